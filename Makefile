@@ -80,6 +80,8 @@ check: ## test each thing once, where it can fail; the device is DEVICE=name or 
 	@ctests/check
 check-all: ## run every suite in every place, and the release's tests: before a release, and after a large change
 	@ctests/check --all
+hardware: ## test and measure DEVICE=name, and write one file to send without names and addresses (docs/hardware.md)
+	@ctests/special/hardware/run
 
 ctests: ## compile the C tests and benchmarks, as ctests/build.mk says
 include ctests/build.mk
@@ -91,7 +93,7 @@ bench: ## time registration beside libibverbs; NAME=... is another benchmark (be
 	@bench/run $(NAME)
 figures: ## put the figures of the benchmarks that ran here into README.md and docs/
 	@bench/figures take
-vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid
+vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid, DEVICES='mlx5_0 ...' (vm/hca)
 	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
@@ -152,12 +154,10 @@ wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel
 	packaging/wheel pack
 audit: ## check licences, sources, duplicates and known advisories of all crates (packaging/deny.toml)
 	@packaging/audit
-reproducible: ## build the library twice, in two folders, and compare
-	@packaging/reproducible
 clean: ## remove everything that was built or downloaded
 	rm -rf target
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man check check-all ctests demo bench figures vm install uninstall dist deb rpm wheel audit reproducible clean help cbindgen ffi_go FORCE
+.PHONY: all headers man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cbindgen ffi_go FORCE

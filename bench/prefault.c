@@ -7,7 +7,9 @@
  * the same steps as for RDMA. There the other side is the raw system call that libibverbs would
  * make.
  *
- * Usage: prefault DEVICE|stub ROUNDS MIB...
+ * With CUDA's runtime in place of the device, it times cudaHostRegister in the same way.
+ *
+ * Usage: prefault DEVICE|stub|PATH/libcudart.so ROUNDS MIB...
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -15,20 +17,15 @@
 #include <rdma/ib_user_ioctl_verbs.h>
 #include <rdma/ib_user_verbs.h>
 #include <rdma/rdma_user_ioctl.h>
-#include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
-#include <time.h>
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
+#include "memory.h"
 
 enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 enum { THEIRS, OURS, WAYS };
-#define HUGE_PAGE ((size_t)2 << 20)
 
 static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
 static int (*their_dereg)(struct ibv_mr *);
@@ -38,14 +35,6 @@ static void die(const char *what)
 {
 	fprintf(stderr, "prefault: %s: %s\n", what, strerror(errno));
 	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
 }
 
 /* The stub's registration, called as libibverbs calls the kernel's. */
@@ -97,9 +86,27 @@ static int raw_dereg(struct ibv_mr *mr)
 	return err;
 }
 
+static int (*their_pin)(void *, size_t, unsigned int), (*our_pin)(void *, size_t, unsigned int), (*unpin)(void *);
+
+static double time_of_pin(int way, char *memory, size_t length)
+{
+	double start = now(), took;
+	int err = (way == OURS ? our_pin : their_pin)(memory, length, 0);
+
+	took = now() - start;
+	if (err || (unpin && unpin(memory))) {
+		fprintf(stderr, "prefault: CUDA's error %d\n", err);
+		exit(1);
+	}
+	return took;
+}
+
 /* The time of one registration, in ms. */
 static double time_of(int way, char *memory, size_t length)
 {
+	if (their_pin)
+		return time_of_pin(way, memory, length);
+
 	double start = now(), took;
 	struct ibv_mr *mr = way == OURS ? (ibv_reg_mr)(pd, memory, length, ACCESS) :
 			    their_reg(pd, memory, length, (uintptr_t)memory, ACCESS);
@@ -111,30 +118,6 @@ static double time_of(int way, char *memory, size_t length)
 	if (errno)
 		die("a deregistration");
 	return took;
-}
-
-/* Memory in huge pages or in small ones. */
-static char *map(size_t length, bool huge, char **mapping)
-{
-	char *memory = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	if (memory == MAP_FAILED)
-		die("mmap");
-	*mapping = memory;
-	memory += -(uintptr_t)memory % HUGE_PAGE;
-	if (madvise(memory, length, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE))
-		die("madvise");
-	return memory;
-}
-
-/* The host of a virtual machine may have no page behind memory before its first use, and again
- * after it is freed. This memory has just been in use, and the next mapping gets it. */
-static void back(size_t length)
-{
-	char *mapping, *memory = map(length, true, &mapping);
-
-	memset(memory, 1, length);
-	munmap(mapping, length + HUGE_PAGE);
 }
 
 static void compare(size_t mib, bool huge, bool present, int rounds)
@@ -198,6 +181,22 @@ static void open_device(const char *name)
 		die(name);
 }
 
+/* The symbol of the whole program is this library's. */
+static void open_cuda(const char *path)
+{
+	void *handle = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+
+	if (handle) {
+		*(void **)&their_pin = dlsym(handle, "cudaHostRegister");
+		*(void **)&our_pin = dlsym(RTLD_DEFAULT, "cudaHostRegister");
+		*(void **)&unpin = dlsym(handle, "cudaHostUnregister");
+	}
+	if (!their_pin || our_pin == their_pin) {
+		fprintf(stderr, "prefault: no CUDA runtime at %s, or not librdmamr\n", path);
+		exit(1);
+	}
+}
+
 int main(int argc, char **argv)
 {
 	bool stub = argc > 1 && !strcmp(argv[1], "stub");
@@ -217,10 +216,13 @@ int main(int argc, char **argv)
 		pd = stub_pd();
 		their_reg = raw_reg;
 		their_dereg = raw_dereg;
+	} else if (strchr(argv[1], '/')) {
+		open_cuda(argv[1]);
 	} else {
 		open_device(argv[1]);
 	}
-	printf("median ms                         libibverbs       rdmamr  times faster (least .. most)  rdmamr/libibverbs\n");
+	printf("median ms                          %s       rdmamr  times faster (least .. most)  rdmamr/libibverbs\n",
+	       their_pin ? "     CUDA" : "libibverbs");
 	for (int n = 3; n < argc; n++)
 		for (int huge = 0; huge < 2; huge++)
 			for (int present = 0; present < 2; present++)

@@ -14,7 +14,12 @@ ctests: $(tests)
 flags_alone         := -DRDMAMR_NO_LIBFABRIC
 flags_shared        := -shared -fPIC
 flags_gpu           := -shared -fPIC -Wl,-soname,libcuda.so.1
+flags_rocm          := -shared -fPIC -DROCM -Wl,-soname,libhsa-runtime64.so.1
 flags_plugin        := -shared -fPIC
+flags_symver        := -shared -fPIC -Wl,-soname,libcudart.so.12 -Wl,--default-symver
+flags_cudart        := -shared -fPIC -Wl,-soname,libcudart.so.12
+flags_cuda_plugin   := -shared -fPIC '-Wl,-rpath,$$ORIGIN'
+inputs_cuda_plugin   = $(built)/libcudart.so.12
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address
 flags_thread        := -fsanitize=thread
@@ -30,6 +35,7 @@ inputs_linked       := $(so)
 inputs_linked_alone := $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub): $(built)/lib/stub_device.o
+$(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
 $(call with,address thread linked linked_alone): $(so)

@@ -184,6 +184,25 @@ struct rdmamr_stats {
          * access, and no longer than the first.
          */
         uint64_t bypassed_first;
+        /**
+         * Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+         * counts in reg_next as well.
+         */
+        uint64_t reg_gpu;
+        /**
+         * Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+         * either. Each counts in reg_failed as well.
+         */
+        uint64_t reg_gpu_failed;
+        /**
+         * Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
+         * mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
+         */
+        uint64_t reg_past;
+        /**
+         * The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
+         */
+        uint64_t reg_past_bytes;
 };
 
 #ifdef __cplusplus

@@ -20,7 +20,7 @@
 //!   mr/        a registered region: request, access rules and errors, the `ibv_mr` object, the table
 //!      |       of regions, fork
 //!      |
-//!   next/      the libibverbs and libfabric underneath; trace/ the record of every call;
+//!   next/      the libibverbs, libmlx5 and libfabric underneath; trace/ the record of every call;
 //!      |       config/ the settings; prefault/ populates while the kernel pins
 //!      |
 //!   stats/     counters, the live page, lines on standard error

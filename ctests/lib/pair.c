@@ -48,10 +48,13 @@ static void connect_ids(struct pair *pair)
 	struct sockaddr_in address = { .sin_family = AF_INET };
 	/* Retries: a loaded machine may answer late. */
 	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
+	const char *text = getenv("CHECK_ADDRESS");
 	struct rdma_cm_id *server;
 
-	must(getenv("CHECK_ADDRESS"));
-	must(inet_pton(AF_INET, getenv("CHECK_ADDRESS"), &address.sin_addr) == 1);
+	must(text);
+	if (!*text)
+		skip_rest("no IPv4 address reaches the device (ADDRESS)");
+	must(inet_pton(AF_INET, text, &address.sin_addr) == 1);
 	must(rdma_create_id(pair->channel, &pair->listener, NULL, RDMA_PS_TCP) == 0);
 	must(rdma_bind_addr(pair->listener, (struct sockaddr *)&address) == 0);
 	must(rdma_listen(pair->listener, 1) == 0);

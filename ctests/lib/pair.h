@@ -20,7 +20,7 @@ struct pair {
 	struct rdma_cm_id *listener, *ids[2];
 };
 
-/* Connects a pair over CHECK_ADDRESS. */
+/* Connects a pair over CHECK_ADDRESS. If that is empty, the rest of the program is skipped. */
 void pair_open(struct pair *pair);
 /* The same over the caller's protection domain, on the device that librdmacm opened. */
 void pair_open_in(struct pair *pair, struct ibv_pd *pd);

@@ -58,7 +58,8 @@ static struct {
 	struct io_uring_sqe *sqes;
 	struct io_uring_cqe *cqes;
 	unsigned char pattern[PATTERN];
-	/* For a slot with STUB_UMEM. */
+	/* With STUB_UMEM each slot has a ring of its own, which locks no other: so two can be pinned at once. */
+	int fds[UMEM_SLOTS];
 	struct iovec (*parts)[UMEM_PARTS];
 } ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
 
@@ -85,7 +86,7 @@ static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
 static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 {
 	struct iovec *parts = ring.parts[slot];
-	struct io_uring_rsrc_update2 update = { .offset = slot * UMEM_PARTS, .data = (uintptr_t)parts };
+	struct io_uring_rsrc_update2 update = { .data = (uintptr_t)parts };
 	long done;
 	int err;
 
@@ -98,7 +99,7 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 							      left < UMEM_BYTES ? left : UMEM_BYTES } :
 					      (struct iovec){ 0 };
 	}
-	done = syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
+	done = syscall(SYS_io_uring_register, ring.fds[slot], IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
 	if (done == update.nr)
 		return 0;
 	/* io_uring sets no errno if it could pin the first ones only. */
@@ -111,7 +112,7 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 
 static int pin(uint32_t slot, uint64_t start, uint64_t length)
 {
-	if (ring.fd < 0)
+	if (ring.fd < 0 && !ring.parts)
 		return 0;
 	return ring.parts ? set_parts(slot, start, length) : set_buffer(slot, start, length);
 }
@@ -167,6 +168,20 @@ void stub_fail(enum stub_call call, int err, long times)
 
 _Atomic int stub_slow;
 
+static struct stub_driver driver = { .id = RDMA_DRIVER_RXE };
+
+void stub_drive(struct stub_driver wanted)
+{
+	driver = wanted;
+}
+
+static atomic_bool is_gone;
+
+void stub_unplug(void)
+{
+	is_gone = true;
+}
+
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
@@ -188,6 +203,8 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	    ((command.access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
 	     !(command.access_flags & IBV_ACCESS_LOCAL_WRITE)))
 		return fail(EINVAL);
+	if (driver.max_mr_size && command.length > driver.max_mr_size)
+		return fail(driver.too_long);
 	take(costs.registration + costs.page * (long)((command.length + 4095) / 4096));
 	for (uint32_t tries = 0; tries < usable_slots; tries++) {
 		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
@@ -197,7 +214,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 			continue;
 		if (pin(slot, command.start, command.length)) {
 			atomic_store(&slots[slot], word);
-			return -1;
+			return driver.unpinned ? fail(driver.unpinned) : -1;
 		}
 		if (stub_slow) {
 			struct timespec time = { stub_slow / 1000, stub_slow % 1000 * 1000000L };
@@ -211,7 +228,7 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 		atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
 		return 0;
 	}
-	return fail(ENOMEM);
+	return fail(driver.full ? driver.full : ENOMEM);
 }
 
 _Atomic int stub_signal;
@@ -246,7 +263,12 @@ static int query(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
 	/* Devices have millions, most of which the cache leaves to others. */
-	struct ib_uverbs_query_device_resp answer = { .max_mr = usable_slots < SLOTS ? usable_slots : 1 << 24 };
+	struct ib_uverbs_query_device_resp answer = {
+		.max_mr = driver.max_mr	       ? driver.max_mr :
+			  usable_slots < SLOTS ? usable_slots :
+						 1 << 24,
+		.max_mr_size = driver.max_mr_size,
+	};
 
 	if (!out || out->len < sizeof(answer))
 		return fail(ENOSPC); /* without its input: the driver's number is right */
@@ -267,7 +289,7 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *command = attribute(header, UVERBS_ATTR_WRITE_CMD);
 
-	if (header->driver_id != RDMA_DRIVER_RXE)
+	if (header->driver_id != driver.id)
 		return fail(EINVAL);
 	if (stub_is_another) {
 		atomic_fetch_add(&misled, 1);
@@ -279,6 +301,8 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 		return fail(EINVAL); /* without its attributes: the method exists */
 	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE || !command)
 		return fail(EPROTONOSUPPORT);
+	if (is_gone && attribute(header, UVERBS_ATTR_CORE_IN))
+		return fail(EIO);
 	switch (command->data) {
 	case IB_USER_VERBS_CMD_REG_MR:
 		return register_memory(header);
@@ -331,24 +355,41 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	return stub_syscall(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
+/* A ring with room for so many buffers. */
+static const char *set_up(int *fd, struct io_uring_params *params, uint32_t buffers)
+{
+	struct io_uring_rsrc_register table = { .nr = buffers, .flags = IORING_RSRC_REGISTER_SPARSE };
+
+	*fd = (int)syscall(SYS_io_uring_setup, 4, params);
+	if (*fd < 0)
+		return errno == ENOSYS || errno == EPERM || errno == EACCES ?
+		       "io_uring is refused to this process" : "io_uring_setup fails";
+	if (!(params->features & IORING_FEAT_SINGLE_MMAP) ||
+	    syscall(SYS_io_uring_register, *fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)))
+		return "io_uring has no table of buffers that can be changed (before Linux 5.19)";
+	return NULL;
+}
+
 static const char *open_ring(enum stub_kind kind)
 {
 	struct io_uring_params params = { 0 };
-	struct io_uring_rsrc_register table = { .nr = kind == STUB_PIN ? PINNED_SLOTS : UMEM_SLOTS * UMEM_PARTS, .flags = IORING_RSRC_REGISTER_SPARSE };
+	const char *why = NULL;
 	unsigned char *queues;
 	size_t size, cq_size;
 
-	ring.fd = (int)syscall(SYS_io_uring_setup, 4, &params);
-	if (ring.fd < 0)
-		return errno == ENOSYS || errno == EPERM || errno == EACCES ?
-		       "io_uring is refused to this process" : "io_uring_setup fails";
-	if (!(params.features & IORING_FEAT_SINGLE_MMAP) ||
-	    syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)))
-		return "io_uring has no table of buffers that can be changed (before Linux 5.19)";
 	if (kind == STUB_UMEM) {
 		ring.parts = calloc(UMEM_SLOTS, sizeof(*ring.parts));
-		return ring.parts ? NULL : "no memory";
+		if (!ring.parts)
+			return "no memory";
+		for (int slot = 0; slot < UMEM_SLOTS && !why; slot++) {
+			params = (struct io_uring_params){ 0 };
+			why = set_up(&ring.fds[slot], &params, UMEM_PARTS);
+		}
+		return why;
 	}
+	why = set_up(&ring.fd, &params, PINNED_SLOTS);
+	if (why)
+		return why;
 	size = params.sq_off.array + params.sq_entries * sizeof(unsigned int);
 	cq_size = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
 	queues = mmap(NULL, size > cq_size ? size : cq_size, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,

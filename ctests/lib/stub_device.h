@@ -33,6 +33,28 @@ const char *stub_open(enum stub_kind kind);
 void stub_have(uint32_t regions);
 
 /*
+ * The device is of another driver, which has errnos of its own. 0 stands for the core's errno, and
+ * for no maximum.
+ */
+struct stub_driver {
+	uint32_t id;
+	/* No key is left. */
+	int full;
+	/* The memory cannot be pinned, for whatever reason. */
+	int unpinned;
+	/* The region would be longer than this. */
+	uint64_t max_mr_size;
+	int too_long;
+	/* What the device says that it has, of which other processes have the rest. */
+	uint32_t max_mr;
+};
+
+void stub_drive(struct stub_driver driver);
+
+/* The device is gone: each command fails with EIO, but those that end an object. */
+void stub_unplug(void);
+
+/*
  * From now on a registration takes at least this many ns, and this many more a page, and a
  * deregistration this many.
  */

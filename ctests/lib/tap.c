@@ -158,6 +158,17 @@ void skip_all(const char *reason)
 	exit(0);
 }
 
+void skip_rest(const char *reason)
+{
+	if (now.open)
+		case_skip("%s", reason);
+	else if (tap_count)
+		skip("the rest", reason);
+	else
+		skip_all(reason);
+	exit(done_testing());
+}
+
 int done_testing(void)
 {
 	must(!now.open);

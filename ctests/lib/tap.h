@@ -63,6 +63,10 @@ void skip_errno(const char *name, const char *refused);
 __attribute__((noreturn))
 void skip_all(const char *reason);
 
+/* As skip_all, for a program that may have reported results already. */
+__attribute__((noreturn))
+void skip_rest(const char *reason);
+
 /*
  * Ends the report: return done_testing(). A program that ends without it has no plan, and therefore
  * fails.

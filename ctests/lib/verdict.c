@@ -28,3 +28,13 @@ void verdict_region(const char *name, struct ibv_pd *pd, void *addr, size_t leng
 	dereg = ibv_dereg_mr(mr);
 	verdict(", deregistered %s", dereg ? strerrorname_np(dereg) : "0");
 }
+
+int taken_rights(struct ibv_pd *pd, void *page)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, page, 1, LOCAL_AND_REMOTE);
+
+	if (!mr)
+		return IBV_ACCESS_LOCAL_WRITE;
+	must(ibv_dereg_mr(mr) == 0);
+	return LOCAL_AND_REMOTE;
+}

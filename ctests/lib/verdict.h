@@ -18,4 +18,7 @@ void verdict(const char *format, ...);
  */
 void verdict_region(const char *name, struct ibv_pd *pd, void *addr, size_t length, struct ibv_mr *mr);
 
+/* LOCAL_AND_REMOTE, or LOCAL_WRITE on a device that takes no remote access (efa, Linux 6.1). */
+int taken_rights(struct ibv_pd *pd, void *page);
+
 #endif

@@ -1,12 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|messages|tests|targets|paths|crates FILE...: looks for mistakes in documents
+"""docs.py links|columns|messages|refusals|tests|targets|paths|crates FILE...: looks for mistakes in documents
 and prints each with its place. The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
 file.
 messages: each message that a table quotes below "the line says" or "line" is in the library's
 source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
+refusals: the tables below "the line says" quote each message about memory of a GPU (src/mr/gpu.rs and
+src/mr/gpu/cuda.rs).
 tests: each test that the last column of a table names in code is a suite of ctests/manifest or a
 unit test; words in quotes behind a suite are in one of the suite's files.
 targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" in code exists.
@@ -76,17 +78,38 @@ def columns(path):
             yield f"{path}:{number}: {len(line)} columns"
 
 
-def messages(path):
-    source = " ".join(file.read_text() for file in sorted(Path("src").rglob("*.rs")))
-    # A string continues behind a backslash at the end of its line.
-    source = re.sub(r"\\\n\s*", "", source)
+def source_of(files):
+    """The text of source files. A string continues behind a backslash at the end of its line."""
+    return re.sub(r"\\\n\s*", "", " ".join(file.read_text() for file in files))
+
+
+def quoted(path):
+    """The parts of the messages that the tables quote, each with its line's number."""
     inside = False
     for number, line, code in lines(path):
         inside = not code and line.startswith("|") and (inside or bool(re.match(r"\| (the line says|line) \|", line)))
-        for quoted in re.findall(r"`([^`]*)`", line.split("|")[1]) if inside else ():
-            for part in re.split(r"\.\.\.|RDMAMR_X=y:|RDMAMR_X:", quoted):
-                if part.strip() not in source:
-                    yield f"{path}:{number}: no source says: {part.strip()}"
+        for message in re.findall(r"`([^`]*)`", line.split("|")[1]) if inside else ():
+            for part in re.split(r"\.\.\.|RDMAMR_X=y:|RDMAMR_X:", message):
+                yield number, part.strip()
+
+
+def messages(path):
+    source = source_of(sorted(Path("src").rglob("*.rs")))
+    for number, part in quoted(path):
+        if part not in source:
+            yield f"{path}:{number}: no source says: {part}"
+
+
+def refusals(path):
+    said = " ".join(part for _, part in quoted(path))
+    source = source_of([Path("src/mr/gpu.rs"), Path("src/mr/gpu/cuda.rs")])
+    # Neither comments nor the tests of a file.
+    source = re.sub(r"//.*", "", source.partition("#[cfg(test)]")[0])
+    for message in re.findall(r'"([^"]*)"', source):
+        for part in re.split(r"\{[^}]*\}", message):
+            # A shorter one is a name, or joins others.
+            if len(part.split()) >= 4 and part.strip() not in said and "it is memory of a GPU, says" not in message:
+                yield f"{path}: it does not quote: {part.strip()}"
 
 
 def targets(path):
@@ -170,7 +193,7 @@ def crates(path):
 
 
 def main(arguments):
-    checks = {"links": links, "columns": columns, "messages": messages, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
+    checks = {"links": links, "columns": columns, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
     if len(arguments) < 2 or arguments[0] not in checks:
         print(__doc__, end="", file=sys.stderr)
         return 2

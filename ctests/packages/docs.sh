@@ -53,7 +53,10 @@ cat >"$work/says.md" <<-END
 	| \`the length ... is green\` | this is none |
 END
 check "a message that the library lacks is found" [ "$(ctests/packages/docs.py messages "$work/says.md" | wc -l)" = 1 ]
-check "the explained messages are the library's" ctests/packages/docs.py messages docs/troubleshooting.md
+check "the explained messages are the library's" ctests/packages/docs.py messages docs/troubleshooting.md docs/gpu.md
+grep -v 'two handles' docs/gpu.md >"$work/gpu.md"
+check "a refusal that docs/gpu.md lacks is found" [ "$(ctests/packages/docs.py refusals "$work/gpu.md" | wc -l)" = 2 ]
+check "docs/gpu.md quotes each refusal of a GPU's memory" ctests/packages/docs.py refusals docs/gpu.md
 
 cat >"$work/targets.md" <<-END
 	\`make check\`, \`ctests/run soak 2\` and \`bench/run relaxed\` are there; \`make nothing\` and
@@ -98,8 +101,8 @@ check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -
 check "README names the tested systems within its first 15 lines" \
 	grep -qE 'soft-RoCE.*soft-iWARP|not run on RDMA hardware' <(head -15 README.md)
 
-# Words that are right here: of Rust, and of a test's argument.
-spelt() { codespell -L crate,clos,statics "$@"; }
+# Words that are right here: of Rust, of a test's argument, and the name of ROCm's header.
+spelt() { codespell -L crate,clos,statics,hsa "$@"; }
 if command -v codespell >/dev/null; then
 	# In one piece the word itself would be found here.
 	echo "a mispel""ling" >"$work/words.md"

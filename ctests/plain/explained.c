@@ -110,8 +110,8 @@ static void names_and_devices(void)
 		return;
 	must(dlopen(stand_in, RTLD_NOW | RTLD_LOCAL));
 	reasons("memory of a GPU", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT,
-		"it is memory of a GPU, says libcuda.so.1: register it as a dma-buf (ibv_reg_dmabuf_mr), or load nvidia_peermem, "
-		"which is not loaded");
+		"it is memory of a GPU, says libcuda.so.1, and this version has no cuMemGetHandleForAddressRange to export it as a "
+		"dma-buf: CUDA 11.7 and ROCm 5.6 have it. Without a dma-buf it takes nvidia_peermem, which is not loaded");
 	reasons("ordinary memory beside it", file, PAGE, (uintptr_t)file, IBV_ACCESS_LOCAL_WRITE, EFAULT, "read-only");
 }
 

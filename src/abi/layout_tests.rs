@@ -77,6 +77,15 @@ fn c_file() -> String {
     ] {
         writeln!(out, "_Static_assert({name} == {value}ull, \"{name}\");").unwrap();
     }
+    out.push_str(
+        "#endif\n#if __has_include(<infiniband/mlx5dv.h>)\n#include <infiniband/mlx5dv.h>\n",
+    );
+    assertions::<mlx5dv_devx_umem_in>(&mut out);
+    writeln!(
+        out,
+        "_Static_assert(MLX5DV_UMEM_MASK_DMABUF == {MLX5DV_UMEM_MASK_DMABUF}ull, \"MLX5DV_UMEM_MASK_DMABUF\");"
+    )
+    .unwrap();
     out.push_str("#endif\n");
     out
 }

@@ -134,6 +134,22 @@ pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 /// `ibv_mr_init_attr.comp_mask`: `addr` is set.
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
 
+mirror! { "struct mlx5dv_devx_umem_in" =>
+    /// The argument of `mlx5dv_devx_umem_reg_ex`, from `<infiniband/mlx5dv.h>`. Later versions may
+    /// be longer.
+    pub struct mlx5dv_devx_umem_in {
+        pub addr: *mut c_void,
+        pub size: usize,
+        pub access: u32,
+        pub pgsz_bitmap: u64,
+        pub comp_mask: u64,
+        pub dmabuf_fd: c_int,
+    }
+}
+
+/// `mlx5dv_devx_umem_in.comp_mask`: `dmabuf_fd` is set, and `addr` is an offset in that dma-buf.
+pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
+
 /// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
 /// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
 /// `ctests/plain` proves this: libibverbs deregisters the library's objects (`half_interception.c`)
@@ -153,3 +169,9 @@ const _: () = assert!(size_of::<verbs_mr>() == 56);
 
 /// `verbs_mr.mr_type` of an ordinary region.
 pub const IBV_MR_TYPE_MR: u32 = 0;
+
+/// `verbs_mr.mr_type` of the region of `ibv_alloc_null_mr`.
+pub const IBV_MR_TYPE_NULL_MR: u32 = 1;
+
+/// `verbs_mr.mr_type` of a region of a dma-buf.
+pub const IBV_MR_TYPE_DMABUF_MR: u32 = 3;

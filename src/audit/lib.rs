@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `librdmamr-audit.so`, a module for LD_AUDIT, rtld-audit(7): binds callers of libibverbs and
-//! libfabric to the preloaded librdmamr.so.1, whichever way they take their functions: `dlsym` and
+//! `librdmamr-audit.so`, a module for LD_AUDIT, rtld-audit(7): binds callers of libibverbs, libmlx5
+//! and libfabric to the preloaded librdmamr.so.1, whichever way they take their functions: `dlsym` and
 //! `dlvsym` of a handle, RTLD_DEEPBIND, a copy of libibverbs under another name.
 //!
 //! It changes no other binding, and has no hook in a call. The linker loads it into a namespace of
@@ -10,8 +10,8 @@
 //! The rules:
 //! - The caller's file does not define the symbol itself. A file that defines it interposes the
 //!   function, as librdmamr does, and asks for the next one: any other answer would be a circle.
-//! - The function found is that of a libibverbs or a libfabric, and librdmamr has the same function
-//!   at the same version. A version has its own structures.
+//! - The function found is that of a libibverbs, a libmlx5 or a libfabric, and librdmamr has the
+//!   same function at the same version, or without one. A version has its own structures.
 //! - Functions of the C library, from which librdmamr learns of changes of memory, are redirected
 //!   only for files that a program loads with RTLD_DEEPBIND. The caller of `dlsym` may overwrite
 //!   the code of the function (UCX does), so `dlsym` returns the C library's.
@@ -213,11 +213,13 @@ impl File {
     }
 
     /// The kind of the file, whatever its name. A libibverbs has two functions of which an
-    /// interposing library has at most one; a libfabric has a function that librdmamr lacks.
+    /// interposing library has at most one; a libfabric and a libmlx5 have a function that librdmamr lacks.
     fn kind(&self) -> usize {
         let is_libibverbs =
             self.has(c"ibv_reg_mr", c"IBVERBS_1.1") && self.has(c"ibv_open_device", c"IBVERBS_1.1");
-        if is_libibverbs || self.has(c"fi_version", c"FABRIC_1.0") {
+        let is_other =
+            self.has(c"fi_version", c"FABRIC_1.0") || self.has(c"mlx5dv_query_device", c"MLX5_1.0");
+        if is_libibverbs || is_other {
             RDMA
         } else if self.is_called(c"libc.so.6") {
             C_LIBRARY

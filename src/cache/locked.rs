@@ -107,6 +107,14 @@ impl By {
         }
     }
 
+    /// The same, for a call that cannot do without the lock: a thread of the program waits longer.
+    pub fn lock_patiently(self, regions: &Regions) -> Option<Locked<'_>> {
+        match self {
+            By::Program => regions.lock_patiently(),
+            By::Helper => regions.lock_in_call(),
+        }
+    }
+
     /// The thread's number.
     pub fn thread(self) -> thread::Number {
         /// Not inlined: otherwise the compiler may look up the address of a thread-local variable

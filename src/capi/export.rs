@@ -10,9 +10,9 @@
 ///
 /// In the forms with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
 /// that the call returns to. `in` names the register of that argument on each architecture, because
-/// a Rust signature cannot. `seventh` and `tenth` are for functions of six and of nine arguments.
-/// If those arguments fill the registers, the assembly pushes the `Caller` onto the stack, below a
-/// copy of the stack arguments.
+/// a Rust signature cannot. `seventh`, `eighth` and `tenth` are for functions of six, of seven and of
+/// nine arguments. If those arguments fill the registers, the assembly pushes the `Caller` onto the
+/// stack, below a copy of the stack arguments.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     () => {
@@ -27,6 +27,18 @@ macro_rules! go_on {
         call {f}
         add rsp, 8
         .cfi_adjust_cfa_offset -8
+        ret"
+    };
+    (eighth) => {
+        "sub rsp, 8
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 8]
+        .cfi_adjust_cfa_offset 8
+        push qword ptr [rsp + 24]
+        .cfi_adjust_cfa_offset 8
+        call {f}
+        add rsp, 24
+        .cfi_adjust_cfa_offset -24
         ret"
     };
     // Each push moves the stack pointer by 8, so the next stack argument lies at the same offset.
@@ -58,6 +70,9 @@ macro_rules! go_on {
     (seventh) => {
         "mov x6, x30\nb {f}"
     };
+    (eighth) => {
+        "mov x7, x30\nb {f}"
+    };
     (tenth) => {
         "ldr x9, [sp]
         stp x9, x30, [sp, #-32]!
@@ -82,6 +97,9 @@ macro_rules! go_on {
     };
     (seventh) => {
         "mv a6, ra\ntail {f}"
+    };
+    (eighth) => {
+        "mv a7, ra\ntail {f}"
     };
     (tenth) => {
         "ld t0, 0(sp)

@@ -5,6 +5,8 @@
 //! types, calls one function of the core, turns the result into the return convention of its
 //! family, and has a failure counted and its reason stored (`ret.rs`).
 
+#[allow(non_snake_case, reason = "the functions have CUDA's names")]
+mod cuda;
 mod descriptors;
 mod export;
 mod fabric;
@@ -12,6 +14,7 @@ mod forward;
 mod load;
 mod memory;
 mod migration;
+mod mlx5;
 mod rdmamr;
 mod relaxed;
 mod ret;

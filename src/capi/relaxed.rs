@@ -117,7 +117,8 @@ unsafe fn reg_mr_relaxed_missed(
     };
     let failing = || Entry {
         name: "ibv_reg_mr_relaxed",
-        subject: Subject::Memory(request),
+        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+        subject: Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
         counter: Some(counter!(reg_failed)),
     };
     ret::verbs::<ret::AsRegion>(failing, tracer, || {

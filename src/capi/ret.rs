@@ -8,7 +8,7 @@
 
 use super::traced::Tracer;
 use core::cell::Cell;
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::marker::PhantomData;
 use core::ptr::null_mut;
 use errno::{Errno, set_errno};
@@ -17,7 +17,8 @@ use rdmamr_cache::dispatch;
 use rdmamr_config::disable_for_good;
 use rdmamr_fabric::errors::{self, Failure};
 use rdmamr_mr::explain::{self, Reason, Subject};
-use rdmamr_mr::{Error, PANICKED, Registered};
+use rdmamr_mr::mlx5::Umem;
+use rdmamr_mr::{Error, How, PANICKED, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -73,6 +74,36 @@ impl<T> Convention for AsErrno<T> {
     #[inline(always)]
     fn to_c(outcome: Result<T, Error>) -> c_int {
         outcome.map_or_else(keep_errno, |_| 0)
+    }
+}
+
+/// The convention of a registration by libmlx5: the umem, or NULL and errno.
+pub struct AsUmem;
+
+impl Convention for AsUmem {
+    type Value = Umem;
+    type C = *mut c_void;
+    #[inline(always)]
+    fn to_c(outcome: Result<Umem, Error>) -> *mut c_void {
+        match outcome {
+            Ok(umem) => umem.as_ptr(),
+            Err(error) => {
+                keep_errno(error);
+                null_mut()
+            }
+        }
+    }
+}
+
+/// The convention of `mlx5dv_devx_umem_dereg`: 0, or a positive errno. The call itself sets none.
+pub struct AsCode;
+
+impl Convention for AsCode {
+    type Value = How;
+    type C = c_int;
+    #[inline(always)]
+    fn to_c(outcome: Result<How, Error>) -> c_int {
+        outcome.map_or_else(Error::errno, |_| 0)
     }
 }
 

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_cache::dispatch::{Mr, foresight};
 use rdmamr_mr::explain::last_as_text;
+use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered, Request, Reregistration};
 use rdmamr_sys::caller::Caller;
-use rdmamr_trace::format::{Call, call, unserved};
+use rdmamr_trace::format::{Call, call, how, unserved};
 use rdmamr_trace::{self as trace, Began};
 
 /// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
@@ -50,8 +51,11 @@ impl Tracer<Registered> for TracedRegistration<'_> {
     fn end(self, began: Option<Began>, outcome: &Result<Registered, Error>) {
         if let Some(began) = began {
             let mut record = registered(self.call, self.pd, self.request, outcome);
-            if outcome.is_ok() {
-                foresee(&mut record, began, self.request);
+            match outcome {
+                Ok(registered) if registered.how == How::Gpu => record.reason = unserved::DEVICE,
+                Ok(registered) if registered.how == How::Past => {}
+                Ok(_) => foresee(&mut record, began, self.request),
+                Err(_) => {}
             }
             began.write(record, self.caller, last_as_text);
         }
@@ -143,6 +147,79 @@ fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
         length: public.length as u64,
         access: mr.access(),
         lkey: public.lkey,
+        ..trace::NOTHING
+    }
+}
+
+/// The tracer of a registration by libmlx5 that makes a umem.
+pub struct TracedUmem<'a> {
+    pub call: u8,
+    pub request: &'a Request,
+    pub caller: Caller,
+}
+
+impl Tracer<Umem> for TracedUmem<'_> {
+    type Before = Option<Began>;
+
+    #[inline(always)]
+    fn begin(&self) -> Option<Began> {
+        trace::begin()
+    }
+
+    #[inline(always)]
+    fn end(self, began: Option<Began>, outcome: &Result<Umem, Error>) {
+        if let Some(began) = began {
+            let request = self.request;
+            let record = Call {
+                addr: request.addr.addr() as u64,
+                length: request.length as u64,
+                access: request.access.bits(),
+                ..on_umem(
+                    self.call,
+                    outcome.map_or(0, |umem| umem.addr().get()),
+                    outcome.err(),
+                )
+            };
+            began.write(record, self.caller, last_as_text);
+        }
+    }
+}
+
+/// The tracer of the deregistration of a umem.
+pub struct TracedUmemEnd {
+    pub umem: *mut c_void,
+    pub caller: Caller,
+}
+
+impl Tracer<How> for TracedUmemEnd {
+    type Before = Option<Began>;
+
+    #[inline(always)]
+    fn begin(&self) -> Option<Began> {
+        trace::begin()
+    }
+
+    #[inline(always)]
+    fn end(self, began: Option<Began>, outcome: &Result<How, Error>) {
+        if let Some(began) = began {
+            let record = on_umem(
+                call::MLX5DV_DEVX_UMEM_DEREG,
+                self.umem.addr(),
+                outcome.err(),
+            );
+            began.write(record, self.caller, last_as_text);
+        }
+    }
+}
+
+/// The record of a call on the umem at this address.
+#[cold]
+fn on_umem(call: u8, umem: usize, error: Option<Error>) -> Call {
+    Call {
+        call,
+        how: how::PAST,
+        errno: error.map_or(0, |error| error.errno() as u16),
+        pd: umem as u64,
         ..trace::NOTHING
     }
 }

@@ -61,7 +61,8 @@ unsafe fn reg(
     let failing = || {
         entry(
             function.name,
-            Subject::Memory(request),
+            // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
+            Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
             Some(counter!(reg_failed)),
         )
     };
@@ -314,6 +315,45 @@ mod private {
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
+    pub unsafe extern "C" fn ibv_cmd_rereg_mr(
+        vmr: *mut verbs_mr,
+        flags: u32,
+        addr: *mut c_void,
+        length: usize,
+        hca_va: u64,
+        access: c_int,
+        pd: *mut ibv_pd,
+        command: *mut c_void,
+        command_size: usize,
+        answer: *mut c_void,
+        answer_size: usize,
+    ) -> c_int {
+        ret::always(libc::ENOMEM, || {
+            let forward = |next: rdmamr_next::CmdRereg| {
+                // SAFETY: `next` is libibverbs' function of this name, and gets the provider's
+                // arguments.
+                unsafe {
+                    next(
+                        vmr,
+                        flags,
+                        addr,
+                        length,
+                        hca_va,
+                        access,
+                        pd,
+                        command,
+                        command_size,
+                        answer,
+                        answer_size,
+                    )
+                }
+            };
+            // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
+            unsafe { dispatch::bypassed::rereg(vmr, forward) }
+        })
+    }
+
+    #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the provider passes a domain that it is about to deallocate and that still
         // exists.
@@ -333,10 +373,12 @@ mod private {
 #[cfg(test)]
 const _: (
     unsafe extern "C" fn(*mut verbs_mr) -> c_int,
+    rdmamr_next::CmdRereg,
     unsafe extern "C" fn(*mut ibv_pd) -> c_int,
     unsafe extern "C" fn(*mut c_void),
 ) = (
     private::ibv_cmd_dereg_mr,
+    private::ibv_cmd_rereg_mr,
     private::ibv_cmd_dealloc_pd,
     private::verbs_uninit_context,
 );

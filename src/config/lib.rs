@@ -71,6 +71,8 @@ pub struct Config {
     pub fabric_cache: bool,
     /// `RDMAMR_LIVE`: show the statistics while the process runs.
     pub live: bool,
+    /// `RDMAMR_GPU`: register memory of a GPU as a dma-buf if the kernel refuses its address.
+    pub gpu: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
 }
@@ -96,6 +98,7 @@ impl Config {
         progress: false,
         fabric_cache: false,
         live: true,
+        gpu: true,
         monitor_libfabric: false,
     };
 }
@@ -120,6 +123,26 @@ fn parse_bytes(value: &CStr) -> Option<u64> {
         _ => (text, 0),
     };
     digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+/// Parses a number of seconds, such as 1 or 0.5. The result is in ms. It uses no floating-point
+/// number: parsing one brings 15 KiB of code and tables into the library.
+fn parse_seconds(value: &CStr) -> Option<u64> {
+    let text = value.to_str().ok()?;
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, ""));
+    if !decimals.bytes().all(|digit| digit.is_ascii_digit()) {
+        return None;
+    }
+    let seconds = match whole {
+        "" if !decimals.is_empty() => 0,
+        _ => whole.parse::<u64>().ok()?,
+    };
+    let thousandths = decimals.bytes().chain("000".bytes()).take(3);
+    (seconds < 1_000_000_000).then(|| {
+        thousandths.fold(seconds, |number, digit| {
+            number * 10 + u64::from(digit - b'0')
+        })
+    })
 }
 
 /// A row of the table of settings.
@@ -182,12 +205,12 @@ const SETTINGS: &[Setting] = &[
     // How many seconds an idle region stays in the cache: by default 1 if it is remotely
     // accessible, else 60.
     Setting { name: c"RDMAMR_CACHE_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
-        let seconds = parse::<f64>(value).filter(|seconds| (0.0..1e9).contains(seconds));
-        if let Some(seconds) = seconds {
-            config.cache.linger_remote = (seconds * 1e3) as u64;
-            config.cache.linger_local = (seconds * 1e3) as u64;
+        let linger = parse_seconds(value);
+        if let Some(linger) = linger {
+            config.cache.linger_remote = linger;
+            config.cache.linger_local = linger;
         }
-        seconds.is_some()
+        linger.is_some()
     } },
     // How many idle regions the cache holds.
     Setting { name: c"RDMAMR_CACHE_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
@@ -223,6 +246,11 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
         config.live = value != c"0";
         value == c"0" || value == c"1"
+    } },
+    // Register memory of a GPU as a dma-buf if the kernel refuses its address.
+    Setting { name: c"RDMAMR_GPU", values: &["on", "off"], set: |config, value| {
+        config.gpu = value != c"off";
+        value == c"on" || value == c"off"
     } },
     // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
@@ -460,6 +488,17 @@ mod tests {
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
         assert!(applied("RDMAMR_PROGRESS", c"1").0.progress);
+        for (value, linger) in [
+            (c"0", 0),
+            (c"60", 60_000),
+            (c"0.5", 500),
+            (c".25", 250),
+            (c"2.", 2_000),
+            (c"1.0019", 1_001),
+        ] {
+            let cache = applied("RDMAMR_CACHE_LINGER", value).0.cache;
+            assert_eq!((cache.linger_remote, cache.linger_local), (linger, linger));
+        }
         assert_eq!(
             applied("RDMAMR_STATS", c"stderr").0.stats,
             Some(Output::Stderr)
@@ -484,6 +523,10 @@ mod tests {
             ("RDMAMR_CACHE", c"ALL", "all"),
             ("RDMAMR_PREFAULT", c"65", "0"),
             ("RDMAMR_PREFAULT", c"-2", "2"),
+            ("RDMAMR_CACHE_LINGER", c"-1", "1"),
+            ("RDMAMR_CACHE_LINGER", c"1s", "1"),
+            ("RDMAMR_CACHE_LINGER", c"0.-5", "0.5"),
+            ("RDMAMR_CACHE_LINGER", c"1000000000", "1"),
         ] {
             let (config, complaint) = applied(name, value);
             let complaint = complaint.unwrap();

@@ -25,8 +25,7 @@ impl Failure {
     /// Notes that the same call had pinned `bytes` bytes before it failed.
     pub fn beside(self, bytes: u64) -> Failure {
         let subject = match self.subject {
-            Subject::Memory(request) => Subject::MoreMemory(request, bytes),
-            Subject::MoreMemory(request, before) => Subject::MoreMemory(request, before + bytes),
+            Subject::Memory(refused, before) => Subject::Memory(refused, before + bytes),
             other => other,
         };
         Failure { subject, ..self }

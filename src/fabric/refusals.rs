@@ -109,7 +109,7 @@ refusals! {
     NULL_BOUND FI_EINVAL, "the queue or counter is NULL";
     NOT_BINDABLE FI_EINVAL, "a region is bound to an event queue or a counter";
     REGION_BIND_FLAGS FI_EBADFLAGS, "a region is bound with FI_REMOTE_WRITE and no other flag";
-    NO_REMOTE_EVENTS FI_ENOSYS, "a verbs device does not say when a peer has written to a region";
+    NO_REMOTE_EVENTS FI_ENOSYS, "a verbs device does not report the writes of a remote peer to a region";
     NO_REFRESH FI_ENOSYS,
         "a region's pages are pinned when it is registered: close it and register anew";
     EMPTY_RANGE FI_EINVAL, "the range is empty, or runs past the end of the addresses";

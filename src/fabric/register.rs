@@ -320,6 +320,6 @@ fn ask(
     };
     register(domain.pd, &request).map_err(|error| Failure {
         error,
-        subject: Subject::Memory(request),
+        subject: Subject::of_memory(domain.pd, request),
     })
 }

@@ -54,6 +54,7 @@ pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
             }
             Claim::Gone => return Err(Error::Gone),
             Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
+            Claim::NotOurs if mr.may_lack_handle() => {}
             // The handle now belongs to a foreign region.
             Claim::NotOurs => {
                 device.rows.forget(handle);

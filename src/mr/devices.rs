@@ -92,6 +92,13 @@ pub struct Devices {
     unused: Mutex<Vec<&'static Device>>,
 }
 
+impl Device {
+    /// Whether this is still the device of the context at that address.
+    pub fn is_of(&self, context: usize) -> bool {
+        self.context.load(Acquire) == context
+    }
+}
+
 impl Devices {
     pub fn new() -> Self {
         Devices {

@@ -5,30 +5,30 @@
 //! This file allocates nothing: it reads the limits, the maps and the process status through
 //! buffers on the stack.
 
-use super::access::Access;
 use super::outcome::{Error, PANICKED};
+use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
 use super::request::Request;
 use core::cell::{Cell, RefCell};
-use core::ffi::{CStr, c_int, c_uint};
+use core::ffi::CStr;
 use core::fmt::{self, Write};
 use rdmamr_abi::libfabric;
+use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
-use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{self, Capability};
-use rdmamr_sys::symbols::{Function, Library};
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]
 pub enum Subject {
-    /// Plain memory to be registered.
-    Memory(Request),
-    /// As `Memory`, but the call had pinned this many other bytes before, and has released them
-    /// since.
-    MoreMemory(Request, u64),
+    /// Plain memory to be registered. The call had pinned that many other bytes before, and has
+    /// released them since.
+    Memory(Refused, u64),
     /// Memory of another kind (a dma-buf, for example). libibverbs knows more about it than this
     /// library.
     OtherMemory,
+    /// Plain memory to be registered without a domain and without keys, by libmlx5.
+    Umem(Request),
     Region,
     Domain,
     Device,
@@ -99,7 +99,7 @@ impl Reason {
 
     fn try_write(&self, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
-        if let Subject::Memory(request) | Subject::MoreMemory(request, _) = self.subject {
+        if let Subject::Memory(Refused { request, .. }, _) | Subject::Umem(request) = self.subject {
             let Request {
                 addr,
                 length,
@@ -122,8 +122,12 @@ impl Reason {
             }
             Error::Gone => write!(out, ": the region is deregistered already"),
             Error::Memory => write!(out, ": no memory for the region's object"),
-            Error::NoNext(symbol) => write!(out, ": no loaded libibverbs has {symbol}"),
+            Error::NoNext(symbol) => write!(out, ": no loaded {} has {symbol}", self.next()),
             Error::Panic => write!(out, ": {PANICKED}"),
+            Error::Gpu(_, obstacle) => {
+                obstacle.write(out)?;
+                self.more(out)
+            }
             Error::Fork(_) => {
                 write!(
                     out,
@@ -140,7 +144,7 @@ impl Reason {
                 self.more(out)
             }
             Error::Next(errno) => {
-                write!(out, " from libibverbs: ")?;
+                write!(out, " from {}: ", self.next())?;
                 self.subject.cause(errno.0, out)?;
                 self.more(out)
             }
@@ -149,30 +153,47 @@ impl Reason {
 }
 
 impl Reason {
+    /// The library underneath that has the function.
+    fn next(&self) -> &'static str {
+        if self.call.starts_with("mlx5dv_") {
+            "libmlx5"
+        } else {
+            "libibverbs"
+        }
+    }
+
     /// Names the command that goes through all causes.
     fn more(&self, out: &mut dyn Write) -> fmt::Result {
         use libc::{EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM};
         match (self.subject, self.error.errno()) {
-            (
-                Subject::Memory(_) | Subject::MoreMemory(..),
-                errno @ (ENOMEM | EFAULT | EPERM | EINVAL | EAGAIN),
-            ) => write!(out, " (more: rdmamr explain {})", Name(errno)),
+            (Subject::Memory(..), errno @ (ENOMEM | EFAULT | EPERM | EINVAL | EAGAIN)) => {
+                write!(out, " (more: rdmamr explain {})", Name(errno))
+            }
             _ => Ok(()),
         }
     }
 }
 
 impl Subject {
+    /// Memory to be registered in a domain.
+    #[cold]
+    pub fn of_memory(pd: impl Into<Option<Pd>>, request: Request) -> Subject {
+        let device = pd.into().and_then(OnDevice::of);
+        Subject::Memory(Refused { request, device }, 0)
+    }
+
     /// The likely cause of an errno.
     fn cause(&self, errno: i32, out: &mut dyn Write) -> fmt::Result {
         match (self, errno) {
-            (Subject::MoreMemory(request, before), libc::ENOMEM) => {
-                no_memory(request, *before, out)
+            (Subject::Memory(refused, before), _) => registration(refused, errno, *before, out),
+            (Subject::Umem(request), libc::EPERM | libc::ENOMEM | libc::EFAULT) => {
+                let refused = Refused {
+                    request: *request,
+                    device: None,
+                };
+                registration(&refused, errno, 0, out)
             }
-            (Subject::Memory(request) | Subject::MoreMemory(request, _), _) => {
-                registration(request, errno, out)
-            }
-            (Subject::OtherMemory, libc::EOPNOTSUPP) => write!(
+            (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => write!(
                 out,
                 "the device, its driver or this libibverbs cannot register memory of that kind"
             ),
@@ -188,6 +209,13 @@ impl Subject {
                 "the domain still has regions, queue pairs or other objects"
             ),
             (_, libc::EIO) => write!(out, "the device is gone"),
+            // UCX asks so whether the device takes dma-bufs.
+            (Subject::OtherMemory, libc::EBADF) => {
+                write!(
+                    out,
+                    "the dma-buf is no open file, or the device's file is closed"
+                )
+            }
             (_, libc::EBADF) => write!(out, "the device's file is closed"),
             (_, libc::EMFILE) => write!(out, "RLIMIT_NOFILE is reached"),
             _ => write!(out, "no likely cause is known"),
@@ -203,7 +231,7 @@ impl fmt::Display for Reason {
 }
 
 /// The name of an errno, if these calls return that errno.
-struct Name(i32);
+pub struct Name(pub i32);
 
 #[rustfmt::skip]
 const ERRNOS: &[(i32, &str)] = &[
@@ -211,6 +239,7 @@ const ERRNOS: &[(i32, &str)] = &[
     (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
     (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::EMFILE, "EMFILE"), (libc::ENOSYS, "ENOSYS"),
     (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
+    (libc::ENOSPC, "ENOSPC"), (libc::ETIMEDOUT, "ETIMEDOUT"), (libc::EPROTO, "EPROTO"),
     (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
     (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),
     (libfabric::FI_EOPBADSTATE, "FI_EOPBADSTATE"), (libfabric::FI_EAVAIL, "FI_EAVAIL"),
@@ -228,11 +257,8 @@ impl fmt::Display for Name {
 
 /// The likely cause of a refused registration (drivers/infiniband/core/{uverbs_cmd,umem}.c,
 /// mm/gup.c).
-fn registration(request: &Request, errno: i32, out: &mut dyn Write) -> fmt::Result {
+fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) -> fmt::Result {
     match errno {
-        libc::EINVAL => invalid(request, out),
-        libc::EFAULT => fault(request, out),
-        libc::ENOMEM => no_memory(request, 0, out),
         libc::EPERM if proc::memlock_limit() == Some(0) => write!(
             out,
             "RLIMIT_MEMLOCK is 0, which forbids pinning memory. {}",
@@ -242,7 +268,7 @@ fn registration(request: &Request, errno: i32, out: &mut dyn Write) -> fmt::Resu
             out,
             "RLIMIT_MEMLOCK is not 0, so a filter of system calls (seccomp) or a security module refuses it"
         ),
-        libc::EOPNOTSUPP if request.access.on_demand() => {
+        libc::EOPNOTSUPP if refused.request.access.on_demand() => {
             write!(out, "the device has no on-demand paging for this")
         }
         libc::EOPNOTSUPP => write!(
@@ -260,12 +286,13 @@ fn registration(request: &Request, errno: i32, out: &mut dyn Write) -> fmt::Resu
                 let line = core::str::from_utf8(line).unwrap_or_default();
                 written = written.and_then(|()| write!(out, "; {line}"));
             });
-            written
+            written?;
+            if refused::says(refused.device).full == libc::EAGAIN {
+                or(1, out)?;
+                no_key_left(refused, out)?;
+            }
+            Ok(())
         }
-        libc::EIO => write!(
-            out,
-            "the device is gone, or its memory mapping (IOMMU) failed"
-        ),
         libc::EBADF => write!(out, "the device's file is closed"),
         libc::ENOENT => write!(out, "the kernel does not know this protection domain"),
         libc::EBUSY => write!(out, "another thread is deallocating the protection domain"),
@@ -273,54 +300,92 @@ fn registration(request: &Request, errno: i32, out: &mut dyn Write) -> fmt::Resu
             out,
             "the process changed its credentials after it opened the device"
         ),
-        _ => write!(out, "no likely cause is known"),
+        _ => of_driver(refused, errno, before, out),
     }
 }
 
-fn invalid(request: &Request, out: &mut dyn Write) -> fmt::Result {
-    let Request {
-        addr,
-        length,
-        iova,
-        access,
-    } = *request;
-    let page = page_size();
-    let (start, offsets) = (addr.addr() as u64, (addr.addr() as u64 % page, iova % page));
-    if offsets.0 != offsets.1 {
-        return write!(
-            out,
-            "iova and address must have the same offset in their page, but their offsets are {:#x} and {:#x}",
-            offsets.1, offsets.0
-        );
-    }
-    if let Some(why) = access.refusal() {
-        return out.write_str(why);
-    }
-    if access.on_demand() {
-        return write!(out, "the device has no on-demand paging for this");
-    }
-    if length == 0 {
-        return write!(out, "the length is 0");
-    }
-    let Some(end) = start.checked_add(length as u64) else {
-        return write!(
-            out,
-            "address and length run past the end of the address space"
-        );
+/// The likely cause of a refusal that is the driver's, or of `ib_umem_get` for it. Some drivers have
+/// errnos of their own (`Says`), so that the arguments, the limit and the memory decide first.
+fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) -> fmt::Result {
+    let says = refused::says(refused.device);
+    let wrong = if errno == libc::EINVAL || refused.request.length == 0 {
+        refused.wrong_argument()
+    } else {
+        refused.too_long().map(Wrong::Longer)
     };
-    if (end.div_ceil(page) - start / page) > u64::from(u32::MAX) {
-        return write!(out, "the range has more than 2^32 - 1 pages");
+    match wrong {
+        Some(Wrong::Offsets(iova, addr)) => {
+            return write!(
+                out,
+                "iova and address must have the same offset in their page, but their offsets are {iova:#x} and {addr:#x}"
+            );
+        }
+        Some(Wrong::Other(why)) => return out.write_str(why),
+        Some(Wrong::Longer(most)) => {
+            return write!(
+                out,
+                "{} bytes are more than the device registers at once ({most}, max_mr_size)",
+                refused.request.length
+            );
+        }
+        None => {}
     }
-    if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
-        return write!(
-            out,
-            "the kernel or the device does not know flush access flags"
-        );
+    let is_core = errno == libc::ENOMEM && says.unmapped != libc::ENOMEM;
+    let memory = if !is_core && (errno == says.unmapped || errno == says.full) {
+        refused.memory()
+    } else {
+        Mapped::Unread
+    };
+    let is_unfit = matches!(memory, Mapped::Hole(_) | Mapped::Unfit(..));
+    let (mut causes, mut is_over) = (0, false);
+    if errno == says.over_limit || errno == libc::ENOMEM {
+        let needed = Needed::by(&refused.request, before);
+        let limits = Limits::read();
+        is_over = limits.are_exceeded(&needed);
+        if is_over {
+            limits.write_exceeded(&needed, out)?;
+            causes = 1;
+        } else if errno == libc::ENOMEM && !is_unfit {
+            limits.write(&needed, out)?;
+            causes = 1;
+        }
     }
-    write!(
-        out,
-        "the device's driver refuses the address, the length or an access flag"
-    )
+    if errno == says.unmapped && (is_unfit || causes == 0) {
+        or(causes, out)?;
+        fault(refused, memory, out)?;
+        causes = 1;
+    }
+    if errno == says.full && !is_unfit && !is_over {
+        or(causes, out)?;
+        no_key_left(refused, out)?;
+        causes = 1;
+    }
+    let of_errno = match errno {
+        libc::EIO => "the device is gone, or its memory mapping (IOMMU) failed",
+        libc::ETIMEDOUT => "the device's firmware does not answer",
+        libc::EINVAL => "the device's driver refuses the address, the length or an access flag",
+        libc::ENOSPC if causes == 0 => "the device has no key left",
+        _ if causes == 0 => "no likely cause is known",
+        _ => return Ok(()),
+    };
+    or(causes, out)?;
+    out.write_str(of_errno)
+}
+
+fn no_key_left(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
+    write!(out, "the device has no key left")?;
+    match refused.device.and_then(OnDevice::most) {
+        Some(most) => write!(out, " of its {} (max_mr)", most.regions),
+        None => Ok(()),
+    }
+}
+
+/// Two causes are possible.
+fn or(causes: u32, out: &mut dyn Write) -> fmt::Result {
+    match causes {
+        0 => Ok(()),
+        _ => write!(out, "; or "),
+    }
 }
 
 /// The size of the memory's page range (its whole pages), in bytes.
@@ -332,6 +397,15 @@ pub fn pinned(start: u64, length: u64) -> u64 {
 struct Needed {
     kib: u64,
     before: u64,
+}
+
+impl Needed {
+    fn by(request: &Request, before: u64) -> Needed {
+        Needed {
+            kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
+            before: before / 1024,
+        }
+    }
 }
 
 impl fmt::Display for Needed {
@@ -363,91 +437,66 @@ impl fmt::Display for Raise {
     }
 }
 
-fn no_memory(request: &Request, before: u64, out: &mut dyn Write) -> fmt::Result {
-    let needed = Needed {
-        kib: pinned(request.addr.addr() as u64, request.length as u64) / 1024,
-        before: before / 1024,
-    };
-    let status = proc::Status::read().unwrap_or_default();
-    let limit = proc::memlock_limit().map(|bytes| bytes / 1024);
-    match limit {
-        Some(limit)
-            if !status.may_lock
-                && status.pinned_kib.saturating_add(needed.kib + needed.before) > limit =>
-        {
-            write!(
-                out,
-                "RLIMIT_MEMLOCK: {needed}, and {} of {limit} KiB are pinned already (VmPin). {}",
-                status.pinned_kib,
-                Raise(status.ipc_lock)
-            )
+/// How much memory the process may pin, and has pinned, in KiB.
+struct Limits {
+    status: proc::Status,
+    limit: Option<u64>,
+}
+
+impl Limits {
+    fn read() -> Limits {
+        Limits {
+            status: proc::Status::read().unwrap_or_default(),
+            limit: proc::memlock_limit().map(|bytes| bytes / 1024),
         }
-        _ => {
-            write!(
-                out,
-                "{needed}, {} KiB are pinned (VmPin), ",
-                status.pinned_kib
-            )?;
-            match limit {
-                Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
-                None => write!(out, "RLIMIT_MEMLOCK is unlimited")?,
-            }
-            if let Some((used, most)) = cgroup::memory_used() {
-                let (used, most) = (used / 1024, most / 1024);
-                write!(out, ", the memory cgroup has {used} of {most} KiB")?;
-            }
-            write!(out, "; the kernel or the device ran out of something else")
+    }
+
+    fn are_exceeded(&self, needed: &Needed) -> bool {
+        let wanted = self
+            .status
+            .pinned_kib
+            .saturating_add(needed.kib + needed.before);
+        !self.status.may_lock && self.limit.is_some_and(|limit| wanted > limit)
+    }
+
+    fn write_exceeded(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
+        write!(
+            out,
+            "RLIMIT_MEMLOCK: {needed}, and {} of {} KiB are pinned already (VmPin). {}",
+            self.status.pinned_kib,
+            self.limit.unwrap_or_default(),
+            Raise(self.status.ipc_lock)
+        )
+    }
+
+    fn write(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
+        write!(
+            out,
+            "{needed}, {} KiB are pinned (VmPin), ",
+            self.status.pinned_kib
+        )?;
+        match self.limit {
+            Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
+            None => write!(out, "RLIMIT_MEMLOCK is unlimited")?,
         }
+        if let Some((used, most)) = cgroup::memory_used() {
+            let (used, most) = (used / 1024, most / 1024);
+            write!(out, ", the memory cgroup has {used} of {most} KiB")?;
+        }
+        write!(out, "; the kernel ran out of something else")
     }
 }
 
-fn fault(request: &Request, out: &mut dyn Write) -> fmt::Result {
-    let start = request.addr.addr() as u64;
-    let end = start.saturating_add(request.length as u64);
-    let for_writing = request.access.pins_for_writing();
-    let mut at = start;
-    let mut trouble = None;
-    let read = proc::each_mapping(|mapping| {
-        if mapping.range.end <= at {
-            return true;
-        }
-        if mapping.range.start > at {
-            return false;
-        }
-        trouble = if !mapping.readable && !mapping.writable {
-            Some((at, "is not accessible (PROT_NONE)"))
-        } else if for_writing && !mapping.writable {
-            Some((
-                at,
-                "is mapped read-only, and the access flags need it writable",
-            ))
-        } else if for_writing && mapping.shared && mapping.file {
-            Some((
-                at,
-                "is a shared mapping of a file, which kernels from 6.5 do not pin for writing: \
-                 map it private, use memfd or tmpfs, or register it without write access",
-            ))
-        } else {
-            None
-        };
-        at = mapping.range.end;
-        trouble.is_none() && at < end
-    });
-    if let Some(runtime) = gpu_that_has(start) {
-        // SAFETY: the path ends with a NUL.
-        let loaded =
-            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
-        return write!(
-            out,
-            "it is memory of a GPU, says {}: register it as a dma-buf (ibv_reg_dmabuf_mr), or load nvidia_peermem, \
-             which is {}loaded",
-            runtime.to_str().unwrap_or_default(),
-            if loaded { "" } else { "not " }
-        );
-    }
+/// Memory that the kernel cannot pin.
+fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result {
+    let start = refused.request.addr.addr() as u64;
     let mut name = Text::<128>::new();
     let mut kind = Kind::Plain;
-    proc::name_at(trouble.map_or(start, |trouble| trouble.0), &mut |path| {
+    let unfit_at = match memory {
+        Mapped::Unfit(at, _) => at,
+        _ => start,
+    };
+    proc::name_at(unfit_at, &mut |path| {
         let starts = |with: &[u8]| path.starts_with(with);
         kind = if starts(b"/anon_hugepage") || starts(b"/dev/hugepages/") {
             Kind::HugePages
@@ -464,19 +513,18 @@ fn fault(request: &Request, out: &mut dyn Write) -> fmt::Result {
         }
     });
     let name = core::str::from_utf8(name.as_bytes()).unwrap_or_default();
-    let is_whole = trouble.is_none() && at >= end && start != end;
-    match (kind, trouble) {
-        _ if !read => write!(out, "the mappings cannot be read (/proc)"),
-        (Kind::Device, Some((at, _))) if at == start => device_file(name, out),
-        (Kind::Device, None) if is_whole => device_file(name, out),
-        (Kind::HugePages, None) if is_whole => write!(
+    match (kind, memory) {
+        (_, Mapped::Unread) => write!(out, "the mappings cannot be read (/proc)"),
+        (Kind::Device, Mapped::Unfit(at, _)) if at == start => device_file(name, out),
+        (Kind::Device, Mapped::Whole) => device_file(name, out),
+        (Kind::HugePages, Mapped::Whole) => write!(
             out,
             "all of it is mapped{name}, but the huge pages are not to be had: vm.nr_hugepages, or hugetlb.*.max of \
              the cgroup"
         ),
-        (_, Some((at, what))) => write!(out, "memory at {at:#x}{name} {what}"),
-        _ if !is_whole => write!(out, "nothing is mapped at {at:#x}"),
-        _ => write!(
+        (_, Mapped::Unfit(at, why)) => write!(out, "memory at {at:#x}{name} {why}"),
+        (_, Mapped::Hole(at)) => write!(out, "nothing is mapped at {at:#x}"),
+        (_, Mapped::Whole) => write!(
             out,
             "all of it is mapped{name}, so part of it has no pages to pin: beyond the end of its file, device \
              memory (register that as a dma-buf), or read-only shared memory on kernels before 6.2"
@@ -498,39 +546,9 @@ fn device_file(name: &str, out: &mut dyn Write) -> fmt::Result {
     )
 }
 
-/// The runtime of a GPU that reports this address as memory of the GPU. The library asks only a
-/// runtime that the program has loaded.
-fn gpu_that_has(addr: u64) -> Option<&'static CStr> {
-    // CU_POINTER_ATTRIBUTE_MEMORY_TYPE, which HIP names alike. The last column is its value for a
-    // device's memory.
-    const MEMORY_TYPE: c_int = 2;
-    #[rustfmt::skip]
-    const RUNTIMES: [(&CStr, &CStr, c_uint); 4] = [
-        (c"libcuda.so.1", c"cuPointerGetAttribute", 2),
-        (c"libamdhip64.so.7", c"hipPointerGetAttribute", 2),
-        (c"libamdhip64.so.6", c"hipPointerGetAttribute", 2),
-        (c"libamdhip64.so.5", c"hipPointerGetAttribute", 1),
-    ];
-    if !proc::maps_file(b"/libcuda.so") && !proc::maps_file(b"/libamdhip64.so") {
-        return None;
-    }
-    let says = |&&(file, name, device): &&(&CStr, &CStr, c_uint)| {
-        // SAFETY: the headers of CUDA and HIP declare the function so.
-        let function: Function<unsafe extern "C" fn(*mut c_uint, c_int, u64) -> c_int> =
-            unsafe { Function::new() };
-        function.set(Library::find_in(file, name));
-        let mut kind = 0;
-        // SAFETY: `kind` has room for the attribute. The function reads no memory at the address.
-        let asked = function
-            .get()
-            .is_some_and(|get| unsafe { get(&mut kind, MEMORY_TYPE, addr) } == 0);
-        asked && kind == device
-    };
-    RUNTIMES.iter().find(says).map(|runtime| runtime.0)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::access::Access;
     use super::*;
     use errno::Errno;
 
@@ -545,8 +563,13 @@ mod tests {
         text
     }
 
+    fn of(request: Request) -> Subject {
+        let device = None;
+        Subject::Memory(Refused { request, device }, 0)
+    }
+
     fn memory(addr: usize, length: usize, access: u32) -> Subject {
-        Subject::Memory(request(addr, length, access))
+        of(request(addr, length, access))
     }
 
     fn request(addr: usize, length: usize, access: u32) -> Request {
@@ -574,7 +597,7 @@ mod tests {
             (request(0x1000, 1 << 47, 1), "more than 2^32 - 1 pages"),
             (request(0x1000, 1, 1), "driver refuses"),
         ] {
-            let text = words(einval, Subject::Memory(request));
+            let text = words(einval, of(request));
             assert!(text.contains(expected), "{text}");
             assert!(
                 text.starts_with("ibv_reg_mr of ") && text.contains(": EINVAL from the kernel: "),
@@ -620,6 +643,8 @@ mod tests {
         assert!(busy(Subject::Region).contains("memory window"));
         assert!(busy(Subject::Domain).contains("still has regions"));
         assert!(busy(Subject::OtherMemory).contains("no likely cause"));
+        let closed = words(Error::Next(Errno(libc::EBADF)), Subject::OtherMemory);
+        assert!(closed.contains("the dma-buf is no open file"));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use core::ptr::with_exposed_provenance;
 use errno::Errno;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_stats as stats;
+use rdmamr_uverbs::context::{self, Facts};
 use rdmamr_uverbs::mr;
 
 pub use super::fork::{is_fork_protected, is_fork_protected_in};
@@ -67,6 +68,20 @@ fn device(address: usize) -> Option<&'static Device> {
 /// The place in the counters of the device at this address, a value of [`KernelMr::device`].
 pub fn counted_at(address: usize) -> stats::Device {
     device(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
+}
+
+/// Asks the kernel whether the device at this address, which [`KernelMr::device`] has, is gone.
+/// True the first time that it is. `fd` is the device's file.
+pub fn has_gone(kernel: &impl Kernel, address: usize, fd: i32) -> bool {
+    let Some(device) = device(address) else {
+        return false;
+    };
+    let facts = device.facts.get();
+    let has_gone = !facts.contains(Facts::GONE) && context::is_gone(kernel, fd, facts);
+    if has_gone {
+        device.facts.add(Facts::GONE);
+    }
+    has_gone
 }
 
 /// The address of the [`Device`] for the context at `context`, if memory was registered on it.

@@ -9,6 +9,28 @@ use rdmamr_sys::pages::page_size;
 
 pub use rdmamr_prefault::is_large;
 
+/// Runs `register`, which has another driver than a device's pin this memory.
+pub fn around_host_register(
+    addr: usize,
+    length: usize,
+    has_pages: bool,
+    writing: bool,
+    register: impl FnOnce(),
+) {
+    if disabled() || config().prefault == 0 || !is_large(length) {
+        return register();
+    }
+    let pin = Pin {
+        addr,
+        length,
+        pins: has_pages,
+        writing,
+        is_limited: false,
+        is_watched: false,
+    };
+    prefault::around(pin, settings(), register);
+}
+
 /// Runs `register`, which registers this memory, beside the threads of `prefault/`.
 #[cold]
 pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() -> T) -> T {
@@ -23,11 +45,15 @@ pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() ->
         length: request.length,
         pins: !access.on_demand() && !is_refused,
         writing: access.pins_for_writing(),
+        is_limited: true,
         is_watched,
     };
-    let settings = Settings {
+    prefault::around(pin, settings(), register)
+}
+
+fn settings() -> Settings {
+    Settings {
         threads: config().prefault,
         progress: config().progress,
-    };
-    prefault::around(pin, settings, register)
+    }
 }

@@ -23,9 +23,9 @@ struct Layout {
     /// mlx5 (`alloc_flags`) and irdma (`acc_flags`) read the access flags here, to refuse binding a
     /// window to a zero-based region.
     provider_access: u32,
-    /// Extends the object to the size of the largest provider object: cxgb4 has 16 bytes here, from
-    /// the access flags on. Nothing reads them.
-    provider: u32,
+    /// [`IS_CACHED`] or 0. The object has the size of the largest provider object: cxgb4 has 16 bytes
+    /// from the access flags on, which nothing reads.
+    mark: u32,
     /// For an object that stands for a cached region: the address of the cache's own object.
     cached: usize,
 }
@@ -37,10 +37,15 @@ const _: () =
 /// memory that libibverbs had freed would.
 const RETIRED: u32 = 0x5245_5449;
 
-/// `verbs_mr.mr_type` of an object that stands for one use of a cached region. libibverbs has no
-/// such type, so its own `ibv_dereg_mr`, called on such an object through a dlsym pointer, does not
-/// give the memory back to children. The cache does that when the region ends.
-const CACHED: u32 = 0x504f_4f4c;
+/// Marks an object that stands for one use of a cached region, in `verbs_mr.access`, at the
+/// bits that no access flag has. `mr_type` stays that of an ordinary region, since `ibv_bind_mw` of
+/// mlx5 and irdma refuses every other type.
+const CACHED: u32 = 0x8009_5400;
+const NO_ACCESS_FLAG: u32 = 0xc00f_fc00;
+
+/// The same, in `Layout::mark`. A provider may leave `verbs_mr.access` unwritten (regions of device
+/// memory), so the mark there is not enough.
+const IS_CACHED: u32 = 0x504f_4f4c;
 
 /// An object of ours, with or without a region.
 #[derive(Clone, Copy)]
@@ -78,26 +83,30 @@ impl Object {
             lkey: answer.lkey,
             rkey: answer.rkey,
         };
-        self.write(public, IBV_MR_TYPE_MR, request.access, 0);
+        self.write(public, request.access, None);
     }
 
     /// Makes the object stand for one use of a cached region.
     pub fn stand_for(self, access: Access, region: Mr) {
-        self.write(region.read(), CACHED, access, region.address());
+        self.write(region.read(), access, Some(region));
     }
 
     #[inline(always)]
-    fn write(self, ibv_mr: ibv_mr, mr_type: u32, access: Access, cached: usize) {
+    fn write(self, ibv_mr: ibv_mr, access: Access, cached: Option<Mr>) {
         let access = access.bits();
+        let (marked, mark) = match cached {
+            Some(_) => (access & !NO_ACCESS_FLAG | CACHED, IS_CACHED),
+            None => (access, 0),
+        };
         let layout = Layout {
             verbs: verbs_mr {
                 ibv_mr,
-                mr_type,
-                access,
+                mr_type: IBV_MR_TYPE_MR,
+                access: marked,
             },
             provider_access: access,
-            provider: 0,
-            cached,
+            mark,
+            cached: cached.map_or(0, Mr::address),
         };
         // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
         // got the object yet or has deregistered it.
@@ -108,12 +117,6 @@ impl Object {
     pub fn cached(self) -> usize {
         // SAFETY: `Mr::claim_cached` returned this object, so `stand_for` has filled it.
         unsafe { (*self.0.as_ptr()).cached }
-    }
-
-    /// Takes over the region of `other`. Afterwards `other` has no region.
-    pub fn take_over(self, other: Object) {
-        // SAFETY: `allocate` made both. The caller has claimed one and has just made the other.
-        unsafe { self.0.copy_from_nonoverlapping(other.0, 1) };
     }
 
     /// Frees the object.
@@ -164,8 +167,33 @@ impl Mr {
 
     /// The access flags of the registration, as libibverbs knows them.
     pub fn access(self) -> u32 {
-        // SAFETY: `from_c` was promised a live region or an object of ours.
-        unsafe { (*self.0.as_ptr()).access }
+        let access = self.marked().load(Relaxed);
+        if access & NO_ACCESS_FLAG == CACHED {
+            access & !NO_ACCESS_FLAG
+        } else {
+            access
+        }
+    }
+
+    /// `verbs_mr.access`, which may have a mark.
+    #[inline(always)]
+    fn marked(&self) -> &AtomicU32 {
+        let offset = core::mem::offset_of!(verbs_mr, access);
+        let marked = self.0.as_ptr().wrapping_byte_add(offset).cast();
+        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes this
+        // field without an atomic only when it makes the object, before other threads can read it.
+        unsafe { AtomicU32::from_ptr(marked) }
+    }
+
+    /// Whether the region may have no handle of the kernel: mlx5 answers `ibv_alloc_null_mr` itself,
+    /// and leaves the handle 0, which is another region's.
+    pub fn may_lack_handle(self) -> bool {
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_NULL_MR
+    }
+
+    /// Whether the region is of a dma-buf, which no range of addresses stands for.
+    pub fn is_of_dmabuf(self) -> bool {
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_DMABUF_MR
     }
 
     fn mr_type(&self) -> &AtomicU32 {
@@ -194,20 +222,40 @@ impl Mr {
     /// Whether the object stands for one use of a cached region.
     #[inline(always)]
     pub fn is_cached(self) -> bool {
-        self.mr_type().load(Relaxed) == CACHED
+        self.mr_type().load(Relaxed) == IBV_MR_TYPE_MR
+            && self.marked().load(Relaxed) & NO_ACCESS_FLAG == CACHED
+            && self.has_mark()
+    }
+
+    #[inline(always)]
+    fn has_mark(self) -> bool {
+        let layout: *const Layout = self.0.as_ptr().cast();
+        // SAFETY: the mark in `access` says that this is an object of ours. If it is garbage of a
+        // provider's smaller object, the next four bytes are the C library's, which follow the
+        // object in the heap.
+        unsafe { (*layout).mark == IS_CACHED }
     }
 
     /// Claims the object if it stands for a use of a cached region. Of two threads only one
     /// succeeds.
     pub fn claim_cached(self) -> Option<Object> {
+        if !self.is_cached() {
+            return None;
+        }
         self.mr_type()
-            .compare_exchange(CACHED, RETIRED, AcqRel, Relaxed)
+            .compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed)
             .ok()?;
         Object::at(self.address())
     }
 
     /// Undoes [`Mr::claim_cached`].
     pub fn restore_cached(self) {
-        self.mr_type().store(CACHED, Release);
+        self.mr_type().store(IBV_MR_TYPE_MR, Release);
+    }
+
+    /// Makes a claimed object an ordinary region, which has the kernel's handle to itself.
+    pub fn become_ordinary(self) {
+        self.marked().store(self.access(), Relaxed);
+        self.restore_cached();
     }
 }

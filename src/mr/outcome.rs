@@ -2,6 +2,7 @@
 //! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
 //! for people all come from these values.
 
+use super::gpu::Obstacle;
 use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
@@ -19,6 +20,10 @@ pub enum How {
     Miss,
     /// The region that the program deregistered stays registered, idle in the cache.
     Kept,
+    /// libibverbs registered memory of a GPU as a dma-buf, after the kernel had refused its address.
+    Gpu,
+    /// A provider's own call did it, past the library.
+    Past,
 }
 
 impl How {
@@ -30,6 +35,8 @@ impl How {
             How::Hit => how::HIT,
             How::Miss => how::MISS,
             How::Kept => how::KEPT,
+            How::Gpu => how::GPU,
+            How::Past => how::PAST,
         }
     }
 }
@@ -56,7 +63,7 @@ pub enum Error {
     Argument(&'static str),
     /// The kernel refused the call.
     Kernel(Errno),
-    /// libibverbs refused the call.
+    /// libibverbs refused the call, or libmlx5 its own.
     Next(Errno),
     /// libibverbs could not keep the memory from being shared with a child process
     /// (`ibv_fork_init`).
@@ -69,11 +76,14 @@ pub enum Error {
     Busy(&'static str),
     /// A resource is short now, and will soon be there again.
     Shortage(&'static str),
-    /// No loaded libibverbs has this function.
+    /// No loaded libibverbs, or no loaded libmlx5, has this function.
     NoNext(&'static str),
     /// A rule of the call's family (libfabric's, for example) refuses the call, with a code of that
     /// family.
     Refused(i32, &'static str),
+    /// The kernel refused memory of a GPU by its address, and it could not be registered as a dma-buf
+    /// either.
+    Gpu(Errno, Obstacle),
     /// The library itself failed.
     Panic,
 }
@@ -86,7 +96,10 @@ impl Error {
     pub fn errno(self) -> i32 {
         match self {
             Error::Argument(_) | Error::Gone => libc::EINVAL,
-            Error::Kernel(errno) | Error::Next(errno) | Error::Fork(errno) => errno.0,
+            Error::Kernel(errno)
+            | Error::Next(errno)
+            | Error::Fork(errno)
+            | Error::Gpu(errno, _) => errno.0,
             Error::Refused(code, _) => code,
             Error::Busy(_) => libc::EBUSY,
             Error::Shortage(_) => libc::EAGAIN,

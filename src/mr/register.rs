@@ -11,7 +11,7 @@ use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
-use super::{fork, forwarded, large};
+use super::{fork, forwarded, gpu, large};
 use errno::Errno;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::disabled;
@@ -33,14 +33,17 @@ use rdmamr_uverbs::{Uverbs, mr};
 pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
     let direct = match Direct::find(pd, request) {
         Ok(direct) => direct,
-        Err(why) => return forwarded::register(pd, request, why),
+        Err(why) => {
+            return forwarded::register(pd, request, why)
+                .or_else(|error| gpu::instead(pd, request, error));
+        }
     };
     match direct.register(request, counter) {
         Err(error) => match direct.device.facts.get().why_forwarded() {
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
             Some(why) => forwarded::register(pd, request, why),
-            None => Err(error),
+            None => gpu::instead(pd, request, error),
         },
         registered => registered,
     }
@@ -127,7 +130,8 @@ impl Direct {
 
     /// How many regions the device can have. `None` if the kernel does not tell.
     pub fn most_regions(&self) -> Option<u32> {
-        context::most_regions(&Uverbs, self.fd, self.device.facts.get()).ok()
+        let most = context::most(&Uverbs, self.fd, self.device.facts.get());
+        most.ok().map(|most| most.regions)
     }
 
     /// Whether a refused call revealed another device, one that libibverbs serves.

@@ -1,20 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ibv_rereg_mr(3). libibverbs changes our objects like its own, and our table follows the change.
 
-use super::deregister::{claim, deregister};
+use super::deregister::claim;
 use super::devices::Device;
-use super::object::{Mr, Object};
+use super::object::Mr;
 use super::outcome::Error;
 use super::request::Reregistration;
 use super::require::require;
 use super::rows::Known;
+use super::state;
 use core::ffi::c_int;
 use rdmamr_next as next;
-use rdmamr_sys::thread;
-
-/// `IBV_REREG_MR_ERR_DO_FORK_OLD`: the region is changed, but children do not get its old memory
-/// back.
-pub const CHANGED_BUT_NOT_FOR_CHILDREN: c_int = -3;
 
 /// Changes a region. The result is that of `ibv_rereg_mr`, 0 or a value of `enum
 /// ibv_rereg_mr_err_code`, with errno as libibverbs left it.
@@ -45,26 +41,13 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
     Ok(code)
 }
 
-/// Moves a region of ours into the object `to`, which the caller has claimed. Afterwards the
-/// region's old object has no region.
-pub fn move_region(mr: Mr, to: Object) -> Result<(), Error> {
-    let Some(claimed) = claim(mr)? else {
-        deregister(mr)?;
-        return Err(Error::Busy(
-            "the device was left to libibverbs meanwhile, and another region cannot take this one's place",
-        ));
-    };
-    let Some(object) = Object::at(mr.address()) else {
-        return Err(Error::Memory);
-    };
-    mr.unretire();
-    to.take_over(object);
-    mr.retire();
-    // SAFETY: `to` is an object of ours that has just become a live region.
-    let moved = unsafe { Mr::from_c(to.as_ptr()) }.ok_or(Error::Memory)?;
-    follow(claimed.device, moved);
-    claimed.state.put_away(thread::number(), object);
-    Ok(())
+/// Makes an ordinary region of ours of an object that the caller has claimed ([`Mr::claim_cached`]).
+/// The kernel's region is this object's alone from now on.
+pub fn adopt(mr: Mr) {
+    mr.become_ordinary();
+    if let Some(device) = state::device(mr.read().context.expose_provenance()) {
+        follow(device, mr);
+    }
 }
 
 /// Puts a claimed region back into the table, with the fields that its object has now: even a

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Functions of the libraries underneath, libibverbs and libfabric, looked up by name and version
-//! at first use.
+//! Functions of the libraries underneath, libibverbs, libmlx5 and libfabric, looked up by name and
+//! version at first use.
 //!
 //! A process may have several libibverbs: Python wheels bring copies under names of their own. A
 //! call that concerns a device goes to the libibverbs that opened the device ([`Provider`]).
 //!
-//! There is no lookup at load, since most programs that inherit LD_PRELOAD have neither library.
+//! There is no lookup at load, since most programs that inherit LD_PRELOAD have none of them.
 //! There is no NEEDED entry either, which would cost every such program 200 us.
 
 use super::domain::{Context, Pd};
@@ -49,6 +49,15 @@ static LIBFABRIC: Underneath = Underneath {
     file: c"libfabric.so.1",
     stem: b"libfabric",
     mark: (c"fi_version", c"FABRIC_1.0"),
+    ordinary: AtomicUsize::new(0),
+    load: Load::Never,
+};
+
+/// Never loaded by us: its functions are called on devices that it has opened.
+static LIBMLX5: Underneath = Underneath {
+    file: c"libmlx5.so.1",
+    stem: b"libmlx5",
+    mark: (c"mlx5dv_query_device", c"MLX5_1.0"),
     ordinary: AtomicUsize::new(0),
     load: Load::Never,
 };
@@ -164,13 +173,18 @@ impl<F: Copy> Next<F> {
         function.or_else(|| self.look_up(maker))
     }
 
+    /// The functions of all libibverbs that have opened a device. The ordinary one's comes last: it
+    /// may not be loaded yet, and the look-up remembers what it finds.
+    pub fn by_each(&self) -> impl Iterator<Item = F> {
+        let others = (1..PROVIDERS).filter(|&number| MADE[number].load(Relaxed) != 0);
+        let makers = others.map(Provider).chain([Provider::ORDINARY]);
+        makers.filter_map(|maker| self.by(maker))
+    }
+
     #[cold]
     fn look_up(&self, maker: Provider) -> Option<F> {
-        // The dynamic linker needs several KiB of stack.
-        let find = || find_by(maker, self.library, self.name, self.version);
-        let found = aside::run(find).unwrap_or_else(find);
         let function = self.functions.get(maker.0)?;
-        function.set(found);
+        function.set(find_aside(maker, self.library, self.name, self.version));
         function.get()
     }
 
@@ -178,6 +192,19 @@ impl<F: Copy> Next<F> {
     pub fn name(&self) -> &'static str {
         self.name.to_str().unwrap_or_default()
     }
+}
+
+/// As [`find_by`], on a stack with room: the dynamic linker needs several KiB. No function of
+/// [`Next`], so that the library has it once, not once for each signature.
+#[inline(never)]
+fn find_aside(
+    maker: Provider,
+    library: &Underneath,
+    name: &CStr,
+    version: Option<&CStr>,
+) -> Option<NonZeroUsize> {
+    let find = || find_by(maker, library, name, version);
+    aside::run(find).unwrap_or_else(find)
 }
 
 /// The symbol's address in the libibverbs that opened a device.
@@ -194,7 +221,10 @@ fn find_by(
         Provider(number) => MADE
             .get(number)
             .and_then(|made| NonZeroUsize::new(made.load(Relaxed)))
-            .and_then(|made| find_beside(made, name, version)),
+            .and_then(|made| {
+                let found = find_beside(made, name, version);
+                found.or_else(|| library.find_above(made, name, version))
+            }),
     };
     errno::set_errno(errno);
     found
@@ -218,6 +248,22 @@ impl Underneath {
         let is_next = next(self.mark.0, Some(self.mark.1)) == Some(ordinary);
         let found = is_next.then(|| next(name, version)).flatten();
         found.or_else(|| find_beside(ordinary, name, version))
+    }
+
+    /// The symbol's address in the copy that uses the libibverbs with that code.
+    fn find_above(
+        &self,
+        made: NonZeroUsize,
+        name: &CStr,
+        version: Option<&CStr>,
+    ) -> Option<NonZeroUsize> {
+        let mark = |library| symbols::find(Scope::In(library), LIBIBVERBS.mark.0, None);
+        let libibverbs = symbols::Library::with_code(made).and_then(mark)?;
+        let copies = copies(self.stem).into_iter();
+        copies
+            .filter_map(|copy| symbols::Library::keep(&copy, Load::Never))
+            .filter(|&copy| mark(copy) == Some(libibverbs))
+            .find_map(|copy| symbols::find(Scope::In(copy), name, version))
     }
 
     /// The address of the mark in the ordinary library.
@@ -247,14 +293,14 @@ impl Underneath {
         });
         found
             .or_else(|| find_in(self.file, Load::Never))
-            .or_else(|| find_in(&copy(self.stem)?, Load::Never))
+            .or_else(|| find_in(copies(self.stem).first()?, Load::Never))
             .or_else(|| find_in(self.file, load))
     }
 }
 
-/// The path of the first loaded file whose name begins so.
-fn copy(stem: &[u8]) -> Option<CString> {
-    let mut path = None;
+/// The paths of the loaded files whose names begin so.
+fn copies(stem: &[u8]) -> Vec<CString> {
+    let mut paths = Vec::new();
     loaded_files::each(|file| {
         let bytes = file.name().to_bytes();
         let name = bytes
@@ -262,12 +308,11 @@ fn copy(stem: &[u8]) -> Option<CString> {
             .rposition(|&byte| byte == b'/')
             .map_or(0, |at| at + 1);
         if bytes.get(name..).is_some_and(|name| name.starts_with(stem)) {
-            path = Some(file.name().to_owned());
-            return ControlFlow::Break(());
+            paths.push(file.name().to_owned());
         }
         ControlFlow::Continue(())
     });
-    path
+    paths
 }
 
 /// Declares functions of a library, with the library's own signatures and version nodes.
@@ -287,6 +332,21 @@ macro_rules! version {
         Some($version)
     };
 }
+
+/// `ibv_cmd_rereg_mr`.
+pub type CmdRereg = unsafe extern "C" fn(
+    *mut verbs_mr,
+    u32,
+    *mut c_void,
+    usize,
+    u64,
+    c_int,
+    *mut ibv_pd,
+    *mut c_void,
+    usize,
+    *mut c_void,
+    usize,
+) -> c_int;
 
 next! { LIBIBVERBS:
     /// The end of every plain registration. libibverbs' own `ibv_reg_mr` and `ibv_reg_mr_iova` jump
@@ -310,6 +370,9 @@ next! { LIBIBVERBS:
     DEREG_MR = c"ibv_dereg_mr" @ c"IBVERBS_1.1": fn(*mut ibv_mr) -> c_int;
     /// Part of the private interface, whose version node is named after the release.
     CMD_DEREG_MR = c"ibv_cmd_dereg_mr": fn(*mut verbs_mr) -> c_int;
+    CMD_REREG_MR = c"ibv_cmd_rereg_mr": fn(
+        *mut verbs_mr, u32, *mut c_void, usize, u64, c_int, *mut ibv_pd, *mut c_void, usize, *mut c_void, usize
+    ) -> c_int;
     CMD_DEALLOC_PD = c"ibv_cmd_dealloc_pd": fn(*mut ibv_pd) -> c_int;
     /// Since rdma-core 31, like the next.
     UNIMPORT_PD = c"ibv_unimport_pd" @ c"IBVERBS_1.10": fn(*mut ibv_pd) -> ();
@@ -328,6 +391,18 @@ next! { LIBIBVERBS:
         fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     ALLOC_PD = c"ibv_alloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> *mut ibv_pd;
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
+}
+
+next! { LIBMLX5:
+    /// Since rdma-core 55.
+    MLX5DV_REG_DMABUF_MR = c"mlx5dv_reg_dmabuf_mr" @ c"MLX5_1.25":
+        fn(*mut ibv_pd, u64, usize, u64, c_int, c_int, c_int) -> *mut ibv_mr;
+    MLX5DV_DEVX_UMEM_REG = c"mlx5dv_devx_umem_reg" @ c"MLX5_1.7":
+        fn(*mut ibv_context, *mut c_void, usize, u32) -> *mut c_void;
+    /// Since rdma-core 35.
+    MLX5DV_DEVX_UMEM_REG_EX = c"mlx5dv_devx_umem_reg_ex" @ c"MLX5_1.19":
+        fn(*mut ibv_context, *mut mlx5dv_devx_umem_in) -> *mut c_void;
+    MLX5DV_DEVX_UMEM_DEREG = c"mlx5dv_devx_umem_dereg" @ c"MLX5_1.7": fn(*mut c_void) -> c_int;
 }
 
 next! { LIBFABRIC:

@@ -15,6 +15,8 @@ pub struct Pin {
     pub pins: bool,
     /// The kernel pins the pages for writing.
     pub writing: bool,
+    /// RLIMIT_MEMLOCK applies. (A GPU's driver does not look at it.)
+    pub is_limited: bool,
     /// The cache itself watches all of the memory. So no other userfaultfd does, and none of the
     /// pages is protected.
     pub is_watched: bool,
@@ -106,6 +108,7 @@ pub mod tests {
             length,
             pins: true,
             writing: true,
+            is_limited: true,
             is_watched: false,
         }
     }

@@ -11,6 +11,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use core::time::Duration;
 use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::text::Decimal;
 use rdmamr_sys::clock;
 use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
@@ -18,13 +19,15 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
 use rdmamr_sys::standard_error;
 
-/// The report begins after `LONG` seconds, and a line is written each time that `LONG` seconds have
-/// passed. A bar is redrawn after `BAR` seconds.
-const LONG: f64 = 1.0;
-const BAR: f64 = 0.2;
+/// The report begins after `LONG` ns, and a line is written each time that `LONG` ns have passed. A
+/// bar is redrawn after `BAR` ns.
+const LONG: u64 = SECOND;
+const BAR: u64 = SECOND / 5;
 
-/// After this many seconds without progress, only the end is reported.
-const STALLED: f64 = 600.0;
+/// After this many ns without progress, only the end is reported.
+const STALLED: u64 = 600 * SECOND;
+
+const SECOND: u64 = 1_000_000_000;
 
 /// Whether a registration has a bar. There is only one terminal.
 static DRAWN: AtomicBool = AtomicBool::new(false);
@@ -81,7 +84,7 @@ impl Progress {
     pub fn stop(self, threads: usize) {
         // SAFETY: `start` wrote the state, and only the end of this function unmaps it.
         let telling = unsafe { self.telling.as_ref() };
-        let took = telling.seconds();
+        let took = telling.took();
         telling.over.store(1, Release);
         futex::wake(&telling.over, 1);
         if let Some(thread) = self.thread {
@@ -89,12 +92,13 @@ impl Progress {
         }
         if took >= LONG {
             let size = Bytes(telling.pages.bytes());
-            let rate = Rate(telling.pages.bytes() as f64 / took);
+            let (rate, _) = pace(telling.pages.bytes(), 0, 100, took);
+            let took = seconds(took, 1);
             let huge = telling.percent_huge();
             log::line(
                 Level::Info,
                 format_args!(
-                    "registering {size} took {took:.1} s, {rate}, threads: {threads}, {huge} % in \
+                    "registering {size} took {took} s, {rate}, threads: {threads}, {huge} % in \
                      huge pages"
                 ),
             );
@@ -109,10 +113,10 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passed the state, and `stop` keeps it mapped until this thread ends.
     let telling = unsafe { &*argument.cast::<Telling>() };
     let drawn = telling.bar && !DRAWN.swap(true, Relaxed);
-    let (mut due, mut last, mut changed) = (LONG, 0, 0.0);
+    let (mut due, mut last, mut changed) = (LONG, 0, 0);
     // A registration that a signal handler has left by siglongjmp never ends.
     while telling.over.load(Acquire) == 0 && due - changed < STALLED {
-        if telling.seconds() < due {
+        if telling.took() < due {
             telling.wait(due);
             continue;
         }
@@ -133,45 +137,43 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 }
 
 impl Telling {
-    /// How long the registration has taken so far.
-    fn seconds(&self) -> f64 {
-        clock::monotonic_by_kernel().saturating_sub(self.start) as f64 * 1e-9
+    /// How long the registration has taken so far, in ns.
+    fn took(&self) -> u64 {
+        clock::monotonic_by_kernel().saturating_sub(self.start)
     }
 
-    /// Waits for the end of the registration, or until this many seconds after its start.
-    fn wait(&self, until: f64) {
-        let nanoseconds = (until - self.seconds()).max(0.0) * 1e9;
-        futex::wait(
-            &self.over,
-            0,
-            Some(Duration::from_nanos(nanoseconds as u64)),
-        );
+    /// Waits for the end of the registration, or until this many ns after its start.
+    fn wait(&self, until: u64) {
+        let nanoseconds = until.saturating_sub(self.took());
+        futex::wait(&self.over, 0, Some(Duration::from_nanos(nanoseconds)));
     }
 
     /// Reports the progress of the registration. Pages that were present before the start do not
     /// show whether they are pinned.
     fn tell(&self, percent: usize, drawn: bool) {
-        let (size, took) = (Bytes(self.pages.bytes()), self.seconds());
+        let (size, took) = (Bytes(self.pages.bytes()), self.took());
         if percent <= self.before {
             if drawn {
-                log::draw(format_args!("\rregistering {size}, {took:.0} s\x1b[K"));
+                let took = seconds(took, 0);
+                log::draw(format_args!("\rregistering {size}, {took} s\x1b[K"));
             }
             return;
         }
         let (rate, left) = pace(self.pages.bytes(), self.before, percent, took);
+        let left = seconds(left, 1);
         if drawn {
             const FULL: &str = "####################";
             let done = percent * FULL.len() / 100;
             let (bar, width) = (&FULL[..done.min(FULL.len())], FULL.len());
             log::draw(format_args!(
-                "\rregistering {size} [{bar:-<width$}] {percent:3} %  {rate}  {left:.1} s left\x1b[K"
+                "\rregistering {size} [{bar:-<width$}] {percent:3} %  {rate}  {left} s left\x1b[K"
             ));
             return;
         }
         log::line(
             Level::Info,
             format_args!(
-                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left:.1} s"
+                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left} s"
             ),
         );
     }
@@ -188,12 +190,22 @@ impl Telling {
     }
 }
 
-/// The rate at which memory was populated in `took` seconds, and the seconds that the rest will
-/// take. `before` and `now` are percentages of the memory.
-fn pace(bytes: usize, before: usize, now: usize, took: f64) -> (Rate, f64) {
-    let part = |percent: usize| bytes as f64 / 100.0 * percent as f64;
-    let rate = part(now - before) / took;
-    (Rate(rate), part(100 - now) / rate)
+/// The rate at which memory was populated in `took` ns, and the ns that the rest will take. `before`
+/// and `now` are percentages of the memory; `now` is the larger one.
+fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Rate, u64) {
+    let (took, done) = (took.max(1), (now - before) as u64);
+    let populated = bytes as u128 * u128::from(done) / 100;
+    let rate = populated * u128::from(SECOND) / u128::from(took);
+    (Rate(rate as u64), took * (100 - now) as u64 / done)
+}
+
+/// A time in ns, printed as seconds.
+fn seconds(time: u64, decimals: usize) -> Decimal {
+    Decimal {
+        value: time,
+        unit: SECOND,
+        decimals,
+    }
 }
 
 /// A size, printed for people.
@@ -201,19 +213,29 @@ struct Bytes(usize);
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 as f64 / f64::from(1 << 20) {
-            mib if mib < 1024.0 => write!(f, "{mib:.0} MiB"),
-            mib => write!(f, "{:.1} GiB", mib / 1024.0),
+        let size = |unit, decimals| Decimal {
+            value: self.0 as u64,
+            unit,
+            decimals,
+        };
+        match self.0 {
+            0..0x4000_0000 => write!(f, "{} MiB", size(1 << 20, 0)),
+            _ => write!(f, "{} GiB", size(1 << 30, 1)),
         }
     }
 }
 
 /// Bytes a second, printed for people.
-struct Rate(f64);
+struct Rate(u64);
 
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:.2} GiB/s", self.0 / f64::from(1 << 30))
+        let rate = Decimal {
+            value: self.0,
+            unit: 1 << 30,
+            decimals: 2,
+        };
+        write!(f, "{rate} GiB/s")
     }
 }
 
@@ -223,15 +245,15 @@ mod tests {
 
     #[test]
     fn the_rest_takes_as_long_in_proportion() {
-        let (rate, left) = pace(10_000_000, 10, 40, 0.5);
-        assert_eq!((rate.0, left), (6e6, 1.0));
-        assert_eq!(pace(10_000_000, 0, 100, 2.0).1, 0.0);
+        let (rate, left) = pace(10_000_000, 10, 40, SECOND / 2);
+        assert_eq!((rate.0, left), (6_000_000, SECOND));
+        assert_eq!(pace(10_000_000, 0, 100, 2 * SECOND).1, 0);
     }
 
     #[test]
     fn sizes_for_people() {
         assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
         assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
-        assert_eq!(Rate(1.5 * f64::from(1 << 30)).to_string(), "1.50 GiB/s");
+        assert_eq!(Rate(3 << 29).to_string(), "1.50 GiB/s");
     }
 }

@@ -110,6 +110,17 @@ pub struct rdmamr_stats {
     /// the second registration of the range on: with the same protection domain, first page and
     /// access, and no longer than the first.
     pub bypassed_first: u64,
+    /// Registrations of a GPU's memory as a dma-buf, after the kernel had refused the address. Each
+    /// counts in reg_next as well.
+    pub reg_gpu: u64,
+    /// Registrations of a GPU's memory that failed, since it could not be registered as a dma-buf
+    /// either. Each counts in reg_failed as well.
+    pub reg_gpu_failed: u64,
+    /// Registrations past the library: by mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_reg and
+    /// mlx5dv_devx_umem_reg_ex, which libmlx5 serves. No other field counts them.
+    pub reg_past: u64,
+    /// The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
+    pub reg_past_bytes: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

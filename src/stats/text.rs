@@ -52,9 +52,33 @@ impl<const N: usize> fmt::Write for Text<N> {
     }
 }
 
+/// `value / unit` with this many decimals, rounded, for people. It uses no floating-point number:
+/// printing one brings 15 KiB of code and tables into the library.
+pub struct Decimal {
+    /// The dividend.
+    pub value: u64,
+    /// The divisor.
+    pub unit: u64,
+    /// How many digits follow the point.
+    pub decimals: usize,
+}
+
+impl fmt::Display for Decimal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scale = 10_u64.pow(self.decimals as u32);
+        let scaled = self.value.saturating_mul(scale);
+        let rounded = scaled.saturating_add(self.unit / 2) / self.unit;
+        write!(f, "{}", rounded / scale)?;
+        match self.decimals {
+            0 => Ok(()),
+            width => write!(f, ".{:0width$}", rounded % scale),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Text;
+    use super::{Decimal, Text};
     use std::fmt::Write;
 
     #[test]
@@ -68,5 +92,22 @@ mod tests {
         assert_eq!(text.as_bytes(), b"12345..\0");
         text.clear();
         assert_eq!(text.as_bytes(), b"");
+    }
+
+    #[test]
+    fn decimals_are_rounded() {
+        let text = |value, unit, decimals| {
+            let number = Decimal {
+                value,
+                unit,
+                decimals,
+            };
+            number.to_string()
+        };
+        assert_eq!(text(1_049, 1_000, 1), "1.0");
+        assert_eq!(text(1_050, 1_000, 1), "1.1");
+        assert_eq!(text(1_999, 1_000, 0), "2");
+        assert_eq!(text(3 << 29, 1 << 30, 2), "1.50");
+        assert_eq!(text(1_005, 1_000, 3), "1.005");
     }
 }

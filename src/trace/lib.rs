@@ -112,7 +112,8 @@ impl Began {
         }
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
-        if record.errno == 0 && call::registers(record.call) {
+        // A cache would lose nothing by a change of memory that was registered past the library.
+        if record.errno == 0 && call::registers(record.call) && record.how != how::PAST {
             trace.touched.registered(record.addr, record.length);
         }
         let file = &trace.file;

@@ -28,6 +28,8 @@ bitflags! {
         const DEREG_BY_WRITE = 1 << 9;
         /// The kernel accepts the optional range of access flags.
         const OPTIONAL_ACCESS = 1 << 10;
+        /// The device is gone: unplugged, or unbound from its driver.
+        const GONE = 1 << 11;
         const ROW = 0xff;
     }
 }
@@ -122,8 +124,17 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
     Ok(Facts::UNKNOWN_DRIVER)
 }
 
-/// How many regions the device can have (`max_mr`). `facts` must name its driver.
-pub fn most_regions(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<u32, Errno> {
+/// What the device can have at most.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Most {
+    /// Regions (`max_mr`).
+    pub regions: u32,
+    /// Bytes of a region (`max_mr_size`).
+    pub bytes: u64,
+}
+
+/// What the device can have at most. `facts` must name its driver.
+pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     if facts.contains(Facts::REG_BY_WRITE) {
         // A kernel before 5.0. It has no ioctl for this command.
@@ -142,7 +153,11 @@ pub fn most_regions(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<u32, 
     // SAFETY: `answer` outlives the call, and its attribute states its size.
     unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) }?;
     // SAFETY: all zeros is a valid value of the structure, and so is what the kernel has written.
-    Ok(unsafe { answer.assume_init() }.max_mr)
+    let answer = unsafe { answer.assume_init() };
+    Ok(Most {
+        regions: answer.max_mr,
+        bytes: answer.max_mr_size,
+    })
 }
 
 /// Whether the facts still hold for that file. They do not if a program closed the device without
@@ -151,6 +166,13 @@ pub fn still_holds(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
     facts
         .driver()
         .is_none_or(|driver| probe(kernel, fd, driver.id).0 != libc::EINVAL)
+}
+
+/// Whether the device is gone. All commands but those that end an object then fail with EIO
+/// (`ib_uverbs_get_ucontext_file`, drivers/infiniband/core/rdma_core.c). The question costs no
+/// access to the device: the core answers it from its copy.
+pub fn is_gone(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
+    most(kernel, fd, facts) == Err(Errno(libc::EIO))
 }
 
 /// Sends QUERY_DEVICE without its input, for a device of that driver. The command cannot succeed.
@@ -252,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_regions_are_those_of_the_kernels_answer() {
+    fn the_most_is_that_of_the_kernels_answer() {
         let facts = Facts::of_row(row("rxe"));
         let kernel = Scripted::new(|call| {
             let out = call.attr(UVERBS_ATTR_CORE_OUT).unwrap();
@@ -264,15 +286,20 @@ mod tests {
             unsafe {
                 let answer = &mut *(out.data as *mut ib_uverbs_query_device_resp);
                 answer.max_mr = 4711;
+                answer.max_mr_size = 1 << 40;
             }
             Ok(())
         });
-        assert_eq!(most_regions(&kernel, 3, facts), Ok(4711));
+        let expected = Most {
+            regions: 4711,
+            bytes: 1 << 40,
+        };
+        assert_eq!(most(&kernel, 3, facts), Ok(expected));
         let refuses = Scripted::new(|_| Err(Errno(libc::EIO)));
-        assert_eq!(most_regions(&refuses, 3, facts), Err(Errno(libc::EIO)));
+        assert_eq!(most(&refuses, 3, facts), Err(Errno(libc::EIO)));
         for facts in [facts | Facts::REG_BY_WRITE, Facts::NO_IOCTL] {
             let unasked = Scripted::new(|_| unreachable!());
-            let answer = most_regions(&unasked, 3, facts);
+            let answer = most(&unasked, 3, facts);
             assert_eq!(answer, Err(Errno(libc::EOPNOTSUPP)));
         }
     }

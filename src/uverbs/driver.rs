@@ -30,9 +30,30 @@ pub struct Driver {
     pub private_out: u16,
     /// The library that registers.
     pub way: Way,
+    /// The errnos of its refusals.
+    pub says: Says,
     /// Why the row is as it is.
     pub why: &'static str,
 }
+
+/// The errnos by which a driver refuses a registration. Where its releases differ, the row has the
+/// errno that is not the core's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Says {
+    /// The device has no key left.
+    pub full: i32,
+    /// The memory would exceed RLIMIT_MEMLOCK.
+    pub over_limit: i32,
+    /// The memory is not mapped, or not with the rights that the access flags need.
+    pub unmapped: i32,
+}
+
+/// The answers of `ib_umem_get`, handed on (drivers/infiniband/core/umem.c).
+pub const CORE_SAYS: Says = Says {
+    full: libc::ENOMEM,
+    over_limit: libc::ENOMEM,
+    unmapped: libc::EFAULT,
+};
 
 const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
     Driver {
@@ -41,30 +62,82 @@ const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
         private_in: 0,
         private_out: 0,
         way: Way::Direct,
+        says: CORE_SAYS,
         why,
     }
 }
+
+/// drivers/infiniband/hw/bnxt_re: `bnxt_qplib_rcfw_send_message` returns EIO for whatever the
+/// firmware refuses, and `bnxt_re_reg_user_mr` of Linux 6.1 EFAULT for whatever `ib_umem_get` does.
+const BNXT_RE_SAYS: Says = Says {
+    full: libc::EIO,
+    over_limit: libc::EFAULT,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/qedr/verbs.c: `qedr_reg_user_mr` returns EFAULT for whatever `ib_umem_get`
+/// does, and EINVAL if the device is "Out of MR resources".
+const QEDR_SAYS: Says = Says {
+    full: libc::EINVAL,
+    over_limit: libc::EFAULT,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/ocrdma: `ocrdma_reg_user_mr` returns EFAULT for whatever `ib_umem_get` does,
+/// and `ocrdma_get_mbx_errno` EAGAIN if the firmware is out of resources.
+const OCRDMA_SAYS: Says = Says {
+    full: libc::EAGAIN,
+    over_limit: libc::EFAULT,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/mana/mr.c: `mana_ib_gd_create_mr` returns EPROTO for whatever the firmware
+/// refuses.
+const MANA_SAYS: Says = Says {
+    full: libc::EPROTO,
+    ..CORE_SAYS
+};
+
+/// drivers/infiniband/hw/vmw_pvrdma/pvrdma_cmd.c: `pvrdma_cmd_post` returns EFAULT for whatever the
+/// hypervisor refuses.
+const PVRDMA_SAYS: Says = Says {
+    full: libc::EFAULT,
+    ..CORE_SAYS
+};
+
+/// `hns_roce_mr.c` (`hns_roce_mtr_create`) and cxgb4's `mem.c` (`c4iw_reg_user_mr`) return ENOMEM
+/// for whatever `ib_umem_get` does.
+const UMEM_IS_ENOMEM: Says = Says {
+    unmapped: libc::ENOMEM,
+    ..CORE_SAYS
+};
+
+/// erdma (`erdma_alloc_idx`) and ionic (`ida_alloc_range`) count keys in a bitmap.
+const FULL_IS_ENOSPC: Says = Says {
+    full: libc::ENOSPC,
+    ..CORE_SAYS
+};
 
 /// All drivers, the most common first: each context's device is probed once, in this order.
 #[rustfmt::skip]
 pub const DRIVERS: &[Driver] = &[
     direct(RDMA_DRIVER_MLX5, "mlx5", "the provider adds nothing to the core's command"),
     direct(RDMA_DRIVER_RXE, "rxe", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_EFA, "efa", "the provider adds nothing, and the kernel refuses private bytes"),
+    direct(RDMA_DRIVER_EFA, "efa", "the provider adds nothing, and the kernel refuses private bytes that are not zero"),
     Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, "irdma", "irdma_mem_reg_req, type 0: user memory; EINVAL without it") },
-    direct(RDMA_DRIVER_BNXT_RE, "bnxt_re", "the provider adds nothing to the core's command"),
+    Driver { says: BNXT_RE_SAYS, ..direct(RDMA_DRIVER_BNXT_RE, "bnxt_re", "the provider adds nothing, and kernels from 7.2 refuse private bytes that are not zero") },
     direct(RDMA_DRIVER_MLX4, "mlx4", "the provider adds nothing to the core's command"),
-    Driver { way: Way::DirectUnlessEmpty, ..direct(RDMA_DRIVER_HNS, "hns", "the provider refuses a null address and a length of 0 without asking the kernel") },
-    direct(RDMA_DRIVER_ERDMA, "erdma", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_IONIC, "ionic", "the provider adds nothing to the core's command"),
+    Driver { way: Way::DirectUnlessEmpty, says: UMEM_IS_ENOMEM, ..direct(RDMA_DRIVER_HNS, "hns", "the provider refuses a null address and a length of 0 without asking the kernel") },
+    Driver { says: FULL_IS_ENOSPC, ..direct(RDMA_DRIVER_ERDMA, "erdma", "the provider adds nothing to the core's command") },
+    Driver { says: MANA_SAYS, ..direct(RDMA_DRIVER_MANA, "mana", "the provider adds nothing to the core's command") },
+    Driver { says: FULL_IS_ENOSPC, ..direct(RDMA_DRIVER_IONIC, "ionic", "the provider adds nothing to the core's command") },
     Driver { private_in: 8, private_out: 8, ..direct(RDMA_DRIVER_SIW, "siw", "siw_ureq_reg_mr and siw_uresp_reg_mr; EINVAL without them") },
-    direct(RDMA_DRIVER_QEDR, "qedr", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_CXGB4, "cxgb4", "the provider adds nothing; its own table of regions is never read"),
+    Driver { says: QEDR_SAYS, ..direct(RDMA_DRIVER_QEDR, "qedr", "the provider adds nothing to the core's command") },
+    Driver { says: UMEM_IS_ENOMEM, ..direct(RDMA_DRIVER_CXGB4, "cxgb4", "the provider adds nothing; its own table of regions is never read") },
     direct(RDMA_DRIVER_HFI1, "hfi1", "the provider adds nothing to the core's command"),
     direct(RDMA_DRIVER_QIB, "qib", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command"),
+    Driver { says: PVRDMA_SAYS, ..direct(RDMA_DRIVER_VMW_PVRDMA, "vmw_pvrdma", "the provider adds nothing to the core's command") },
+    Driver { says: OCRDMA_SAYS, ..direct(RDMA_DRIVER_OCRDMA, "ocrdma", "the provider adds nothing to the core's command") },
     Driver { private_in: 8, ..direct(RDMA_DRIVER_MTHCA, "mthca", "mthca_reg_mr, no attributes; the kernel logs a warning without it") },
     Driver { way: Way::Forward, ..direct(RDMA_DRIVER_CXGB3, "cxgb3", "rdma-core has dropped its provider: nothing to be equal to") },
     Driver { way: Way::Forward, ..direct(RDMA_DRIVER_NES, "nes", "rdma-core has dropped its provider: nothing to be equal to") },

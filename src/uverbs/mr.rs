@@ -295,7 +295,7 @@ mod tests {
     /// A kernel that lies: any errno, any bytes in an answer, changed attributes.
     #[test]
     fn fuzz_kernel_replies() {
-        use crate::context::most_regions;
+        use crate::context::most;
         use crate::fuzz_inputs::{Random, each};
         use std::sync::Mutex;
         const ERRNOS: [i32; 8] = [
@@ -344,7 +344,7 @@ mod tests {
                 assert!(facts.driver().is_some() || registered.is_err());
                 let handle = registered.map_or(7, |answer| answer.mr_handle);
                 let _ = deregister(&kernel, 3, &known(facts), handle);
-                let _ = most_regions(&kernel, 3, facts);
+                let _ = most(&kernel, 3, facts);
             },
         );
     }

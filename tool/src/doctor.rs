@@ -9,6 +9,7 @@ mod container;
 mod devices;
 mod driver;
 mod fork;
+mod gpu;
 mod hugepages;
 mod kernel;
 mod libfabric;
@@ -21,13 +22,15 @@ mod userfaultfd;
 
 pub use self::cgroup::check as cgroup;
 pub use self::container::check as container;
+pub use self::gpu::as_child;
 pub use self::hugepages::check as hugepages;
 pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;
 pub use self::print::{paragraphs, wrap};
 pub use self::userfaultfd::check as userfaultfd;
+use crate::files::names;
 use crate::verbs::Verbs;
-use check::State;
+use check::{Check, State};
 use std::process::ExitCode;
 
 /// Check what hinders memory registration, and how to fix it
@@ -54,12 +57,14 @@ pub struct Args {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let verbs = Verbs::load();
     let (mut checks, devices) = devices::check(&args.devices);
-    for device in &devices {
-        let context = kernel::open(device, &verbs, &mut checks);
+    let mut opened = Vec::new();
+    for device in devices {
+        let context = kernel::open(&device, &verbs, &mut checks);
         if let Some(context) = &context {
-            checks.push(driver::check(device, context));
-            checks.extend(attributes::check(device, context));
+            checks.push(driver::check(&device, context));
+            checks.extend(attributes::check(&device, context));
         }
+        opened.push((device, context));
     }
     checks.push(kernel::check());
     checks.push(rdma_core::check(&verbs));
@@ -73,6 +78,33 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());
     checks.push(hugepages::check_transparent());
+    checks.extend(gpu::check(&verbs, &opened));
     let worst = print::print(&checks, args.json)?;
     Ok(ExitCode::from(u8::from(worst == State::Failure)))
+}
+
+/// The checks of each device's own, for an errno: GPUs, or the longest region.
+pub fn of_devices(errno: &str) -> Vec<Check> {
+    if !matches!(errno, "EFAULT" | "ENOMEM" | "EINVAL") {
+        return Vec::new();
+    }
+    let verbs = Verbs::load();
+    let open = |device: String| {
+        let context = verbs
+            .as_ref()
+            .ok()
+            .and_then(|verbs| verbs.open(&device).ok());
+        (device, context)
+    };
+    let opened: Vec<_> = names("/sys/class/infiniband")
+        .into_iter()
+        .map(open)
+        .collect();
+    if errno == "EFAULT" {
+        return gpu::check(&verbs, &opened);
+    }
+    let limits = opened
+        .iter()
+        .filter_map(|(device, context)| attributes::regions(device, context.as_ref()?));
+    limits.collect()
 }

@@ -50,7 +50,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         .find(|row| row.0 == wanted || of_number(row));
     let text = match section {
         Some(row) => explain(row.0).map(|mut text| {
-            let checks: Vec<_> = row.2.iter().map(|check| check()).collect();
+            let checks = row.2.iter().map(|check| check());
+            let checks: Vec<_> = checks.chain(doctor::of_devices(row.0)).collect();
             if !checks.is_empty() {
                 let strong = style::STRONG;
                 let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");

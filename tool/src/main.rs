@@ -83,6 +83,9 @@ fn main() -> ExitCode {
     if let Some(measured) = bench::as_worker() {
         return end(measured.map(|()| ExitCode::SUCCESS), usage);
     }
+    if let Some(answered) = doctor::as_child() {
+        return end(answered.map(|()| ExitCode::SUCCESS), usage);
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

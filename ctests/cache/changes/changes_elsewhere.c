@@ -236,21 +236,36 @@ static void just_dropped(void)
 	munmap(memory, SOME);
 }
 
-/* The kernel moves a single mapping, so the old and the new memory must be one. */
-static void replaced_and_moved(bool raw)
+/* Whether memory that MAP_FIXED has replaced in part can be moved. */
+static bool is_moved(bool raw)
 {
 	enum { ALL = 64 * PAGE };
 	char *memory = with_region(ALL, ALL), *place = new_place(ALL), *middle = memory + 16 * PAGE;
 	void *moved;
+	bool good;
 
 	must(mmap(middle, SOME, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == middle);
 	memset(memory, 7, ALL);
 	moved = raw ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place) :
 		       mremap(memory, ALL, 2 * ALL, MREMAP_MAYMOVE | MREMAP_FIXED, place);
-	ok(moved == place && place[ALL - 1] == 7, "%s moves memory that MAP_FIXED has replaced in part",
-	   raw ? "a raw mremap" : "mremap");
-	if (moved == place)
-		munmap(place, 2 * ALL);
+	must(moved == place || errno == EFAULT);
+	good = moved == place && place[ALL - 1] == 7;
+	munmap(moved == place ? place : memory, moved == place ? 2 * ALL : ALL);
+	return good;
+}
+
+/*
+ * The kernel moves a single mapping, so the old and the new memory must be one. The call that
+ * replaces waits 20 ms at most for the cache's lock. On a busy machine that can be too short: then
+ * the watch stays, and the two are never one.
+ */
+static void replaced_and_moved(bool raw)
+{
+	bool good = false;
+
+	for (int tries = 0; tries < 10 && !good; tries++)
+		good = is_moved(raw);
+	ok(good, "%s moves memory that MAP_FIXED has replaced in part", raw ? "a raw mremap" : "mremap");
 }
 
 static void grows_down(void)

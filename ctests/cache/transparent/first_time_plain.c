@@ -207,6 +207,29 @@ static void relaxed_at_once(void)
 	ok(were(0, 1, 1), "a relaxed registration is cached from the first time on");
 }
 
+/* A relaxed registration may use the region of a plain one, which may not change it then. */
+static void shared_with_relaxed(void)
+{
+	char *memory = new_place(PAGE);
+	struct ibv_mr *plain, *relaxed;
+	int code;
+
+	fresh_at(memory, PAGE);
+	for (int n = 0; n < 2; n++)
+		must(put_lands(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE));
+	plain = ibv_reg_mr(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+	relaxed = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+	must(plain && relaxed && plain->lkey == relaxed->lkey);
+	errno = 0;
+	code = ibv_rereg_mr(plain, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+	ok(code == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, "a region that a relaxed registration uses is not changed: %d", code);
+	ok(stub_lands(plain) && stub_lands(relaxed), "both can be used");
+	is(ibv_dereg_mr(plain), 0, "the plain one ends");
+	ok(stub_lands(relaxed), "the relaxed one can be used");
+	is(ibv_dereg_mr_relaxed(relaxed), 0, "it ends");
+	is(stub_registered() - stub_deregistered(), (long long)stats().idle, "no region is left but idle ones");
+}
+
 int main(int argc, char **argv)
 {
 	const char *why;
@@ -227,5 +250,6 @@ int main(int argc, char **argv)
 	comes_back();
 	shared();
 	relaxed_at_once();
+	shared_with_relaxed();
 	return done_testing();
 }

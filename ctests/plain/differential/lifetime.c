@@ -5,6 +5,9 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
+/* Local and remote ones, if the device takes them. */
+static int rights;
+
 static const char *name_of(int err)
 {
 	return err ? strerrorname_np(err) : "0";
@@ -16,8 +19,8 @@ static void domains(struct ibv_context *context, char *memory)
 	struct ibv_mr *mr, *second;
 
 	must(pd && other);
-	mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
-	second = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	second = ibv_reg_mr(pd, memory, PAGE, rights);
 	must(mr && second);
 	verdict("the same memory twice\t%s", mr->lkey == second->lkey ? "one key" : "two keys");
 	verdict("a domain with two regions\t%s", name_of(ibv_dealloc_pd(pd)));
@@ -54,7 +57,7 @@ static void change(struct ibv_mr *mr, const char *name, int flags, struct ibv_pd
 static void changes(struct ibv_context *context, char *memory)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
 
 	must(mr && other);
 	change(mr, "unknown flags", 0x100, pd, memory, PAGE, 0);
@@ -75,7 +78,7 @@ static void closing(char *memory)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
 
 	verdict("closing a device with a region\t%s", mr ? name_of(ibv_close_device(context)) : "no region");
 }
@@ -133,7 +136,11 @@ int main(void)
 {
 	struct ibv_context *context = open_device();
 	char *memory = pages(2);
+	struct ibv_pd *pd = ibv_alloc_pd(context);
 
+	must(pd);
+	rights = taken_rights(pd, memory);
+	must(ibv_dealloc_pd(pd) == 0);
 	domains(context, memory);
 	windows(context, memory);
 	changes(context, memory);

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """lemmas.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
-checks that the test that the lemma names fails. Prints TAP.
+checks that the test that the lemma names fails. "drivers" breaks rows of the table of drivers, which
+the suite of hardware providers checks. Prints TAP.
 
 A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
 """
@@ -91,6 +92,14 @@ MUTANTS = [
      "unit", "a_spent_region_is_told_from_a_later_one"),
     ("W6", "cache/watch/in_place.rs", "    KNOWN.load(Relaxed) == IN_PLACE\n", "    true\n",
      "suite", "loaded_by_dlopen"),
+    ("drivers", "uverbs/driver.rs", 'Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, ', 'Driver { ..direct(RDMA_DRIVER_IRDMA, ',
+     "provider", "irdma0"),
+    ("drivers", "uverbs/driver.rs", "Driver { says: BNXT_RE_SAYS, ", "Driver { private_in: 8, says: BNXT_RE_SAYS, ",
+     "provider", "bnxt_re0"),
+    ("drivers", "uverbs/driver.rs", "Driver { way: Way::DirectUnlessEmpty, says: UMEM_IS_ENOMEM, ", "Driver { says: UMEM_IS_ENOMEM, ",
+     "provider", "hns_0"),
+    ("drivers", "mr/object.rs", "            provider_access: access,\n", "            provider_access: 0,\n",
+     "provider", "mlx5_0"),
 ]
 
 
@@ -118,7 +127,7 @@ def cargo(loom, *arguments):
 
 def fails(kind, test):
     """Whether the test fails, and the line that shows it."""
-    if kind != "suite":
+    if kind in ("loom", "unit"):
         passed, text = cargo(kind == "loom", "test", "--release", "--lib", "-p", "rdmamr-cache", "-p", "rdmamr-monitor", test)
         if re.search(r"^test result: ok\. 0 passed", text, re.M) or not re.search(r"^test result:", text, re.M):
             raise SystemExit(f"mutants: {test} did not run:\n{text[-3000:]}")
@@ -127,11 +136,19 @@ def fails(kind, test):
     built, text = cargo(False, "build", "--release", "-p", "rdmamr")
     if not built:
         raise SystemExit(f"mutants: a mutant does not build:\n{text[-3000:]}")
-    results = WORK / "results"
-    results.mkdir(exist_ok=True)
-    env = dict(os.environ, CHECK_LIBRARY=str(WORK / "cargo" / "release" / "librdmamr.so"), RESULTS=str(results))
-    subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
-    tap = (results / f"host.{test}.tap").read_text()
+    library = WORK / "cargo" / "release" / "librdmamr.so"
+    if kind == "provider":
+        subprocess.run(["vm/module", "6.12", "vm/hca"], cwd=ROOT, check=True)
+        command = ["vm/run", "-k", "6.12", "--", "ctests/plain/providers.sh", library, "target/ctests", test]
+        tap = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+        if not re.search(r"^1\.\.[1-9]", tap, re.M) or "# SKIP" in tap:
+            raise SystemExit(f"mutants: the suite of providers did not run on {test}:\n{tap[-3000:]}")
+    else:
+        results = WORK / "results"
+        results.mkdir(exist_ok=True)
+        env = dict(os.environ, CHECK_LIBRARY=str(library), RESULTS=str(results))
+        subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
+        tap = (results / f"host.{test}.tap").read_text()
     bad = re.findall(r"^(?:not ok|Bail out!).*", tap, re.M)
     return bool(bad), bad[0] if bad else ""
 

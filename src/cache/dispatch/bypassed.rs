@@ -8,9 +8,12 @@
 //! unchanged, the argument that the provider passed to that function. The provider upholds the
 //! function's contract.
 
+use crate::dispatch::rereg::give_to_program;
 use crate::dispatch::reuse;
 use crate::life::owners;
+use crate::objects::is_region;
 use core::ffi::{c_int, c_void};
+use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Mr};
@@ -42,6 +45,24 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
         reuse::remember(config().cache_mode, mr);
     }
     mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
+}
+
+/// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves becomes
+/// the program's own before, which the cache neither reuses nor deregisters. A relaxed region cannot
+/// be changed: others may use it, now or later.
+///
+/// # Safety
+/// `vmr` is NULL, a provider's own object, or an object of this library.
+pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_int) -> c_int {
+    // SAFETY: this function's caller promises that `vmr` is NULL or an object.
+    let mr = unsafe { Mr::from_c(vmr.cast()) };
+    if mr.is_some_and(|mr| is_region(mr) || give_to_program(mr).is_err()) {
+        errno::set_errno(Errno(libc::EINVAL));
+        return libc::EINVAL;
+    }
+    next::CMD_REREG_MR
+        .by(mr.map_or(Provider::ORDINARY, Mr::provider))
+        .map_or(libc::ENOSYS, next)
 }
 
 /// Serves a provider's `ibv_cmd_dealloc_pd`. Idle regions would keep the domain busy, so the cache

@@ -4,10 +4,10 @@
 
 use crate::dispatch::reuse::{self, Served};
 use crate::instance::existing;
-use crate::life::miss::is_shortage;
+use crate::life::miss::{is_shortage, is_shortage_for_dmabuf};
 use crate::life::owners::relieve_program;
 use rdmamr_config::{CacheMode, config};
-use rdmamr_mr::{self as mr, Error, Registered, Request};
+use rdmamr_mr::{self as mr, Access, Error, Registered, Request};
 use rdmamr_next::Pd;
 
 /// Registers memory for a plain call of a program.
@@ -35,21 +35,45 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
 }
 
 #[inline(always)]
-fn retried(
+pub(super) fn retried(
     pd: Pd,
     request: &Request,
     result: Result<Registered, Error>,
 ) -> Result<Registered, Error> {
     match result {
-        Err(error) if existing().is_some() && is_shortage(error) => register_again(pd, request),
+        Err(error) if existing().is_some() => register_again(pd, request, error),
         result => result,
     }
 }
 
-/// Deregisters the idle regions, which may hold the resource that is short, and registers once
-/// more.
+/// Deregisters the cache's idle regions if they may hold what is short, and registers once more.
 #[cold]
-fn register_again(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    relieve_program();
-    mr::register_rarely(pd, request)
+fn register_again(pd: Pd, request: &Request, error: Error) -> Result<Registered, Error> {
+    if is_shortage(pd, request, error) && relieve_program() {
+        mr::register_rarely(pd, request)
+    } else {
+        Err(error)
+    }
+}
+
+/// Registers memory of a dma-buf.
+///
+/// # Safety
+/// `fd` is a file descriptor of the program, valid for `ibv_reg_dmabuf_mr`.
+pub unsafe fn reg_dmabuf_mr(
+    pd: Pd,
+    place: (u64, usize, u64),
+    fd: i32,
+    access: Access,
+) -> Result<Registered, Error> {
+    // SAFETY: this function's contract.
+    let ask = || unsafe { mr::reg_dmabuf_mr(pd, place, fd, access) };
+    match ask() {
+        Err(Error::Next(errno))
+            if existing().is_some() && is_shortage_for_dmabuf(pd, errno.0) && relieve_program() =>
+        {
+            ask()
+        }
+        result => result,
+    }
 }

@@ -2,13 +2,14 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the libfabric domains that use the cache. If the
 //! cache cannot serve a call, the caller gets a plain region.
 
-use crate::dispatch::register::register_rarely;
+use crate::dispatch::register::{register_rarely, retried};
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
 use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_mr::gpu;
 use rdmamr_mr::{Access, Error, How, Registered, Request};
 use rdmamr_next::Pd;
-use rdmamr_stats as stats;
+use rdmamr_stats::{self as stats, counter};
 
 /// Registers memory for a relaxed call.
 #[inline(always)]
@@ -29,7 +30,8 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
             stats::counters().count(reason);
             register_rarely(pd, request)
         }
-        Err(Unserved::Failed(error)) => Err(error),
+        Err(Unserved::Failed(error)) => retried(pd, request, gpu::instead(pd, request, error))
+            .inspect(|_| stats::counters().count(counter!(bypassed_memory))),
     }
 }
 

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! ibv_rereg_mr(3) on a region of any kind.
+//! Changing a region of any kind, ibv_rereg_mr(3).
 
-use crate::dispatch::register::register_rarely;
 use crate::dispatch::reuse;
+use crate::life::owners;
 use crate::objects::is_region;
 use core::ffi::c_int;
-use rdmamr_mr::{self as mr, Access, Error, Mr, Request, Reregistration};
-use rdmamr_next::Pd;
+use rdmamr_mr::{self as mr, Error, Mr, Reregistration};
 
-/// Changes a region. If the cache serves the region and the kernel makes the change, a plain region
-/// over the same memory replaces it. Otherwise the region stays as it was, with its keys, which
-/// remote peers may hold.
+/// Changes a region. A region that the cache serves becomes the program's own before, with its keys,
+/// which remote peers may hold: the cache neither reuses nor deregisters it from then on.
 ///
 /// # Safety
 /// As for [`mr::rereg`].
@@ -20,52 +18,26 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
             "a relaxed region cannot be changed: others may use it, now or later",
         ));
     }
-    if !mr.is_cached() {
-        // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
-        return unsafe { mr::rereg(mr, change) };
-    }
-    let public = mr.read();
-    // SAFETY: the domain is the one that the region was registered in, and it exists as long as the
-    // region does: the kernel refuses to deallocate a domain that has regions.
-    let pd = unsafe { Pd::from_c(public.pd) }.ok_or(Error::Gone)?;
-    let access = Access::from_bits_retain(mr.access());
-    let object = mr.claim_cached().ok_or(Error::Gone)?;
-    let cached = object.cached();
-    let request = Request::at_address(public.addr, public.length, access);
+    give_to_program(mr)?;
     // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
-    let changed = unsafe { changed_copy(pd, &request, change) };
-    let (code, copy) = changed.inspect_err(|_| mr.restore_cached())?;
-    match copy {
-        Some(copy) => {
-            mr::move_region(copy, object).inspect_err(|_| mr.restore_cached())?;
-            reuse::end(cached);
-        }
-        None => mr.restore_cached(),
-    }
-    Ok(code)
+    unsafe { mr::rereg(mr, change) }
 }
 
-/// Registers the memory anew and changes the new region. If the change fails, returns only its
-/// result, with errno, and no region.
-///
-/// # Safety
-/// As for [`mr::rereg`].
-unsafe fn changed_copy(
-    pd: Pd,
-    request: &Request,
-    change: &Reregistration,
-) -> Result<(c_int, Option<Mr>), Error> {
-    let copy = register_rarely(pd, request)?.mr;
-    // SAFETY: `register_rarely` has just made this region, and nothing has deregistered it.
-    let copy = unsafe { Mr::from_c(copy) }.ok_or(Error::Memory)?;
-    // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
-    let changed = unsafe { mr::rereg(copy, change) };
-    if let Ok(code @ (0 | mr::CHANGED_BUT_NOT_FOR_CHILDREN)) = changed {
-        return Ok((code, Some(copy)));
+/// Makes a region of the program's own of one that the cache serves. Fails if a relaxed registration
+/// uses the region as well, which would then change, or end, with the program's. (No other plain
+/// registration uses it: the cache shares no region between plain calls.)
+pub fn give_to_program(mr: Mr) -> Result<(), Error> {
+    let Some(object) = mr.claim_cached() else {
+        return Ok(());
+    };
+    let cached = object.cached();
+    if !owners::forget_unshared(cached) {
+        mr.restore_cached();
+        return Err(Error::Argument(
+            "a relaxed registration uses the same region",
+        ));
     }
-    let errno = errno::errno();
-    // If the kernel refuses to deregister the copy, the copy ends with its device.
-    let _ = mr::deregister(copy);
-    errno::set_errno(errno);
-    changed.map(|code| (code, None))
+    reuse::end(cached);
+    mr::adopt(mr);
+    Ok(())
 }

@@ -35,6 +35,7 @@ use rdmamr_mr::{self as mr, Error, How, Mr, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{Range, unserved};
 use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::text::Decimal;
 use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
@@ -57,19 +58,27 @@ fn say(mode: CacheMode) {
     let which = name(mode);
     let (remote, linger) = match mode {
         CacheMode::All if !settings.fresh_keys => (
-            ", also those that peers can reach: a key stays valid after ibv_dereg_mr for",
+            ", remotely accessible ones included: a key stays valid after ibv_dereg_mr for",
             settings.linger_remote,
         ),
         _ => (
-            " that peers cannot reach: their memory stays pinned after ibv_dereg_mr for",
+            " that are not remotely accessible: their memory stays pinned after ibv_dereg_mr for",
             settings.linger_local,
         ),
     };
-    let seconds = linger as f64 / 1000.0;
+    let seconds = Decimal {
+        value: linger,
+        unit: 1000,
+        // 1, 0.5, 0.25, 0.125
+        decimals: [1000, 100, 10]
+            .iter()
+            .take_while(|&unit| linger % unit != 0)
+            .count(),
+    };
     log::line(
         Level::Info,
         format_args!(
-            "RDMAMR_CACHE={which}: the cache keeps and reuses regions{remote} {seconds} s. Each region covers whole pages"
+            "RDMAMR_CACHE={which}: the cache reuses regions{remote} {seconds} s. Each region covers whole pages"
         ),
     );
 }
@@ -210,6 +219,9 @@ fn refused(reason: u32) -> Option<Counter> {
 /// the range has come back. (If the deregistration fails, this is too early, which does no harm.)
 #[inline(never)]
 pub fn remember(mode: CacheMode, mr: Mr) {
+    if mr.is_of_dmabuf() {
+        return;
+    }
     let (public, access) = (mr.read(), mr.access());
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {

@@ -12,6 +12,7 @@ use crate::life::cleaner::MANY;
 use crate::life::ending;
 use crate::life::flush::each_idle;
 use crate::life::limits;
+use crate::life::owners;
 use crate::life::reading;
 use crate::locked::By;
 use crate::region::slot::CachedRegion;
@@ -19,7 +20,7 @@ use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
-use rdmamr_mr::kernel_mr;
+use rdmamr_mr::kernel_mr::{self, UverbsOfHelper};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::{clock, futex, helper_thread};
 use rdmamr_trace as trace;
@@ -146,11 +147,14 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if looked_at != Some(now) {
             looked_at = Some(now);
             let mut is_idle = false;
+            let mut devices = IdleDevices::default();
             end_all(cache, Cause::Linger, |region| {
+                devices.note(region);
                 let due = cleaner.is_due(region, now, awake_since);
                 is_idle |= !due;
                 due
             });
+            devices.end_gone(cache);
             if ticks.is_multiple_of(LOOKS) {
                 cache.limits_reader.ask_and_wait();
                 if cache.limits_reader.is_short_of_memory() {
@@ -186,6 +190,35 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
         } else {
             futex::wait(&cleaner.signal, 0, Some(limit));
+        }
+    }
+}
+
+/// The devices that have idle regions, each with its file. Of more devices than fit the others are
+/// looked at later.
+#[derive(Default)]
+struct IdleDevices([(usize, i32); IdleDevices::MOST]);
+
+impl IdleDevices {
+    const MOST: usize = 16;
+
+    #[inline]
+    fn note(&mut self, region: &CachedRegion) {
+        let device = region.device.load(Relaxed);
+        let mut places = self.0.iter_mut();
+        if let Some(place) = places.find(|place| place.0 == device || place.0 == 0) {
+            *place = (device, region.fd.load(Relaxed));
+        }
+    }
+
+    /// Nobody tells the library that a device was unplugged, and a hit does not ask the kernel: so
+    /// the cleaner asks at each tick.
+    fn end_gone(&self, cache: &Cache) {
+        for &(device, fd) in self.0.iter().filter(|place| place.0 != 0) {
+            if kernel_mr::has_gone(&UverbsOfHelper, device, fd) {
+                owners::device_gone(cache, device);
+                end_all(cache, Cause::Flush, ending::of_device(device));
+            }
         }
     }
 }

@@ -74,11 +74,7 @@ pub fn each_idle(
     while let Some(mut batch) = regions.next_batch(&mut from, |region| {
         region.state.load().is_unused() && of(region)
     }) {
-        let locked = match by {
-            By::Program => regions.lock_patiently(),
-            By::Helper => regions.lock_in_call(),
-        };
-        match locked {
+        match by.lock_patiently(regions) {
             Some(locked) => {
                 cache.apply(&locked, by);
                 locked.claim_those(&mut batch, cause, &mut of);

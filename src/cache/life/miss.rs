@@ -26,9 +26,9 @@ use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
-use errno::Errno;
 use rdmamr_config::{config, disabled};
 use rdmamr_mr::kernel_mr::{self, Direct};
+use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
@@ -51,14 +51,25 @@ const WAITS: u32 = 64;
 /// idle regions end, and other threads may leave more and more idle regions.
 const TRIES: u32 = 4;
 
-/// Whether the kernel may lack a resource that idle regions hold: pinned memory and the device's
-/// objects (ENOMEM), or the objects that the rdma cgroup allows (EAGAIN).
-pub fn is_shortage(error: Error) -> bool {
-    use libc::{EAGAIN, ENOMEM};
-    matches!(
-        error,
-        Error::Kernel(Errno(ENOMEM | EAGAIN)) | Error::Next(Errno(ENOMEM | EAGAIN))
-    )
+/// Whether a registration failed for want of what idle regions hold.
+#[cold]
+pub fn is_shortage(pd: Pd, request: &Request, error: Error) -> bool {
+    let refused = Refused {
+        request: *request,
+        device: OnDevice::of(pd),
+    };
+    match error {
+        Error::Kernel(errno) | Error::Next(errno) => refused.is_shortage(errno.0),
+        Error::Gpu(_, obstacle) => obstacle
+            .of_dmabuf()
+            .is_some_and(|errno| is_shortage_for_dmabuf(pd, errno.0)),
+        _ => false,
+    }
+}
+
+/// Whether a dma-buf was refused for want of what idle regions hold: keys of the device.
+pub fn is_shortage_for_dmabuf(pd: Pd, errno: i32) -> bool {
+    matches!(errno, libc::ENOMEM | libc::EAGAIN) || errno == says(OnDevice::of(pd)).full
 }
 
 /// Refuses arguments that no relaxed registration can have. Returns the page range of the memory.
@@ -367,7 +378,7 @@ impl Cache {
                     if direct.must_forward() {
                         return Err(Unserved::Because(counter!(bypassed_device)));
                     }
-                    if !is_shortage(error) || tries == TRIES || !relieve(self) {
+                    if !is_shortage(pd, request, error) || tries == TRIES || !relieve(self) {
                         return Err(Unserved::Failed(error));
                     }
                 }

@@ -7,6 +7,7 @@ use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
+use crate::locked::By;
 use crate::region::key::Domain;
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
@@ -17,15 +18,15 @@ use rdmamr_mr::{self as mr, Error, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
 
-/// Memory is short for a plain registration of the program. Deregisters every idle region.
+/// Memory is short for a plain registration of the program. Deregisters every idle region. Returns
+/// false if there was none.
 #[cold]
-pub fn relieve_program() {
-    if let Some(cache) = existing()
-        && !thread::is_inside()
-    {
-        let _inside = thread::enter();
-        relieve(cache);
-    }
+pub fn relieve_program() -> bool {
+    let Some(cache) = existing().filter(|_| !thread::is_inside()) else {
+        return false;
+    };
+    let _inside = thread::enter();
+    relieve(cache)
 }
 
 /// Deallocates a protection domain, ibv_dealloc_pd(3). The cache first deregisters the idle regions
@@ -75,7 +76,10 @@ pub fn unimport_pd(pd: Pd) {
         let of = ending::of_pd(pd.address() as u64);
         // The regions in use are invalidated as well, so that they are not reused after their
         // release.
-        invalidate_those(cache, &of, |_| {});
+        {
+            let _inside = thread::enter();
+            invalidate_those(cache, &of, By::Program, |_| {});
+        }
         let _ = flush_those(cache, of);
     }
     if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
@@ -135,6 +139,26 @@ pub fn forget(object: usize) {
     }
 }
 
+/// As [`forget`], if the region has one user. With more users the region stays registered, and the
+/// cache deregisters it after the last of them. Returns whether the region is forgotten.
+pub fn forget_unshared(object: usize) -> bool {
+    let Some(cache) = existing() else {
+        return true;
+    };
+    let Some(handle) = cache.regions.handle(object) else {
+        return true;
+    };
+    let region = cache.regions.region(handle.region);
+    let is_it = |other: &CachedRegion| core::ptr::eq(other, region);
+    let had = abandon(cache, is_it, LEFT);
+    // The region is invalidated, so the number of its users only falls from now on.
+    let is_unshared = region.state.load().users() <= 1;
+    if !is_unshared && let Some(fd) = had {
+        abandon(cache, is_it, fd);
+    }
+    is_unshared
+}
+
 /// A provider is about to close a device's file, perhaps in a call that bypassed the library. The
 /// cache's regions on that file end with the file. The cache must not deregister them through the
 /// next file that gets the same number. The argument is the address of the `verbs_context`, and the
@@ -156,12 +180,22 @@ pub fn before_close_bypassed(verbs_context: usize) {
     }
 }
 
+/// The kernel says that a device is gone, and its regions with it: their keys are dead. The cleaner
+/// calls this.
+pub fn device_gone(cache: &Cache, device: usize) {
+    let of = ending::of_device(device);
+    invalidate_those(cache, of, By::Helper, |region| {
+        region.fd.store(LEFT, Relaxed);
+    });
+}
+
 /// Invalidates regions, and replaces the descriptor number through which the kernel deregisters
 /// them. `LEFT` stands for no descriptor, once the number may mean another file. Returns the number
 /// that the regions had, if `of` found any.
 fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option<i32> {
+    let _inside = thread::enter();
     let mut had = None;
-    invalidate_those(cache, of, |region| {
+    invalidate_those(cache, of, By::Program, |region| {
         had = Some(region.fd.swap(fd, Relaxed));
     });
     had
@@ -173,14 +207,14 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
 fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&CachedRegion) -> bool,
+    by: By,
     mut invalidated: impl FnMut(&CachedRegion),
 ) {
     let regions = cache.regions;
-    let _inside = thread::enter();
     let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
     let mut from = Id(0);
     while let Some(batch) = regions.next_batch(&mut from, meant) {
-        let locked = regions.lock_patiently();
+        let locked = by.lock_patiently(regions);
         for &id in batch.ids() {
             let region = regions.region(id);
             if !meant(region) {

@@ -177,7 +177,8 @@ pub struct Call {
     pub how: u8,
     /// 0 if the call succeeded; otherwise the errno, or libfabric's code.
     pub errno: u16,
-    /// The address of the protection domain.
+    /// The address of the protection domain; of a call on a umem ([`call::is_on_umem`]) that of the
+    /// umem, which identifies it until its deregistration.
     pub pd: u64,
     /// The memory: for a registration as the program asked for it, for a deregistration the
     /// region's.
@@ -186,7 +187,7 @@ pub struct Call {
     /// The access flags of the call: `IBV_ACCESS_...`, or `FI_...` for libfabric's calls.
     pub access: u32,
     /// The region's lkey. With the domain it identifies the region until the region's
-    /// deregistration.
+    /// deregistration. A umem has none.
     pub lkey: u32,
     /// The call's return address.
     pub caller: u64,
@@ -201,7 +202,7 @@ const _: () = assert!(size_of::<Call>() == 64);
 /// The function that was called.
 pub mod call {
     /// Names, by number.
-    pub const NAMES: [&str; 16] = [
+    pub const NAMES: [&str; 20] = [
         "",
         "ibv_reg_mr",
         "ibv_reg_mr_iova",
@@ -218,6 +219,10 @@ pub mod call {
         "fi_close",
         "cache",
         "change",
+        "mlx5dv_reg_dmabuf_mr",
+        "mlx5dv_devx_umem_reg",
+        "mlx5dv_devx_umem_reg_ex",
+        "mlx5dv_devx_umem_dereg",
     ];
     pub const REG_MR: u8 = 1;
     pub const REG_MR_IOVA: u8 = 2;
@@ -238,20 +243,47 @@ pub mod call {
     /// Not a call of the library: the program is about to unmap, to move, to empty or to protect
     /// memory that it had registered. Only recorded while the cache is off.
     pub const CHANGE: u8 = 15;
+    pub const MLX5DV_REG_DMABUF_MR: u8 = 16;
+    pub const MLX5DV_DEVX_UMEM_REG: u8 = 17;
+    pub const MLX5DV_DEVX_UMEM_REG_EX: u8 = 18;
+    pub const MLX5DV_DEVX_UMEM_DEREG: u8 = 19;
 
-    /// Whether a call, if it succeeds, yields a region.
+    /// Whether a call, if it succeeds, yields a region or a umem.
     pub fn registers(call: u8) -> bool {
         !matches!(
             call,
-            DEREG_MR | DEREG_MR_RELAXED | FI_CLOSE | CACHE | CHANGE
+            DEREG_MR | DEREG_MR_RELAXED | FI_CLOSE | CACHE | CHANGE | MLX5DV_DEVX_UMEM_DEREG
         )
+    }
+
+    /// Whether a call makes or ends a umem: memory that libmlx5 registers without a domain and
+    /// without keys.
+    pub fn is_on_umem(call: u8) -> bool {
+        matches!(
+            call,
+            MLX5DV_DEVX_UMEM_REG | MLX5DV_DEVX_UMEM_REG_EX | MLX5DV_DEVX_UMEM_DEREG
+        )
+    }
+
+    /// Whether the program makes such a call. The library itself records the others.
+    pub fn is_of_program(call: u8) -> bool {
+        !matches!(call, CACHE | CHANGE)
     }
 }
 
 /// How the call was served.
 pub mod how {
     /// Names, by number.
-    pub const NAMES: [&str; 6] = ["", "kernel", "forwarded", "hit", "miss", "kept"];
+    pub const NAMES: [&str; 8] = [
+        "",
+        "kernel",
+        "forwarded",
+        "hit",
+        "miss",
+        "kept",
+        "gpu",
+        "past the library",
+    ];
     /// Not stated: the call failed, or it ended a region that was no longer registered.
     pub const NONE: u8 = 0;
     /// By a system call of this library, which pinned or released the memory.
@@ -265,6 +297,10 @@ pub mod how {
     pub const MISS: u8 = 4;
     /// A deregistration that left the region in the cache.
     pub const KEPT: u8 = 5;
+    /// By the next libibverbs, as a dma-buf: the memory is a GPU's, and the kernel refused its address.
+    pub const GPU: u8 = 6;
+    /// By a provider's own call, which the library only observes.
+    pub const PAST: u8 = 7;
 }
 
 /// Why the cache could not serve a plain registration that succeeded: [`Call::reason`].

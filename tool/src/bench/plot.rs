@@ -16,7 +16,7 @@ const LINES: [(&str, RGBColor, Cost); 3] = [
         |row| row.plain_us,
     ),
     (
-        "relaxed: kept by the library",
+        "relaxed: cached by the library",
         RGBColor(0xd5, 0x5e, 0x00),
         |row| row.relaxed_us,
     ),

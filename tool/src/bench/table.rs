@@ -53,7 +53,7 @@ pub fn print(results: &Results) {
         .any(|row| measured(row.relaxed_us) && !row.relaxed_kept)
     {
         anstream::println!(
-            "\nSome relaxed regions were not kept and were registered anew: 'rdmamr doctor' says why."
+            "\nSome relaxed regions were not cached and were registered anew: 'rdmamr doctor' says why."
         );
     }
 }

@@ -38,19 +38,28 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
             return vec![check.of(device)];
         }
     };
+    vec![most(&answer).of(device), odp(&answer).of(device)]
+}
+
+/// Checks the number and the length of regions, of a device that tells them.
+pub fn regions(device: &str, context: &Context) -> Option<Check> {
+    let answer = query(context).ok()?;
+    Some(most(&answer).of(device))
+}
+
+fn most(answer: &[u8; ANSWER]) -> Check {
     let (count, size) = (
-        u32::from_ne_bytes(part(&answer, MAX_MR)),
-        u64::from_ne_bytes(part(&answer, MAX_MR_SIZE)),
+        u32::from_ne_bytes(part(answer, MAX_MR)),
+        u64::from_ne_bytes(part(answer, MAX_MR_SIZE)),
     );
-    let size = if size >= ANY_SIZE {
-        "any size".into()
-    } else {
-        format!("up to {}", bytes(size))
-    };
-    vec![
-        Check::ok("regions", format!("up to {count}, of {size}")).of(device),
-        odp(&answer).of(device),
-    ]
+    if size >= ANY_SIZE {
+        return Check::ok("regions", format!("up to {count}, of any size"));
+    }
+    Check::ok(
+        "regions",
+        format!("up to {count}, of up to {} (max_mr_size)", bytes(size)),
+    )
+    .meaning("A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.")
 }
 
 /// Checks on-demand paging: such registrations pin nothing, since the device can wait for pages.

@@ -49,7 +49,7 @@ pub fn check(device: &str, context: &Context) -> Check {
                 why.unwrap_or("it is unknown")
             ),
         )
-        .meaning("The library counts and traces registrations on this device, but keeps none."),
+        .meaning("The library counts and traces registrations on this device, but caches none."),
     };
     check.of(device)
 }

@@ -95,7 +95,7 @@ pub fn check() -> Check {
         version if version < (4, 16) => Check::warning(SUBJECT, found)
             .meaning("Before Linux 4.16 the kernel does not name the driver, so libibverbs registers all memory."),
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
-            "Before Linux 5.11 userfaultfd(2), by which relaxed regions are kept, needs a privilege or a sysctl.",
+            "Before Linux 5.11 userfaultfd(2), by which the cache watches memory, needs a privilege or a sysctl.",
         ),
         version if version < (5, 12) => Check::warning(SUBJECT, found)
             .meaning("Before Linux 5.12 a program that forks loses registered pages, unless it calls ibv_fork_init."),

@@ -65,6 +65,16 @@ pub fn found(verbs: &Verbs) -> (String, u32) {
     (found, at_least)
 }
 
+/// The number of the release, such as 44, or the earliest that the functions allow.
+pub fn release_of(verbs: &Verbs) -> u32 {
+    let (found, at_least) = found(verbs);
+    let number = found
+        .split(['.', ' '])
+        .next()
+        .and_then(|number| number.parse().ok());
+    number.unwrap_or(at_least)
+}
+
 /// "44.0" of ".../libibverbs.so.1.14.44.0", where 1.14 is the latest version node.
 fn release(path: &str) -> Option<&str> {
     let version = path.rsplit_once("libibverbs.so.")?.1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access flags, of verbs and of libfabric's calls.
-use rdmamr_trace_format::call;
+use rdmamr_trace_format::{Call, call, how};
 
 const VERBS: &[(u32, &str)] = &[
     (1, "local_write"),
@@ -62,7 +62,13 @@ pub fn words(call: u8, access: u32) -> String {
     }
 }
 
-/// Whether such memory is pinned: device memory and memory paged on demand are not.
-pub fn pins(call: u8, access: u32) -> bool {
-    call != call::REG_DMABUF_MR && (of_fabric(call) || access & ON_DEMAND == 0)
+/// Whether the memory of a registration is pinned: device memory and memory paged on demand are not.
+pub fn pins(call: &Call) -> bool {
+    match call.call {
+        _ if call.how == how::GPU => false,
+        call::REG_DMABUF_MR | call::MLX5DV_REG_DMABUF_MR => false,
+        // A umem without an address is of a dma-buf.
+        call::MLX5DV_DEVX_UMEM_REG_EX => call.addr != 0,
+        of => of_fabric(of) || call.access & ON_DEMAND == 0,
+    }
 }

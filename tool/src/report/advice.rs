@@ -221,7 +221,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved_of_all(all)
         ),
         Some(_) if all.saved_ns > local.saved_ns => format!(
-            "`{line}` would have saved {}, and `--cache=all`, which also keeps remotely accessible regions, {}.",
+            "`{line}` would have saved {}, and `--cache=all`, which also caches remotely accessible regions, {}.",
             saved_of_all(local),
             saved(all)
         ),
@@ -249,7 +249,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved(&advice.fabric)
         );
     }
-    sentence + &refusals(&advice.unserved)
+    sentence + &refusals(&advice.unserved) + &past(totals.past_registrations)
 }
 
 /// The price of the cache besides time.
@@ -304,6 +304,15 @@ fn refusals(unserved: &[Unserved]) -> String {
             )
         }
     }
+}
+
+/// What the cache cannot reach.
+fn past(count: u64) -> String {
+    if count == 0 {
+        return String::new();
+    }
+    let registrations = units::plural(count, "registration", "registrations");
+    format!(" {registrations} by libmlx5's own calls went past the library, and so past the cache.")
 }
 
 fn registrations(count: u64) -> String {

@@ -21,6 +21,8 @@ const DEFAULTS: Facts = Facts {
 };
 /// The refusal that costs time: the library finds it out each time.
 pub const UNKEPT: &str = "the memory is shared or belongs to a file: it can change without notice";
+/// What the cache never keeps: nothing tells the library that the GPU's memory was freed.
+pub const OF_GPU: &str = "the memory is a GPU's, registered as a dma-buf";
 /// The most changes of memory during a region's use that its release looks at.
 const CHANGES: usize = 4096;
 /// How many idle regions a search for one that holds a range looks at.
@@ -57,6 +59,9 @@ impl Key {
 /// Why the cache would not serve such a registration, in words; `None` if it would.
 pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option<&'static str> {
     let facts = process.cache.unwrap_or(DEFAULTS);
+    if call.how == how::GPU {
+        return Some(OF_GPU);
+    }
     if access::of_fabric(call.call) {
         return None;
     }

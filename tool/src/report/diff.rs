@@ -223,7 +223,7 @@ fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
             });
             let cost = side(&mut rows[at]);
             cost.time_ns += size.time_ns;
-            if matches!(size.what, What::Plain | What::Hit | What::Miss) {
+            if !matches!(size.what, What::Deregister | What::Kept) {
                 cost.calls += size.calls;
             }
         }

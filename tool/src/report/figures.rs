@@ -43,7 +43,7 @@ impl Replay<'_> {
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
         by_time.sort_by_key(|&site| Reverse(sites[site as usize].2.tally.time));
         let callers = by_time.iter().take(LISTED).map(|&site| {
-            let SiteTotals { tally, called } = sites[site as usize].2;
+            let SiteTotals { tally, gpu, called } = sites[site as usize].2;
             let functions = (0..call::NAMES.len()).filter(|n| called >> n & 1 == 1);
             CallerTotals {
                 caller: caller(site),
@@ -52,9 +52,12 @@ impl Replay<'_> {
                 failed: tally.failed,
                 time_ns: tally.time,
                 longest_ns: tally.longest.into(),
+                gpu_calls: gpu.calls,
+                gpu_time_ns: gpu.time,
             }
         });
         let callers = callers.collect();
+        let past = self.past(&mut caller);
         let leaks = self.leaks(&mut caller);
         let failures = self.failed(&mut caller);
         let processes = self.process_totals();
@@ -121,6 +124,7 @@ impl Replay<'_> {
             callers,
             again,
             ranges,
+            past,
             leaks,
             failures,
             totals: self.totals,
@@ -141,6 +145,8 @@ impl Replay<'_> {
             What::Plain,
             What::Hit,
             What::Miss,
+            What::Gpu,
+            What::Past,
             What::Deregister,
             What::Kept,
         ];
@@ -156,6 +162,22 @@ impl Replay<'_> {
         let mut latencies: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
         latencies.sort_by_key(|row| (row.from_ns, row.what));
         latencies
+    }
+
+    /// The largest sums first.
+    fn past(&self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Past> {
+        let mut past: Vec<_> = self.past.iter().collect();
+        past.sort_by_key(|(of, counts)| (Reverse(counts.bytes), **of));
+        let list = past.into_iter().take(LISTED);
+        let list = list.map(|(&(site, call), counts)| Past {
+            caller: caller(site),
+            call: name_of(call),
+            registrations: counts.registrations,
+            bytes: counts.bytes,
+            largest_bytes: counts.largest,
+            time_ns: counts.time,
+        });
+        list.collect()
     }
 
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
@@ -190,10 +212,7 @@ impl Replay<'_> {
         let list = failures
             .into_iter()
             .map(|(&(number, errno), failure)| Failure {
-                call: call::NAMES
-                    .get(usize::from(number))
-                    .copied()
-                    .unwrap_or("a call that this program does not know"),
+                call: name_of(number),
                 errno,
                 name: errno::name(errno),
                 count: failure.count,
@@ -279,6 +298,11 @@ impl Replay<'_> {
         }));
         notes
     }
+}
+
+fn name_of(call: u8) -> &'static str {
+    let name = call::NAMES.get(usize::from(call)).copied();
+    name.unwrap_or("a call that this program does not know")
 }
 
 /// The time of a process's threads. At least that of the process: its main thread may not register.

@@ -76,7 +76,12 @@ pub fn draw(report: &Report) -> Markup {
         ..Frame::default()
     };
     for caller in &report.callers {
-        all.add(&stack(caller), caller.time_ns);
+        let mut stack = stack(caller);
+        all.add(&stack, caller.time_ns - caller.gpu_time_ns);
+        if caller.gpu_calls > 0 {
+            stack.push("GPU memory".into());
+            all.add(&stack, caller.gpu_time_ns);
+        }
     }
     html! { figure {
         figcaption { "Time in calls by caller " span.unit { "from the outermost function, or the module, down to the function that was called" } }

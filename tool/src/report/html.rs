@@ -95,6 +95,7 @@ pub fn render(report: &Report) -> Result<String> {
         (latencies(report))
         (callers(report))
         (ranges(report))
+        (past(report))
         (leaks(report))
         (failures(report))
         (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
@@ -220,7 +221,7 @@ fn head(report: &Report, program: &str) -> Markup {
                 plural(totals.threads, "thread", "threads"), count(totals.dropped))))
             (tile("Registrations", &count(totals.registrations),
                 &format!("{}, {}", plural(totals.hits, "hit", "hits"), plural(totals.misses, "miss", "misses"))))
-            (tile("Deregistrations", &count(totals.deregistrations), &format!("{} kept", count(totals.kept))))
+            (tile("Deregistrations", &count(totals.deregistrations), &format!("{} cached", count(totals.kept))))
             (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
             (tile("Left registered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
             (tile("Failed", &count(totals.failed), &share(totals.failed, totals.calls)))
@@ -264,11 +265,12 @@ fn over_time(report: &Report) -> Markup {
         p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
             (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
             " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." } }
+            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
+            @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
         (legend(&[
             ("plain", "plain regions", any(&|point| point.plain_bytes)),
             ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-            ("kept", "what the cache would keep besides", kept),
+            ("kept", "what the cache would hold besides", kept),
         ]))
         (plots::over_time(report))
         (more(plots::LANES, report.lanes.len() as u64))
@@ -295,6 +297,8 @@ fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
             What::Plain => ("plain", true),
             What::Hit => ("hit", true),
             What::Miss => ("miss", true),
+            What::Gpu => ("GPU", true),
+            What::Past => ("past the library", true),
             What::Deregister => ("plain", false),
             What::Kept => ("kept", false),
         };
@@ -332,9 +336,10 @@ fn sizes(report: &Report) -> Markup {
     html! { section id="sizes" {
         h2 { "Cost by size" }
         (legend(&[
-            ("plain", "plain", totals.registrations > totals.hits + totals.misses),
+            ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
             ("hit", "hits of the cache", totals.hits > 0),
             ("cache", "misses of the cache", totals.misses > 0),
+            ("gpu", "memory of a GPU", totals.gpu > 0),
         ]))
         div.pair {
             (plots::by_size(sizes, "Registrations by length", false))
@@ -342,7 +347,7 @@ fn sizes(report: &Report) -> Markup {
         }
         div.scroll role="region" tabindex="0" aria-label="Table" { table {
             thead {
-                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or kept" } }
+                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or cached" } }
                 tr { th.number { "from" } th { "how" }
                     @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
             }
@@ -418,6 +423,27 @@ fn sizes_of(again: &super::shape::Again) -> String {
     }
     let (from, to) = (bytes(again.smallest_bytes), bytes(again.largest_bytes));
     format!("{from} to {to}")
+}
+
+/// Nothing for most programs.
+fn past(report: &Report) -> Markup {
+    let totals = &report.totals;
+    html! { @if totals.past_registrations > 0 { section id="past" {
+        h2 { "Registered past the library" }
+        p { (plural(totals.past_registrations, "registration", "registrations")) " of " (bytes(totals.past_bytes))
+            " by libmlx5's own calls. The cache does not serve them." }
+        (table("Table", &["times", "bytes", "up to", "time", "<call", "<caller"], html! {
+            @for past in report.past.iter().take(SHOWN) { tr {
+                (number(count(past.registrations)))
+                (number(bytes(past.bytes)))
+                (number(bytes(past.largest_bytes)))
+                (number(time(past.time_ns)))
+                td { code { (past.call) } }
+                (who(&past.caller))
+            } }
+        }))
+        (more(SHOWN, report.past.len() as u64))
+    } } }
 }
 
 fn leaks(report: &Report) -> Markup {

@@ -120,7 +120,7 @@ fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
     });
     // A record that is not a call of the program has a moment, and no place among the thread's
     // calls.
-    if of.call >= call::CACHE {
+    if !call::is_of_program(of.call) {
         value["ph"] = "i".into();
         value["s"] = "p".into();
     } else {

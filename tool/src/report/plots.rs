@@ -339,7 +339,7 @@ pub fn over_time(report: &Report) -> Markup {
 /// number.
 struct Bar {
     label: String,
-    parts: [(&'static str, u64); 3],
+    parts: [(&'static str, u64); 4],
     number: String,
 }
 
@@ -363,9 +363,10 @@ fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
 
 fn part_of(what: What) -> Option<usize> {
     match what {
-        What::Plain => Some(0),
+        What::Plain | What::Past => Some(0),
         What::Hit => Some(1),
         What::Miss => Some(2),
+        What::Gpu => Some(3),
         What::Deregister | What::Kept => None,
     }
 }
@@ -382,7 +383,7 @@ fn rows<T>(
         if rows.last().is_none_or(|row| row.label != label) {
             rows.push(Bar {
                 label,
-                parts: [("plain", 0), ("hit", 0), ("cache", 0)],
+                parts: [("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
                 number: String::new(),
             });
         }

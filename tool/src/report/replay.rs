@@ -60,12 +60,19 @@ impl Tally {
 #[derive(Clone, Copy, Default)]
 pub struct SiteTotals {
     pub tally: Tally,
+    /// The registrations of a GPU's memory.
+    pub gpu: Tally,
     /// A bit for each function that was called from here.
     pub called: u32,
 }
 
-/// The identity of a region while it is registered: process, lkey, domain.
-pub type Key = (u32, u32, u64);
+/// The identity of a region while it is registered: process, whether it is a umem, lkey, and domain
+/// or address of the umem.
+pub type Key = (u32, bool, u32, u64);
+
+fn key(process: u32, call: &Call) -> Key {
+    (process, call::is_on_umem(call.call), call.lkey, call.pd)
+}
 
 /// A registration that the program has not ended.
 #[derive(Clone, Copy)]
@@ -88,6 +95,8 @@ pub struct Region {
     range: Option<Foreseen>,
     pub cache: bool,
     pub pinned: u64,
+    /// How many bytes of a GPU's memory it is.
+    gpu: u64,
     /// Nearly every region has one holder.
     holder: Option<Holder>,
     /// The sites of other holders, by their memory.
@@ -107,6 +116,15 @@ pub struct ProcessCounts {
     /// Pinned bytes: of plain regions, and of the cache's; and the most of both.
     pub pinned: [u64; 2],
     pub peak: u64,
+}
+
+/// Registrations past the library, of one call site by one function.
+#[derive(Default)]
+pub struct PastCounts {
+    pub registrations: u64,
+    pub bytes: u64,
+    pub largest: u64,
+    pub time: u64,
 }
 
 pub struct FailureCounts {
@@ -141,10 +159,14 @@ pub struct Replay<'a> {
     /// The ends of processes, the latest first.
     pub ends: Vec<(u64, usize)>,
     pub failures: FxHashMap<(u8, u16), FailureCounts>,
+    /// By site and function.
+    pub past: FxHashMap<(u32, u8), PastCounts>,
     /// Deregistrations and hits of regions whose registration is not in the trace; registrations
     /// whose key was taken.
     pub unknown: u64,
     pub taken: u64,
+    /// The bytes of GPUs' memory that are registered.
+    gpu_bytes: u64,
 }
 
 impl Replay<'_> {
@@ -182,8 +204,10 @@ impl Replay<'_> {
             activity: Counts::new(begin, span, trace.processes.len()),
             ends,
             failures: FxHashMap::default(),
+            past: FxHashMap::default(),
             unknown: 0,
             taken: 0,
+            gpu_bytes: 0,
         };
         trace.calls(|event| replay.see(event))?;
         replay.end_processes(span);
@@ -202,7 +226,7 @@ impl Replay<'_> {
         self.end_processes(since);
         if call.call == call::CACHE {
             self.totals.cache_deregistrations += 1;
-            self.cache_ended(since, (*process, call.lkey, call.pd));
+            self.cache_ended(since, key(*process, call));
             return;
         }
         if call.call == call::CHANGE {
@@ -220,9 +244,10 @@ impl Replay<'_> {
             self.fail(*process, site, call);
             return;
         }
+        let length = self.length(*process, call);
         let durations = self
             .sizes
-            .entry((u64::BITS - call.length.leading_zeros(), What::of(call)));
+            .entry((u64::BITS - length.leading_zeros(), What::of(call)));
         durations.or_insert_with(Durations::new).add(call.duration);
         if call.call == call::REREG_MR && self.reregister(*process, since, call) {
             self.totals.registrations += 1;
@@ -231,6 +256,16 @@ impl Replay<'_> {
         } else {
             self.deregister(*process, since, call);
         }
+    }
+
+    /// The length of the call's memory. Only the registration of a umem tells the umem's.
+    fn length(&self, process: u32, call: &Call) -> u64 {
+        if call.call != call::MLX5DV_DEVX_UMEM_DEREG {
+            return call.length;
+        }
+        let umem = self.regions.get(&key(process, call));
+        let holder = umem.and_then(|umem| umem.holder);
+        holder.map_or(0, |holder| holder.memory.1)
     }
 
     fn cache_ended(&mut self, since: u64, key: Key) {
@@ -283,6 +318,9 @@ impl Replay<'_> {
         *span = (span.0.min(call.time), span.1.max(end));
         let of_site = &mut self.site_totals[site as usize].2;
         of_site.tally.add(call);
+        if call.how == how::GPU {
+            of_site.gpu.add(call);
+        }
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
     }
 
@@ -321,7 +359,10 @@ impl Replay<'_> {
         of_process.registrations += 1;
         of_process.hits += u64::from(call.how == how::HIT);
         self.totals.misses += u64::from(call.how == how::MISS);
-        let key = (process, call.lkey, call.pd);
+        if call.how == how::PAST {
+            self.count_past(site, call);
+        }
+        let key = key(process, call);
         let holder = Holder {
             memory: (call.addr, call.length),
             site,
@@ -335,10 +376,13 @@ impl Replay<'_> {
             self.unknown += 1;
         }
         let range = self.range(process, call.pd, call.access, holder.memory);
-        let pinned = match access::pins(call.call, call.access) {
+        let is_gpu = call.how == how::GPU;
+        let pinned = match access::pins(call) {
             true => range.bytes(),
             false => 0,
         };
+        let gpu = if is_gpu { call.length } else { 0 };
+        self.totals.gpu += u64::from(is_gpu);
         if let Some(before) = self.regions.remove(&key) {
             if before.cache {
                 *self.ended_before.entry(key).or_default() += 1;
@@ -348,12 +392,13 @@ impl Replay<'_> {
             self.release(process, since, &before);
             self.unpin(process, since, &before);
         }
-        let range = (!cache)
+        let range = (!cache && call.how != how::PAST)
             .then(|| self.foresee(range, site, since, call))
             .flatten();
         let region = Region {
             range,
             pinned,
+            gpu,
             cache,
             holder: Some(holder),
             others: BTreeMap::new(),
@@ -362,14 +407,24 @@ impl Replay<'_> {
         self.regions.insert(key, region);
     }
 
+    fn count_past(&mut self, site: u32, call: &Call) {
+        self.totals.past_registrations += 1;
+        self.totals.past_bytes = self.totals.past_bytes.saturating_add(call.length);
+        let past = self.past.entry((site, call.call)).or_default();
+        past.registrations += 1;
+        past.bytes = past.bytes.saturating_add(call.length);
+        past.largest = past.largest.max(call.length);
+        past.time += u64::from(call.duration);
+    }
+
     /// Returns whether the trace has the registration of the region.
     fn reregister(&mut self, process: u32, since: u64, call: &Call) -> bool {
         // The region may have left its domain.
-        let key = (process, call.lkey, call.pd);
+        let key = key(process, call);
         let before = match self.regions.contains_key(&key) {
             true => key,
             false => {
-                let same = (process, call.lkey, 0)..=(process, call.lkey, u64::MAX);
+                let same = (process, false, call.lkey, 0)..=(process, false, call.lkey, u64::MAX);
                 let other = self.regions.range(same).next();
                 other.map_or(key, |(&other, _)| other)
             }
@@ -396,7 +451,7 @@ impl Replay<'_> {
         if call.how == how::NONE {
             return;
         }
-        let key = (process, call.lkey, call.pd);
+        let key = key(process, call);
         if call.how == how::KEPT {
             self.totals.kept += 1;
             match self.regions.get_mut(&key) {
@@ -471,6 +526,8 @@ impl Replay<'_> {
         let of_process = &mut self.processes[process as usize];
         let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
         of_process.peak = of_process.peak.max(all);
+        self.gpu_bytes = self.gpu_bytes.saturating_add(region.gpu);
+        self.totals.gpu_peak_bytes = self.totals.gpu_peak_bytes.max(self.gpu_bytes);
         self.timeline
             .pin(since, region.pinned, region.cache, self.cache.idle());
     }
@@ -478,6 +535,7 @@ impl Replay<'_> {
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
         let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
         *pinned = pinned.saturating_sub(region.pinned);
+        self.gpu_bytes = self.gpu_bytes.saturating_sub(region.gpu);
         self.timeline
             .unpin(since, region.pinned, region.cache, self.cache.idle());
     }

@@ -27,6 +27,7 @@ pub struct Report {
     pub callers: Vec<CallerTotals>,
     pub again: Vec<Again>,
     pub ranges: Vec<Range>,
+    pub past: Vec<Past>,
     pub leaks: Vec<Leak>,
     pub failures: Vec<Failure>,
 }
@@ -51,9 +52,16 @@ pub struct Totals {
     pub registrations: u64,
     pub hits: u64,
     pub misses: u64,
+    /// Registrations of a GPU's memory as a dma-buf, and the most bytes of it that were registered at
+    /// once. The kernel pins no page for them.
+    pub gpu: u64,
+    pub gpu_peak_bytes: u64,
     pub deregistrations: u64,
     /// Deregistrations that left the region in the cache.
     pub kept: u64,
+    /// Registrations past the library, by libmlx5's own calls, and the sum of their lengths.
+    pub past_registrations: u64,
+    pub past_bytes: u64,
     /// Regions that the cache deregistered by itself.
     pub cache_deregistrations: u64,
     /// The numbers of callers and of ranges registered more than once, including those not listed.
@@ -241,6 +249,10 @@ pub enum What {
     Plain,
     Hit,
     Miss,
+    /// A GPU's memory, as a dma-buf.
+    Gpu,
+    /// Past the library.
+    Past,
     Deregister,
     Kept,
 }
@@ -250,6 +262,8 @@ impl What {
         match (registers(call.call), call.how) {
             (true, how::HIT) => What::Hit,
             (true, how::MISS) => What::Miss,
+            (true, how::GPU) => What::Gpu,
+            (true, how::PAST) => What::Past,
             (true, _) => What::Plain,
             (false, how::KEPT) => What::Kept,
             (false, _) => What::Deregister,
@@ -261,8 +275,10 @@ impl What {
             What::Plain => "register, plain",
             What::Hit => "register, hit",
             What::Miss => "register, miss",
+            What::Gpu => "register, GPU",
+            What::Past => "register, past the library",
             What::Deregister => "deregister",
-            What::Kept => "deregister, kept",
+            What::Kept => "deregister, cached",
         }
     }
 }
@@ -288,6 +304,9 @@ pub struct CallerTotals {
     pub failed: u64,
     pub time_ns: u64,
     pub longest_ns: u64,
+    /// The registrations of a GPU's memory among the calls, and their time.
+    pub gpu_calls: u64,
+    pub gpu_time_ns: u64,
 }
 
 /// The same pages in the same domain with the same access, registered more than once.
@@ -323,6 +342,18 @@ pub struct Again {
     pub hits: u64,
     pub time_ns: u64,
     pub saved_ns: u64,
+}
+
+/// What one caller registers past the library by one function.
+#[derive(Serialize)]
+pub struct Past {
+    pub caller: Caller,
+    pub call: &'static str,
+    pub registrations: u64,
+    /// The sum of the lengths, and the greatest.
+    pub bytes: u64,
+    pub largest_bytes: u64,
+    pub time_ns: u64,
 }
 
 #[derive(Serialize)]

@@ -45,6 +45,90 @@ fn pinned_memory_is_whole_pages_each_time() {
     assert_eq!(report.pinned.points.last().unwrap().plain_bytes, 4096);
 }
 
+/// Memory of a GPU pins no page, and nobody predicts hits on it, also by libfabric's calls.
+#[test]
+fn memory_of_a_gpu_is_a_kind_of_its_own() {
+    const LENGTH: u64 = 1 << 20;
+    let gpu = |at, lkey, number| Call {
+        call: number,
+        how: how::GPU,
+        reason: rdmamr_trace_format::unserved::DEVICE,
+        ..register(at, lkey, 0x6000_0000_0000, LENGTH)
+    };
+    let mut calls = vec![
+        register(0, 1, 0x1000, 4096),
+        gpu(MS, 2, call::REG_MR),
+        gpu(2 * MS, 3, call::REG_MR_RELAXED),
+    ];
+    for n in 0..4 {
+        calls.push(gpu((3 + 2 * n) * MS, 4, call::FI_MR_REG));
+        calls.push(Call {
+            call: call::FI_CLOSE,
+            how: how::FORWARDED,
+            ..deregister((4 + 2 * n) * MS, 4, 0x6000_0000_0000, LENGTH)
+        });
+    }
+    let report = report(&calls);
+    assert_eq!(report.totals.gpu, 6);
+    assert_eq!(report.totals.gpu_peak_bytes, 3 * LENGTH);
+    assert_eq!(report.pinned.peak_bytes, 4096);
+    assert_eq!(report.advice.fabric.hits + report.advice.all.hits, 0);
+    let unserved: Vec<_> = report
+        .advice
+        .unserved
+        .iter()
+        .map(|of| (of.reason, of.registrations))
+        .collect();
+    assert_eq!(unserved, [(cache::OF_GPU, 6)]);
+    let sizes: Vec<_> = report
+        .sizes
+        .iter()
+        .filter(|size| size.what == super::shape::What::Gpu)
+        .map(|size| (size.from_bytes, size.calls))
+        .collect();
+    assert_eq!(sizes, [(LENGTH, 6)]);
+    let caller = &report.callers[0];
+    assert_eq!((caller.gpu_calls, caller.gpu_time_ns), (6, 60_000));
+    let text = text::render(&report);
+    assert!(text.contains("0 misses, 6 of\n"), "{text}");
+    assert!(
+        text.contains("\nMemory of GPUs  at most 3 MiB registered, as dma-bufs\n"),
+        "{text}"
+    );
+    let flame = flame::draw(&report).into_string();
+    assert!(flame.contains("GPU memory: 60.0 us, 69.8 %"), "{flame}");
+    let page = html::render(&report).unwrap();
+    assert!(page.contains("memory of a GPU"), "{page}");
+    assert!(page.contains("3 MiB</strong> of GPUs' memory"), "{page}");
+}
+
+#[test]
+fn a_umem_is_told_from_a_region_of_the_same_numbers() {
+    let umem = Call {
+        call: call::MLX5DV_DEVX_UMEM_REG,
+        how: how::PAST,
+        ..register(0, 1, 0x8000, 8192)
+    };
+    let end = Call {
+        call: call::MLX5DV_DEVX_UMEM_DEREG,
+        how: how::PAST,
+        ..deregister(2 * MS, 1, 0, 0)
+    };
+    let report = report(&[umem, register(MS, 1, 0x1000, 4096), end]);
+    assert!(report.notes.is_empty());
+    let totals = &report.totals;
+    assert_eq!((totals.registrations, totals.past_registrations), (2, 1));
+    assert_eq!((totals.leaked_regions, totals.leaked_bytes), (1, 4096));
+    assert_eq!(
+        (report.pinned.peak_bytes, report.pinned.end_bytes),
+        (12288, 4096)
+    );
+    let sizes = report.sizes.iter();
+    let ended = sizes.filter(|size| size.what == shape::What::Deregister);
+    let lengths: Vec<_> = ended.map(|size| size.from_bytes).collect();
+    assert_eq!(lengths, [8192]);
+}
+
 #[test]
 fn the_cache_pins_until_it_says_otherwise() {
     let relaxed = |at, how, duration| Call {

@@ -230,9 +230,18 @@ pub fn render(report: &Report) -> String {
         line(&mut out, "", ran);
     }
     more(&mut out, report.processes.len() as u64);
-    let plain = totals.registrations - totals.hits - totals.misses;
+    let plain =
+        totals.registrations - totals.hits - totals.misses - totals.gpu - totals.past_registrations;
+    let gpu = match totals.gpu {
+        0 => String::new(),
+        calls => format!(", {} of a GPU's memory", count(calls)),
+    };
+    let past = match totals.past_registrations {
+        0 => String::new(),
+        past => format!(", {} past the library", count(past)),
+    };
     let calls = format!(
-        "{} by {}: {} ({} plain, {}, {}), {} ({} kept), {} failed",
+        "{} by {}: {} ({} plain, {}, {}{gpu}{past}), {} ({} cached), {} failed",
         count(totals.calls),
         plural(totals.threads, "thread", "threads"),
         plural(totals.registrations, "registration", "registrations"),
@@ -272,6 +281,13 @@ pub fn render(report: &Report) -> String {
         bytes(pinned.end_bytes)
     );
     line(&mut out, "Peak pinned", peak);
+    if totals.gpu > 0 {
+        let most = format!(
+            "at most {} registered, as dma-bufs",
+            bytes(totals.gpu_peak_bytes)
+        );
+        line(&mut out, "Memory of GPUs", most);
+    }
     let left = format!(
         "{}, {}",
         plural(totals.leaked_regions, "region", "regions"),
@@ -335,6 +351,23 @@ pub fn render(report: &Report) -> String {
                 again.caller.name(),
             ]);
             table.stack(&again.caller);
+        });
+    }
+
+    if !report.past.is_empty() {
+        heading(&mut out, "Registered past the library");
+        let headings = "times|bytes|up to|time|<call|<caller";
+        let all = report.past.len();
+        list(&mut out, headings, &report.past, all, |table, past| {
+            table.row([
+                count(past.registrations),
+                bytes(past.bytes),
+                bytes(past.largest_bytes),
+                time(past.time_ns),
+                past.call.to_string(),
+                past.caller.name(),
+            ]);
+            table.stack(&past.caller);
         });
     }
 

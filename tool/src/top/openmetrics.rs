@@ -41,7 +41,7 @@ const GAUGE: &str = "gauge";
 
 /// Each family: its name, its kind, its unit, its words and its values.
 #[rustfmt::skip]
-const FAMILIES: [(&str, &str, &str, &str, Values); 14] = [
+const FAMILIES: [(&str, &str, &str, &str, Values); 17] = [
     ("rdmamr_registrations", COUNTER, "", "Registrations by the kernel and by libibverbs.",
         OfDevices(|of| vec![("", of.registrations)])),
     ("rdmamr_regions", GAUGE, "", "Regions that are registered.",
@@ -50,10 +50,16 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 14] = [
         OfDevices(|of| states(of.bytes, of.idle_bytes))),
     ("rdmamr_hits", COUNTER, "", "Registrations that a cached region served.",
         OfProcesses(|process| counter(process, "hits"))),
-    ("rdmamr_misses", COUNTER, "", "Registrations for which a region was made that may be kept.",
+    ("rdmamr_misses", COUNTER, "", "Registrations for which the cache made a new region.",
         OfProcesses(|process| counter(process, "misses"))),
     ("rdmamr_failures", COUNTER, "", "Registrations that failed.",
         OfProcesses(|process| counter(process, "reg_failed"))),
+    ("rdmamr_gpu_registrations", COUNTER, "", "Registrations of a GPU's memory as a dma-buf.",
+        OfProcesses(|process| counter(process, "reg_gpu"))),
+    ("rdmamr_gpu_failures", COUNTER, "", "Registrations of a GPU's memory that failed.",
+        OfProcesses(|process| counter(process, "reg_gpu_failed"))),
+    ("rdmamr_past_registrations", COUNTER, "", "Registrations past the library, by libmlx5.",
+        OfProcesses(|process| counter(process, "reg_past"))),
     ("rdmamr_registration_seconds", COUNTER, "seconds", "The time that registrations took in the kernel.",
         OfProcesses(|process| process.registration_seconds)),
     ("rdmamr_limit_bytes", GAUGE, "bytes", "A limit on memory that holds for the process.",

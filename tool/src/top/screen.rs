@@ -136,9 +136,7 @@ impl Screen {
         let chosen = self
             .shown
             .get(selected.min(self.shown.len().saturating_sub(1)));
-        let details = chosen.map_or(0, |process| {
-            process.devices.len() + process.limits.len() + 2
-        });
+        let details = chosen.map_or(0, |process| lines_of(process) + 2);
         let height = (details as u16).min(frame.area().height / 2);
         let [top, middle, bottom, foot] = Layout::vertical([
             Constraint::Length(1),
@@ -234,13 +232,17 @@ impl Screen {
     }
 }
 
+/// The number of lines that [`details_of`] writes.
+fn lines_of(process: &Process) -> usize {
+    process.devices.len() + table::notes(process).count() + process.limits.len()
+}
+
 /// The devices of a process, and its limits as bars.
 fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     let block = Block::bordered().title(format!(" {} {} ", process.pid, process.command));
     let inside = block.inner(area);
     frame.render_widget(block, area);
-    let lines = process.devices.len() + process.limits.len();
-    let places = Layout::vertical(vec![Constraint::Length(1); lines]).split(inside);
+    let places = Layout::vertical(vec![Constraint::Length(1); lines_of(process)]).split(inside);
     let mut places = places.iter();
     for of in &process.devices {
         let Some(&place) = places.next() else { return };
@@ -256,6 +258,10 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
         if let Some(regions) = of.kernel_regions {
             words += &format!("; the kernel lists {regions}");
         }
+        frame.render_widget(Line::from(words), place);
+    }
+    for words in table::notes(process) {
+        let Some(&place) = places.next() else { return };
         frame.render_widget(Line::from(words), place);
     }
     for limit in &process.limits {

@@ -143,6 +143,14 @@ fn short(rate: f64) -> String {
     }
 }
 
+/// The registrations of GPUs' memory, of a process that has made some.
+fn of_gpus(process: &Process) -> Option<String> {
+    let counter = |name| process.counters.get(name).copied().unwrap_or(0);
+    let (registered, failed) = (counter("reg_gpu"), counter("reg_gpu_failed"));
+    (registered + failed > 0)
+        .then(|| format!("memory of GPUs: {registered} registered as a dma-buf, {failed} failed"))
+}
+
 /// A limit in words: the used amount, and the most.
 pub fn words(limit: &Limit) -> String {
     let amount = |amount: u64| {
@@ -167,6 +175,24 @@ pub fn share(limit: &Limit) -> f64 {
         return 1.0;
     }
     (limit.used as f64 / limit.most as f64).clamp(0.0, 1.0)
+}
+
+/// What the process has registered past the library, in words.
+fn past(process: &Process) -> Option<String> {
+    let counter = |name: &str| process.counters.get(name).copied().unwrap_or(0);
+    let registrations = counter("reg_past");
+    (registrations > 0).then(|| {
+        format!(
+            "registered past the library so far: {} of {}, by libmlx5",
+            units::plural(registrations, "registration", "registrations"),
+            units::bytes(counter("reg_past_bytes"))
+        )
+    })
+}
+
+/// The lines on a process beside its devices and limits: GPUs' memory, and past the library.
+pub fn notes(process: &Process) -> impl Iterator<Item = String> {
+    [of_gpus(process), past(process)].into_iter().flatten()
 }
 
 /// The sums over all processes.
@@ -205,6 +231,9 @@ pub fn text(sample: &Sample) -> String {
         }
     }
     for process in &sample.processes {
+        for words in notes(process) {
+            let _ = writeln!(text, "{}: {words}", process.pid);
+        }
         for limit in &process.limits {
             let bar = bar(share(limit));
             let _ = writeln!(
@@ -247,6 +276,18 @@ mod tests {
         assert_eq!(columns(40), [0, 4, 10]);
         assert_eq!(columns(80).len(), 8);
         assert_eq!(columns(120).len(), HEADS.len());
+    }
+
+    #[test]
+    fn memory_of_gpus_has_a_line() {
+        let mut process = Process::default();
+        assert_eq!(of_gpus(&process), None);
+        process.counters.insert("reg_gpu".into(), 0);
+        process.counters.insert("reg_gpu_failed".into(), 0);
+        assert_eq!(of_gpus(&process), None);
+        process.counters.insert("reg_gpu_failed".into(), 2);
+        let words = "memory of GPUs: 0 registered as a dma-buf, 2 failed";
+        assert_eq!(of_gpus(&process).as_deref(), Some(words));
     }
 
     #[test]

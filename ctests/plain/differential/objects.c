@@ -1,0 +1,487 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What providers do with a region's object, on a device of vm/hca: each change of a region, windows,
+ * dma-bufs, null and device memory regions, advice, parent and imported domains and regions, the
+ * providers' own queries, handles of libibverbs, a device that goes and comes back. Each line has
+ * the result, errno, and the object's fields; data goes through the region by its key.
+ */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <linux/udmabuf.h>
+#include <sys/ioctl.h>
+#include "../../lib/hca.h"
+#include "../../lib/verdict.h"
+
+/* The same in both runs: the kernel's log has addresses. */
+#define PLACE ((char *)0x100000000000)
+
+enum { COUNT = 16, LENGTH = COUNT * PAGE, SHOWN = 32 };
+
+static const char *device;
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+
+/* Local and remote ones, if the device takes them. */
+static int rights;
+
+static const char *name_of(int err)
+{
+	return err ? strerrorname_np(err) : "0";
+}
+
+static char *fixed(int number)
+{
+	char *memory = mmap(PLACE + (long)number * 2 * LENGTH, LENGTH, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
+
+	must(memory == PLACE + (long)number * 2 * LENGTH);
+	memset(memory, 0x11, LENGTH);
+	return memory;
+}
+
+/* By the device, at the place `iova`, which is the memory at `at`. */
+static const char *data(const struct ibv_mr *mr, uint64_t iova, char *at, bool remote)
+{
+	static unsigned char pattern;
+	unsigned char bytes[SHOWN], got[SHOWN];
+	int err;
+
+	memset(bytes, ++pattern, sizeof(bytes));
+	err = hca_write(device, remote ? mr->rkey : mr->lkey, iova, bytes, sizeof(bytes), remote);
+	if (err)
+		return name_of(err);
+	if (memcmp(at, bytes, sizeof(bytes)) != 0)
+		return "no data";
+	err = hca_read(device, remote ? mr->rkey : mr->lkey, iova, got, sizeof(got), remote);
+	if (err)
+		return name_of(err);
+	return memcmp(got, bytes, sizeof(got)) == 0 ? "data" : "other data";
+}
+
+/* A region as it is, with the words of its data. */
+static void show(const char *name, struct ibv_mr *mr, uint64_t iova, char *at)
+{
+	int err = errno;
+
+	if (!mr) {
+		verdict("%s\t%s", name, name_of(err));
+		return;
+	}
+	verdict("%s\t%s, address %#lx, length %#zx, handle %u, lkey %#x, rkey %#x, errno %s, by lkey %s, by rkey %s", name,
+		mr->context == context ? "registered" : "another context", (long)mr->addr, mr->length, mr->handle, mr->lkey,
+		mr->rkey, name_of(err), at ? data(mr, iova, at, false) : "-", at && mr->rkey ? data(mr, iova, at, true) : "-");
+}
+
+static void end(const char *name, struct ibv_mr *mr)
+{
+	int err;
+
+	if (!mr)
+		return;
+	errno = 0;
+	err = ibv_dereg_mr(mr);
+	verdict("%s: its end\t%s, errno %s", name, name_of(err), name_of(errno));
+}
+
+static void plain(char *memory)
+{
+	static const struct { uint64_t addr, length, iova; } places[] = {
+		{ 0, LENGTH, 0 }, { 8, 64, 8 }, { 0, PAGE, 0x10000 }, { 8, 64, 8 + PAGE }, { 0, PAGE, ~0ul << 12 },
+		{ PAGE - 1, 2, PAGE - 1 }, { 0, 1, 0 }, { 0, PAGE, 1 },
+	};
+	char name[64];
+
+	for (size_t n = 0; n < sizeof(places) / sizeof(*places); n++) {
+		char *at = memory + places[n].addr;
+		struct ibv_mr *mr;
+
+		snprintf(name, sizeof(name), "region at %#lx, iova %#lx", (long)places[n].addr, (long)places[n].iova);
+		errno = 0;
+		mr = ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, rights);
+		show(name, mr, places[n].iova, places[n].length >= SHOWN ? at : NULL);
+		end(name, mr);
+	}
+}
+
+static void change(const char *name, int flags, struct ibv_pd *to_pd, char *to, size_t length, int access, char *memory)
+{
+	struct ibv_mr *mr;
+	int code, err;
+
+	errno = 0;
+	mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	if (!mr) {
+		verdict("change: %s\tno region: %s", name, name_of(errno));
+		return;
+	}
+	errno = 0;
+	code = ibv_rereg_mr(mr, flags, to_pd, to, length, access);
+	err = errno;
+	verdict("change: %s\t%d, errno %s, domain %s", name, code, name_of(err), mr->pd == pd ? "as it was" : "another");
+	errno = 0;
+	show("change: then", mr, (uintptr_t)mr->addr, code == 0 ? mr->addr : NULL);
+	end("change", mr);
+}
+
+static void changes(char *memory, char *to)
+{
+	struct ibv_pd *other = ibv_alloc_pd(context);
+
+	must(other);
+	change("no flag", 0, NULL, NULL, 0, 0, memory);
+	change("address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, 2 * PAGE, 0, memory);
+	change("longer address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, LENGTH, 0, memory);
+	change("unmapped address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (char *)PAGE, PAGE, 0, memory);
+	change("length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, 0, 0, memory);
+	change("NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0, memory);
+	change("domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0, memory);
+	change("access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE, memory);
+	change("no access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0, memory);
+	change("wrong access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE, memory);
+	change("access without its flag", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE, memory);
+	change("domain and access", IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, NULL, 0,
+	       IBV_ACCESS_LOCAL_WRITE, memory);
+	change("all", IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, to, PAGE,
+	       rights, memory);
+	change("an unknown flag", 64, NULL, to, PAGE, 0, memory);
+	verdict("change: the other domain's end\t%s", name_of(ibv_dealloc_pd(other)));
+}
+
+/* A queue pair, if the provider gives one. */
+static struct ibv_qp *queue_pair(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);
+	struct ibv_qp_init_attr attr = {
+		.send_cq = cq, .recv_cq = cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 4, .max_recv_wr = 4, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+
+	return cq ? ibv_create_qp(pd, &attr) : NULL;
+}
+
+static void window(const char *name, enum ibv_mw_type type, int access, struct ibv_qp *qp, char *memory)
+{
+	struct ibv_mr *mr;
+	struct ibv_mw *mw;
+
+	errno = 0;
+	mw = ibv_alloc_mw(pd, type);
+	verdict("window: %s\t%s", name, mw ? "allocated" : name_of(errno));
+	if (!mw)
+		return;
+	mr = ibv_reg_mr(pd, memory, PAGE, access);
+	if (mr && qp && type == IBV_MW_TYPE_1) {
+		struct ibv_mw_bind bind = {
+			.bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ },
+		};
+		int err;
+
+		errno = 0;
+		err = ibv_bind_mw(qp, mw, &bind);
+		verdict("window: %s, bound\t%s, errno %s", name, name_of(err), name_of(errno));
+	}
+	end("window's region", mr);
+	verdict("window: %s, its end\t%s", name, name_of(ibv_dealloc_mw(mw)));
+}
+
+static void windows(char *memory)
+{
+	struct ibv_qp *qp;
+
+	errno = 0;
+	qp = queue_pair();
+	verdict("a queue pair\t%s", qp ? "is there" : name_of(errno));
+	window("type 1", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND, qp, memory);
+	window("type 1 without the right", IBV_MW_TYPE_1, rights, qp, memory);
+	window("type 1, zero-based", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, qp, memory);
+	window("type 2", IBV_MW_TYPE_2, rights | IBV_ACCESS_MW_BIND, qp, memory);
+}
+
+/* A dma-buf of memory that this program sees at `*seen`; -1 if the kernel has none. */
+static int dmabuf(char **seen)
+{
+	int control = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), file, made;
+	struct udmabuf_create create = { .flags = UDMABUF_FLAGS_CLOEXEC, .size = LENGTH };
+
+	if (control < 0)
+		return -1;
+	file = memfd_create("a GPU's memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	must(file >= 0 && ftruncate(file, LENGTH) == 0 && fcntl(file, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
+	create.memfd = (uint32_t)file;
+	made = ioctl(control, UDMABUF_CREATE, &create);
+	*seen = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	must(*seen != MAP_FAILED && close(control) == 0 && close(file) == 0);
+	return made;
+}
+
+static void dmabufs(void)
+{
+	const struct { uint64_t offset, length, iova; int access; } places[] = {
+		{ 0, LENGTH, 0, rights }, { PAGE, PAGE, 0x20000, rights }, { 64, 128, 64, rights },
+		{ 64, 128, 0x1000, rights }, { 0, 2 * LENGTH, 0, rights }, { 0, 0, 0, rights },
+		{ 0, PAGE, 0, 0 }, { 0, PAGE, 0, IBV_ACCESS_REMOTE_WRITE }, { 0, PAGE, 0, IBV_ACCESS_ON_DEMAND },
+	};
+	char *seen, name[64];
+	int file = dmabuf(&seen);
+
+	if (file < 0) {
+		verdict("dma-bufs\tthis kernel has no udmabuf");
+		return;
+	}
+	for (size_t n = 0; n < sizeof(places) / sizeof(*places); n++) {
+		struct ibv_mr *mr;
+
+		snprintf(name, sizeof(name), "dma-buf, place %zu", n);
+		errno = 0;
+		mr = ibv_reg_dmabuf_mr(pd, places[n].offset, places[n].length, places[n].iova, file, places[n].access);
+		show(name, mr, places[n].iova,
+		     mr && places[n].length <= LENGTH && places[n].access & IBV_ACCESS_LOCAL_WRITE ? seen + places[n].offset : NULL);
+		end(name, mr);
+	}
+	errno = 0;
+	verdict("dma-buf of no file\t%s", ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, -1, 0) ? "registered" : name_of(errno));
+	must(close(file) == 0);
+}
+
+static void other_memory(char *memory)
+{
+	struct ibv_alloc_dm_attr attr = { .length = 4096 };
+	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = PAGE };
+	/* The first region of this domain has a handle that the null region may seem to have. */
+	struct ibv_mr *first = ibv_reg_mr(pd, memory, PAGE, rights), *null, *mr;
+	struct ibv_dm *dm;
+	int err;
+
+	errno = 0;
+	null = ibv_alloc_null_mr(pd);
+	show("null region", null, 0, NULL);
+	end("null region", null);
+	show("a region beside it", first, (uintptr_t)memory, memory);
+	errno = 0;
+	err = first ? ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) : 0;
+	verdict("advice\t%s, errno %s", name_of(err), name_of(errno));
+	end("a region beside it", first);
+	errno = 0;
+	dm = ibv_alloc_dm(context, &attr);
+	verdict("device memory\t%s", dm ? "allocated" : name_of(errno));
+	if (!dm)
+		return;
+	errno = 0;
+	mr = ibv_reg_dm_mr(pd, dm, 0, PAGE, IBV_ACCESS_ZERO_BASED | rights);
+	show("device memory", mr, 0, NULL);
+	end("device memory", mr);
+	verdict("device memory: its end\t%s", name_of(ibv_free_dm(dm)));
+}
+
+static void parent_domain(char *memory)
+{
+	struct ibv_parent_domain_init_attr attr = { .pd = pd };
+	struct ibv_pd *parent;
+	struct ibv_mr *mr;
+
+	errno = 0;
+	parent = ibv_alloc_parent_domain(context, &attr);
+	verdict("a parent domain\t%s", parent ? "allocated" : name_of(errno));
+	if (!parent)
+		return;
+	errno = 0;
+	mr = ibv_reg_mr(parent, memory, PAGE, rights);
+	show("a region of the parent domain", mr, (uintptr_t)memory, memory);
+	verdict("its domain\t%s", mr && mr->pd == parent ? "the parent" : "another");
+	end("a region of the parent domain", mr);
+	verdict("the parent domain's end\t%s", name_of(ibv_dealloc_pd(parent)));
+}
+
+static void imported(char *memory)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights), *again;
+	struct ibv_pd *shared;
+	struct ibv_context *copy;
+	int file = dup(context->cmd_fd);
+
+	errno = 0;
+	copy = ibv_import_device(file);
+	verdict("an imported device\t%s", copy ? "is there" : name_of(errno));
+	if (!copy || !mr) {
+		close(file);
+		end("no import", mr);
+		return;
+	}
+	errno = 0;
+	shared = ibv_import_pd(copy, pd->handle);
+	verdict("an imported domain\t%s", shared ? "is there" : name_of(errno));
+	if (shared) {
+		errno = 0;
+		again = ibv_import_mr(shared, mr->handle);
+		verdict("an imported region\t%s", again ? "is there" : name_of(errno));
+		if (again) {
+			verdict("its fields\thandle %u, lkey %#x, rkey %#x, length %#zx", again->handle, again->lkey, again->rkey,
+				again->length);
+			ibv_unimport_mr(again);
+		}
+		ibv_unimport_pd(shared);
+	}
+	show("the region after that", mr, (uintptr_t)memory, memory);
+	end("the region after that", mr);
+	verdict("the imported device's end\t%s", name_of(ibv_close_device(copy)));
+}
+
+static void by_handle(char *memory)
+{
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	int (*dereg)(struct ibv_mr *);
+	struct ibv_mr *mr;
+
+	must(handle);
+	*(void **)&reg = dlvsym(handle, "ibv_reg_mr", "IBVERBS_1.1");
+	*(void **)&dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
+	must(reg && dereg);
+	for (int way = 0; way < 4; way++) {
+		errno = 0;
+		mr = way & 1 ? reg(pd, memory, PAGE, rights) : ibv_reg_mr(pd, memory, PAGE, rights);
+		show(way & 1 ? "registered by handle" : "registered", mr, (uintptr_t)memory, memory);
+		if (mr)
+			verdict("its end%s\t%s", way & 2 ? " by handle" : "", name_of(way & 2 ? dereg(mr) : ibv_dereg_mr(mr)));
+	}
+}
+
+/* The providers' queries of a region's object, where their libraries are there. */
+static void providers_own(char *memory)
+{
+	static unsigned char answer[256];
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	void *efa = dlopen("libefa.so.1", RTLD_NOW);
+	int (*query_mr)(struct ibv_mr *, void *, uint32_t) = NULL;
+
+	if (efa)
+		*(void **)&query_mr = dlsym(efa, "efadv_query_mr");
+	if (mr && query_mr) {
+		int err = query_mr(mr, answer, 16);
+
+		verdict("efadv_query_mr\t%s, %#x", name_of(err), *(unsigned int *)answer);
+	}
+	end("a region that was queried", mr);
+}
+
+static void full(char *memory)
+{
+	enum { KEYS = 6 };
+	struct ibv_mr *regions[KEYS + 2], *mr;
+	struct ibv_device_attr most;
+	char words[64];
+	int count = 0;
+
+	must(ibv_query_device(context, &most) == 0);
+	verdict("the device's limits\t%d regions, %#lx bytes", most.max_mr, (long)most.max_mr_size);
+
+	must(hca_run(device, "set", "max_mr 6") == 0);
+	errno = 0;
+	while (count < KEYS + 2 && (regions[count] = ibv_reg_mr(pd, memory, PAGE, rights)))
+		count++;
+	verdict("with 6 keys\t%d regions, then %s", count, name_of(errno));
+	while (count)
+		end("of 6", regions[--count]);
+	snprintf(words, sizeof(words), "max_mr %d", most.max_mr);
+	must(hca_run(device, "set", words) == 0 && hca_run(device, "set", "max_mr_size 8192") == 0);
+	errno = 0;
+	mr = ibv_reg_mr(pd, memory, LENGTH, rights);
+	show("at most 8192 bytes", mr, (uintptr_t)memory, memory);
+	end("at most 8192 bytes", mr);
+	snprintf(words, sizeof(words), "max_mr_size %#llx", (unsigned long long)most.max_mr_size);
+	must(hca_run(device, "set", words) == 0);
+}
+
+static void refused(char *memory)
+{
+	static const int errors[] = { EIO, ENOMEM, EFAULT, EINVAL, EPERM, EAGAIN, ENOSPC, ETIMEDOUT, EBUSY, EOPNOTSUPP };
+	char words[64];
+
+	for (size_t n = 0; n < sizeof(errors) / sizeof(*errors); n++) {
+		struct ibv_mr *mr;
+		int err;
+
+		snprintf(words, sizeof(words), "reg_mr %d 1", errors[n]);
+		must(hca_run(device, "fail", words) == 0);
+		errno = 0;
+		mr = ibv_reg_mr(pd, memory, PAGE, rights);
+		verdict("refused with %s\t%s", name_of(errors[n]), mr ? "registered" : name_of(errno));
+		if (mr)
+			must(ibv_dereg_mr(mr) == 0);
+		must(hca_run(device, "fail", "reg_mr 1 0") == 0);
+		mr = ibv_reg_mr(pd, memory, PAGE, rights);
+		must(mr);
+		snprintf(words, sizeof(words), "dereg_mr %d 1", errors[n]);
+		must(hca_run(device, "fail", words) == 0);
+		errno = 0;
+		err = ibv_dereg_mr(mr);
+		verdict("its end refused with %s\t%s, errno %s", name_of(errors[n]), name_of(err), name_of(errno));
+		must(hca_run(device, "fail", "dereg_mr 1 0") == 0);
+		if (err)
+			end("once more", mr);
+	}
+}
+
+static void unplugged(char *memory)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights), *gone;
+	struct ibv_pd *again;
+	int code;
+
+	must(mr);
+	errno = hca_run(device, "remove", "");
+	verdict("unplugged\t%s", name_of(errno));
+	errno = 0;
+	gone = ibv_reg_mr(pd, memory + PAGE, PAGE, rights);
+	verdict("a region of a device that is gone\t%s", gone ? "registered" : name_of(errno));
+	/* The cache hears of it in a moment. */
+	for (int tries = 0; tries < 50000 && (gone = ibv_reg_mr(pd, memory, PAGE, rights)); tries++) {
+		ibv_dereg_mr(gone);
+		usleep(100);
+	}
+	verdict("a region as one before\t%s", gone ? "registered" : name_of(errno));
+	errno = 0;
+	code = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+	verdict("its change\t%d, errno %s", code, name_of(errno));
+	end("a region of a device that is gone", mr);
+	verdict("its domain's end\t%s", name_of(ibv_dealloc_pd(pd)));
+	verdict("its end\t%s", name_of(ibv_close_device(context)));
+	must(hca_run(device, "add", "") == 0);
+	context = open_named(device);
+	verdict("plugged in\t%s", context ? "opened" : name_of(errno));
+	must(context);
+	again = ibv_alloc_pd(context);
+	must(again);
+	pd = again;
+	errno = 0;
+	mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	show("a region of the device that is back", mr, (uintptr_t)memory, memory);
+	end("a region of the device that is back", mr);
+}
+
+int main(void)
+{
+	char *memory, *to;
+
+	device = getenv("CHECK_DEVICE");
+	must(device && hca_has(device));
+	memory = fixed(0);
+	to = fixed(1);
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	must(pd);
+	rights = taken_rights(pd, memory);
+	plain(memory);
+	changes(memory, to);
+	windows(memory);
+	dmabufs();
+	other_memory(memory);
+	parent_domain(memory);
+	imported(memory);
+	by_handle(memory);
+	providers_own(memory);
+	refused(memory);
+	full(memory);
+	unplugged(memory);
+	return 0;
+}

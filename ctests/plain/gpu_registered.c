@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Memory of a GPU, which the kernel refuses by its address: the library registers it as a dma-buf, and
+ * data goes through the region by its keys. If that cannot be done, errno stays the kernel's, and the
+ * reason names the step.
+ *
+ * The device is one of vm/hca, whose kernel really maps dma-bufs. The GPU's runtime is a stand-in
+ * (gpu_runtime.c), named by CHECK_GPU.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include "../lib/device.h"
+#include "../lib/gpu.h"
+#include "../lib/hca.h"
+#include "../lib/program.h"
+#include <rdmamr/verbs.h>
+
+#pragma weak ibv_reg_mr_relaxed
+#pragma weak ibv_dereg_mr_relaxed
+
+enum { SIZE = 8 << 20, SHOWN = GPU_SHOWN, HANDLE = 2 << 20 };
+enum { USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES };
+
+static const char *device;
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+
+/* A region at that address: its fields, its data at both ends, its end. */
+static void good(const char *name, struct ibv_mr *mr, uint64_t address, size_t length, uint64_t iova,
+		 int (*dereg)(struct ibv_mr *))
+{
+	int err = errno;
+
+	ok(mr != NULL, "%s: registered%s%s", name, mr ? "" : ": ", mr ? "" : rdmamr_last_reason());
+	if (!mr)
+		return;
+	ok(err == 77 || err == 0, "%s: errno says of no failure: %d", name, err);
+	ok(mr->addr == (void *)address && mr->length == length && mr->pd == pd, "%s: the object has the program's address and length",
+	   name);
+	ok(gpu_lands(mr->lkey, iova, address, false) &&
+	   gpu_lands(mr->lkey, iova + length - SHOWN, address + length - SHOWN, false), "%s: data by lkey", name);
+	ok(gpu_lands(mr->rkey, iova, address, true), "%s: data by rkey", name);
+	is(dereg(mr), 0, "%s: deregistered", name);
+}
+
+static struct ibv_mr *registered(uint64_t address, size_t length)
+{
+	errno = 77;
+	return ibv_reg_mr(pd, (void *)address, length, LOCAL_AND_REMOTE);
+}
+
+static void refused(const char *name, uint64_t address, size_t length, int err, const char *words)
+{
+	struct ibv_mr *mr = registered(address, length);
+
+	is(mr ? 0 : errno, err, "%s: the errno is the kernel's", name);
+	ok(strstr(rdmamr_last_reason(), words) != NULL, "%s: %s", name, rdmamr_last_reason());
+}
+
+static void each_call(uint64_t at)
+{
+	int (*dereg)(struct ibv_mr *) = NULL;
+	uint64_t iova = 0x40000000000;
+
+	*(void **)&dereg = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), "ibv_dereg_mr", "IBVERBS_1.1");
+	must(dereg);
+	as_case(good("ibv_reg_mr", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "ibv_reg_mr");
+	as_case(good("a part", registered(at + PAGE, 3 * PAGE), at + PAGE, 3 * PAGE, at + PAGE, ibv_dereg_mr), "a part of an allocation");
+	as_case(good("odd", registered(at + 100, 5000), at + 100, 5000, at + 100, ibv_dereg_mr), "a part that is not aligned");
+	errno = 77;
+	as_case(good("iova", ibv_reg_mr_iova(pd, (void *)at, SIZE, iova, LOCAL_AND_REMOTE), at, SIZE, iova, ibv_dereg_mr),
+		"ibv_reg_mr_iova");
+	errno = 77;
+	as_case(good("iova2", ibv_reg_mr_iova2(pd, (void *)(at + PAGE), PAGE, iova, LOCAL_AND_REMOTE), at + PAGE, PAGE, iova,
+		     ibv_dereg_mr), "ibv_reg_mr_iova2");
+	as_case(good("by handle", registered(at, SIZE), at, SIZE, at, dereg), "its end by a handle of libibverbs");
+	errno = 77;
+	as_case(good("relaxed", ibv_reg_mr_relaxed(pd, (void *)at, SIZE, LOCAL_AND_REMOTE), at, SIZE, at, ibv_dereg_mr_relaxed),
+		"ibv_reg_mr_relaxed");
+	for (int time = 0; time < 4; time++)
+		good("again", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr);
+	is((long long)stats().hits, 0, "it is never reused");
+}
+
+static void *in_a_thread(void *at)
+{
+	as_case(good("a thread", registered((uintptr_t)at, SIZE), (uintptr_t)at, SIZE, (uintptr_t)at, ibv_dereg_mr),
+		"from a second thread");
+	return NULL;
+}
+
+static void as_the_driver_likes(uint64_t at)
+{
+	pthread_t thread;
+	int before;
+
+	gpu.rules(USUAL & ~GPU_TAKES_PARTS);
+	as_case(good("whole", registered(at + 3 * PAGE, 2 * PAGE), at + 3 * PAGE, 2 * PAGE, at + 3 * PAGE, ibv_dereg_mr),
+		"a part, where the driver exports whole allocations");
+	gpu.rules(USUAL & ~GPU_TAKES_WHOLES);
+	as_case(good("parts", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "all, where it exports parts");
+	if (gpu.is_cuda) {
+		gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
+		as_case(good("context", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "without a current context");
+		must(pthread_create(&thread, NULL, in_a_thread, (void *)at) == 0 && pthread_join(thread, NULL) == 0);
+		is(gpu.retained(), 0, "no context stays retained");
+		gpu.rules(USUAL | GPU_IS_COHERENT);
+		before = gpu.exports_by_pcie();
+		as_case(good("coherent", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform");
+		is(gpu.exports_by_pcie() - before, 1, "there it is mapped by PCIe");
+		gpu.rules(USUAL | GPU_IS_COHERENT | GPU_REFUSES_PCIE);
+		as_case(good("older", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform with an older driver");
+		is(gpu.exports_by_pcie() - before, 1, "there it is mapped as the driver likes");
+	}
+	gpu.rules(USUAL);
+}
+
+static void refusals(uint64_t at)
+{
+	char words[160];
+	uint64_t other;
+	int before;
+
+	gpu.rules(USUAL & ~GPU_HAS_DMA_BUF);
+	refused("no dma-buf", at, SIZE, EFAULT, gpu.is_cuda ? "it has no dma-buf: the GPU's driver exports no dma-buf" :
+		"hsa_amd_portable_export_dmabuf exports no dma-buf of it (error 4097)");
+	gpu.rules(USUAL);
+	if (gpu.is_cuda) {
+		other = gpu.allocate(GPU_MANAGED, SIZE);
+		refused("managed memory", other, SIZE, EFAULT, "managed memory (cudaMallocManaged)");
+		other = gpu.allocate(GPU_INCAPABLE, SIZE);
+		refused("memory of cuMemCreate", other, SIZE, EFAULT, "gpuDirectRDMACapable");
+		other = gpu.allocate(GPU_TWO_HANDLES, SIZE);
+		snprintf(words, sizeof(words), "another allocation handle begins at %#lx", (long)other + HANDLE);
+		refused("two handles", other + PAGE, HANDLE, EFAULT, words);
+		as_case(good("one of two", registered(other + HANDLE, HANDLE), other + HANDLE, HANDLE, other + HANDLE, ibv_dereg_mr),
+			"memory of one of two handles");
+	}
+	if (gpu.is_cuda)
+		refused("past its end", at, SIZE + PAGE, EFAULT, "the GPU's memory ends at");
+	must(hca_run(device, "fail", "reg_dmabuf_mr 95 1") == 0);
+	refused("a provider without dma-bufs", at, SIZE, EFAULT, "its dma-buf is refused with EOPNOTSUPP: the device's provider or the kernel");
+	must(hca_run(device, "fail", "reg_dmabuf_mr 12 1") == 0);
+	refused("no room", at, SIZE, EFAULT, "its dma-buf is refused with ENOMEM: the GPU's BAR");
+	before = gpu.exports();
+	refused("memory of no GPU", 0x1000, PAGE, EFAULT, "nothing is mapped at 0x1000");
+	is(gpu.exports() - before, 0, "memory of no GPU is not exported");
+	errno = 0;
+	ok(!ibv_reg_mr(pd, (void *)at, PAGE, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "a wrong access flag stays EINVAL");
+	is((long long)stats().reg_gpu_failed, gpu.is_cuda ? 7 : 3, "the statistics count those that failed");
+}
+
+/* Idle regions of the cache end if they hold the keys that a dma-buf needs. */
+static void on_a_full_device(uint64_t at)
+{
+	enum { KEYS = 8 };
+	char *memory = pages(2 * KEYS);
+
+	for (int n = 0; n < 3 * KEYS; n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory + n % KEYS * 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+	must(hca_run(device, "set", "max_mr 8") == 0);
+	as_case(good("full", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a device whose keys idle regions hold");
+	must(hca_run(device, "set", "max_mr 65536") == 0);
+}
+
+int main(void)
+{
+	const char *setting = getenv("RDMAMR_GPU");
+	uint64_t at;
+
+	device = gpu_begin();
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	at = gpu.allocate(GPU_PLAIN, SIZE);
+	must(pd && at);
+	if (!rdmamr_last_reason) {
+		ok(!registered(at, SIZE) && errno == EFAULT, "without the library the kernel refuses it with EFAULT");
+		return done_testing();
+	}
+	if (setting && !strcmp(setting, "off")) {
+		refused("switched off", at, SIZE, EFAULT, "RDMAMR_GPU=off keeps it from being registered as a dma-buf");
+		is(gpu.exports(), 0, "nothing is exported");
+		return done_testing();
+	}
+	each_call(at);
+	as_case(good("pool", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of a pool");
+	if (gpu.is_cuda) {
+		at = gpu.allocate(GPU_VMM, SIZE);
+		as_case(good("VMM", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of cuMemCreate");
+	}
+	as_the_driver_likes(at);
+	refusals(at);
+	on_a_full_device(at);
+	ok(stats().reg_gpu > 10 && stats().live == 0, "the statistics count %llu registrations", (unsigned long long)stats().reg_gpu);
+	return done_testing();
+}

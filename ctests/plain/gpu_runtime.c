@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "gpu_runtime.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/udmabuf.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MOST = 64, HANDLE = 2 << 20, DEVICE = 3 };
+
+#define FIRST 0x600000000000ul
+
+static struct allocation {
+	enum gpu_kind kind;
+	uint64_t start;
+	size_t size;
+	int file;
+	char *bytes;
+} allocations[MOST];
+
+static int count, rules = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES;
+static uint64_t next = FIRST;
+static int exports, by_pcie, retained;
+
+static struct allocation *at(uint64_t address)
+{
+	for (int n = 0; n < count; n++)
+		if (address >= allocations[n].start && address < allocations[n].start + allocations[n].size)
+			return &allocations[n];
+	return NULL;
+}
+
+uint64_t gpu_allocate(enum gpu_kind kind, size_t size)
+{
+	struct allocation *made = &allocations[count];
+	size_t whole = (size + HANDLE - 1) / HANDLE * HANDLE;
+
+	if (count == MOST)
+		return 0;
+	made->file = memfd_create("a GPU's memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (made->file < 0 || ftruncate(made->file, (off_t)whole) || fcntl(made->file, F_ADD_SEALS, F_SEAL_SHRINK))
+		return 0;
+	made->bytes = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, made->file, 0);
+	if (made->bytes == MAP_FAILED ||
+	    mmap((void *)next, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0) != (void *)next)
+		return 0;
+	made->kind = kind;
+	made->start = next;
+	made->size = whole;
+	next += whole + HANDLE;
+	count++;
+	return made->start;
+}
+
+void *gpu_bytes(uint64_t address)
+{
+	struct allocation *of = at(address);
+
+	return of ? of->bytes + (address - of->start) : NULL;
+}
+
+void gpu_rules(int wanted)
+{
+	rules = wanted;
+}
+
+int gpu_exports(void)
+{
+	return exports;
+}
+
+int gpu_exports_by_pcie(void)
+{
+	return by_pcie;
+}
+
+/* How often a primary context was retained and not released. */
+int gpu_retained(void)
+{
+	return retained;
+}
+
+/* A dma-buf of a part of an allocation, or -1. */
+static int dma_buf(const struct allocation *of, uint64_t start, size_t size)
+{
+	struct udmabuf_create create = {
+		.memfd = (uint32_t)of->file, .flags = UDMABUF_FLAGS_CLOEXEC, .offset = start - of->start, .size = size,
+	};
+	int control = open("/dev/udmabuf", O_RDWR | O_CLOEXEC), file;
+
+	if (control < 0)
+		return -1;
+	file = ioctl(control, UDMABUF_CREATE, &create);
+	close(control);
+	exports += file >= 0;
+	return file;
+}
+
+/* Whether the rules let this range be exported. */
+static bool may_export(const struct allocation *of, uint64_t start, size_t size)
+{
+	bool is_whole = of && start == of->start && size == of->size;
+
+	if (!of || !(rules & GPU_HAS_DMA_BUF) || start % 4096 || size % 4096 || !size || start + size > of->start + of->size)
+		return false;
+	if (of->kind == GPU_INCAPABLE || of->kind == GPU_MANAGED)
+		return false;
+	if (of->kind == GPU_TWO_HANDLES && (start - of->start) / HANDLE != (start + size - 1 - of->start) / HANDLE)
+		return false;
+	return is_whole ? rules & (GPU_TAKES_WHOLES | GPU_TAKES_PARTS) : rules & GPU_TAKES_PARTS;
+}
+
+#ifndef ROCM
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_SUPPORTED = 801 };
+
+static char own_context, primary_context;
+static __thread void *contexts[8];
+static __thread int depth;
+
+int cuCtxGetCurrent(void **context)
+{
+	*context = depth ? contexts[depth - 1] : NULL;
+	return SUCCESS;
+}
+
+int cuCtxPushCurrent_v2(void *context)
+{
+	if (depth == 8 || (context != &own_context && (context != &primary_context || !retained)))
+		return INVALID_VALUE;
+	contexts[depth++] = context;
+	return SUCCESS;
+}
+
+int cuCtxPopCurrent_v2(void **context)
+{
+	if (!depth)
+		return INVALID_CONTEXT;
+	*context = contexts[--depth];
+	return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+	if (device != DEVICE)
+		return INVALID_VALUE;
+	retained++;
+	*context = &primary_context;
+	return SUCCESS;
+}
+
+int cuDevicePrimaryCtxRelease_v2(int device)
+{
+	if (device != DEVICE || !retained)
+		return INVALID_VALUE;
+	retained--;
+	return SUCCESS;
+}
+
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	if (device != DEVICE)
+		return INVALID_VALUE;
+	switch (attribute) {
+	case 100:
+		*value = !!(rules & GPU_IS_COHERENT);
+		return SUCCESS;
+	case 124:
+		*value = !!(rules & GPU_HAS_DMA_BUF);
+		return SUCCESS;
+	default:
+		return INVALID_VALUE;
+	}
+}
+
+int cuPointerGetAttribute(void *data, int attribute, unsigned long long pointer)
+{
+	struct allocation *of = at(pointer);
+
+	/* A runtime may leave errno as it likes. */
+	errno = 99;
+	if (!of)
+		return INVALID_VALUE;
+	switch (attribute) {
+	case 1:
+		*(void **)data = of->kind == GPU_PLAIN ? &own_context : NULL;
+		return SUCCESS;
+	case 2:
+		*(unsigned int *)data = 2;
+		return SUCCESS;
+	case 8:
+		*(unsigned int *)data = of->kind == GPU_MANAGED;
+		return SUCCESS;
+	case 9:
+		*(int *)data = DEVICE;
+		return SUCCESS;
+	case 15:
+		*(unsigned int *)data = of->kind != GPU_INCAPABLE && of->kind != GPU_MANAGED;
+		return SUCCESS;
+	case 18:
+		*(size_t *)data = of->kind == GPU_TWO_HANDLES ? HANDLE : of->size;
+		return SUCCESS;
+	case 19:
+		*(uint64_t *)data = of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
+		return SUCCESS;
+	default:
+		return INVALID_VALUE;
+	}
+}
+
+int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long pointer)
+{
+	struct allocation *of = at(pointer);
+
+	if (!of)
+		return INVALID_VALUE;
+	/* Of several handles it is the one at the address. */
+	*base = of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
+	*size = of->kind == GPU_TWO_HANDLES ? HANDLE : of->size;
+	return SUCCESS;
+}
+
+int cuMemGetHandleForAddressRange(void *handle, unsigned long long pointer, size_t size, int type, unsigned long long flags)
+{
+	struct allocation *of = at(pointer);
+
+	if (rules & GPU_NEEDS_CONTEXT && !depth)
+		return INVALID_CONTEXT;
+	if (type != 1 || flags > 1 || (flags && (!(rules & GPU_IS_COHERENT) || rules & GPU_REFUSES_PCIE)))
+		return INVALID_VALUE;
+	if (!may_export(of, pointer, size))
+		return rules & GPU_HAS_DMA_BUF ? INVALID_VALUE : NOT_SUPPORTED;
+	*(int *)handle = dma_buf(of, pointer, size);
+	by_pcie += flags == 1;
+	return *(int *)handle < 0 ? NOT_SUPPORTED : SUCCESS;
+}
+#else
+struct info {
+	uint32_t size;
+	int type;
+	uint64_t agent_base, host_base;
+	size_t bytes;
+	void *user_data;
+	uint64_t owner;
+	uint32_t flags;
+	bool registered;
+};
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 0x1001, AGENT = 77 };
+
+int hsa_amd_pointer_info(const void *pointer, struct info *info, void *(*alloc)(size_t), uint32_t *agents, uint64_t **accessible)
+{
+	struct allocation *of = at((uintptr_t)pointer);
+
+	(void)alloc;
+	errno = 99;
+	if (!info || info->size < sizeof(*info) || agents || accessible)
+		return INVALID_ARGUMENT;
+	memset(&info->type, 0, sizeof(*info) - sizeof(info->size));
+	if (!of)
+		return SUCCESS;
+	info->type = 1;
+	info->agent_base = of->start;
+	info->bytes = of->size;
+	info->owner = AGENT;
+	return SUCCESS;
+}
+
+int hsa_agent_get_info(uint64_t agent, int attribute, void *value)
+{
+	if (agent != AGENT || attribute != 17)
+		return INVALID_ARGUMENT;
+	*(int *)value = 1;
+	return SUCCESS;
+}
+
+/* The dma-buf is of the whole allocation, with the range's offset in it. */
+int hsa_amd_portable_export_dmabuf(const void *pointer, size_t size, int *file, uint64_t *offset)
+{
+	struct allocation *of = at((uintptr_t)pointer);
+
+	if (!may_export(of, (uintptr_t)pointer, size))
+		return INVALID_ARGUMENT;
+	*file = dma_buf(of, of->start, of->size);
+	*offset = (uintptr_t)pointer - of->start;
+	return *file < 0 ? INVALID_ARGUMENT : SUCCESS;
+}
+#endif

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * cudaHostRegister, called by a plug-in whose runtime of CUDA is in a scope of its own: its result and
+ * errno are the runtime's. With RDMAMR_PREFAULT another thread populates the memory from its end,
+ * while the runtime populates it from its start; small memory and a device's is left to the runtime.
+ *
+ * The runtime is a stand-in (cudart.c).
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <sys/mman.h>
+#include "../../lib/tap.h"
+
+enum { LARGE = 64 << 20, SMALL = 1 << 20 };
+
+static char *fresh(size_t size)
+{
+	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(memory != MAP_FAILED);
+	return memory;
+}
+
+int main(int argc, char **argv)
+{
+	int (*pin)(void *, size_t, unsigned int);
+	void *plugin;
+
+	must(argc == 2);
+	plugin = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+	must(plugin);
+	*(void **)&pin = dlsym(plugin, "pin");
+	must(pin && !dlsym(RTLD_DEFAULT, "cudaFree"));
+	errno = 0;
+	is(pin(fresh(LARGE), LARGE, 0), 0, "large memory is registered%s", getenv("CHECK_HELPED") ? ", and another thread helps" : "");
+	is(errno, 77, "errno is the runtime's");
+	errno = 5;
+	is(pin(fresh(LARGE), LARGE, 0x100), 1, "an error of the runtime is the result");
+	is(errno, 5, "with errno left alone");
+	must(unsetenv("CHECK_HELPED") == 0);
+	is(pin(fresh(SMALL), SMALL, 0), 0, "small memory is registered");
+	is(pin(fresh(LARGE), LARGE, 4), 0, "a device's memory is registered");
+	is(pin(fresh(LARGE), LARGE, 8), 0, "memory for reading only is registered");
+	return done_testing();
+}

@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# gpu_memory.sh LIBRARY BUILT ADDRESS: stock programs register memory of a GPU (gpu_memory.py) on the
+# device of vm/hca that CHECK_DEVICE names. Each fails without the library, and with RDMAMR_GPU=off,
+# and works with it. BUILT has the stand-ins of the GPU's libraries. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../../lib/tap.sh"
+library=$1 built=$2 address=$3
+if [ ! -c /dev/rdmamr-hca ] || [ ! -c /dev/udmabuf ]; then
+	echo "1..0 # SKIP no device of vm/hca, or no /dev/udmabuf"
+	exit 0
+fi
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+gid=0
+. "$here/mooncake.sh"
+wheel=$PYTHONPATH"_cuda"
+export PYTHONPATH=$wheel LD_LIBRARY_PATH=$scratch UCX_NET_DEVICES=$CHECK_DEVICE:1
+ln -s "$built/libcuda.so.full" "$scratch/libcuda.so.1"
+ln -s "$built/libcudart.so.full" "$scratch/libcudart.so.12"
+
+run() { # SETTING...: sets says
+	says=$(env "$@" timeout 300 /usr/bin/python3 -B "$here/gpu_memory.py" "$by" "$CHECK_DEVICE" "$address" 2>&1)
+	sed 's/^/# /' <<<"$says"
+}
+lines() { # LINE...: whether the program printed these lines
+	local line
+	for line; do grep -qxE "$line" <<<"$says" || { echo "no line: $line"; return 1; }; done
+}
+registers() { # NAME BY
+	local name=$1 by=$2 says
+	run LD_PRELOAD=
+	check "$name: without the library the registration is refused" lines 'refused: .*' 'calls: reg_mr -14'
+	check "$name: as a bad address" lines '.*Bad address.*'
+	run LD_PRELOAD="$library" RDMAMR_LOG=info
+	check "$name: with the library it is registered, as a dma-buf" lines registered 'calls: reg_mr -14, reg_dmabuf_mr 0'
+	check "$name: the device reaches the GPU's memory" lines 'data: right'
+	check "$name: it is deregistered" lines ended
+	check "$name: a line of the log says so" lines 'rdmamr: 8388608 bytes of a GPU at .* are registered as a dma-buf, by libcuda.so.1'
+	run LD_PRELOAD="$library" RDMAMR_GPU=off
+	check "$name: switched off it is refused" lines 'refused: .*' 'calls: reg_mr -14'
+}
+
+if [ -e "$wheel/.ready" ]; then
+	registers Mooncake engine
+else
+	skip Mooncake "its wheel for CUDA could not be downloaded (ctests/plain/programs/mooncake_wheel cuda)"
+fi
+if /usr/bin/python3 -c 'import pyverbs.mr' 2>/dev/null; then
+	registers pyverbs pyverbs
+else
+	skip pyverbs "it is not installed (Debian: python3-pyverbs)"
+fi
+if ldconfig -p | grep -q libucp.so.0; then
+	registers UCX ucx
+else
+	skip UCX "it is not installed (Debian: libucx0)"
+fi
+tap_done

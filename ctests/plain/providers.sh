@@ -1,0 +1,109 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# providers.sh LIBRARY BUILT [DEVICE...]: in the machine of vm/ with the kernel module of vm/hca, whose
+# devices stand in the place of each hardware driver's (all of them without DEVICE). For each device
+# the programs of differential/ run without and with the library. Their lines (results, errno, the
+# object's fields) and the kernel's log (start, length, iova, access, private bytes of each call) must be
+# equal. With the cache the lines must be equal but for CACHE below. $VM_OUT/providers.tsv gets a line
+# for each device: its name, the versions of kernel and rdma-core, the cases, the differences, and
+# those with the cache.
+set -u
+here=$(dirname "$0")
+. "$here/../lib/tap.sh"
+library=$1 built=$2
+shift 2
+programs=(access_flags bad_inputs lifetime objects)
+console=/dev/rdmamr-hca
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rows=${VM_OUT:-$work}/providers.tsv
+# Debian's version of the kernel, as 6.12.38-1.
+kernel=$(uname -v | sed 's/.*Debian //; s/[- ].*//')
+rdma_core=$(dpkg-query -W -f '${Version}' ibverbs-providers 2>/dev/null || ls /usr/lib/*/libibverbs.so.1.* | sed 's/.*so\.1\.[0-9]*\.//')
+rdma_core=${rdma_core%-*}
+
+# A cache changes these lines: a hit and the end of a cached region do not reach the device, which
+# therefore cannot refuse them.
+cache_changes='^[<>] \(refused with\|its end refused with\|once more\|deregistering when\)'
+
+# Without the numbers that the kernel chose: of a cached region they are those of an earlier registration.
+unnumbered() { # FILE
+	sed 's/handle [0-9]*, lkey 0x[0-9a-f]*, rkey 0x[0-9a-f]*/handle N, lkey K, rkey K/; s/handle [0-9]*, lkey 0x[0-9a-f]*, rkey 0/handle N, lkey K, rkey 0/' "$1"
+}
+
+# The log of the device so far, without what differs from run to run: addresses that the kernel chose (those of
+# objects.c are the same in each run), and the bytes behind the first of irdma's request, which its provider leaves as they were.
+log() { # DEVICE
+	exec 9<>$console
+	printf 'log %s' "$1" >&9
+	cat <&9 | sed -e 's/0x[57][0-9a-f]\{11\}/0x.../g' -e "$2"
+	exec 9>&-
+}
+
+runs() { # NAME DEVICE MASK COMMAND...
+	local name=$1 device=$2 mask=$3
+	shift 3
+	printf 'remove %s' "$device" >$console 2>/dev/null
+	printf 'add %s' "$device" >$console || return
+	log "$device" "$mask" >/dev/null
+	CHECK_DEVICE=$device "$@" >"$work/$name" 2>&1
+	echo "exit status $?" >>"$work/$name"
+	log "$device" "$mask" >"$work/$name.log"
+}
+
+# Whether rdma-core has the device's provider.
+opens() { # DEVICE
+	printf 'add %s' "$1" >$console 2>/dev/null
+	ibv_devices | grep -qw "$1"
+}
+
+differences() { # A B: how many lines differ
+	diff "$1" "$2" | grep -c '^[<>]'
+}
+
+if ! modprobe -q rdmamr_hca 2>/dev/null; then
+	skip "providers" "this kernel has no module of vm/hca"
+	tap_done
+	exit
+fi
+devices=("$@")
+[ $# -gt 0 ] || devices=(mlx5_0 efa_0 irdma0 bnxt_re0 mlx4_0 hns_0 erdma_0 mana_0 qedr0 cxgb4_0 hfi1_0 qib0 vmw_pvrdma0 ocrdma0
+	mthca0 ionic_0)
+: >"$rows"
+for device in "${devices[@]}"; do
+	mask=
+	if ! opens "$device"; then
+		skip "$device" "rdma-core $rdma_core has no provider for it"
+		continue
+	fi
+	[[ $device != irdma* ]] || mask='s/\(in=8:..\)[0-9a-f]*/\1/'
+	cases=0 wrong=0 wrong_cache=0
+	for program in "${programs[@]}"; do
+		[ -x "$built/$program" ] || continue
+		runs without "$device" "$mask" "$built/$program"
+		runs with "$device" "$mask" env RDMAMR_STATS="$work/stats" LD_PRELOAD="$library" "$built/$program"
+		runs cached "$device" "$mask" env RDMAMR_CACHE=all RDMAMR_STATS="$work/stats_cached" LD_PRELOAD="$library" "$built/$program"
+		count=$(grep -c "$(printf '\t')" "$work/without")
+		bad=$(($(differences "$work/without" "$work/with") + $(differences "$work/without.log" "$work/with.log")))
+		cases=$((cases + count)) wrong=$((wrong + bad))
+		unnumbered "$work/without" >"$work/without.plain"
+		unnumbered "$work/cached" >"$work/cached.plain"
+		diff "$work/without.plain" "$work/cached.plain" | grep '^[<>]' | grep -v "$cache_changes" >"$work/beyond"
+		wrong_cache=$((wrong_cache + $(wc -l <"$work/beyond")))
+		same() { [ -s "$work/cached.plain" ] && [ ! -s "$work/beyond" ]; }
+		check "$device, $program: with the cache, too" same
+		head -20 "$work/beyond" | sed 's/^/# /'
+		calls=$(wc -l <"$work/without.log")
+		equal() { [ "$bad" = 0 ] && [ "$(tail -n 1 "$work/without")" = "exit status 0" ] && [ "$count" -gt 20 ] && [ "$calls" -gt 20 ]; }
+		check "$device, $program: $count cases and $calls calls of the kernel are equal" equal
+		if [ "$bad" != 0 ]; then
+			diff "$work/without" "$work/with" | head -20 | sed 's/^/# /'
+			diff "$work/without.log" "$work/with.log" | head -20 | sed 's/^/# log: /'
+		fi
+	done
+	ours() { grep -q '"reg_kernel":[1-9]' "$work/stats" && grep -q '"hits":[1-9]' "$work/stats_cached"; }
+	check "$device: the library registered by itself, and the cache has hits: $(grep -o '"reg_kernel":[0-9]*' "$work/stats" | tail -1)" ours
+	printf '%s\t%s\t%s\t%s\t%s\t%s\n' "$device" "$kernel" "$rdma_core" "$cases" "$wrong" "$wrong_cache" >>"$rows"
+	printf 'remove %s' "$device" >$console 2>/dev/null
+done
+tap_done

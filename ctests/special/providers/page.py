@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""page.py RESULTS: writes docs/results/providers.md from RESULTS/SERIES/providers.tsv, the results of
+"ctests/run providers"."""
+import pathlib
+import sys
+
+PAGE = pathlib.Path("docs/results/providers.md")
+LIBRARIES = {
+    "mlx5": "mlx5", "efa": "efa", "irdma": "irdma", "bnxt_re": "bnxt_re", "mlx4": "mlx4", "hns": "hns",
+    "erdma": "erdma", "mana": "mana", "qedr": "qedr", "cxgb4": "cxgb4", "hfi1": "hfi1verbs",
+    "qib": "ipathverbs", "vmw_pvrdma": "vmw_pvrdma", "ocrdma": "ocrdma", "mthca": "mthca", "ionic": "ionic",
+}  # fmt: skip
+HEAD = """# Every hardware provider, without the hardware
+
+Written by `ctests/run providers`. rdma-core's library for each hardware driver opens a device of
+the kernel module in [vm/hca](../../vm/hca/README.md), which has the driver's number, ABI, checks
+and errnos. Programs make the same calls without librdmamr and with it. A case is one call, with its
+result, errno and the object's fields. A difference is a case, or a line of what arrived at the
+kernel (start, length, iova, access, private bytes), that is not equal. "With the cache" counts the
+cases that differ under `RDMAMR_CACHE=all`, without the handle and keys of a region, and without
+errors that the device was set to return: a registration that the cache serves does not reach the
+device.
+
+No hardware took part: [../hardware.md](../hardware.md).
+"""
+
+
+def main(results):
+    rows = []
+    for path in sorted(results.glob("*/providers.tsv")):
+        rows += [line.split("\t") for line in path.read_text().splitlines()]
+    systems = sorted({(kernel, core) for _, kernel, core, *_ in rows}, key=lambda of: int(of[1].split(".")[0]))
+    words = [HEAD]
+    for kernel, core in systems:
+        of = [row for row in rows if (row[1], row[2]) == (kernel, core)]
+        total = [sum(int(row[at]) for row in of) for at in (3, 4, 5)]
+        words.append(f"## Linux {kernel}, rdma-core {core}\n")
+        words.append("| rdma-core's library | device | cases | differences | with the cache |")
+        words.append("| --- | --- | ---: | ---: | ---: |")
+        for device, _, _, cases, wrong, cached in of:
+            library = LIBRARIES[device.rstrip("0123456789").rstrip("_")]
+            words.append(f"| {library} | {device} | {cases} | {wrong} | {cached} |")
+        words.append(f"| {len(of)} libraries | | {total[0]} | {total[1]} | {total[2]} |\n")
+        missing = sorted(set(LIBRARIES.values()) - {LIBRARIES[row[0].rstrip('0123456789').rstrip('_')] for row in of})
+        if missing:
+            words.append(f"This rdma-core has no library for {', '.join(missing)}.\n")
+    PAGE.write_text("\n".join(words).rstrip() + "\n")
+
+
+main(pathlib.Path(sys.argv[1]))

@@ -1,0 +1,118 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# mlx5.sh LIBRARY PROGRAM AUDIT: libmlx5's own registrations, which a stand-in for libmlx5 serves (libmlx5.c): they do
+# the same without LIBRARY and with it, and "rdmamr", PROGRAM, shows them as registered past the library. AUDIT is
+# the module for LD_AUDIT. Prints TAP.
+set -u
+here=$(realpath "$(dirname "$0")")
+. "$here/../../lib/tap.sh"
+[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+library=$(realpath "$1") rdmamr=$(realpath "$2") audit=$(realpath "$3") cc=${CC:-cc}
+work=$(mktemp -d /dev/shm/mlx5.XXXXXX)
+holder=
+trap '[ -z "$holder" ] || kill "$holder" 2>/dev/null; rm -rf "$work"' EXIT
+mkdir -m 700 "$work/run"
+export XDG_RUNTIME_DIR=$work/run LD_LIBRARY_PATH=$work
+cd "$work" || exit 2
+
+compile() { "$cc" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -g -O1 "$@"; }
+stand_in() { # NAME LIBIBVERBS: a libmlx5 of that file name, of that libibverbs
+	compile -shared -fPIC "$here/libmlx5.c" -DLIBIBVERBS="\"$2\"" -Wl,-soname,"$1" -Wl,--version-script="$here/libmlx5.map" \
+		-Wl,--no-as-needed -L. -l:"$2" -ldl -o "$1"
+}
+plugin() { compile -shared -fPIC -DPLUGIN "$here/calls.c" -L. -l:"$2" -o "$1"; } # NAME LIBMLX5
+# A second libibverbs: a copy that has another name, as a wheel has it.
+original=$("$cc" -print-file-name=libibverbs.so.1)
+build() {
+	LC_ALL=C sed 's/libibverbs\.so\.1/libibverbz.so.1/g' "$(realpath "$original")" >libibverbz.so.1 &&
+		stand_in libmlx5.so.1 libibverbs.so.1 && stand_in libmlx5-2.so.1 libibverbz.so.1 &&
+		plugin one.so libmlx5.so.1 && plugin two.so libmlx5-2.so.1 &&
+		compile "$here/calls.c" -L. -l:libmlx5.so.1 -o calls && compile "$here/host.c" -ldl -o host
+}
+check "the stand-in and the programs are built" build
+readelf -W --dyn-syms calls >symbols
+check "the program asks for libmlx5's nodes" grep -q 'mlx5dv_reg_dmabuf_mr@MLX5_1.25' symbols
+
+same() { # NAME [VARIABLE=VALUE...] -- COMMAND...: the command prints the same without the library and with it
+	local name=$1 settings=()
+	shift
+	while [ "$1" != -- ]; do settings+=("$1"); shift; done
+	shift
+	"$@" >plain 2>&1 || echo "exit status $?" >>plain
+	env "${settings[@]}" LD_PRELOAD="$library" "$@" >with 2>&1 || echo "exit status $?" >>with
+	check "$name: as without the library ($(wc -l <plain) lines)" diff plain with
+}
+same "a program" -- ./calls
+check "its registrations are those that are wanted" [ "$(grep -c '^reg.*: done, errno 7' plain)" = 9 ]
+same "traced" RDMAMR_TRACE="$work/trace" -- ./calls
+same "traced, by the module for LD_AUDIT" RDMAMR_TRACE="$work/audited" LD_AUDIT="$audit" -- ./calls
+same "disabled" RDMAMR_DISABLE=1 -- ./calls
+same "with the cache" RDMAMR_CACHE=all RDMAMR_STATS="$work/stats" -- ./calls
+same "a plug-in, whose libmlx5 is in no other scope" RDMAMR_TRACE="$work/plugin" -- ./host "$work/one.so"
+same "two libmlx5, each of a libibverbs of its own" RDMAMR_TRACE="$work/two" -- ./host "$work/one.so" "$work/two.so"
+same "in the other order" -- ./host "$work/two.so" "$work/one.so"
+same "by a handle" RDMAMR_TRACE="$work/handle" LD_AUDIT="$audit" -- ./host handle libmlx5.so.1
+same "by the handle of a second libmlx5" LD_AUDIT="$audit" -- ./host handle libmlx5-2.so.1
+
+# In the expression `report` is the report of a trace; of() has the sums of some fields, by others.
+value() { # TRACE EXPRESSION
+	"$rdmamr" report --json "$1" 2>&1 | python3 -c 'import collections, json, sys
+report = json.load(sys.stdin)
+def text(row, field):
+    return row["caller"]["function"].partition("+")[0] if field == "caller" else str(row[field])
+def of(rows, names, *fields):
+    sums = collections.defaultdict(lambda: [0] * len(fields))
+    for row in rows:
+        key = " ".join(text(row, name) for name in names.split())
+        sums[key] = [sum + row[field] for sum, field in zip(sums[key], fields)]
+    return ", ".join(" ".join([key, *map(str, sums[key])]) for key in sorted(sums))
+print(eval(sys.argv[1]))' "$2" 2>&1
+}
+is() { # NAME WANTED FOUND
+	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
+}
+for trace in trace audited plugin; do
+	is "$trace: each function, with its caller, its number and its bytes" \
+		"register_gpu mlx5dv_reg_dmabuf_mr 1 131072, register_queue mlx5dv_devx_umem_reg_ex 2 3145728, register_rings mlx5dv_devx_umem_reg 6 589824" \
+		"$(value $trace 'of(report["past"], "caller call", "registrations", "bytes")')"
+done
+is "two libmlx5: the registrations of both" 18 "$(value two 'report["totals"]["past_registrations"]')"
+is "a handle: its registration" 1 "$(value handle 'report["totals"]["past_registrations"]')"
+is "the lengths, for a deregistration those of the umem" \
+	"deregister 131072 3, deregister 2097152 1, deregister 65536 3, past 1048576 1, past 131072 4, past 2097152 1, past 65536 3" \
+	"$(value trace 'of(report["sizes"], "what from_bytes", "calls")')"
+is "the umem and the region that stay, and no other" "register_gpu 1 131072, register_queue 1 1048576" \
+	"$(value trace 'of(report["leaks"], "caller", "regions", "bytes")')"
+is "no umem is another's, and none is unknown" "[]" "$(value trace 'report["notes"]')"
+is "a dma-buf is not pinned" $((MIB = 1 << 20)) "$(value trace 'report["pinned"]["end_bytes"]')"
+is "the cache has no part in them" "0 []" "$(value trace 'report["advice"]["all"]["misses"], report["advice"]["unserved"]' | tr -d '(),')"
+is "failures" "mlx5dv_devx_umem_dereg EBUSY 1, mlx5dv_devx_umem_reg EINVAL 1, mlx5dv_devx_umem_reg ENOMEM 1, mlx5dv_devx_umem_reg EOPNOTSUPP 1" \
+	"$(value trace 'of(report["failures"], "call name", "count")')"
+check "their reasons name libmlx5" grep -q "ENOMEM from libmlx5: .*RLIMIT_MEMLOCK" <(value trace '[one["example"] for one in report["failures"]]')
+"$rdmamr" report --text trace >text
+check "the text has them" grep -qE '9 registrations \(0 plain, 0 hits, 0 misses, +9 past the library\)' <(tr -s '\n ' ' ' <text)
+check "with function and caller" grep -qE '^ +1 +1 MiB +1 MiB .* mlx5dv_devx_umem_reg_ex +register_queue' text
+check "it fits 80 columns" [ "$(wc -L <text)" -le 80 ]
+"$rdmamr" report -o page.html trace >page.name
+check "so has the page" grep -q "Registered past the library" page.html
+
+is "the statistics count them, and nothing else" '"reg_past":9,"reg_past_bytes":3866624' \
+	"$(grep -oE '"[a-z_]+":[1-9][0-9]*' stats | grep -v '"pid"' | paste -sd,)"
+mkfifo in
+LD_PRELOAD=$library ./calls hold <>in >held &
+holder=$!
+for _ in $(seq 300); do
+	"$rdmamr" top --once --interval 0.1 >top
+	! grep -q "past the library" top || break
+done
+check "top shows them" grep -q "^$holder: registered past the library so far: 9 registrations of 3.69 MiB, by libmlx5" top
+"$rdmamr" top --openmetrics >metrics
+check "so do its metrics" grep -q "^rdmamr_past_registrations_total{.*} 9$" metrics
+echo >in
+wait "$holder"
+holder=
+
+RDMAMR_LOG=warn LD_PRELOAD=$library ./host none >none 2>said
+is "without a libmlx5 a call fails" "Operation not supported" "$(cat none)"
+check "and says why" grep -q "mlx5dv_devx_umem_reg.*: EOPNOTSUPP: no loaded libmlx5 has mlx5dv_devx_umem_reg" said
+tap_done

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! CUDA's calls that pin memory of the process, `cudaHostRegister` and `cuMemHostRegister`. CUDA's
+//! driver populates that memory on one thread, as a registration does. With `RDMAMR_PREFAULT` the
+//! threads of `prefault/` join in. Without it the calls are only passed on.
+//!
+//! # Safety
+//! **Same contract**: each function passes its arguments, unchanged, to the next function of its name,
+//! whose contract the C caller keeps.
+
+use super::export::with_caller;
+use super::ret;
+use core::cell::Cell;
+use core::ffi::{CStr, c_int, c_uint, c_void};
+use core::num::NonZeroUsize;
+use rdmamr_mr::around_host_register;
+use rdmamr_sys::caller::Caller;
+use rdmamr_sys::symbols::{self, Function, Library, Scope};
+
+type HostRegister = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
+
+/// `cudaErrorUnknown` and `CUDA_ERROR_UNKNOWN`: no loaded library has the function that the program
+/// has called, which cannot be.
+const UNKNOWN: c_int = 999;
+
+/// `cudaHostRegisterIoMemory` and `CU_MEMHOSTREGISTER_IOMEMORY`: a device's memory, which has no pages.
+const IO_MEMORY: c_uint = 4;
+/// `cudaHostRegisterReadOnly` and `CU_MEMHOSTREGISTER_READ_ONLY`.
+const READ_ONLY: c_uint = 8;
+
+/// The next function of that name. A program that loaded CUDA's library by dlopen(3) has it in a scope
+/// of its own, so the caller's file is asked too: the linker looks through the files that it needs.
+fn next(name: &CStr, known: &Function<HostRegister>, caller: Caller) -> Option<HostRegister> {
+    known.get().or_else(|| {
+        let of_caller = || {
+            let library = Library::with_code(NonZeroUsize::new(caller.address())?)?;
+            symbols::find(Scope::In(library), name, None)
+        };
+        known.set(symbols::find(Scope::Next, name, None).or_else(of_caller));
+        known.get()
+    })
+}
+
+fn register(next: Option<HostRegister>, addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
+    let Some(next) = next else {
+        return UNKNOWN;
+    };
+    let answer = Cell::new(None);
+    let call = || {
+        // SAFETY: same contract.
+        answer.set(Some(unsafe { next(addr, size, flags) }));
+    };
+    ret::always((), || {
+        around_host_register(
+            addr.addr(),
+            size,
+            flags & IO_MEMORY == 0,
+            flags & READ_ONLY == 0,
+            call,
+        );
+    });
+    // After a panic before the call.
+    // SAFETY: same contract.
+    answer
+        .get()
+        .unwrap_or_else(|| unsafe { next(addr, size, flags) })
+}
+
+/// Takes over a call of CUDA.
+macro_rules! host_register {
+    ($symbol:ident, $name:literal, $body:ident, $next:ident) => {
+        // SAFETY: cuda.h and cuda_runtime_api.h declare the function so.
+        static $next: Function<HostRegister> = unsafe { Function::new() };
+
+        #[unsafe(naked)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
+            with_caller!($body, in "rcx" "x3" "a3")
+        }
+
+        unsafe extern "C" fn $body(
+            addr: *mut c_void,
+            size: usize,
+            flags: c_uint,
+            caller: Caller,
+        ) -> c_int {
+            let next = ret::always(None, || next($name, &$next, caller));
+            register(next, addr, size, flags)
+        }
+
+        #[cfg(test)]
+        const _: HostRegister = $symbol;
+    };
+}
+
+host_register!(cudaHostRegister, c"cudaHostRegister", of_runtime, RUNTIME);
+host_register!(cuMemHostRegister, c"cuMemHostRegister", of_driver, DRIVER);
+host_register!(
+    cuMemHostRegister_v2,
+    c"cuMemHostRegister_v2",
+    of_driver_2,
+    DRIVER_2
+);

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of `<infiniband/mlx5dv.h>` that register memory. libmlx5 serves them. The library stands
+//! in front of them so that the trace and the statistics have them.
+//!
+//! As in `memory.rs`, the symbols have no version node: a reference to any node of libmlx5 binds to
+//! them.
+//!
+//! # Safety
+//! **Same contract**: each function has the contract of libmlx5's function of that name, which the C
+//! caller keeps, and passes its arguments on unchanged to that function.
+
+use super::export::with_caller;
+use super::ret::{self, Entry};
+use super::traced::{TracedRegistration, TracedUmem, TracedUmemEnd};
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
+use rdmamr_abi::rdma_core::*;
+use rdmamr_cache::dispatch::mlx5;
+use rdmamr_mr::explain::Subject;
+use rdmamr_mr::{Access, Request};
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace::format::call;
+
+/// The statistics count no failure of these calls.
+fn entry(name: &'static str, subject: Subject) -> Entry {
+    Entry {
+        name,
+        subject,
+        counter: None,
+    }
+}
+
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+    mlx5_access: c_int,
+) -> *mut ibv_mr {
+    with_caller!(reg_dmabuf_mr, eighth)
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    pd: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: c_int,
+    mlx5_access: c_int,
+    caller: Caller,
+) -> *mut ibv_mr {
+    let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
+    let tracer = TracedRegistration {
+        call: call::MLX5DV_REG_DMABUF_MR,
+        pd,
+        request: &request,
+        caller,
+    };
+    let failing = || entry("mlx5dv_reg_dmabuf_mr", Subject::OtherMemory);
+    ret::verbs::<ret::AsRegion>(failing, tracer, || {
+        // SAFETY: same contract.
+        unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
+    })
+}
+
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_reg(
+    context: *mut ibv_context,
+    addr: *mut c_void,
+    size: usize,
+    access: u32,
+) -> *mut c_void {
+    with_caller!(umem_reg, in "r8" "x4" "a4")
+}
+
+unsafe extern "C" fn umem_reg(
+    context: *mut ibv_context,
+    addr: *mut c_void,
+    size: usize,
+    access: u32,
+    caller: Caller,
+) -> *mut c_void {
+    let request = Request::at_address(addr, size, Access::from_bits_retain(access));
+    let tracer = TracedUmem {
+        call: call::MLX5DV_DEVX_UMEM_REG,
+        request: &request,
+        caller,
+    };
+    let failing = || entry("mlx5dv_devx_umem_reg", Subject::Umem(request));
+    ret::verbs::<ret::AsUmem>(failing, tracer, || {
+        // SAFETY: same contract.
+        unsafe { mlx5::umem_reg(context, addr, size, access) }
+    })
+}
+
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
+    context: *mut ibv_context,
+    umem_in: *mut mlx5dv_devx_umem_in,
+) -> *mut c_void {
+    with_caller!(umem_reg_ex, in "rdx" "x2" "a2")
+}
+
+unsafe extern "C" fn umem_reg_ex(
+    context: *mut ibv_context,
+    umem_in: *mut mlx5dv_devx_umem_in,
+    caller: Caller,
+) -> *mut c_void {
+    // SAFETY: same contract: the argument is readable. The program's may be longer.
+    let asked = unsafe { umem_in.as_ref() };
+    // `addr` may be an offset in a dma-buf.
+    let is_memory = asked.is_some_and(|asked| asked.comp_mask & MLX5DV_UMEM_MASK_DMABUF == 0);
+    let request = Request::at_address(
+        asked
+            .filter(|_| is_memory)
+            .map_or(null_mut(), |asked| asked.addr),
+        asked.map_or(0, |asked| asked.size),
+        Access::from_bits_retain(asked.map_or(0, |asked| asked.access)),
+    );
+    let tracer = TracedUmem {
+        call: call::MLX5DV_DEVX_UMEM_REG_EX,
+        request: &request,
+        caller,
+    };
+    let subject = if is_memory {
+        Subject::Umem(request)
+    } else {
+        Subject::OtherMemory
+    };
+    let failing = || entry("mlx5dv_devx_umem_reg_ex", subject);
+    ret::verbs::<ret::AsUmem>(failing, tracer, || {
+        // SAFETY: same contract.
+        unsafe { mlx5::umem_reg_ex(context, umem_in, request.length) }
+    })
+}
+
+#[unsafe(naked)]
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_dereg(umem: *mut c_void) -> c_int {
+    with_caller!(umem_dereg, in "rsi" "x1" "a1")
+}
+
+unsafe extern "C" fn umem_dereg(umem: *mut c_void, caller: Caller) -> c_int {
+    let tracer = TracedUmemEnd { umem, caller };
+    let failing = || entry("mlx5dv_devx_umem_dereg", Subject::Other);
+    ret::verbs::<ret::AsCode>(failing, tracer, || {
+        // SAFETY: same contract.
+        unsafe { mlx5::umem_dereg(umem) }
+    })
+}
+
+// Unit tests stand in for nothing; these uses keep the functions from being unused.
+#[cfg(test)]
+const _: () = {
+    let _ = (mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_dereg);
+    let _ = (mlx5dv_devx_umem_reg, mlx5dv_devx_umem_reg_ex);
+};

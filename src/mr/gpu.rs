@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Memory of a GPU. The kernel pins a GPU's memory by its address only with a module of the GPU's
+//! vendor (nvidia_peermem). Without it `ibv_reg_mr` fails with EFAULT. The same memory can be
+//! registered as a dma-buf that the GPU's runtime exports, so the library does that instead.
+//!
+//! Nothing here runs before the kernel has refused a registration, and nothing is loaded: only a
+//! runtime that the program has loaded is asked. The region is libibverbs' own.
+
+mod cuda;
+mod rocm;
+mod runtime;
+
+use super::explain::Name;
+use super::forwarded;
+use super::outcome::{Error, How, Registered};
+use super::refused::{OnDevice, Refused, says};
+use super::request::Request;
+use core::fmt::{self, Write};
+use errno::Errno;
+use rdmamr_config::{config, disabled};
+use rdmamr_next::Pd;
+use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::thread;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+/// A dma-buf.
+pub struct Export {
+    file: OwnedFd,
+    /// Where the exported range begins in the dma-buf.
+    offset: u64,
+}
+
+/// A runtime that exports memory of its GPUs.
+trait Runtime {
+    const KIND: RuntimeKind;
+
+    /// The runtime, if the program has loaded it.
+    fn find() -> Option<Self>
+    where
+        Self: Sized;
+
+    /// Whether the address is memory of a GPU.
+    fn has(&self, addr: u64) -> bool;
+
+    /// Exports the range, or fails with the runtime's error.
+    fn export(&self, range: PageRange) -> Result<Export, Why>;
+
+    /// The whole allocation that the address lies in.
+    fn allocation(&self, addr: u64) -> Option<PageRange>;
+
+    /// The cause of a refused export, for people, if the runtime tells one.
+    fn cause(&self, addr: u64, length: u64) -> Option<Why>;
+
+    /// Runs `body` while the GPU's context that the memory at `addr` belongs to is current.
+    fn in_context<T>(&self, addr: u64, body: impl FnOnce() -> T) -> T {
+        let _ = addr;
+        body()
+    }
+}
+
+/// A runtime that says that the memory is a GPU's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RuntimeKind {
+    Cuda,
+    Rocm,
+}
+
+impl RuntimeKind {
+    /// The name of the library, for people.
+    fn name(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "libcuda.so.1",
+            RuntimeKind::Rocm => "libhsa-runtime64.so.1",
+        }
+    }
+
+    /// The function that exports memory as a dma-buf.
+    fn export(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "cuMemGetHandleForAddressRange",
+            RuntimeKind::Rocm => "hsa_amd_portable_export_dmabuf",
+        }
+    }
+}
+
+/// Memory of a GPU that cannot be registered as a dma-buf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Obstacle {
+    pub runtime: RuntimeKind,
+    pub why: Why,
+}
+
+/// An address, aligned so that it makes no [`Error`] longer: the stack has several in each call.
+#[repr(Rust, packed(4))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address(u64);
+
+const _: () = assert!(size_of::<Error>() == 24);
+
+impl Obstacle {
+    /// The errno of the dma-buf's registration, if that is the step that failed.
+    pub fn of_dmabuf(&self) -> Option<Errno> {
+        match self.why {
+            Why::Register(errno) => Some(errno),
+            _ => None,
+        }
+    }
+
+    /// Writes the reason, after "EFAULT".
+    pub fn write(&self, out: &mut dyn Write) -> fmt::Result {
+        let (name, export) = (self.runtime.name(), self.runtime.export());
+        write!(
+            out,
+            " from the kernel: it is memory of a GPU, says {name}, and "
+        )?;
+        match self.why {
+            Why::Off => write!(
+                out,
+                "RDMAMR_GPU=off keeps it from being registered as a dma-buf"
+            )?,
+            Why::NoFunction => write!(
+                out,
+                "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
+            )?,
+            Why::Export(error) => write!(out, "{export} exports no dma-buf of it (error {error})")?,
+            Why::Managed => write!(
+                out,
+                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
+                 dma-buf: allocate it by cudaMalloc"
+            )?,
+            Why::DriverExportsNone => write!(
+                out,
+                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
+                 (nvidia-open), from Linux 5.12 on"
+            )?,
+            Why::NotCapable => write!(
+                out,
+                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
+                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
+                 expandable_segments:False)"
+            )?,
+            Why::Handles(Address(at)) => write!(
+                out,
+                "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
+                 (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+            )?,
+            Why::Ends(Address(at)) => write!(
+                out,
+                "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
+            )?,
+            Why::NoRegister => write!(
+                out,
+                "this libibverbs cannot register a dma-buf: rdma-core 34 and later can"
+            )?,
+            Why::Register(errno) => {
+                write!(out, "its dma-buf is refused with {}: ", Name(errno.0))?;
+                write!(
+                    out,
+                    "{}",
+                    match errno.0 {
+                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT =>
+                            "the device's provider or the kernel (before Linux 5.12) takes no dma-buf",
+                        libc::ENOMEM | libc::ENOSPC =>
+                            "the GPU's BAR, the IOMMU or the device has no room for it",
+                        _ =>
+                            "the device cannot map it (the GPU's BAR, the IOMMU, PCIe access control), or its access \
+                             flags or its length do not suit a dma-buf",
+                    }
+                )?
+            }
+        }
+        // SAFETY: the path ends with a NUL.
+        let loaded =
+            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
+        match self.runtime {
+            RuntimeKind::Cuda if loaded => write!(out, ". (nvidia_peermem is loaded)"),
+            RuntimeKind::Cuda => write!(
+                out,
+                ". Without a dma-buf it takes nvidia_peermem, which is not loaded"
+            ),
+            RuntimeKind::Rocm => Ok(()),
+        }
+    }
+}
+
+/// The step that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The setting `RDMAMR_GPU=off`.
+    Off,
+    /// The runtime lacks the function that exports.
+    NoFunction,
+    /// The runtime refused to export the memory, with this error.
+    Export(i32),
+    /// The runtime refused, since the memory is managed.
+    Managed,
+    /// The runtime refused, since the GPU's driver exports no dma-buf.
+    DriverExportsNone,
+    /// The runtime refused, since the memory was allocated for the GPU alone.
+    NotCapable,
+    /// The range goes on behind this address, where another allocation handle begins.
+    Handles(Address),
+    /// The range goes on behind this address, where the GPU's memory ends.
+    Ends(Address),
+    /// libibverbs has no `ibv_reg_dmabuf_mr`.
+    NoRegister,
+    /// The provider, the kernel or the device refused the dma-buf.
+    Register(Errno),
+}
+
+/// Whether the kernel may have refused the request because the memory is a GPU's.
+fn may_be_gpu(pd: Pd, request: &Request, errno: i32) -> bool {
+    let refused = Refused {
+        request: *request,
+        device: OnDevice::of(pd),
+    };
+    match errno {
+        _ if disabled() || request.length == 0 || request.access.on_demand() => false,
+        libc::EFAULT | libc::EOPNOTSUPP => true,
+        // Some drivers answer so.
+        libc::EINVAL => refused.wrong_argument().is_none(),
+        _ => errno == says(refused.device).unmapped,
+    }
+}
+
+/// Registers the memory as a dma-buf if it is a GPU's, after the kernel has refused its address with
+/// `error`. If it is not, or if it cannot be done, the errno stays that of `error`.
+#[cold]
+pub fn instead(pd: Pd, request: &Request, error: Error) -> Result<Registered, Error> {
+    let (Error::Kernel(errno) | Error::Next(errno)) = error else {
+        return Err(error);
+    };
+    if !may_be_gpu(pd, request, errno.0) {
+        return Err(error);
+    }
+    let before = errno::errno();
+    let registered = by::<cuda::Cuda>(pd, request).or_else(|| by::<rocm::Rocm>(pd, request));
+    let Some(registered) = registered else {
+        errno::set_errno(before);
+        return Err(error);
+    };
+    let (counters, thread) = (stats::counters(), thread::number());
+    match registered {
+        Ok(registered) => {
+            // The refused call has overwritten the program's errno.
+            errno::set_errno(Errno(0));
+            counters.add(thread, counter!(reg_gpu), 1);
+            Ok(registered)
+        }
+        Err(obstacle) => {
+            counters.add(thread, counter!(reg_gpu_failed), 1);
+            errno::set_errno(errno);
+            Err(Error::Gpu(errno, obstacle))
+        }
+    }
+}
+
+/// Registers by an export of this runtime. `None` if the memory is none of its GPUs'.
+fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstacle>> {
+    let addr = request.addr.addr() as u64;
+    let runtime = R::find().filter(|runtime| runtime.has(addr))?;
+    let obstacle = |why| Obstacle {
+        runtime: R::KIND,
+        why,
+    };
+    if !config().gpu {
+        return Some(Err(obstacle(Why::Off)));
+    }
+    let range = PageRange::around(addr, request.length as u64)?;
+    let exported = runtime.in_context(addr, || export(&runtime, addr, range));
+    Some(
+        exported
+            .and_then(|(export, start)| register(pd, request, &export, addr - start))
+            .inspect(|_| {
+                let length = request.length;
+                log::line(
+                    Level::Info,
+                    format_args!(
+                        "{length} bytes of a GPU at {addr:#x} are registered as a dma-buf, by {}",
+                        R::KIND.name()
+                    ),
+                );
+            })
+            .map_err(obstacle),
+    )
+}
+
+/// Exports the range, or the whole allocation: drivers differ in which of the two they take. Also
+/// returns where the exported memory starts.
+fn export<R: Runtime>(runtime: &R, addr: u64, range: PageRange) -> Result<(Export, u64), Why> {
+    let whole = || {
+        runtime
+            .allocation(addr)
+            .filter(|whole| whole.contains(range) && *whole != range)
+    };
+    runtime
+        .export(range)
+        .map(|export| (export, range.start))
+        .or_else(|why| {
+            let whole = whole().ok_or(why)?;
+            Ok((runtime.export(whole).map_err(|_| why)?, whole.start))
+        })
+        .map_err(|why| runtime.cause(addr, range.end - addr).unwrap_or(why))
+}
+
+/// Registers a part of a dma-buf. `within` is where the memory lies behind the start of what was
+/// exported. The kernel holds the dma-buf from then on, so its file need not stay open.
+fn register(pd: Pd, request: &Request, export: &Export, within: u64) -> Result<Registered, Why> {
+    let place = (export.offset + within, request.length, request.iova);
+    // SAFETY: the file is a dma-buf, which this function has to itself.
+    let registered =
+        unsafe { forwarded::reg_dmabuf_mr(pd, place, export.file.as_raw_fd(), request.access) };
+    let mr = registered
+        .map_err(|error| match error {
+            Error::NoNext(_) => Why::NoRegister,
+            error => Why::Register(Errno(error.errno())),
+        })?
+        .mr;
+    // libibverbs takes the offset for the address. A program looks for its pointer there.
+    // SAFETY: libibverbs has just made this region, and no other thread knows it.
+    unsafe { (*mr).addr = request.addr };
+    Ok(Registered::by(How::Gpu, mr))
+}

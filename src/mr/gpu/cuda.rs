@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! CUDA, by the functions of its driver's library (cuda.h, "Memory Management", "Unified
+//! Addressing").
+
+use super::runtime::{find, function};
+use super::{Address, Export, Runtime, RuntimeKind, Why};
+use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
+use core::ptr::null_mut;
+use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::symbols::Library;
+use std::os::fd::{FromRawFd, OwnedFd};
+
+type Context = *mut c_void;
+
+const SUCCESS: c_int = 0;
+
+/// `CUpointer_attribute`.
+mod pointer {
+    use super::c_int;
+    pub const CONTEXT: c_int = 1;
+    pub const MEMORY_TYPE: c_int = 2;
+    pub const IS_MANAGED: c_int = 8;
+    pub const DEVICE_ORDINAL: c_int = 9;
+    pub const IS_GPU_DIRECT_RDMA_CAPABLE: c_int = 15;
+    pub const MAPPING_SIZE: c_int = 18;
+    pub const MAPPING_BASE_ADDR: c_int = 19;
+}
+
+/// `CU_MEMORYTYPE_DEVICE`.
+const DEVICE_MEMORY: c_uint = 2;
+
+/// `CUdevice_attribute`.
+mod device {
+    use super::c_int;
+    /// The processor and the GPU share page tables: the platform is coherent.
+    pub const PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES: c_int = 100;
+    pub const DMA_BUF_SUPPORTED: c_int = 124;
+}
+
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
+const DMA_BUF_FD: c_int = 1;
+/// `CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE`, since CUDA 12.8.
+const BY_PCIE: c_ulonglong = 1;
+
+/// The driver's library.
+pub struct Cuda(Library);
+
+/// Declares a function of the library. `None` if this version of the library lacks it.
+macro_rules! calls {
+    ($( fn $name:ident($($arg:ident: $type:ty),*) = $symbol:literal; )*) => {
+        impl Cuda {
+            $( fn $name(&self, $($arg: $type),*) -> Option<c_int> {
+                type Call = unsafe extern "C" fn($($type),*) -> c_int;
+                // SAFETY: cuda.h declares the function so.
+                let call: Call = unsafe { function(self.0, $symbol) }?;
+                // SAFETY: the callers below pass pointers to what the function writes; it takes any
+                // address and any number.
+                Some(unsafe { call($($arg),*) })
+            } )*
+        }
+    };
+}
+
+calls! {
+    fn pointer_attribute(data: *mut c_void, attribute: c_int, addr: u64) = c"cuPointerGetAttribute";
+    fn device_attribute(value: *mut c_int, attribute: c_int, device: c_int) = c"cuDeviceGetAttribute";
+    fn address_range(base: *mut u64, size: *mut usize, addr: u64) = c"cuMemGetAddressRange_v2";
+    fn handle_for_range(
+        file: *mut c_int, addr: u64, size: usize, kind: c_int, flags: c_ulonglong
+    ) = c"cuMemGetHandleForAddressRange";
+    fn current(context: *mut Context) = c"cuCtxGetCurrent";
+    fn push(context: Context) = c"cuCtxPushCurrent_v2";
+    fn pop(context: *mut Context) = c"cuCtxPopCurrent_v2";
+    fn retain_primary(context: *mut Context, device: c_int) = c"cuDevicePrimaryCtxRetain";
+    fn release_primary(device: c_int) = c"cuDevicePrimaryCtxRelease_v2";
+}
+
+impl Cuda {
+    /// An attribute of the memory at an address.
+    fn attribute<T: Copy>(&self, attribute: c_int, addr: u64, mut value: T) -> Option<T> {
+        let asked = self.pointer_attribute((&raw mut value).cast(), attribute, addr)?;
+        (asked == SUCCESS).then_some(value)
+    }
+
+    fn device(&self, addr: u64) -> Option<c_int> {
+        self.attribute(pointer::DEVICE_ORDINAL, addr, 0)
+    }
+
+    fn of_device(&self, addr: u64, attribute: c_int) -> Option<c_int> {
+        let mut value = 0;
+        let asked = self.device_attribute(&raw mut value, attribute, self.device(addr)?)?;
+        (asked == SUCCESS).then_some(value)
+    }
+
+    fn export_by(&self, range: PageRange, flags: c_ulonglong) -> Result<Export, Why> {
+        let mut file = -1;
+        let size = range.bytes() as usize;
+        match self.handle_for_range(&raw mut file, range.start, size, DMA_BUF_FD, flags) {
+            None => Err(Why::NoFunction),
+            Some(SUCCESS) if file >= 0 => Ok(Export {
+                // SAFETY: the call has just opened this file for its caller.
+                file: unsafe { OwnedFd::from_raw_fd(file) },
+                offset: 0,
+            }),
+            Some(error) => Err(Why::Export(error)),
+        }
+    }
+}
+
+impl Runtime for Cuda {
+    const KIND: RuntimeKind = RuntimeKind::Cuda;
+
+    fn find() -> Option<Cuda> {
+        find(c"libcuda.so.1", b"libcuda.so").map(Cuda)
+    }
+
+    fn has(&self, addr: u64) -> bool {
+        self.attribute::<c_uint>(pointer::MEMORY_TYPE, addr, 0) == Some(DEVICE_MEMORY)
+    }
+
+    fn export(&self, range: PageRange) -> Result<Export, Why> {
+        let attribute = device::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        let is_coherent = self.of_device(range.start, attribute) == Some(1);
+        if is_coherent && let Ok(export) = self.export_by(range, BY_PCIE) {
+            return Ok(export);
+        }
+        self.export_by(range, 0)
+    }
+
+    fn allocation(&self, addr: u64) -> Option<PageRange> {
+        let (mut base, mut size) = (0, 0);
+        let asked = self.address_range(&raw mut base, &raw mut size, addr)?;
+        (asked == SUCCESS).then(|| PageRange::around(base, size as u64))?
+    }
+
+    fn cause(&self, addr: u64, length: u64) -> Option<Why> {
+        let is = |attribute| self.attribute::<c_uint>(attribute, addr, 0);
+        if is(pointer::IS_MANAGED) == Some(1) {
+            return Some(Why::Managed);
+        }
+        if self.of_device(addr, device::DMA_BUF_SUPPORTED) == Some(0) {
+            return Some(Why::DriverExportsNone);
+        }
+        let base = self.attribute::<u64>(pointer::MAPPING_BASE_ADDR, addr, 0);
+        let size = self.attribute::<usize>(pointer::MAPPING_SIZE, addr, 0);
+        let end = base
+            .zip(size)
+            .and_then(|(base, size)| base.checked_add(size as u64));
+        if let Some(end) = end.filter(|&end| addr < end && end < addr + length) {
+            return Some(if self.has(end) {
+                Why::Handles(Address(end))
+            } else {
+                Why::Ends(Address(end))
+            });
+        }
+        (is(pointer::IS_GPU_DIRECT_RDMA_CAPABLE) == Some(0)).then_some(Why::NotCapable)
+    }
+
+    /// A thread without a current context gets the memory's own for the call. Memory of a pool and of
+    /// `cuMemMap` belongs to no context: for that it is the device's primary one.
+    fn in_context<T>(&self, addr: u64, body: impl FnOnce() -> T) -> T {
+        let mut current: Context = null_mut();
+        let known = self.current(&raw mut current) == Some(SUCCESS);
+        if !known || !current.is_null() {
+            return body();
+        }
+        let own = self
+            .attribute::<Context>(pointer::CONTEXT, addr, null_mut())
+            .filter(|own| !own.is_null());
+        let mut primary: Context = null_mut();
+        let retained = match own {
+            Some(_) => None,
+            None => self
+                .device(addr)
+                .filter(|&device| self.retain_primary(&raw mut primary, device) == Some(SUCCESS)),
+        };
+        let context = own.unwrap_or(primary);
+        let is_pushed = !context.is_null() && self.push(context) == Some(SUCCESS);
+        let value = body();
+        if is_pushed {
+            self.pop(&raw mut current);
+        }
+        if let Some(device) = retained {
+            self.release_primary(device);
+        }
+        value
+    }
+}
