@@ -67,8 +67,7 @@ if ! modprobe -q rdmamr_hca 2>/dev/null; then
 	exit
 fi
 devices=("$@")
-[ $# -gt 0 ] || devices=(mlx5_0 efa_0 irdma0 bnxt_re0 mlx4_0 hns_0 erdma_0 mana_0 qedr0 cxgb4_0 hfi1_0 qib0 vmw_pvrdma0 ocrdma0
-	mthca0 ionic_0)
+[ $# -gt 0 ] || read -ra devices <"$here/../../vm/hca/devices"
 : >"$rows"
 for device in "${devices[@]}"; do
 	mask=
