@@ -155,6 +155,7 @@ static void changed(char *memory, int what, const char *name)
 	char *to = what & IBV_REREG_MR_CHANGE_TRANSLATION ? memory + 4 * PAGE : memory;
 	int access = what & IBV_REREG_MR_CHANGE_ACCESS ? LOCAL_AND_REMOTE : 0;
 	struct ibv_mr *reference = foreign_reg(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	struct rdmamr_stats now;
 	struct outcome want;
 
 	must(reference);
@@ -190,6 +191,9 @@ static void changed(char *memory, int what, const char *name)
 		}
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	is(kernel_regions(pair.context), far.others, "%s: the kernel has none of these regions", name);
+	now = stats();
+	is((long)now.reg_kernel, (long)(now.dereg_kernel + now.ended_elsewhere + now.live + now.idle),
+	   "%s: each registration is counted as ended once", name);
 }
 
 enum { THREADS = 2, SLOTS = 6, STEPS = 400, SLOT_PAGES = 4 };

@@ -60,7 +60,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         return Ok(());
     }
     let region = regions.region(id);
-    if let Err(errno) = deregister(region, by) {
+    if let Err(errno) = deregister(cache, region, by) {
         region.refusals.fetch_add(1, Relaxed);
         region.released.store(cache.cleaner.now(), Relaxed);
         match by.lock(regions) {
@@ -94,7 +94,6 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     );
     trace::ended(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
-    counters.add(thread, counter!(dereg_kernel), 1);
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.page_range().bytes());
     counters.change_of_cache(thread, device, less);
@@ -108,7 +107,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
 }
 
 /// Has the kernel deregister a claimed region.
-fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
+fn deregister(cache: &Cache, region: &CachedRegion, by: By) -> Result<(), Errno> {
     if region.is_left() {
         // The kernel has ended the region, or another process owns the region now.
         return Ok(());
@@ -121,7 +120,9 @@ fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
     match by {
         By::Program => ended.deregister(&Uverbs),
         By::Helper => ended.deregister(&UverbsOfHelper),
-    }
+    }?;
+    cache.counters.add(by.thread(), counter!(dereg_kernel), 1);
+    Ok(())
 }
 
 /// Has the kernel deregister a claimed region now, and leaves the rest to the next thread that ends
@@ -129,7 +130,7 @@ fn deregister(region: &CachedRegion, by: By) -> Result<(), Errno> {
 pub fn unpin(cache: &Cache, id: Id) {
     let region = cache.regions.region(id);
     // After an error, the thread that ends the region gets the error again.
-    if TABLE.is_here() && deregister(region, By::Helper).is_ok() {
+    if TABLE.is_here() && deregister(cache, region, By::Helper).is_ok() {
         region.fd.store(LEFT, Relaxed);
     }
     cache.regions.ends_later(id);
