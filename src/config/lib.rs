@@ -414,11 +414,14 @@ impl fmt::Display for Complaint<'_> {
                 write!(f, "{name}: no such setting, ignored; did you mean {near}?")
             }
             Complaint::NoSuchValue(name, value, values, near) => {
-                write!(
-                    f,
-                    "{name}={}: no such value, ignored; did you mean {near}? It takes ",
-                    value.to_string_lossy()
-                )?;
+                let value = value.to_string_lossy();
+                match *near {
+                    "" => write!(f, "{name}={value}: no such value, ignored. It takes ")?,
+                    near => write!(
+                        f,
+                        "{name}={value}: no such value, ignored; did you mean {near}? It takes "
+                    )?,
+                }
                 for (n, value) in values.iter().enumerate() {
                     f.write_str(if n == 0 { "" } else { ", " })?;
                     f.write_str(value)?;
@@ -429,9 +432,13 @@ impl fmt::Display for Complaint<'_> {
     }
 }
 
-/// The candidate at the smallest edit distance.
+/// The candidate at the smallest edit distance, or "" if none is like it, as "on" is not like "0".
+/// A candidate of several words describes values, so it is none.
 fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
     candidates
+        .filter(|candidate| {
+            !candidate.contains(' ') && distance(given, candidate) < candidate.len()
+        })
         .min_by_key(|candidate| distance(given, candidate))
         .unwrap_or_default()
 }
@@ -517,25 +524,27 @@ mod tests {
     fn a_wrong_value_is_ignored_and_the_nearest_named() {
         for (name, value, near) in [
             ("RDMAMR_LOG", c"wran", "warn"),
-            ("RDMAMR_LOG", c"", "warn"),
-            ("RDMAMR_DISABLE", c"yes", "0"),
-            ("RDMAMR_STATS", c"", "table"),
+            ("RDMAMR_LOG", c"", ""),
+            ("RDMAMR_DISABLE", c"yes", ""),
+            ("RDMAMR_STATS", c"", ""),
+            ("RDMAMR_GPU", c"0", ""),
             ("RDMAMR_CACHE", c"ALL", "all"),
-            ("RDMAMR_PREFAULT", c"65", "0"),
-            ("RDMAMR_PREFAULT", c"-2", "2"),
-            ("RDMAMR_CACHE_LINGER", c"-1", "1"),
-            ("RDMAMR_CACHE_LINGER", c"1s", "1"),
+            ("RDMAMR_PREFAULT", c"65", ""),
+            ("RDMAMR_PREFAULT", c"-2", ""),
+            ("RDMAMR_CACHE_LINGER", c"-1", ""),
+            ("RDMAMR_CACHE_LINGER", c"0.5s", "0.5"),
             ("RDMAMR_CACHE_LINGER", c"0.-5", "0.5"),
-            ("RDMAMR_CACHE_LINGER", c"1000000000", "1"),
+            ("RDMAMR_CACHE_LINGER", c"1000000000", ""),
         ] {
             let (config, complaint) = applied(name, value);
             let complaint = complaint.unwrap();
             assert_eq!(config, Config::DEFAULT, "{name}={value:?}");
             assert!(complaint.starts_with(name), "{complaint}");
-            assert!(
-                complaint.contains(&format!("did you mean {near}?")),
-                "{complaint}"
-            );
+            let words = match near {
+                "" => "ignored. It takes ".to_owned(),
+                near => format!("did you mean {near}?"),
+            };
+            assert!(complaint.contains(&words), "{complaint}");
         }
     }
 
