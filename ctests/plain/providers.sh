@@ -67,7 +67,7 @@ if ! modprobe -q rdmamr_hca 2>/dev/null; then
 	exit
 fi
 devices=("$@")
-[ $# -gt 0 ] || read -ra devices <"$here/../../vm/hca/devices"
+[ $# -gt 0 ] || read -ra devices < <(grep -v "^#" "$here/../../vm/hca/devices")
 : >"$rows"
 for device in "${devices[@]}"; do
 	mask=

@@ -8,27 +8,17 @@
 set -u
 [ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 . "$(dirname "$0")/libfabrics.sh"
+. "$here/../../lib/stale.sh"
 
-ended_by_alarm=142
 monitors=(memhooks userfaultfd ours)
-# Runs the program to its end. It notes a change that stops the program, and leaves it out. Standard
-# error is that of the last run.
 table() { # MONITOR [RUN...]
-	local monitor=$1 out=$work/$1 settings=() arguments=() from=0 status=$ended_by_alarm
+	local monitor=$1 settings arguments=()
 	shift
 	case $monitor in
 	ours) settings=(RDMAMR_MONITOR=libfabric LD_PRELOAD="$library" RDMAMR_LOG=warn) ;;
 	*) settings=(FI_MR_CACHE_MONITOR="$monitor") arguments=(--shown) ;;
 	esac
-	: >"$out"
-	while [ $status = $ended_by_alarm ]; do
-		# In a shell of its own, whose message "Alarm clock" is lost.
-		(env "${settings[@]}" "$@" "$built/monitor_stale" "${arguments[@]}" "$from" >>"$out" 2>"$out.stderr"; exit $?) 2>/dev/null
-		status=$?
-		[ $status != $ended_by_alarm ] || echo "stops||" >>"$out"
-		from=$(grep -c '|' "$out")
-	done
-	[ $status = 0 ] || echo "# $monitor: exit status $status: $(tail -n 1 "$out") $(tail -n 3 "$out.stderr")"
+	answers "$work/$monitor" "${settings[@]}" "$@" "$built/monitor_stale" "${arguments[@]}"
 }
 names_of() { # MONITOR: of the changes that were made
 	sed -n '/|/{/^done/d;s/|.*//p}' "$work/$1"
