@@ -423,9 +423,12 @@ mod tests {
             assert!(!number.is_trusted());
             assert_eq!(number.fence(), Fence::Passed);
         }
-        // A raw system call is noticed at the next look.
+        // A raw system call is noticed at the next look of any thread, and then by all.
         put(fd, another);
-        assert_eq!(number.prove(), Err(NOT_OURS));
+        assert!(number.is_trusted());
+        let proved = std::thread::scope(|scope| scope.spawn(|| number.prove()).join().unwrap());
+        assert_eq!(proved, Err(NOT_OURS));
+        assert!(!number.is_trusted());
         assert!(matches!(number.fence(), Fence::Lost(_)));
         put(fd, ours);
         assert_eq!(number.fence(), Fence::Passed);
