@@ -20,9 +20,10 @@ release  := target/release
 so       := $(release)/librdmamr.so
 audit    := $(release)/librdmamr-audit.so
 program  := $(release)/rdmamr
+archive  := $(release)/installed/librdmamr.a
 built    := target/ctests
 
-all: $(so) $(audit) $(program) ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
+all: $(so) $(archive) $(audit) $(program) ## build the libraries, shared and static, the module for LD_AUDIT, and the program rdmamr
 # The program is built once, for packages (debian/rules) too: its crates take long. Therefore no panic
 # message and no line table may name the builder's own folders.
 cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
@@ -41,7 +42,6 @@ $(audit): FORCE
 	ln -f target/audit/librdmamr_audit.so $@
 # The installed archive is one object with the library's own symbols. Cargo's archive also has those of Rust's standard
 # library, of which a program in Rust has its own copy.
-archive := $(release)/installed/librdmamr.a
 $(archive): $(so)
 	@mkdir -p $(@D)
 	readelf -W --dyn-syms $(so) | awk '$$1 ~ /^[0-9]+:$$/ && $$5 != "LOCAL" && $$7 != "UND" && $$7 != "ABS" && $$8 { print $$8 }' >$(@D)/exported
@@ -99,7 +99,14 @@ vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 o
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
 # "strip_flag=" leaves the symbols to a packager. An archive can lose only the debug symbols.
 strip_flag := -s
-install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, LIBDIR
+# "sudo make install" after "make" must neither need cargo in root's PATH nor build as root: it installs
+# the files that are there. Packages build theirs.
+installed := $(so) $(archive) $(audit) $(program)
+unbuilt   = $(if $(for_package),$(installed),$(if $(filter-out $(wildcard $(installed)),$(installed)),cargo $(installed)))
+cargo:
+	@command -v $(firstword $(CARGO)) >/dev/null || { echo "There is nothing to install yet: run make first, as the user who has cargo" >&2; exit 1; }
+install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDIR
+	@packaging/installed changed $(release)/librdmamr.d target/tool/rdmamr.d
 	install -d $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband $(DESTDIR)$(BINDIR)
 	install -m 755 $(strip_flag) $(so) $(DESTDIR)$(LIBDIR)/librdmamr.so.$(version)
 	ln -sf librdmamr.so.$(version) $(DESTDIR)$(LIBDIR)/librdmamr.so.1
@@ -124,6 +131,7 @@ install: $(so) $(archive) $(audit) $(program) ## install under DESTDIR, PREFIX, 
 	man/names | while read -r file page; do \
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
+	@$(if $(DESTDIR),,packaging/installed there $(LIBDIR) $(BINDIR))
 
 uninstall: ## remove the installed files
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so rdmamr/librdmamr-audit.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
@@ -132,6 +140,7 @@ uninstall: ## remove the installed files
 	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
+	@$(if $(DESTDIR),,packaging/installed gone)
 
 dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, checks and installs without git
 	@packaging/dist
@@ -160,4 +169,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cbindgen ffi_go FORCE
+.PHONY: all headers man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE

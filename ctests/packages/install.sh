@@ -96,6 +96,62 @@ check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall
 check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
 check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
 
+# As "sudo make install" runs: in root's environment, without cargo, into folders of the machine.
+as_root() { env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "$@"; }
+system() { as_root make -s --no-print-directory CARGO=/nowhere/cargo "$@"; }
+loads() { LD_TRACE_LOADED_OBJECTS=1 LD_PRELOAD=${1:-librdmamr.so.1} /bin/true 2>/dev/null | grep -q '/librdmamr\.so\.1 (0x\|librdmamr\.so\.1 => /'; } # [LIBRARY]
+check "make install needs no cargo once make has run" as_root make -s --no-print-directory install CARGO=/nowhere/cargo DESTDIR="$stage/again"
+rm -rf "$stage/again"
+nothing=$(as_root make -s --no-print-directory install CARGO=/nowhere/cargo release="$stage/none" DESTDIR="$stage/again" 2>&1)
+check "without make it says so" grep -q '^There is nothing to install yet: run make first' <<<"$nothing"
+check "and installs nothing" [ ! -e "$stage/again" ]
+mkdir "$stage/lists" && touch -d 2000-01-01 "$stage/lists/old.d"
+echo "it: $PWD/Cargo.toml" >"$stage/lists/old.d"
+touch -d 2000-01-01 "$stage/lists/old.d"
+check "a source that is newer than the build is named" grep -q "Cargo.toml has changed since the last make" <<<"$(packaging/installed changed "$stage/lists/old.d" 2>&1)"
+said=$(system install PREFIX="$stage/own")
+check "a prefix that the linker does not know: LD_PRELOAD fails, and it says what helps" \
+	grep -qF "LD_PRELOAD=$stage/own/lib/librdmamr.so.1 ./app" <<<"$said"
+check "and how the shell finds the program" grep -qF "export PATH=$stage/own/bin:" <<<"$said"
+check "its first advice is right" loads "$stage/own/lib/librdmamr.so.1"
+check "its second advice is right" "$stage/own/bin/rdmamr" run -- /bin/true
+rm -rf "$stage/own"
+# In a copy of the folders that it changes.
+installed_here() {
+	local folder said
+	for folder in /etc /usr/local /var/cache/ldconfig; do
+		mkdir -p "$stage/here$folder" "$folder"
+		[ "$folder" = /usr/local ] || cp -a "$folder/." "$stage/here$folder/"
+		mount --bind "$stage/here$folder" "$folder"
+	done
+	said=$(system install) || { echo "make install fails: $said"; return 1; }
+	# On Debian the linker looks in /usr/local/lib; on Fedora it does not, and the words say so.
+	if grep -q 'The dynamic linker does not look in' <<<"$said"; then
+		grep -qxF '  echo /usr/local/lib >/etc/ld.so.conf.d/rdmamr.conf && ldconfig' <<<"$said" || return 1
+		echo /usr/local/lib >/etc/ld.so.conf.d/rdmamr.conf
+		ldconfig
+	fi
+	loads || { echo "LD_PRELOAD=librdmamr.so.1 fails: $said"; return 1; }
+	# A linker that does not look there, as Fedora's.
+	grep -rl /usr/local/lib /etc/ld.so.conf.d | xargs -r rm
+	said=$(system install)
+	grep -qxF '  echo /usr/local/lib >/etc/ld.so.conf.d/rdmamr.conf && ldconfig' <<<"$said" || { echo "no word about ld.so.conf: $said"; return 1; }
+	! loads || { echo "the linker finds it all the same"; return 1; }
+	echo /usr/local/lib >/etc/ld.so.conf.d/rdmamr.conf
+	ldconfig
+	loads || { echo "the advice is wrong"; return 1; }
+	system uninstall >/dev/null || return 1
+	! ldconfig -p | grep rdmamr
+}
+if unshare -m true 2>/dev/null; then
+	export -f as_root system loads installed_here
+	export stage
+	check "sudo make install: LD_PRELOAD=librdmamr.so.1 works at once, and the linker forgets it with make uninstall" \
+		unshare -m --propagation private bash -c installed_here
+else
+	skip "sudo make install" "no namespace of mounts for this user"
+fi
+
 # Files of other packages in the same folders.
 others=$(find "$stage/usr" -type d | sed 's|$|/another|' | sort)
 xargs -r touch <<<"$others"
