@@ -1,0 +1,70 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# tools.sh: vm/packages finds tools as tools, on machines that stand in for Fedora, openSUSE and Arch:
+# without dpkg and apt-get, and with the name of that distribution's package manager.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+cd "$here/../.." || exit 1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+unset PACKAGES
+
+machine() { # MANAGER TOOL...: makes the machine: this one's programs, without these tools
+	local tool
+	rm -rf "$work/bin"
+	mkdir "$work/bin"
+	ln -s /usr/bin/* /bin/* "$work/bin/" 2>/dev/null
+	rm -f "$work"/bin/{dpkg,apt}*
+	for tool in "${@:2}"; do rm -f "$work/bin/$tool"; done
+	[ -z "$1" ] || printf '#!/bin/sh\nexit 9\n' >"$work/bin/$1"
+	[ -z "$1" ] || chmod +x "$work/bin/$1"
+}
+there() { PATH=$work/bin "$@" 2>&1; }
+says() { # WORDS COMMAND...: it fails, with these words
+	local words=$1 said
+	shift
+	said=$(there "$@") && { echo "it succeeds"; return 1; }
+	grep -qF -- "$words" <<<"$said" || { echo "$said"; return 1; }
+}
+
+for manager in dnf zypper pacman; do
+	machine $manager
+	for group in demo rpm docs c; do
+		if ! vm/packages $group >/dev/null 2>&1; then
+			skip "$manager: $group" "the tools are not installed here (vm/packages $group)"
+			continue
+		fi
+		check "$manager: the tools of $group are found without dpkg" there vm/packages $group
+	done
+done
+machine dnf gcc cc codespell
+check "dnf: a missing tool is named by dnf's package" says " dnf install codespell gcc" vm/packages docs demo
+check "dnf: and by its own name" says "These tools are missing: gcc codespell." vm/packages docs demo
+check "dnf: PACKAGES=installed goes on without" there env PACKAGES=installed vm/packages docs demo
+machine zypper g++ man
+check "zypper: a missing tool is named by zypper's package" says " zypper install gcc-c++ man" vm/packages c docs
+machine pacman ib_write_bw go
+check "pacman: a missing tool is named by pacman's package" says " pacman -S --needed go" vm/packages go demo
+check "pacman: a tool without a package is named" says "No package of this distribution is known for: ib_write_bw" vm/packages demo
+machine "" codespell
+check "without a package manager the tools are named" says "These tools are missing: codespell." vm/packages docs
+check "a group that does not exist is refused" says "there is no group nothing" vm/packages docs nothing
+
+# Each tool of the table is found on this machine if Debian's package is installed: the search is
+# right. Otherwise dpkg's word would hide that it is wrong.
+searched() {
+	local tool package
+	awk '/<<-.TABLE.$/ { inside = 1; next } /^TABLE$/ { inside = 0 } inside && !/^\tGROUPS/ { print $1, $2, $3 }' vm/packages |
+		while read -r groups tool package; do
+			[[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || continue
+			there vm/packages "${groups%%,*}" 2>&1 | grep -F "missing: " | grep -qwF -- "$tool" && echo "$tool of $package"
+		done
+}
+if command -v dpkg-query >/dev/null; then
+	machine dnf
+	check "each tool of an installed package is found: $(searched | sort -u | paste -sd,)" [ -z "$(searched)" ]
+fi
+machine dnf
+check "make demo without a device says how to make one" says "rdma link add rxe0 type rxe" bench/demo
+tap_done
