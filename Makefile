@@ -6,6 +6,7 @@ LIBDIR     ?= $(PREFIX)/lib
 INCLUDEDIR ?= $(PREFIX)/include
 BINDIR     ?= $(PREFIX)/bin
 MANDIR     ?= $(PREFIX)/share/man
+DOCDIR     ?= $(PREFIX)/share/doc/rdmamr
 # The shells' folders of completions.
 BASHDIR    ?= $(PREFIX)/share/bash-completion/completions
 ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
@@ -131,6 +132,7 @@ install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDI
 	man/names | while read -r file page; do \
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
+	packaging/docs install $(DESTDIR)$(DOCDIR)
 	@$(if $(DESTDIR),,packaging/installed there $(LIBDIR) $(BINDIR))
 
 uninstall: ## remove the installed files
@@ -138,6 +140,7 @@ uninstall: ## remove the installed files
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
 	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish)
 	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
+	packaging/docs remove $(DESTDIR)$(DOCDIR)
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
 	@$(if $(DESTDIR),,packaging/installed gone)
@@ -151,7 +154,7 @@ packaged = CARGO_TARGET_DIR=$(CURDIR)/target/packaged $(MAKE) -s --no-print-dire
 rpm: ## build RPM packages into target/rpm
 	vm/packages rpm
 	rm -rf target/rpm/stage
-	+$(packaged) install DESTDIR=$(CURDIR)/target/rpm/stage PREFIX=/usr LIBDIR=/usr/lib64
+	+$(packaged) install DESTDIR=$(CURDIR)/target/rpm/stage PREFIX=/usr LIBDIR=/usr/lib64 DOCDIR=/usr/share/doc/rdmamr-tools
 	packaging/rpm target/rpm/stage
 wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel
 	packaging/wheel tools

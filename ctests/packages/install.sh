@@ -32,6 +32,9 @@ size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
 check "the archive has no debug symbols: $((size >> 10)) KiB" [ "$size" -lt $((6 << 20)) ]
 check "a packager can get them: strip_flag=" bash -c 'make -s --no-print-directory install strip_flag= DESTDIR="$1" PREFIX=/usr LIBDIR=/lib &&
 	readelf -SW "$1/lib/librdmamr.a" 2>/dev/null | grep -q "\.debug_info" && rm -r "$1"' - "$stage/with"
+documents() { while read -r file; do [ -s "$stage/usr/share/doc/rdmamr/$file" ] || echo "$file"; done < <(packaging/docs list); }
+check "and the documents, $(packaging/docs list | wc -l) files" [ -z "$(documents)" ]
+check "whose links lead to installed files" bash -c 'find "$1" -name "*.md" -print0 | xargs -0 ctests/packages/docs.py links' - "$stage/usr/share/doc/rdmamr"
 pages=$(man/names)
 missing() { while read -r file _; do [ -s "$stage/usr/share/man/$file" ] || echo "$file"; done <<<"$pages"; }
 check "and $(wc -l <<<"$pages") manual pages and links to them" [ -z "$(missing)" ]
