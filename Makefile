@@ -72,6 +72,14 @@ headers_in := include
 verbs_toml := sed -e 's/RDMAMR_H/RDMAMR_VERBS_H/' -e 's|capi/rdmamr.rs and src/stats/counters.rs|capi/relaxed.rs|' \
 	-e 's|^sys_includes.*|sys_includes = ["infiniband/verbs.h"]|'
 
+# A site generator from crates.io, likewise.
+mdbook_version := 0.5.4
+mdbook := target/tools/mdbook-$(mdbook_version)/bin/mdbook
+$(mdbook):
+	+$(CARGO) install --quiet --debug --locked --version $(mdbook_version) --no-default-features --features search --root $(dir $(mdbook)).. mdbook
+site: $(mdbook) ## make a site of docs/ with a search, target/site/html, and check its links
+	packaging/site $(mdbook)
+
 man: $(patsubst %.scd,%,$(wildcard man/*.scd)) ## make the manual pages from their sources, by scdoc
 man/%: man/%.scd
 	vm/packages man
@@ -172,4 +180,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE
+.PHONY: all headers site man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE

@@ -34,6 +34,13 @@ check "a long line is found" [ "$(ctests/packages/docs.py columns "$work/wrong.m
 check "each link leads to a file, and to a heading of it: ${#documents[@]} documents" ctests/packages/docs.py links "${documents[@]}"
 check "prose has at most 100 columns" ctests/packages/docs.py columns "${documents[@]}"
 
+mkdir -p "$work/site/part"
+echo '<h1 id="top">A</h1> <a href="part/other.html#here">right</a> <a href="part/other.html#there">wrong</a>' >"$work/site/index.html"
+echo '<p id="here"></p> <a href="../index.html#top">right</a> <img src="none.png"> <a href="https://example.org/">elsewhere</a>' >"$work/site/part/other.html"
+check "a broken link of a site is found" [ "$(packaging/site check "$work/site" | grep -c "no such")" = 2 ]
+unlisted() { find docs -name '*.md' ! -name SUMMARY.md -printf '%P\n' | while read -r page; do grep -qF "]($page)" docs/SUMMARY.md || echo "$page"; done; }
+check "docs/SUMMARY.md, the site's contents, has each page of docs/: $(unlisted | paste -sd,)" [ -z "$(unlisted)" ]
+
 # On a terminal of 80 columns text is broken, and examples are not.
 narrow() {
 	local page wide=0
