@@ -17,7 +17,7 @@ check "the comparison of pyverbs' results passes its doctests" python3 -B -m doc
 missing=()
 while read -r file; do
 	[ -e "$file" ] || continue
-	case $file in Cargo.lock | LICENSE-* | *.md | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/* | vm/hca/COPYING) continue ;; esac
+	case $file in Cargo.lock | LICENSE-* | *.md | *.json | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/* | vm/hca/COPYING) continue ;; esac
 	licence="MIT OR Apache-2.0"
 	[[ $file != vm/hca/* ]] || licence=GPL-2.0-only
 	head -5 "$file" | grep -q "SPDX-License-Identifier: $licence" || missing+=("$file")

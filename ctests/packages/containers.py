@@ -1,0 +1,205 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""containers.py: what ctests/packages/containers.sh needs of Python.
+
+containers.py seccomp PROFILE [--without CALL]... [--also CALL]... -- COMMAND...
+    runs the command under a seccomp profile in the format of OCI runtimes, by libseccomp, as they do
+containers.py profile PROFILE
+    checks the profile: the fields and values that OCI's runtime specification has, and calls that
+    libseccomp knows
+containers.py yaml TOOLS FILE...
+    validates the files by Kubernetes' own schemas, strictly, with the packages in the folder TOOLS
+containers.py capabilities TOOLS FILE
+    prints the capabilities that the file's first container adds, as setpriv takes them
+containers.py script TOOLS FILE
+    prints the shell script of the file's first container
+containers.py containerfile FILE
+    checks a Containerfile: its instructions, and that its parts fit each other
+"""
+import ctypes
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+ALLOW, ERRNO = 0x7FFF0000, 0x00050000
+OPERATORS = {f"SCMP_CMP_{name}": number for number, name in enumerate(("NE", "LT", "LE", "EQ", "GE", "GT", "MASKED_EQ"), 1)}
+KUBERNETES = "1.32"
+
+
+class Comparison(ctypes.Structure):
+    _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
+
+
+def library():
+    found = ctypes.CDLL("libseccomp.so.2", use_errno=True)
+    found.seccomp_init.restype = ctypes.c_void_p
+    found.seccomp_arch_resolve_name.restype = ctypes.c_uint32
+    for name in ("seccomp_load", "seccomp_rule_add_array", "seccomp_arch_add"):
+        getattr(found, name).argtypes = None
+    return found
+
+
+def action(rule, profile):
+    """The kernel's action for a rule or, of the profile, for all other calls."""
+    name, error = (rule["action"], rule.get("errnoRet", 1)) if rule else (profile["defaultAction"], profile.get("defaultErrnoRet", 1))
+    return ALLOW if name == "SCMP_ACT_ALLOW" else ERRNO | error
+
+
+def seccomp(arguments):
+    split = arguments.index("--")
+    options, command = arguments[1:split], arguments[split + 1:]
+    profile = json.loads(Path(arguments[0]).read_text())
+    without = {options[at + 1] for at, word in enumerate(options) if word == "--without"}
+    also = [options[at + 1] for at, word in enumerate(options) if word == "--also"]
+    rules = profile["syscalls"] + [{"action": "SCMP_ACT_ALLOW", "names": also}]
+    seccomp_library = library()
+    context = ctypes.c_void_p(seccomp_library.seccomp_init(ctypes.c_uint32(action(None, profile))))
+    for name in profile["architectures"]:
+        token = seccomp_library.seccomp_arch_resolve_name(name.removeprefix("SCMP_ARCH_").lower().encode())
+        seccomp_library.seccomp_arch_add(context, ctypes.c_uint32(token))
+    for rule in rules:
+        comparisons = [Comparison(one["index"], OPERATORS[one["op"]], one["value"], one.get("valueTwo", 0)) for one in rule.get("args", ())]
+        if action(rule, profile) == action(None, profile):
+            continue
+        for name in set(rule["names"]) - without:
+            number = seccomp_library.seccomp_syscall_resolve_name(name.encode())
+            # As runtimes do: an older libseccomp does not know newer calls.
+            if number == -1:
+                continue
+            array = (Comparison * len(comparisons))(*comparisons)
+            status = seccomp_library.seccomp_rule_add_array(context, ctypes.c_uint32(action(rule, profile)), number, len(comparisons), array)
+            if status:
+                sys.exit(f"containers.py: {name}: libseccomp: {os.strerror(-status)}")
+    status = seccomp_library.seccomp_load(context)
+    if status:
+        sys.exit(f"containers.py: seccomp_load: {os.strerror(-status)}")
+    os.execvp(command[0], command)
+
+
+def profile_faults(profile):
+    fields = {"defaultAction": str, "defaultErrnoRet": int, "architectures": list, "syscalls": list}
+    actions = {"SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"}
+    for name, value in profile.items():
+        if name not in fields or not isinstance(value, fields[name]):
+            yield f"field {name}"
+    if profile.get("defaultAction") not in actions:
+        yield "no default action"
+    for name in profile["architectures"]:
+        if not library().seccomp_arch_resolve_name(name.removeprefix("SCMP_ARCH_").lower().encode()):
+            yield f"architecture {name}"
+    unknown, seen = 0, set()
+    for rule in profile["syscalls"]:
+        for name in rule:
+            if name not in ("names", "action", "args", "errnoRet"):
+                yield f"field {name} of a rule"
+        if rule.get("action") not in actions or not rule.get("names"):
+            yield f"a rule without action or names: {rule}"
+        for one in rule.get("args", ()):
+            if set(one) - {"index", "value", "valueTwo", "op"} or one["op"] not in OPERATORS or not 0 <= one["index"] <= 5:
+                yield f"argument {one}"
+        for name in rule.get("names", ()):
+            unknown += library().seccomp_syscall_resolve_name(name.encode()) == -1
+            if (name, json.dumps(rule.get("args"))) in seen:
+                yield f"{name} is there twice"
+            seen.add((name, json.dumps(rule.get("args"))))
+    # The newest calls, which an older libseccomp does not know.
+    if unknown > 20:
+        yield f"libseccomp does not know {unknown} of the calls"
+    allowed = {name for rule in profile["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args") for name in rule["names"]}
+    if "userfaultfd" not in allowed:
+        yield "userfaultfd is not allowed"
+    # A container without capabilities gets none of these from any runtime.
+    for name in ("mount", "unshare", "setns", "bpf", "perf_event_open", "keyctl", "open_by_handle_at", "io_uring_setup", "clone", "clone3", "init_module", "kexec_load"):
+        if name in allowed:
+            yield f"{name} is allowed"
+
+
+def document(tools, file):
+    sys.path.insert(0, tools)
+    import yaml
+
+    return list(yaml.safe_load_all(Path(file).read_text()))
+
+
+def validate(tools, files):
+    found = {file: document(tools, file) for file in files}
+    import kubernetes_validate
+
+    for file, parts in found.items():
+        for part in parts:
+            try:
+                kubernetes_validate.validate(part, KUBERNETES, strict=True)
+            except kubernetes_validate.ValidationError as error:
+                yield f"{file}: {'.'.join(map(str, error.path))}: {error.message}"
+
+
+def container(tools, file):
+    spec = document(tools, file)[0]["spec"]
+    return spec.get("template", {}).get("spec", spec)["containers"][0]
+
+
+def instructions(text):
+    """The instructions of a Containerfile, each with its argument in one line."""
+    text = re.sub(r"^#.*\n", "", text, flags=re.M)
+    text = re.sub(r"\\\n\s*", "", text)
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def containerfile(text):
+    known = {"FROM", "RUN", "COPY", "ENV", "LABEL", "ENTRYPOINT", "CMD", "ARG", "WORKDIR", "USER"}
+    found = instructions(text)
+    for name, _ in found:
+        if name not in known:
+            yield f"unknown instruction: {name}"
+    values = {}
+    for name, value in found:
+        values.setdefault(name, []).append(value)
+    if found[0][0] != "FROM" or not re.fullmatch(r"[\w.-]+\.\w+/[\w./-]+:[\w.-]+", found[0][1]):
+        yield "it does not begin with FROM and an image with a registry and a tag"
+    for value in values.get("RUN", ()):
+        for command in value.split("&&"):
+            if "apt-get install" in command and not ("-y" in command and "--no-install-recommends" in command):
+                yield f"apt-get without -y --no-install-recommends: {command}"
+        if "apt-get install" in value and "rm -rf /var/lib/apt/lists/*" not in value:
+            yield "the package lists stay in the image"
+    prefix = re.search(r"pip install .*--prefix=(\S+) (\S+)", " ".join(values.get("RUN", ())))
+    copied = [value.split() for value in values.get("COPY", ())]
+    if not prefix or not any(prefix[2] == words[-1] + words[0] for words in copied):
+        yield "pip does not install what COPY copies"
+        return
+    for name in ("ENTRYPOINT", "CMD"):
+        try:
+            words = json.loads(values[name][-1])
+        except (KeyError, ValueError):
+            yield f"{name} is no JSON list"
+            continue
+        if name == "ENTRYPOINT" and words[0] != prefix[1] + "/bin/rdmamr":
+            yield f"{name} is no program that pip installs: {words[0]}"
+
+
+def main(arguments):
+    command, *rest = arguments or [""]
+    complaints = []
+    if command == "seccomp":
+        seccomp(rest)
+    elif command == "profile":
+        complaints = list(profile_faults(json.loads(Path(rest[0]).read_text())))
+    elif command == "yaml":
+        complaints = list(validate(rest[0], rest[1:]))
+    elif command == "capabilities":
+        print(",".join("+" + name.lower() for name in container(*rest)["securityContext"]["capabilities"]["add"]))
+    elif command == "script":
+        print(container(*rest)["args"][0], end="")
+    elif command == "containerfile":
+        complaints = list(containerfile(Path(rest[0]).read_text()))
+    else:
+        print(__doc__, end="", file=sys.stderr)
+        return 2
+    print(*complaints, sep="\n", end="\n" if complaints else "")
+    return bool(complaints)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,184 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers and packaging/Containerfile are
+# valid by their schemas, and do what docs/containers.md says where this machine can try it: under
+# the seccomp profile, with a container's capabilities and limits, as root and as a user.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+library=$(realpath "$1") built=$(realpath "$2") rdmamr=$(realpath "$3")
+cd "$here/../.." || exit 1
+files=$PWD/docs/containers helper=$PWD/ctests/packages/containers.py
+profile=$files/seccomp.json
+work=$(mktemp -d)
+chmod 755 "$work"
+held=()
+trap 'kill ${held[*]:-} 2>/dev/null; rm -rf "$work"' EXIT
+unset LD_PRELOAD "${!RDMAMR_@}"
+. packaging/tree.sh
+finds() { ! "$@"; }
+
+# The files, by their schemas.
+tools=target/tools/kubernetes-validate-1.32.0
+if [ ! -e $tools/.ready ] && python3 -m pip -q install --target $tools kubernetes-validate==1.32.0 >"$work/pip" 2>&1; then touch $tools/.ready; fi
+if [ -e $tools/.ready ]; then
+	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml $tools "$files"/*.yaml
+	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
+	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
+	check "an unknown field is found" finds python3 -B "$helper" yaml $tools "$work/pod.yaml"
+	check "so is a value of another type" finds python3 -B "$helper" yaml $tools "$work/daemonset.yaml"
+else
+	skip "Kubernetes' schemas" "kubernetes-validate could not be downloaded: $(tail -n 1 "$work/pip")"
+fi
+check "the seccomp profile is one of OCI's format, and allows one call more than Docker's" /usr/bin/python3 -B "$helper" profile "$profile"
+sed 's/"accept"/"accept", "mount"/; s/"errnoRet"/"errno"/' "$profile" >"$work/wrong.json"
+check "a call that no container gets is found, and a field that OCI lacks" \
+	[ "$(/usr/bin/python3 -B "$helper" profile "$work/wrong.json" | grep -c '^mount is allowed$\|^field errno of a rule$')" = 2 ]
+check "the Containerfile's parts fit each other" python3 -B "$helper" containerfile packaging/Containerfile
+sed 's/ -y / /; s|opt/rdmamr/bin/rdmamr"|usr/bin/rdmamr"|; s/^CMD.*/CMD doctor/' packaging/Containerfile >"$work/Containerfile"
+check "its mistakes are found" [ "$(python3 -B "$helper" containerfile "$work/Containerfile" | wc -l)" = 3 ]
+versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
+check "the files name this version: $(versions | paste -sd,)" [ "$(versions)" = "$tree_version" ]
+
+# The program of the suite faults_places: it asserts its data itself, and prints its hits.
+unshare -m true 2>/dev/null || { skip "in a sandbox" "no namespace of mounts for this user"; tap_done; exit; }
+empty_dev='mount -t tmpfs none /dev && mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/zero c 1 5 && mknod -m 666 /dev/urandom c 1 9'
+with_device="$empty_dev && mknod -m 666 /dev/userfaultfd c \$(tr : ' ' </sys/class/misc/userfaultfd/dev)"
+# The capabilities that runtimes leave, and none of them for a user.
+bounding=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap
+inside() { # SETUP USER BOUNDING COMMAND...
+	setup=$1 unshare -m --propagation private bash -c 'eval "$setup" || exit 125; exec "$@"' - \
+		setpriv --reuid "$2" --regid "$2" --clear-groups --no-new-privs --inh-caps=-all --bounding-set="$3" "${@:4}"
+}
+under=(/usr/bin/python3 -B "$helper" seccomp "$profile")
+reuse() { # NAME KEPT SETUP USER [OPTION...]: KEPT: regions are reused, or none is
+	local name=$1 kept=$2 said hits
+	said=$(printf 'again 100\nstats\n' | inside "$3" "$4" $bounding "${under[@]}" "${@:5}" -- env LD_PRELOAD="$library" "$built/holds" 2>"$work/errors")
+	hits=$(grep -oE '\bhits=[0-9]+' <<<"$said" | cut -d= -f2)
+	if [ -n "$hits" ] && [ $((hits > 0)) = "$kept" ]; then
+		pass "$name: 100 registrations, of which $hits reuse a region"
+	else
+		fail "$name" "$said" "$(cat "$work/errors")"
+	fi
+}
+reuse "the profile, as root" 1 "$empty_dev" 0
+reuse "the profile, as a user" 1 "$empty_dev" 1000
+reuse "Docker's own, without userfaultfd" 0 "$empty_dev" 0 --without userfaultfd
+check "which the library says, with the remedy" grep -q 'userfaultfd(2) is refused' "$work/errors"
+if [ -r /sys/class/misc/userfaultfd/dev ]; then
+	reuse "Docker's own and the device /dev/userfaultfd, as a user" 1 "$with_device" 1000 --without userfaultfd
+else
+	skip "Docker's own and the device /dev/userfaultfd" "this kernel has no /dev/userfaultfd"
+fi
+# A program that asserts its data itself. The stand-in of a device pins by io_uring, which no profile
+# allows, and the limit counts that for all processes of a user.
+also=(--also io_uring_setup --also io_uring_enter --also io_uring_register)
+said=$(inside "$empty_dev" 0 "$bounding,+ipc_lock" "${under[@]}" "${also[@]}" -- env RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000 \
+	LD_PRELOAD="$library" "$built/faults_scenario" calls 2>&1)
+right() { grep -q '^end .*hits=[1-9]' <<<"$1" && ! grep '^wrong\|^fails' <<<"$1"; }
+case $said in
+"skip "*) skip "the profile, every call of the suite faults_places" "${said#skip }" ;;
+*) check "the profile, every call of the suite faults_places: $(tail -n 1 <<<"$said")" right "$said" ;;
+esac
+
+# RLIMIT_MEMLOCK, and CAP_IPC_LOCK.
+lock='import ctypes, mmap
+memory = mmap.mmap(-1, 1 << 20)
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+print("locked" if ctypes.CDLL(None).mlock(ctypes.c_void_p(address), ctypes.c_size_t(1 << 20)) == 0 else "refused")'
+locks() { # USER BOUNDING LIMIT
+	inside true "$1" "$2" prlimit --memlock="$3" /usr/bin/python3 -c "$lock" 2>&1
+}
+check "IPC_LOCK serves root" [ "$(locks 0 -all,+ipc_lock 65536)" = locked ]
+check "without it root is refused past RLIMIT_MEMLOCK" [ "$(locks 0 -all 65536)" = refused ]
+check "IPC_LOCK is inert for a user" [ "$(locks 1000 -all,+ipc_lock 65536)" = refused ]
+check "which needs RLIMIT_MEMLOCK" [ "$(locks 1000 -all 4194304)" = locked ]
+check "and doctor tells it so" grep -q '^[a-z]* *memlock: .*64 KiB' <(inside true 1000 -all,+ipc_lock prlimit --memlock=65536 env RDMAMR_LIBRARY="$library" "$rdmamr" doctor 2>&1 | tr -s ' \n' ' ' | sed 's/ \(ok\|warning\|FAILURE\) /\n\1 /g')
+cp "$(command -v cat)" "$work/cat"
+chmod 755 "$work/cat"
+loaded() { inside true 1000 -all,+ipc_lock env LD_PRELOAD="$library" "$work/cat" /proc/self/maps 2>/dev/null | grep -qF "$library"; }
+loaded_without() { setpriv --reuid 1000 --regid 1000 --clear-groups env LD_PRELOAD="$library" "$work/cat" /proc/self/maps 2>/dev/null | grep -qF "$library"; }
+check "LD_PRELOAD reaches a program of a user" loaded
+if python3 -c 'import os, struct, sys; os.setxattr(sys.argv[1], "security.capability", struct.pack("<5I", 0x02000001, 1 << 14, 0, 0, 0))' "$work/cat" 2>/dev/null; then
+	check "but none with file capabilities (setcap cap_ipc_lock+ep)" finds loaded_without
+else
+	skip "but none with file capabilities" "this file system has none"
+fi
+
+# What the pod's init container copies.
+check "make install PREFIX=/opt/rdmamr" env -u MAKEFLAGS -u MAKELEVEL make -s --no-print-directory install DESTDIR="$work/image" PREFIX=/opt/rdmamr
+mkdir "$work/rdmamr"
+check "cp -a /opt/rdmamr/. /rdmamr/" cp -a "$work/image/opt/rdmamr/." "$work/rdmamr/"
+check "the copy's rdmamr run loads the copy's library" \
+	grep -qF "$work/rdmamr/lib/librdmamr.so.$tree_version" <("$work/rdmamr/bin/rdmamr" run -- cat /proc/self/maps)
+cat >"$work/workers.py" <<-'PYTHON'
+	import multiprocessing
+
+
+	def loaded(queue):
+	    queue.put("librdmamr.so" in open("/proc/self/maps").read())
+
+
+	if __name__ == "__main__":
+	    for way in ("fork", "spawn", "forkserver"):
+	        context = multiprocessing.get_context(way)
+	        queue = context.Queue()
+	        process = context.Process(target=loaded, args=(queue,))
+	        process.start()
+	        print(way, queue.get(timeout=60), flush=True)
+	        process.join()
+PYTHON
+check "workers of Python's multiprocessing inherit it, by fork and by spawn" [ "$(timeout 120 "$work/rdmamr/bin/rdmamr" run -- /usr/bin/python3 -B "$work/workers.py" 2>&1 | paste -sd,)" = "fork True,spawn True,forkserver True" ]
+
+# The DaemonSet's script and capabilities, on a process of another user in another container.
+if [ -e $tools/.ready ]; then
+	mkfifo "$work/in"
+	mkdir -m 755 "$work/textfile"
+	container='mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 none /dev/shm'
+	inside "$container" 1001 -all env LD_PRELOAD="$library" "$built/holds" <>"$work/in" >"$work/out" 2>&1 &
+	held+=($!)
+	echo "register 3" >"$work/in"
+	for _ in $(seq 600); do [ ! -s "$work/out" ] || break; sleep 0.1; done
+	top() { # BOUNDING: one round of the script
+		rm -f "$work/textfile/rdmamr.prom"
+		python3 -B "$helper" script $tools "$files/daemonset.yaml" |
+			sed "s|/opt/rdmamr/bin/rdmamr|$rdmamr|; s|/textfile|$work/textfile|; s|sleep 15|kill -TERM \$\$; sleep 15|" >"$work/script"
+		inside true 0 "$1" sh "$work/script" || return
+		grep -q 'user="1001"' "$work/textfile/rdmamr.prom"
+	}
+	capabilities=-all,$(python3 -B "$helper" capabilities $tools "$files/daemonset.yaml")
+	check "the DaemonSet's script writes the registrations of other containers, with $capabilities, and ends by SIGTERM" top "$capabilities"
+	check "it needs both capabilities" finds top -all,+sys_ptrace
+else
+	skip "the DaemonSet's script" "kubernetes-validate could not be downloaded"
+fi
+
+# Slurm: slurmd runs the prolog with the task's environment and obeys its lines.
+sed "s|^library=.*|library=$library|" "$files/task-prolog" >"$work/task-prolog"
+check "the task prolog leaves other jobs alone" [ -z "$(sh "$work/task-prolog")" ]
+line=$(RDMAMR_CACHE=local LD_PRELOAD=/other.so sh "$work/task-prolog" 2>/dev/null)
+check "it preloads the library into a job that asks for it, before what is there" [ "$line" = "export LD_PRELOAD=$library:/other.so" ]
+line=$(RDMAMR_CACHE=local sh "$work/task-prolog")
+check "whose task has it" grep -qF "$library" <(env "${line#export }" cat /proc/self/maps)
+line=$(RDMAMR_CACHE=local sh "$files/task-prolog")
+check "a node without the library says so, and goes on: $line" grep -q '^print rdmamr: /usr/local/lib/\|^export LD_PRELOAD=/usr/local/lib/' <<<"$line"
+
+# The module file, by the interpreter of its language.
+if command -v tclsh >/dev/null; then
+	sed "s|^set prefix .*|set prefix $work/rdmamr|" "$files/rdmamr.modulefile" >"$work/modulefile"
+	cat >"$work/modules.tcl" <<-'TCL'
+		proc module-whatis {text} {}
+		proc conflict {name} {}
+		proc prepend-path {name value} { puts "$name $value" }
+		proc setenv {name value} { puts "$name $value" }
+		source [lindex $argv 0]
+		ModulesHelp
+	TCL
+	paths() { tclsh "$work/modules.tcl" "$work/modulefile" 2>/dev/null; }
+	missing() { paths | while read -r _ path; do [ -e "$path" ] || echo "$path"; done; }
+	check "the module file sets $(paths | wc -l) variables, whose folders make install has made: $(missing | paste -sd,)" [ "$(paths | wc -l) $(missing | wc -l)" = "5 0" ]
+	check "it begins as a module file" [ "$(head -c 8 "$files/rdmamr.modulefile")" = '#%Module' ]
+else
+	skip "the module file" "tclsh is not installed (vm/packages containers)"
+fi
+tap_done
