@@ -151,7 +151,7 @@ uninstall: ## remove the installed files
 	packaging/docs remove $(DESTDIR)$(DOCDIR)
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
-	@$(if $(DESTDIR),,packaging/installed gone)
+	@$(if $(DESTDIR),,packaging/installed gone $(LIBDIR))
 
 dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, checks and installs without git
 	@packaging/dist

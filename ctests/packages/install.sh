@@ -137,6 +137,7 @@ installed_here() {
 	loads || { echo "LD_PRELOAD=librdmamr.so.1 fails: $said"; return 1; }
 	# A linker that does not look there, as Fedora's.
 	grep -rl /usr/local/lib /etc/ld.so.conf.d | xargs -r rm
+	ldconfig
 	said=$(system install)
 	grep -qxF '  echo /usr/local/lib >/etc/ld.so.conf.d/rdmamr.conf && ldconfig' <<<"$said" || { echo "no word about ld.so.conf: $said"; return 1; }
 	! loads || { echo "the linker finds it all the same"; return 1; }

@@ -1,0 +1,83 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT OR Apache-2.0
+"""recipes.py commands|files|checks|facts KIND FILE PREFIX: reads a recipe of packaging/recipes as its program
+would (KIND: spack, conda or easybuild), for ctests/packages/recipes.sh.
+
+commands: the shell commands that build the package and install it in PREFIX
+files: the paths below PREFIX that the recipe says are there afterwards
+checks: the shell commands by which it tests the installation
+facts: the address of the source, its checksum, and the least version of Rust, or "-"
+"""
+import re
+import sys
+import types
+from pathlib import Path
+
+
+class Spack:
+    def __init__(self, file, prefix):
+        calls = []
+
+        class Makefile:
+            stage = types.SimpleNamespace(path="$SRC_DIR")
+
+        modules = {"spack_repo.builtin.build_systems.makefile": {"MakefilePackage": Makefile}}
+        directives = ("license", "version", "depends_on", "conflicts")
+        modules["spack.package"] = {name: lambda *words, _name=name, **named: calls.append((_name, words, named)) for name in directives}
+        for name, values in modules.items():
+            parts = name.split(".")
+            for end in range(1, len(parts) + 1):
+                sys.modules.setdefault(".".join(parts[:end]), types.ModuleType(parts[end - 1]))
+            vars(sys.modules[name]).update(values, __all__=list(values))
+        scope = {"__name__": "package"}
+        exec(compile(file.read_text(), str(file), "exec"), scope)
+        package = scope["Rdmamr"]()
+        package.prefix = type("Prefix", (str,), {"lib": f"{prefix}/lib"})(prefix)
+        environment = []
+        recorder = types.SimpleNamespace(set=lambda name, value: environment.append(f'export {name}="{value}"'))
+        package.setup_build_environment(recorder)
+        self.commands = [*environment, "make " + " ".join(package.build_targets), "make " + " ".join(package.install_targets)]
+        environment.clear()
+        package.setup_run_environment(recorder)
+        self.files, self.checks = ["bin/rdmamr"], [*environment, "rdmamr --version"]
+        rust = next(words[0] for name, words, _ in calls if name == "depends_on" and words[0].startswith("rust"))
+        checksum = next(named["sha256"] for name, _, named in calls if name == "version")
+        self.facts = [package.url, checksum, re.fullmatch(r"rust@([\d.]+):", rust)[1]]
+
+
+class Conda:
+    def __init__(self, file, prefix):
+        import yaml
+
+        text = file.read_text().replace("${{ version }}", re.search(r'version: "(.*)"', file.read_text())[1])
+        recipe = yaml.safe_load(text)
+        known = {"context", "package", "source", "build", "requirements", "tests", "about", "extra", "schema_version"}
+        if set(recipe) - known:
+            sys.exit(f"unknown: {set(recipe) - known}")
+        self.commands = recipe["build"]["script"]
+        self.files = recipe["tests"][1]["package_contents"]["files"] + []
+        self.checks = recipe["tests"][0]["script"]
+        for name in recipe["about"]["license_file"]:
+            if not Path(name).exists():
+                sys.exit(f"no such licence: {name}")
+        self.facts = [recipe["source"]["url"], recipe["source"]["sha256"], "-"]
+
+
+class Easybuild:
+    def __init__(self, file, prefix):
+        easyconfig = {"SYSTEM": {}}
+        exec(compile(file.read_text(), str(file), "exec"), easyconfig)
+        filled = lambda text: text % {"version": easyconfig["version"], "installdir": prefix, "builddir": "$SRC_DIR"}
+        self.commands = [filled(f"{easyconfig['prebuildopts']}make {easyconfig['buildopts']}")]
+        paths = easyconfig["sanity_check_paths"]
+        self.files = paths["files"] + paths["dirs"]
+        self.checks = [f'export {name}="{filled(value)}"' for name, value in easyconfig["modextravars"].items()] + easyconfig["sanity_check_commands"]
+        for name in easyconfig["files_to_copy"]:
+            if not Path(name).exists():
+                sys.exit(f"no such file to copy: {name}")
+        rust = next(version for name, version in easyconfig["builddependencies"] if name == "Rust")
+        self.facts = [easyconfig["source_urls"][0] + "/" + filled(easyconfig["sources"][0]), easyconfig["checksums"][0], rust.removesuffix(".0")]
+
+
+what, kind, file, prefix = sys.argv[1:]
+print(*getattr({"spack": Spack, "conda": Conda, "easybuild": Easybuild}[kind](Path(file), prefix), what), sep="\n")
