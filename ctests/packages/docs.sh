@@ -111,8 +111,18 @@ printf '%010001d' 0 >"$work/large.md"
 check "a README that is too long is found" finds short "$work/long.md"
 check "so is one that is too large" finds short "$work/large.md"
 check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" short README.md
-check "README names the tested systems within its first 15 lines" \
-	grep -qE 'soft-RoCE.*soft-iWARP|not run on RDMA hardware' <(head -15 README.md)
+# The first screen answers, in this order.
+first_screen() { # FILE
+	local last=0 words line
+	for words in '^| what hurts | what to type |' 'soft-RoCE and soft-iWARP' 'not run on RDMA hardware' '^\*\*It costs\*\*'; do
+		line=$(grep -n -m 1 -- "$words" "$1" | cut -d: -f1)
+		[ -n "$line" ] && [ "$line" -ge "$last" ] && [ "$line" -le 30 ] || { echo "$words: line ${line:-none}"; return 1; }
+		last=$line
+	done
+}
+grep -v '^\*\*It has not run' README.md >"$work/first.md"
+check "a README that does not say that it has not run on hardware is found" finds first_screen "$work/first.md"
+check "README's first screen says what hurts, what to type, what it was tested on, what not, and what it costs" first_screen README.md
 
 # Words that are right here: of Rust, of a test's argument, and the name of ROCm's header.
 spelt() { codespell -L crate,clos,statics,hsa "$@"; }
