@@ -105,6 +105,40 @@ else
 	skip "but none with file capabilities" "this file system has none"
 fi
 
+# The groups of a pod: its limit of memory, and the devices that its runtime allows.
+grouped() { # FOLDER COMMAND...: in that control group
+	bash -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' - "$@"
+}
+group=
+for folder in /sys/fs/cgroup/memory /sys/fs/cgroup; do
+	limit=$folder/rdmamr_$$
+	mkdir "$limit" 2>/dev/null || continue
+	for file in memory.limit_in_bytes memory.max; do
+		[ ! -e "$limit/$file" ] || { echo $((64 << 20)) >"$limit/$file" && group=$limit; }
+	done
+	[ -z "$group" ] || break
+	rmdir "$limit"
+done
+if [ -n "$group" ]; then
+	said=$(grouped "$group" env RDMAMR_LIBRARY="$library" "$rdmamr" doctor 2>&1)
+	check "doctor names the limit of a pod's memory" grep -q 'cgroup: memory.max 64 MiB' <<<"$said"
+	rmdir "$group"
+else
+	skip "doctor names the limit of a pod's memory" "no control group for memory can be made here"
+fi
+# Only the first version of control groups lists devices in files.
+group=/sys/fs/cgroup/devices/rdmamr_$$
+if [ -r /sys/class/misc/userfaultfd/dev ] && mkdir "$group" 2>/dev/null; then
+	echo "c $(cat /sys/class/misc/userfaultfd/dev) rwm" >"$group/devices.deny"
+	opens() { setup=$with_device grouped "$1" unshare -m --propagation private bash -c 'eval "$setup" && exec 9</dev/userfaultfd' 2>/dev/null; }
+	check "a device that is there, as by a hostPath, and that the group does not allow, cannot be opened" finds opens "$group"
+	echo "c $(cat /sys/class/misc/userfaultfd/dev) rwm" >"$group/devices.allow"
+	check "one that it allows can" opens "$group"
+	rmdir "$group"
+else
+	skip "a device that the group does not allow" "no control group for devices can be made here"
+fi
+
 # What the pod's init container copies.
 check "make install PREFIX=/opt/rdmamr" env -u MAKEFLAGS -u MAKELEVEL make -s --no-print-directory install DESTDIR="$work/image" PREFIX=/opt/rdmamr
 mkdir "$work/rdmamr"
