@@ -47,7 +47,8 @@ $(archive): $(so)
 	@mkdir -p $(@D)
 	readelf -W --dyn-syms $(so) | awk '$$1 ~ /^[0-9]+:$$/ && $$5 != "LOCAL" && $$7 != "UND" && $$7 != "ABS" && $$8 { print $$8 }' >$(@D)/exported
 	$(LD) -r --force-group-allocation -u mmap -o $(@D)/librdmamr.o $(release)/librdmamr.a
-	$(OBJCOPY) --keep-global-symbols=$(@D)/exported $(@D)/librdmamr.o
+	# Bitcode of Rust's standard library would have ar ask a plugin of LLVM, and that one complain.
+	$(OBJCOPY) --keep-global-symbols=$(@D)/exported --remove-section=.llvmbc --remove-section=.llvmcmd $(@D)/librdmamr.o
 	rm -f $@
 	$(AR) rcs $@ $(@D)/librdmamr.o
 

@@ -68,13 +68,10 @@ class Easybuild:
         easyconfig = {"SYSTEM": {}}
         exec(compile(file.read_text(), str(file), "exec"), easyconfig)
         filled = lambda text: text % {"version": easyconfig["version"], "installdir": prefix, "builddir": "$SRC_DIR"}
-        self.commands = [filled(f"{easyconfig['prebuildopts']}make {easyconfig['buildopts']}")]
+        self.commands = [filled(f"{easyconfig['prebuildopts']}make {easyconfig['buildopts']}"), "make install " + filled(easyconfig["installopts"])]
         paths = easyconfig["sanity_check_paths"]
         self.files = paths["files"] + paths["dirs"]
         self.checks = [f'export {name}="{filled(value)}"' for name, value in easyconfig["modextravars"].items()] + easyconfig["sanity_check_commands"]
-        for name in easyconfig["files_to_copy"]:
-            if not Path(name).exists():
-                sys.exit(f"no such file to copy: {name}")
         rust = next(version for name, version in easyconfig["builddependencies"] if name == "Rust")
         self.facts = [easyconfig["source_urls"][0] + "/" + filled(easyconfig["sources"][0]), easyconfig["checksums"][0], rust.removesuffix(".0")]
 
