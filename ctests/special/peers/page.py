@@ -16,7 +16,7 @@ memory by the new registration's rkey.
 
 - fresh: the rkey is another one, and the device reads the written data.
 - hit: the rkey is the previous one, and the device reads the written data.
-- **stale**: the device reads other data. The registration has pages that the program no longer maps.
+- **stale**: the device reads other data: the registration has pages that the program does not map.
 - stops: the program hangs in the change.
 
 UCX is the newest wheel of the Python package index, by its `ucs_rcache_get` and with its default
