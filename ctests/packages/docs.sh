@@ -41,6 +41,8 @@ check "a broken link of a site is found" [ "$(packaging/site check "$work/site" 
 unlisted() { find docs -name '*.md' ! -name SUMMARY.md -printf '%P\n' | while read -r page; do grep -qF "]($page)" docs/SUMMARY.md || echo "$page"; done; }
 check "docs/SUMMARY.md, the site's contents, has each page of docs/: $(unlisted | paste -sd,)" [ -z "$(unlisted)" ]
 
+check "the site's pages link to pages of the site" packaging/site prepare
+
 # On a terminal of 80 columns text is broken, and examples are not.
 narrow() {
 	local page wide=0
