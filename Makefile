@@ -101,10 +101,8 @@ demo: ## run programs under the library, on DEVICE=name or soft-RoCE, and show t
 NAME ?= plain
 bench: ## time registration beside libibverbs; NAME=... is another benchmark (bench/run lists them)
 	@bench/run $(NAME)
-figures: ## put the figures of the benchmarks that ran here into README.md and docs/
-	@bench/figures take
-vm: ## run CMD='...' in the soft-RoCE machine, with KERNEL=6.1 (default), 6.12 or sid, DEVICES='mlx5_0 ...' (vm/hca)
-	@vm/run -- sh -c '$(subst ','\'',$(value CMD))'
+peers: ## compare the newest registration caches after changes of memory, into docs/results/peers.md
+	@ctests/run peers
 
 installed_headers := rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h rdmamr/compat/infiniband/verbs.h
 # "strip_flag=" leaves the symbols to a packager. An archive can lose only the debug symbols.
@@ -181,4 +179,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers site man check check-all hardware ctests demo bench figures vm install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE
+.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE

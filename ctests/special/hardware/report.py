@@ -117,7 +117,7 @@ def report(found, work):
         yield section(f"The end of {path.stem}", "\n".join(line[:300] for line in read(path).splitlines()[-SHOWN:]))
     for name, title in (("plain", "Plain registration (bench/run plain)"), ("cache", "The cache (bench/run cache)")):
         lines = read(work / f"bench.{name}").splitlines()
-        yield section(title, "\n".join(line for line in lines if "`make figures`" not in line))
+        yield section(title, "\n".join(line for line in lines if "`bench/figures take`" not in line))
     yield section("rdmamr doctor", read(work / "doctor"))
 
 

@@ -76,7 +76,7 @@ stays=('229.1.123.0' 'libibverbs.so.1.14.44.0' 'librdmacm.so.1.3.44.0' 'mlx5_cor
 } >"$work/hw.access_flags@all.tap"
 printf 'ok 1 - fine on printer.lab\n1..1\n' >"$work/hw.data.tap"
 printf 'hw.access_flags@all 20 passed 1 failed\n\n20 passed, 1 failed, 0 skipped\n' >"$work/summary"
-printf '   4 KiB   ibv_reg_mr 0.994\n\n18 figures are in target/figures; `make figures` puts them into README.md\n' >"$work/bench.plain"
+printf '   4 KiB   ibv_reg_mr 0.994\n\n18 figures are in target/figures; `bench/figures take` puts them into README.md\n' >"$work/bench.plain"
 echo "storage-04: failed" >"$work/bench.cache"
 cat >"$work/doctor" <<-END
 	ok       device rocex7cfe90cb743a: port 1 active

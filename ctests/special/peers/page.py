@@ -10,7 +10,7 @@ import sys
 OURS = "librdmamr"
 HEAD = """# Registration caches after a change of memory
 
-Written by `ctests/run peers`, on soft-RoCE. For each change of memory a program registers a buffer,
+Written by `make peers`, on soft-RoCE. For each change of memory a program registers a buffer,
 deregisters it, changes the memory, registers it again, and writes to it. Then the device reads the
 memory by the new registration's rkey.
 
