@@ -18,6 +18,7 @@ mod errno;
 mod figures;
 mod flame;
 mod html;
+mod job;
 mod json;
 mod output;
 mod perfetto;
@@ -29,11 +30,13 @@ mod ranks;
 mod replay;
 mod shape;
 mod stacks;
+mod start;
 #[cfg(test)]
 mod tests;
 mod text;
 mod timeline;
 pub mod units;
+mod verdict;
 
 /// Report what the registrations in a trace cost, by caller, and what would avoid them
 #[derive(clap::Args)]

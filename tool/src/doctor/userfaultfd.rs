@@ -109,7 +109,7 @@ fn refused(error: Errno) -> Check {
 }
 
 /// The features that the kernel offers to a process like this one.
-fn features() -> Result<u64, Errno> {
+pub fn features() -> Result<u64, Errno> {
     let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
         // Linux before 5.11 does not know UFFD_USER_MODE_ONLY.
         Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
