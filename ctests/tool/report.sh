@@ -22,7 +22,7 @@ check "a trace is reported on as text" [ $? = 0 ] && [ ! -s errors ]
 # In an extended regular expression, with any number of blanks for one.
 # Lines that are continued are one.
 sed -Ez 's/\n {16}([^ ])/ \1/g' text >unwrapped
-check "the verdict is the first line" grep -qxE 'Not worth it: `--cache=local` saves 6.81 ms of the 12.6 ms in calls, 0.17 % of the' <<<"$(head -1 text)"
+check "the verdict is the first line" grep -qxE 'Not worth it: `--cache=local` saves 6.81 ms of the 12.6 ms in calls, 0.17 % of' <<<"$(head -1 text)"
 check "then the failures and the regions that were left, before the program" bash -c '
 	grep -nE "^(Failed: 5 calls|Never deregistered: 3 regions, 2.12 MiB|Trace )" text | cut -d: -f1 | sort -nc &&
 	[ "$(grep -cE "^(Failed: 5 calls|Never deregistered: 3 regions, 2.12 MiB|Trace )" text)" = 3 ] &&
@@ -189,6 +189,16 @@ check "so is that of a trace with everything" events known.json 270 2
 check "the check finds overlapping calls of a thread" fails events known.json 270 2 apart
 sed 's/"dur"/"duration"/' known.json >spoilt.json
 check "the check finds a call without a duration" fails events spoilt.json 270 2
+# For speedscope and flamegraph.pl: each line is frames, separated by semicolons, and a number.
+"$rdmamr" report --folded trace >stacks
+check "the stacks are folded, with all the time in calls" \
+	awk '!/^[^;]+(;[^;]+)* [0-9]+$/ { exit 1 } { sum += $NF } END { exit sum != 12593200 }' stacks
+check "the flame graph is drawn" [ "$("$rdmamr" report --flamegraph callers.svg trace)" = callers.svg ]
+check "as well-formed SVG, without a script" python3 -c '
+import sys, xml.etree.ElementTree as xml
+names = {element.tag.rpartition("}")[2] for element in xml.parse("callers.svg").iter()}
+sys.exit(names != {"svg", "rect", "text", "g", "title"})'
+check "with the callers" grep -q "<title>send_message: 8.01 ms, 63.6 %</title>" callers.svg
 check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
 # Without the network if the machine allows that, and without a host in any case.

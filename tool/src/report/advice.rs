@@ -230,7 +230,7 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
         let served = units::share(totals.hits, totals.registrations);
         sentence += &format!("The cache has already served {served} of the registrations. ");
     }
-    let line = advice.commands().first();
+    let line = advice.launch.first().or(advice.command.as_ref());
     let line = line.map(String::as_str).unwrap_or_default();
     sentence += &match which {
         Some("all") if local.saved_ns > 0 => format!(

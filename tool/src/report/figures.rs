@@ -242,6 +242,7 @@ impl Replay<'_> {
             threads: counts.threads.len() as u64,
             dropped: process.dropped,
             ended: process.ended,
+            stopped: process.stopped,
         };
         let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
         processes.sort_by_key(|(process, _)| process.begin);
@@ -256,7 +257,10 @@ impl Replay<'_> {
                 units::plural(self.totals.dropped, "call", "calls")
             ));
         }
-        let killed: Vec<_> = processes.iter().filter(|process| !process.ended).collect();
+        let killed: Vec<_> = processes
+            .iter()
+            .filter(|process| !process.ended && !process.stopped)
+            .collect();
         match killed[..] {
             [] => {}
             [one] => notes.push(format!(

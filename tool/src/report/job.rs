@@ -117,8 +117,12 @@ impl Group<'_> {
 
     /// Whether they have ended in order, in words.
     pub fn end(&self) -> String {
-        let killed = self.processes.iter().filter(|process| !process.ended);
+        let all = || self.processes.iter();
+        let killed = all().filter(|process| !process.ended && !process.stopped);
         match (killed.count(), self.processes.len()) {
+            (0, 1) if self.processes[0].stopped => {
+                "recorded until it was stopped, and ran on".to_string()
+            }
             (0, _) => "ended in order".to_string(),
             (_, 1) => "has NOT ended in order".to_string(),
             (killed, all) => format!("{killed} of {all} have NOT ended in order"),
@@ -126,7 +130,8 @@ impl Group<'_> {
     }
 
     pub fn ended(&self) -> bool {
-        self.processes.iter().all(|process| process.ended)
+        let mut all = self.processes.iter();
+        all.all(|process| process.ended || process.stopped)
     }
 }
 

@@ -2,7 +2,7 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
-use super::verdict::Verdict;
+use super::verdict::{Kind, Verdict};
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, how};
 use serde::Serialize;
@@ -94,6 +94,8 @@ pub struct ProcessTotals {
     pub dropped: u64,
     /// The process has written its last block: it was not killed and does not run any more.
     pub ended: bool,
+    /// `rdmamr trace` stopped recording it, and it ran on.
+    pub stopped: bool,
 }
 
 /// The time that the cache would have saved in this trace.
@@ -129,9 +131,11 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// The commands to show: of a job those of its launchers.
+    /// The commands to type next, if the verdict does not advise against it: of a job those of its
+    /// launchers.
     pub fn commands(&self) -> &[String] {
         match &self.command {
+            _ if matches!(self.verdict.kind, Kind::NotWorthIt | Kind::Served) => &[],
             Some(command) if self.launch.is_empty() => std::slice::from_ref(command),
             _ => &self.launch,
         }

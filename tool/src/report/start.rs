@@ -76,6 +76,7 @@ pub mod tests {
             threads,
             dropped: 0,
             ended: true,
+            stopped: false,
         }
     }
 

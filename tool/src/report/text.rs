@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as text of at most 80 columns, for a terminal.
+//! The report as text, as wide as the terminal.
 use super::callers::Caller;
 use super::job;
 use super::shape::{ProcessTotals, Ranks, Report, Totals};
 use super::units::{bytes, count, name_of, plural, printable, share, time};
+use crate::style::columns;
 use std::fmt::Write;
 
-const COLUMNS: usize = 80;
 /// The most lines of a table.
 const SHOWN: usize = 10;
 /// Of more ranks than that, so many.
@@ -62,7 +62,7 @@ impl Table {
             .iter()
             .map(|width| width + 2)
             .sum();
-        let last = COLUMNS.saturating_sub(2 + before);
+        let last = columns().saturating_sub(2 + before);
         let mut below = self.below.iter().peekable();
         for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::from(" ");
@@ -112,7 +112,7 @@ pub fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
     let mut line = first.to_string();
     let mut empty = true;
     for word in printable(text).split(' ') {
-        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+        if !empty && line.chars().count() + 1 + word.chars().count() > columns() {
             out.push_str(&line);
             out.push('\n');
             line = indent.to_string();
@@ -121,7 +121,7 @@ pub fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
         if !empty {
             line.push(' ');
         }
-        line.push_str(&shortened(word, COLUMNS - indent.chars().count()));
+        line.push_str(&shortened(word, columns() - indent.chars().count()));
         empty = false;
     }
     out.push_str(&line);

@@ -76,15 +76,14 @@ pub fn name_of(path: &str) -> &str {
 /// The name of a program, by its command line: of a program in Python the script's or the module's,
 /// since its interpreter says nothing.
 pub fn program(command: &[String]) -> String {
-    let Some((first, rest)) = command.split_first() else {
-        return String::new();
-    };
-    script(first, rest).unwrap_or_else(|| name_of(first).to_string())
+    let first = command.first().map_or("", String::as_str);
+    script(command).unwrap_or_else(|| name_of(first).to_string())
 }
 
 /// The script or the module that an interpreter of Python runs. `None` for other programs, and for
 /// `python3 -c` and an interpreter without a script.
-fn script(first: &str, arguments: &[String]) -> Option<String> {
+pub fn script(command: &[String]) -> Option<String> {
+    let (first, arguments) = command.split_first()?;
     let version = name_of(first).strip_prefix("python")?;
     if !version
         .bytes()
@@ -123,6 +122,20 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
+/// An error in words for people: without the number of the errno, and without the name of a
+/// temporary file.
+pub fn reason(error: &anyhow::Error) -> String {
+    let mut words = format!("{error:#}");
+    for (begin, end) in [(" (os error ", ")"), (" at path \"", "\"")] {
+        while let Some(at) = words.find(begin) {
+            let rest = &words[at + begin.len()..];
+            let Some(length) = rest.find(end) else { break };
+            words.replace_range(at..at + begin.len() + length + end.len(), "");
+        }
+    }
+    words
+}
+
 /// Text from a trace, without characters that would control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -154,6 +167,14 @@ mod tests {
             assert_eq!(name(line), wanted, "{line}");
         }
         assert_eq!(program(&[]), "");
+    }
+
+    #[test]
+    fn an_error_is_for_people() {
+        let words = "page.html: No such file (os error 2) at path \"/tmp/.rdmamr-0Ft\": so";
+        let error = anyhow::anyhow!("{words}");
+        assert_eq!(reason(&error), "page.html: No such file: so");
+        assert_eq!(reason(&anyhow::anyhow!("odd (os error ")), "odd (os error ");
     }
 
     #[test]
