@@ -24,7 +24,7 @@ const MISS: u64 = 3;
 /// many regions are idle, and for a registration that the cache refuses after a look at its memory.
 const CHANGE: u64 = 5;
 const EVICTION: u64 = 10;
-const REFUSAL: u64 = 6;
+const REFUSAL: u64 = 1;
 
 /// The findings of the replay.
 pub struct Found<'a> {

@@ -8,7 +8,7 @@ use crate::files;
 use std::time::Instant;
 
 /// How often the start is measured.
-const TIMES: usize = 5;
+const TIMES: usize = 20;
 /// The threads that the cache starts, and the bytes of its table that the first regions touch.
 const THREADS: usize = 3;
 const TABLE: usize = 256 << 10;
@@ -51,9 +51,10 @@ fn once() -> Option<u64> {
         for _ in 0..THREADS {
             scope.spawn(|| ());
         }
-    });
-    std::hint::black_box(vec![1u8; TABLE]);
-    Some(began.elapsed().as_nanos() as u64)
+        std::hint::black_box(vec![1u8; TABLE]);
+        // The cache does not wait for its threads either.
+        Some(began.elapsed().as_nanos() as u64)
+    })
 }
 
 #[cfg(test)]

@@ -99,7 +99,8 @@ pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
         Kind::WorthIt => format!("Worth it: {setting} saves {amount}{doubts}."),
         Kind::NotWorthIt if saved > 0 => format!("Not worth it: {setting} saves {amount}."),
         Kind::NotWorthIt if saved < 0 => format!(
-            "Not worth it: {setting} costs {} more, {}.",
+            "Not worth it: {setting} costs {}{} more, {}.",
+            if foretold { "" } else { "about " },
             time(saved.unsigned_abs()),
             of_run(saved.unsigned_abs())
         ),
