@@ -22,6 +22,11 @@ check "a trace is reported on as text" [ $? = 0 ] && [ ! -s errors ]
 # In an extended regular expression, with any number of blanks for one.
 # Lines that are continued are one.
 sed -Ez 's/\n {16}([^ ])/ \1/g' text >unwrapped
+check "the verdict is the first line" grep -qxE 'Not worth it: `--cache=local` saves 6.81 ms of the 12.6 ms in calls, 0.17 % of' <<<"$(head -1 text)"
+check "then the failures and the regions that were left, before the program" bash -c '
+	grep -nE "^(Failed: 5 calls|Never deregistered: 3 regions, 2.12 MiB|Trace )" text | cut -d: -f1 | sort -nc &&
+	[ "$(grep -cE "^(Failed: 5 calls|Never deregistered: 3 regions, 2.12 MiB|Trace )" text)" = 3 ] &&
+	[ "$(sed -n "/^Failed/=" text)" -lt 8 ]'
 says() { check "the text says: $1" grep -qE -- "${1// / +}" unwrapped; }
 says 'Program ./rpc --name <script>alert\(1\)</script>'
 says 'pid 4711, 2025-06-15T15:06:40Z, ran 3.00 s, 269 calls, 12.2 ms in them'
@@ -83,8 +88,10 @@ check "the JSON has the same numbers, exactly" values '
 ["pinned"]["end_bytes"] 2228224
 ["advice"]["hit_ns"] 500
 ["advice"]["hit_measured"] true
-["advice"]["local"] {"ranges": 1, "hits": 98, "saved_ns": 6806500, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
-["advice"]["all"] {"ranges": 2, "hits": 106, "saved_ns": 9998000, "misses": 2, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
+["advice"]["verdict"]["kind"] "not_worth_it"
+["advice"]["start_measured"] false
+["advice"]["local"] {"ranges": 1, "hits": 98, "saved_ns": 6806500, "unsure_ns": 2250, "outliers": 0, "outlier_ns": 0, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
+["advice"]["all"] {"ranges": 2, "hits": 106, "saved_ns": 9998000, "unsure_ns": 4500, "outliers": 0, "outlier_ns": 0, "misses": 2, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
 ["callers"][0]["function"] "send_message"
 ["callers"][0]["calls"] 242
 ["callers"][0]["time_ns"] 8010200
@@ -182,6 +189,16 @@ check "so is that of a trace with everything" events known.json 270 2
 check "the check finds overlapping calls of a thread" fails events known.json 270 2 apart
 sed 's/"dur"/"duration"/' known.json >spoilt.json
 check "the check finds a call without a duration" fails events spoilt.json 270 2
+# For speedscope and flamegraph.pl: each line is frames, separated by semicolons, and a number.
+"$rdmamr" report --folded trace >stacks
+check "the stacks are folded, with all the time in calls" \
+	awk '!/^[^;]+(;[^;]+)* [0-9]+$/ { exit 1 } { sum += $NF } END { exit sum != 12593200 }' stacks
+check "the flame graph is drawn" [ "$("$rdmamr" report --flamegraph callers.svg trace)" = callers.svg ]
+check "as well-formed SVG, without a script" python3 -c '
+import sys, xml.etree.ElementTree as xml
+names = {element.tag.rpartition("}")[2] for element in xml.parse("callers.svg").iter()}
+sys.exit(names != {"svg", "rect", "text", "g", "title"})'
+check "with the callers" grep -q "<title>send_message: 8.01 ms, 63.6 %</title>" callers.svg
 check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
 # Without the network if the machine allows that, and without a host in any case.
@@ -193,6 +210,9 @@ if ! command -v chromium >/dev/null; then
 		skip "$name" "chromium is not installed: vm/packages browser"
 	done
 else
+	# The sections below the first screen are folded.
+	unfolded() { sed 's/<details>/<details open>/g' "$1.html"; }
+	unfolded page >open.html
 	timeout 600 "${browser[@]}" --dump-dom "file://$work/page.html" >dom 2>browser.log
 	sed -i 's/<wbr>//g' dom
 	shown() {
@@ -206,9 +226,9 @@ else
 		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }
-	picture page
-	check "its plots show them" python3 "$here/look.py" page.png
-	sed -E 's/<path class="(plain|cache)" [^>]*>//g' page.html >bare.html
+	picture open
+	check "its plots show them" python3 "$here/look.py" open.png
+	sed -E 's/<path class="(plain|cache)" [^>]*>//g' open.html >bare.html
 	picture bare
 	check "the check finds a page without plots" fails python3 "$here/look.py" bare.png
 	# Headless windows are at least 500 pixels wide; a frame in one may be narrower.
@@ -221,26 +241,28 @@ else
 		sed -n '/<\/iframe>/,$p' dom | sed 's/<[^>]*>//g'
 	}
 	looks_right() { probe "$@" | tee probed; [ "$(head -1 probed)" = right ]; }
-	"$rdmamr" report -o job.html folder_of_a_job >/dev/null
+	"$rdmamr" report -o folded.html folder_of_a_job >/dev/null
+	unfolded folded >job.html
 	dark=(--blink-settings=preferredColorScheme=0)
 	legible() { # PAGE WIDTH OPTION...
 		check "at $2 pixels the page $1 is legible, by keyboard too${3:+, where the screen is dark}" looks_right "$1.html" "$2" "${@:3}"
 	}
 	legible job 390
-	legible page 390 "${dark[@]}"
+	legible folded 390
+	legible open 390 "${dark[@]}"
 	check "which it is" grep -q 'ground 21,24,27' probed
 	legible job 1280 "${dark[@]}"
 	check "a lane for each rank, and a flame graph" bash -c 'grep -qx "3 lanes" probed && grep -qx "7 frames" probed'
-	legible page 1280
+	legible open 1280
 	check "its bars show the calls" grep -qE '8 KiB:plain9[5-9] .*512 KiB:hit(19|20)\+cache1( |$)' probed
 	check "and the time in them" grep -qE '8 KiB:plain9[5-9] .*512 KiB:.*\+cache(19|20)( |$)' probed
 	probe faster/report.diff.html 390 >probed
 	check "the page that compares is legible at 390 pixels" bash -c 'head -1 probed | grep -x right'
-	sed 's/--dim: #5b6470/--dim: #9aa4af/' page.html >pale.html
+	sed 's/--dim: #5b6470/--dim: #9aa4af/' open.html >pale.html
 	check "the check finds text that is too pale" fails looks_right pale.html 1280
 	sed 's/overflow-wrap: break-word/word-break: break-all/' job.html >broken.html
 	check "the check finds a name that is broken within a word" fails looks_right broken.html 390
-	sed 's/font-size: 13px; line-height: 16px/font-size: 9px; line-height: 10px/' page.html >tiny.html
+	sed 's/font-size: 13px; line-height: 16px/font-size: 9px; line-height: 10px/' open.html >tiny.html
 	check "the check finds an axis that is too small to read" fails looks_right tiny.html 390
 fi
 
@@ -276,7 +298,7 @@ check "a link to a device is refused" refused 2 'is a link to something that is 
 check "-o - writes the page to standard output" cmp page.html <("$rdmamr" report -o - trace)
 
 # Several files, a folder, a pipe. The line that names the trace differs.
-totals() { sed -n '2,$p' "$1" | grep -v WARNING; }
+totals() { grep -v '^Trace \|WARNING' "$1"; }
 same() { diff <(totals text) <(totals "$1"); }
 mkfifo pipe
 cat trace >pipe &

@@ -120,7 +120,20 @@ has "--stats" RDMAMR_STATS=table run --stats env
 has "--stats=json" RDMAMR_STATS=stderr run --stats=json env
 check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *1$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats ./failing 2>&1 >/dev/null)"
 check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json ./failing 2>&1 >/dev/null)"
-check "a program that registers nothing has no trace to report on" [ -z "$(run --trace none true 2>&1)" ]
+is "a program that registers nothing has a line about its trace" $'rdmamr: no call is recorded: the program has registered no memory\nstatus 0' run --trace none true
+says_at_end() { # NAME STATUS WORDS COMMAND...: the last line but the status
+	local found
+	found=$(status_of "${@:4}")
+	check "$1" [ "$(tail -2 <<<"$found")" = "$3
+status $2" ]
+}
+says_at_end "a program that a signal ends has a line too" 143 'rdmamr: no call is recorded: the program has registered no memory' \
+	run --trace none sh -c 'kill $$'
+check "which names the signal" grep -q '^rdmamr: SIGTERM ended the program$' <<<"$(run --trace none sh -c 'kill $$' 2>&1)"
+check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
+	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
+check "a limit that is no size is an error" bash -c '! "$1" run --trace none --trace-limit 10X echo it ran >said 2>&1 && grep -q "invalid value .10X." said && ! grep -q "^it ran" said' - "$tool"
+refused "a limit of no trace" 125 "needs --trace" --trace-limit 1M echo it ran
 has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
 run --stats=stats ./failing >/dev/null
 check "and the library has written it" grep -q reg_kernel stats
@@ -148,7 +161,7 @@ check "and has written the page by the program's name" grep -q '<html' sh.html
 check "with the call that failed" grep -q ibv_reg_mr sh.html
 run --report=page.html --trace kept -- ./failing >/dev/null 2>said
 check "--report=PAGE, and the trace stays" test -s page.html -a -s kept
-check "its path is reported" grep -q '^rdmamr: page.html: ' said
+check "its path is reported" grep -q '^rdmamr: Not worth it: .* More: page.html$' said
 check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
 check "a program that registers nothing has no report, which is reported" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -q "^rdmamr: no report: " <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
 died=$(python3 -c '
@@ -171,7 +184,7 @@ printf 'a letter' >"of/$(uname -n)-4"
 run --trace of/%h-%r true
 check "old traces are removed, and no other file" [ "$(ls of)" = "$(uname -n)-4" ]
 check "the next command names the folder" grep -q "next: rdmamr report $work/of$" <<<"$(RANK=1 "$tool" run --trace of/%h-%r -- ./failing 2>&1)"
-has "--trace-limit" RDMAMR_TRACE_LIMIT=1M run --trace trace --trace-limit 1M env
+has "--trace-limit" RDMAMR_TRACE_LIMIT=1048576 run --trace trace --trace-limit 1M env
 exec {held}>locked
 flock -x $held
 refused "a trace that another program has locked" 125 "locked" --trace locked echo it ran
@@ -334,7 +347,7 @@ done
 # An error, neither a panic nor success.
 for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
 	# shellcheck disable=SC2086 # words
-	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device (os error 28)\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
+	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
 done
 completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')
 check "bash completes d to $completed" [ "$completed" = doctor ]

@@ -142,6 +142,15 @@ is "each counter by its name" "100 6553600 101 1" \
 is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
 is "the rank" "3" "$(json "$first" "['rank']")"
 is "the time in registration is counted" True "$(json "$first" "['registration_seconds'] > 0")"
+is "the JSON has a schema number" 1 "$(top --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["schema"])')"
+mkfifo "$work/script.in"
+(LD_PRELOAD=$library exec -a python3 "$holds" /srv/kv.py --port 5) <>"$work/script.in" >/dev/null &
+held+=($!)
+echo "register 1" >"$work/script.in"
+is "a program in Python has its script's name" kv.py "$(comes kv.py json $! "['command']")"
+is "with the whole command line" "python3 /srv/kv.py --port 5" "$(json $! "['command_line']")"
+is "by which the filter finds it" $! "$(top --once --filter kv.py | awk '$NF == "kv.py" { print $1 }')"
+kill $!
 in_order() { top --once "$@" | awk -v one="$first" -v other="$second" '$1 == one || $1 == other { print $1 }' | xargs; }
 is "the largest comes first" "$first $second" "$(in_order)"
 ask second "again 3000" >/dev/null
@@ -230,17 +239,18 @@ check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | g
 # The terminal.
 if command -v tmux >/dev/null; then
 	open_terminal 100
-	shows "the terminal shows the process" "$first +3 +stub0 +101 "
+	shows "the terminal shows the process" "$first +stub0 +101 "
 	shows "and its details" "stub0: 101 regions, 6.31 MiB; 1 idle"
 	ask first "register 5" >/dev/null
-	shows "the next registrations" "$first +3 +stub0 +106 "
+	shows "the next registrations" "$first +stub0 +106 "
+	shows "the busiest come first" "sorted by calls"
 	key s
-	shows "s sorts by the next column" "sorted by idle"
+	shows "s sorts by the next column" "sorted by bytes"
 	key / x y z
 	shows "/ filters" "filter: xyz_"
 	shows "processes that do not match are gone" "No process passes the filter"
 	key Escape
-	shows "Esc drops the filter" "$first +3 "
+	shows "Esc drops the filter" "$first +stub0 "
 	key '?'
 	shows "? helps" "keys .*"
 	key x p
@@ -274,6 +284,11 @@ check "its calls are in the file: $recorded" [ "$recorded" -ge 500 ]
 ask first "again 500" >/dev/null
 is "later calls are not" "$recorded" "$(calls "$work/attach.trace")"
 check "it records again on request, for a second" attached --for 1 -o "$work/again.trace"
+for trace in attach again; do
+	check "$trace.trace is not of a process that was killed" bash -c \
+		'"$1" report --text "$2" | tr -s "\n " "  " | tee "$2.text" | grep -q "recorded until it was stopped, and ran on" && ! grep -q "NOT ended" "$2.text"' - \
+		"$tool" "$work/$trace.trace"
+done
 check "which is recorded" [ "$(calls "$work/again.trace")" -ge 2 ]
 echo other >"$work/other.trace"
 check "a file that is no trace is unchanged" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \

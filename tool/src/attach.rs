@@ -4,10 +4,14 @@
 //! interrupts it.
 
 use crate::top::pages::{self, Found};
-use crate::trace::to_append;
+use crate::top::sample::monotonic;
+use crate::trace::{STOPPED, to_append};
 use anyhow::{Context, Result, bail};
 use rdmamr_live_page::{PATH, Page, TraceSwitch};
+use rdmamr_trace_format::{Header, MAGIC, Numbers};
+use std::ffi::OsStr;
 use std::fs;
+use std::io::Write;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -62,7 +66,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     // SAFETY: the handler only stores to an atomic.
     unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
     if args.off {
+        let file = recorded_into(&found);
         request(&found, None)?;
+        if let Some(file) = file {
+            mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
+        }
         return Ok(ExitCode::SUCCESS);
     }
     let file = args.output.clone();
@@ -91,10 +99,53 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         INTERRUPTED.store(false, Relaxed);
         if is_alive(&found) {
             request(&found, None)?;
+            mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
         }
     }
     eprintln!("rdmamr: next: rdmamr report {}", file.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// The file into which the process records by an earlier request.
+fn recorded_into(found: &Found) -> Option<PathBuf> {
+    let mut bytes = [0; PATH];
+    let at = offset_of!(Page, trace) + offset_of!(TraceSwitch, path);
+    found
+        .file
+        .as_ref()?
+        .read_exact_at(&mut bytes, at as u64)
+        .ok()?;
+    let length = bytes.iter().position(|&byte| byte == 0)?;
+    (length > 0).then(|| OsStr::from_bytes(&bytes[..length]).into())
+}
+
+/// Notes in the trace that the process ran on when the recording stopped: otherwise a report would
+/// say that it was killed.
+fn mark_stopped(path: &Path, pid: u32) -> Result<()> {
+    let bytes = fs::read(path)?;
+    let mut last = None;
+    let mut at = 0;
+    while let Some(header) = bytes.get(at..).and_then(Header::read) {
+        if header.magic != MAGIC {
+            break;
+        }
+        if header.pid == pid {
+            last = Some(header);
+        }
+        at = at.saturating_add((header.header as usize).saturating_add(header.length as usize));
+    }
+    // Without a block the process has made no call.
+    let Some(last) = last else { return Ok(()) };
+    let now = monotonic().to_le_bytes();
+    let header = Header {
+        kind: STOPPED,
+        header: size_of::<Header>() as u32,
+        length: now.len() as u32,
+        ..last
+    };
+    let mut file = fs::OpenOptions::new().append(true).open(path)?;
+    // One write, as the library's own.
+    Ok(file.write_all(&[header.as_bytes(), &now[..]].concat())?)
 }
 
 /// Why a process cannot be asked, and a command that shows its registrations all the same.
@@ -109,7 +160,13 @@ fn why_not(pid: u32) -> String {
              RDMAMR_LIVE=0 is set, or there is no directory for the page (man 7 rdmamr)"
         ),
         Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            format!("process {pid} belongs to another user: only root can trace it")
+            // SAFETY: geteuid has no preconditions.
+            match unsafe { libc::geteuid() } {
+                0 => format!(
+                    "process {pid} cannot be read even by root here: a container without CAP_SYS_PTRACE, or a security module"
+                ),
+                _ => format!("process {pid} belongs to another user: only root can trace it"),
+            }
         }
         _ => format!(
             "process {pid} does not run under the library (rdmamr run). This counts its uverbs calls:\n\

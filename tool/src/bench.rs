@@ -20,10 +20,10 @@ use crate::files::kernel_release;
 use crate::library;
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
-pub use args::Args;
+pub use args::{Args, size as bytes};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
-use results::{Results, Row, median, size};
+use results::{Results, Row, median, size, spread};
 use std::env;
 use std::process::ExitCode;
 use worker::{Kind, Turn, Worker};
@@ -144,6 +144,8 @@ fn measure(
     };
     let pair = |kind| median_of(kind, |turn| turn.pair / 1e3);
     let register = |kind| median_of(kind, |turn| turn.register / 1e3);
+    let spread_of =
+        |kind: Kind| spread(turns[kind as usize].iter().map(|turn| turn.pair).collect());
     let ratio = |kind| Some(pair(kind)? / pair(Kind::Libibverbs)?);
     let served = |kind: Kind| {
         !turns[kind as usize].is_empty() && turns[kind as usize].iter().all(|turn| turn.served)
@@ -155,6 +157,9 @@ fn measure(
         relaxed_us: pair(Kind::Relaxed),
         libibverbs_reg_us: register(Kind::Libibverbs),
         plain_reg_us: register(Kind::Plain),
+        libibverbs_spread: spread_of(Kind::Libibverbs),
+        plain_spread: spread_of(Kind::Plain),
+        relaxed_spread: spread_of(Kind::Relaxed),
         plain_ratio: ratio(Kind::Plain),
         relaxed_ratio: ratio(Kind::Relaxed),
         plain_own: served(Kind::Plain),

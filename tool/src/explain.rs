@@ -62,12 +62,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => other(&wanted),
     };
     let Some(text) = text else {
-        let sections = SECTIONS.iter().map(|row| row.0.to_owned());
-        let known: Vec<_> = sections.chain(others()).collect();
         bail!(
             "there is no explanation of {}; there are: {}",
             args.errno,
-            known.join(", ")
+            names().join(", ")
         );
     };
     anstream::stdout().lock().write_all(text.as_bytes())?;
@@ -131,6 +129,12 @@ fn other(errno: &str) -> Option<String> {
         .map(|cells| format!("{}: {}\n", cells[0], doctor::wrap(&cells[1], INDENT)))
         .collect();
     (!text.is_empty()).then_some(text)
+}
+
+/// The errnos that have an explanation.
+pub fn names() -> Vec<String> {
+    let sections = SECTIONS.iter().map(|row| row.0.to_owned());
+    sections.chain(others()).collect()
 }
 
 fn others() -> Vec<String> {

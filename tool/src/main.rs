@@ -4,6 +4,7 @@
 mod attach;
 mod bench;
 mod choices;
+mod completions;
 mod doctor;
 mod elf;
 mod explain;
@@ -25,19 +26,14 @@ mod verbs;
 mod version;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use std::io::Write;
 use std::process::ExitCode;
 
 /// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
-#[command(
-    name = "rdmamr",
-    version,
-    max_term_width = 80,
-    disable_help_subcommand = true
-)]
+#[command(name = "rdmamr", version, max_term_width = 160)]
 #[command(after_help = "\
 Examples:
   rdmamr doctor                               check this machine
@@ -86,7 +82,10 @@ fn main() -> ExitCode {
     if let Some(answered) = doctor::as_child() {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
-    let cli = match Cli::try_parse() {
+    let parsed = Cli::command()
+        .term_width(style::columns())
+        .try_get_matches();
+    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let printed = match error.kind() {
@@ -121,6 +120,7 @@ fn main() -> ExitCode {
 fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "rdmamr", &mut script);
+    let script = completions::with_words(shell, &String::from_utf8(script)?);
     Ok(print(script)?)
 }
 
@@ -132,7 +132,7 @@ fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
-        anstream::eprintln!("rdmamr: {error:#}");
+        anstream::eprintln!("rdmamr: {}", report::units::reason(&error));
         ExitCode::from(status)
     })
 }

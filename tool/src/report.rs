@@ -18,6 +18,7 @@ mod errno;
 mod figures;
 mod flame;
 mod html;
+mod job;
 mod json;
 mod output;
 mod perfetto;
@@ -29,11 +30,13 @@ mod ranks;
 mod replay;
 mod shape;
 mod stacks;
+mod start;
 #[cfg(test)]
 mod tests;
 mod text;
 mod timeline;
 pub mod units;
+mod verdict;
 
 /// Report what the registrations in a trace cost, by caller, and what would avoid them
 #[derive(clap::Args)]
@@ -46,7 +49,9 @@ Examples:
   rdmamr report traces/                        all traces of a job, as one
   zstdcat old.zst | rdmamr report --text -     from a pipe
   rdmamr report --diff before.trace after.trace
-  rdmamr report --perfetto /tmp/trace          for ui.perfetto.dev")]
+  rdmamr report --perfetto /tmp/trace          for ui.perfetto.dev
+  rdmamr report --flamegraph callers.svg /tmp/trace
+  rdmamr report --folded /tmp/trace >stacks    for speedscope, flamegraph.pl")]
 pub struct Args {
     /// The trace: what `rdmamr run --trace FILE` or RDMAMR_TRACE=FILE has written; several of one
     /// job; a folder of them; - for standard input
@@ -64,6 +69,12 @@ pub struct Args {
     /// Write the calls in Chrome's trace format, for Perfetto, to FILE.json
     #[arg(long, conflicts_with_all = ["text", "json", "diff"])]
     perfetto: bool,
+    /// Draw the flame graph of callers to FILE, an SVG
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "json", "diff", "perfetto", "output"])]
+    flamegraph: Option<PathBuf>,
+    /// Print the callers' stacks with their ns, folded: for speedscope, flamegraph.pl, inferno
+    #[arg(long, conflicts_with_all = ["text", "json", "diff", "perfetto", "flamegraph", "output"])]
+    folded: bool,
     /// Where to write the page; FILE.html beside the trace if not given, or FOLDER/report.html
     #[arg(short, long, value_name = "PAGE", conflicts_with_all = ["text", "json"])]
     output: Option<PathBuf>,
@@ -82,7 +93,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            eprintln!("rdmamr report: {}", units::printable(&format!("{error:#}")));
+            eprintln!(
+                "rdmamr report: {}",
+                units::printable(&units::reason(&error))
+            );
             Ok(ExitCode::from(2))
         }
     }
@@ -97,6 +111,12 @@ fn write(args: &Args) -> Result<()> {
         print(&text::render(&report))
     } else if args.json {
         print(&json::render(&report)?)
+    } else if args.folded {
+        print(&flame::folded(&report))
+    } else if let Some(place) = &args.flamegraph {
+        output(&[&trace], place, |out| {
+            Ok(out.write_all(flame::svg(&report).as_bytes())?)
+        })
     } else if args.perfetto {
         let place = place(args, "json");
         output(&[&trace], &place, |out| {
@@ -131,7 +151,7 @@ fn compare(args: &Args) -> Result<()> {
 
 fn read(paths: &[PathBuf]) -> Result<(Trace, Report)> {
     let name = names(paths);
-    let trace = Trace::of(paths).context("no report can be made")?;
+    let trace = Trace::of(paths)?;
     let report = Report::new(&trace, Path::new(&name))
         .with_context(|| format!("{name} cannot be reported on"))?;
     Ok((trace, report))
@@ -175,8 +195,11 @@ pub fn after_run(traces: &[PathBuf], place: &Path) -> Result<()> {
     let (trace, report) = read(traces)?;
     let page = html::render(&report)?;
     save(&[&trace], place, |out| Ok(out.write_all(page.as_bytes())?))?;
-    let advice = units::printable(&report.advice.sentence);
-    anstream::eprintln!("rdmamr: {}: {advice}", place.display());
+    let verdict = units::printable(&report.advice.verdict.line);
+    anstream::eprintln!("rdmamr: {verdict} More: {}", place.display());
+    for command in report.advice.commands() {
+        anstream::eprintln!("rdmamr: next: {}", units::printable(command));
+    }
     Ok(())
 }
 

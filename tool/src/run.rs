@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr run`: replaces itself by the program, with the library preloaded. The process, its
-//! terminal, its signals and its exit status are therefore the program's own. Only for a report at
-//! the end does it stay, as the program's parent.
+//! terminal, its signals and its exit status are therefore the program's own. Only if something is
+//! to be said at the end, by `--trace`, `--stats` or `--report`, does it stay, as the program's
+//! parent: the library says nothing in a program that a signal ends.
 
 mod judge;
 mod search;
 mod traces;
 mod wait;
 
+use crate::bench;
 use crate::choices::name;
 use crate::library;
 use crate::report::{self, units};
+use crate::trace::Trace;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
@@ -23,7 +26,7 @@ use std::process::ExitCode;
 
 /// The exit status that timeout(1), env(1) and nohup(1) use for their own failures.
 pub const REFUSED: u8 = 125;
-/// Names the command that the library suggests when the program has ended.
+/// Names the command that the library suggests when the program has ended, if no parent does.
 const TELL_AT_END: &str = "_RDMAMR_NEXT";
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -48,8 +51,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Limit the trace to SIZE (K, M, G); later calls are only counted
-    #[arg(long, value_name = "SIZE")]
-    trace_limit: Option<OsString>,
+    #[arg(long, value_name = "SIZE", value_parser = bench::bytes)]
+    trace_limit: Option<u64>,
     /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
@@ -99,6 +102,9 @@ enum Level {
 /// Returns only if the program cannot run.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let called = &args.command[0];
+    if args.trace_limit.is_some() && args.trace.is_none() && args.report.is_none() {
+        bail!("--trace-limit limits a trace: it needs --trace or --report");
+    }
     let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
@@ -153,23 +159,25 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(trace) = &trace {
         traces::prepare(trace).with_context(|| format!("--trace {}", trace.display()))?;
         set("RDMAMR_TRACE", trace.as_os_str());
-        if let Some(limit) = &args.trace_limit {
-            set("RDMAMR_TRACE_LIMIT", limit);
+        if let Some(limit) = args.trace_limit {
+            set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
         }
     }
-    if let (Some(trace), None) = (&trace, &page) {
-        let report = if traces::is_pattern(trace) {
-            trace.parent().unwrap_or(trace)
-        } else {
-            trace
-        };
-        // The library prints the suggestion when the program has ended: this process is the program
-        // by then.
-        let next = format!("rdmamr report {}", quoted(report));
-        set(TELL_AT_END, next.as_ref());
-        if io::stderr().is_terminal() {
-            eprintln!("rdmamr: when the program has ended: {next}");
+    // A kept trace has a command that reports on it.
+    let next = match (&args.trace, &trace) {
+        (Some(_), Some(trace)) => {
+            let of_folder = trace.parent().filter(|_| traces::is_pattern(trace));
+            Some(format!(
+                "rdmamr report {}",
+                quoted(of_folder.unwrap_or(trace))
+            ))
         }
+        _ => None,
+    };
+    let next = next.filter(|_| page.is_none());
+    let is_told = next.is_some() && io::stderr().is_terminal();
+    if let Some(next) = next.as_ref().filter(|_| is_told) {
+        eprintln!("rdmamr: when the program has ended: {next}");
     }
     if let Some(stats) = &args.stats {
         let stats = match stats.to_str() {
@@ -199,35 +207,68 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         anstream::eprintln!("rdmamr: {}: {error}", program.display());
         ExitCode::from(CANNOT_RUN)
     };
-    let (Some(page), Some(trace)) = (page, trace) else {
+    if trace.is_none() && args.stats.is_none() {
         return Ok(become_it());
-    };
-    match wait::run(become_it)? {
+    }
+    let ended = match wait::run(become_it)? {
         Err(cannot_run) => {
             // In the child. The parent removes the folder.
             std::mem::forget(folder);
-            Ok(cannot_run)
+            return Ok(cannot_run);
         }
-        Ok(ended) => {
-            if let Err(why) = report::after_run(&traces::existing(&trace), &page) {
-                anstream::eprintln!(
-                    "rdmamr: no report: {}",
-                    units::printable(&format!("{why:#}"))
-                );
+        Ok(ended) => ended,
+    };
+    if let Some(signal) = ended.signal() {
+        let statistics = match args.stats {
+            Some(_) => ", without its statistics",
+            None => "",
+        };
+        anstream::eprintln!("rdmamr: {signal} ended the program{statistics}");
+    }
+    if let Some(trace) = trace {
+        let made = match page {
+            Some(page) => report::after_run(&traces::existing(&trace), &page).context("no report"),
+            None => {
+                say_what_was_traced(&trace, next.filter(|_| !is_told));
+                Ok(())
             }
-            drop(folder);
-            Ok(ended.follow())
+        };
+        if let Err(why) = made {
+            anstream::eprintln!("rdmamr: {}", units::printable(&units::reason(&why)));
         }
     }
+    drop(folder);
+    Ok(ended.follow())
+}
+
+/// Says in one line how many calls the trace has, whatever ended the program.
+fn say_what_was_traced(trace: &Path, next: Option<String>) {
+    let files = traces::existing(trace);
+    let (calls, dropped) = Trace::of(&files).map_or((0, 0), |trace| trace.count());
+    if calls == 0 {
+        anstream::eprintln!("rdmamr: no call is recorded: the program has registered no memory");
+        return;
+    }
+    let limited = match dropped {
+        0 => String::new(),
+        dropped => format!(", {} are only counted", units::count(dropped)),
+    };
+    let next = next.map_or(String::new(), |next| format!("; next: {next}"));
+    let calls = units::plural(calls, "call is", "calls are");
+    anstream::eprintln!("rdmamr: {calls} recorded{limited}{next}");
 }
 
 /// The default path of a report's page: beside the trace, or named after the program.
 fn page_of(args: &Args) -> PathBuf {
-    let program = Path::new(&args.command[0]).file_name().unwrap_or_default();
+    let words = args
+        .command
+        .iter()
+        .map(|word| word.to_string_lossy().into_owned());
+    let program = OsString::from(units::program(&words.collect::<Vec<_>>()));
     let mut page = match &args.trace {
         Some(trace) if traces::is_pattern(trace) => return trace.with_file_name("report.html"),
         Some(trace) => trace.clone().into_os_string(),
-        None => program.to_owned(),
+        None => program,
     };
     page.push(".html");
     page.into()

@@ -1,9 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Colours. `anstream` prints them on a terminal only, and never if `NO_COLOR` is set.
+//! How text looks on a terminal: its width, and colours. `anstream` prints these on a terminal only,
+//! and never if `NO_COLOR` is set.
 
 use anstyle::{AnsiColor, Style};
+use std::io::IsTerminal;
+use std::sync::OnceLock;
 
 pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const DOUBTFUL: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const STRONG: Style = Style::new().bold();
+
+/// How wide text is: as the terminal, within reason; 80 columns where there is none.
+pub fn columns() -> usize {
+    static COLUMNS: OnceLock<usize> = OnceLock::new();
+    *COLUMNS.get_or_init(|| {
+        let is_terminal = std::io::stdout().is_terminal() && !cfg!(test);
+        let width = is_terminal.then(width_of_terminal).flatten();
+        width.map_or(80, |width| width.clamp(40, 160))
+    })
+}
+
+fn width_of_terminal() -> Option<usize> {
+    // SAFETY: all zeros is a valid `winsize`.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    (known && size.ws_col > 0).then_some(size.ws_col.into())
+}

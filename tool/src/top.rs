@@ -6,7 +6,7 @@ mod kernel;
 mod limits;
 mod openmetrics;
 pub mod pages;
-mod sample;
+pub mod sample;
 mod screen;
 mod table;
 
@@ -45,11 +45,11 @@ pub struct Args {
     /// Write a file for node_exporter's textfile collector, and end
     #[arg(long, value_name = "FILE")]
     textfile: Option<PathBuf>,
-    /// Sort by: bytes, idle, regions, rate, hits, time, pid
+    /// Sort by: calls (the part of the time in calls), bytes, idle, regions, rate, hits, time, pid
     #[arg(
         long,
         value_name = "COLUMN",
-        default_value = "bytes",
+        default_value = "calls",
         hide_possible_values = true
     )]
     sort: table::Column,
@@ -108,7 +108,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 
 /// Prints; a reader that has closed the pipe is not an error.
 fn print(text: &str) -> Result<()> {
-    let mut out = io::stdout().lock();
+    let out = io::stdout().lock();
+    let mut out = anstream::AutoStream::auto(out);
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),

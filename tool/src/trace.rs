@@ -22,6 +22,11 @@ mod stacks;
 pub use source::to_append;
 pub use stacks::{PythonFrame, Stack};
 
+/// A kind of block beside those of the library: `rdmamr trace --pid` has stopped recording the
+/// process, which runs on. A `u64`, CLOCK_MONOTONIC in ns. This program writes it, and it has no
+/// number among the process's blocks.
+pub const STOPPED: u16 = 10;
+
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
 /// The latest time that a trace may have: it is in 2116, and leaves room for arithmetic.
@@ -67,6 +72,8 @@ pub struct Process {
     pub end: u64,
     /// The process wrote that it ends.
     pub ended: bool,
+    /// `rdmamr trace` stopped recording, and the process ran on.
+    pub stopped: bool,
     pub dropped: u64,
     /// The cache's settings and limits in this process, if the trace has them.
     pub cache: Option<CacheSettings>,
@@ -141,6 +148,7 @@ impl Process {
             begin: header.process,
             end: header.process,
             ended: false,
+            stopped: false,
             dropped: 0,
             cache: None,
             unkept: Vec::new(),
@@ -265,6 +273,13 @@ impl Trace {
         Ok(trace)
     }
 
+    /// How many calls the trace has, and how many were dropped.
+    pub fn count(&self) -> (u64, u64) {
+        let calls = self.runs.iter().map(|run| run.calls as u64).sum();
+        let dropped = self.processes.iter().map(|process| process.dropped);
+        (calls, dropped.fold(0, u64::saturating_add))
+    }
+
     /// Whether one of the trace's files is at that path, through any links.
     pub fn is_at(&self, path: &Path) -> bool {
         self.sources.iter().any(|source| source.is_at(path))
@@ -373,13 +388,13 @@ impl Trace {
         let process = &mut self.processes[number];
         let file = &self.sources[source as usize];
         let kept = (length as usize).min(most(header.kind));
-        process.blocks += 1;
+        process.blocks += u64::from(header.kind != STOPPED);
         process.last_sequence = process.last_sequence.max(header.sequence);
         process.dropped = process.dropped.max(header.dropped);
         let read = match header.kind {
             kind::REASON | kind::STACK => kept.min(size_of::<u32>()),
             kind::START | kind::MODULES | kind::PLACE => kept,
-            kind::CACHE | kind::UNKEPT | kind::END => kept,
+            kind::CACHE | kind::UNKEPT | kind::END | STOPPED => kept,
             _ => 0,
         };
         let mut bytes = Vec::new();
@@ -458,9 +473,10 @@ impl Trace {
             kind::PLACE => process.place(&bytes),
             kind::CACHE => process.cache(&bytes),
             kind::UNKEPT => process.unkept(&bytes),
-            kind::END => {
+            kind::END | STOPPED => {
                 if let Some(end) = u64::read(&bytes) {
-                    process.ended = true;
+                    process.ended |= header.kind == kind::END;
+                    process.stopped |= header.kind == STOPPED;
                     process.saw(process.wall(end));
                 }
             }

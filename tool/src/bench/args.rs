@@ -44,7 +44,7 @@ pub struct Args {
 }
 
 /// A number of bytes: 4096, 64K, 1M, 2G.
-fn size(text: &str) -> Result<u64, String> {
+pub fn size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.to_ascii_uppercase().chars().last() {
         Some('K') => (&text[..text.len() - 1], 10),
         Some('M') => (&text[..text.len() - 1], 20),

@@ -27,6 +27,10 @@ pub struct Row {
     /// The registration alone.
     pub libibverbs_reg_us: Option<f64>,
     pub plain_reg_us: Option<f64>,
+    /// Half the distance between the quartiles, as a part of the median.
+    pub libibverbs_spread: Option<f64>,
+    pub plain_spread: Option<f64>,
+    pub relaxed_spread: Option<f64>,
     pub plain_ratio: Option<f64>,
     pub relaxed_ratio: Option<f64>,
     /// The library made the plain registrations by its own call and did not forward them.
@@ -45,6 +49,14 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
         length if length % 2 == 1 => Some(values[middle]),
         _ => Some((values[middle - 1] + values[middle]) / 2.0),
     }
+}
+
+/// Half the distance between the quartiles, as a part of the median: how far a figure may be off.
+pub fn spread(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let quartile = |part: usize| values.get(values.len() * part / 4).copied();
+    let (low, high) = (quartile(1)?, quartile(3)?);
+    Some((high - low) / 2.0 / median(values)?)
 }
 
 /// A number of bytes, in the largest unit that divides it.
@@ -66,6 +78,13 @@ mod tests {
         assert_eq!(median(vec![]), None);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), Some(2.0));
         assert_eq!(median(vec![4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn spreads() {
+        assert_eq!(spread(vec![]), None);
+        assert_eq!(spread(vec![5.0]), Some(0.0));
+        assert_eq!(spread(vec![8.0, 10.0, 12.0, 10.0]), Some(0.1));
     }
 
     #[test]

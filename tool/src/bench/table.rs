@@ -7,13 +7,13 @@ use crate::style::STRONG;
 /// Prints the results.
 pub fn print(results: &Results) {
     anstream::println!(
-        "A registration and its deregistration on {}, Linux {}, medians of {} rounds:\n",
+        "A registration and its deregistration on {}, Linux {}, medians of {} rounds,\nand half the distance of their quartiles:\n",
         results.device,
         results.kernel,
         results.rounds
     );
     anstream::println!(
-        "{STRONG}{:>9} {:>14} {:>14} {:>7} {:>14} {:>7}{STRONG:#}",
+        "{STRONG}{:>9} {:>16} {:>16} {:>7} {:>16} {:>7}{STRONG:#}",
         "size",
         "libibverbs",
         "plain",
@@ -23,12 +23,12 @@ pub fn print(results: &Results) {
     );
     for row in &results.sizes {
         anstream::println!(
-            "{:>9} {:>14} {:>14} {:>7} {:>14} {:>7}",
+            "{:>9} {:>16} {:>16} {:>7} {:>16} {:>7}",
             size(row.bytes),
-            time(row.libibverbs_us),
-            time(row.plain_us),
+            time(row.libibverbs_us, row.libibverbs_spread),
+            time(row.plain_us, row.plain_spread),
             ratio(row.plain_ratio),
-            time(row.relaxed_us),
+            time(row.relaxed_us, row.relaxed_spread),
             ratio(row.relaxed_ratio)
         );
     }
@@ -58,7 +58,12 @@ pub fn print(results: &Results) {
     }
 }
 
-fn time(us: Option<f64>) -> String {
+fn time(us: Option<f64>, spread: Option<f64>) -> String {
+    let spread = spread.map_or(String::new(), |part| format!(" ±{:.0} %", 100.0 * part));
+    median(us) + &spread
+}
+
+fn median(us: Option<f64>) -> String {
     match us {
         None => "-".into(),
         Some(us) if us < 1.0 => format!("{:.0} ns", us * 1e3),
@@ -82,8 +87,12 @@ mod tests {
     #[test]
     fn figures() {
         assert_eq!(
-            (time(Some(0.0214)), time(Some(31.25)), time(None)),
-            ("21 ns".into(), "31.2 us".into(), "-".into())
+            (
+                time(Some(0.0214), Some(0.034)),
+                time(Some(31.25), None),
+                time(None, None)
+            ),
+            ("21 ns ±3 %".into(), "31.2 us".into(), "-".into())
         );
         assert_eq!(
             (ratio(Some(0.994)), ratio(Some(0.0067))),

@@ -31,7 +31,12 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     };
     // SAFETY: the function may be called at any time.
     let mode = asked.map(|ask| unsafe { ask() });
-    let unneeded = mode == Some(UNNEEDED) || (mode.is_none() && kernel_version() >= (5, 12));
+    // Without an RDMA device libibverbs cannot ask the kernel, and says that fork support is off.
+    let unneeded = match mode {
+        Some(UNNEEDED) => true,
+        Some(ENABLED) => false,
+        _ => kernel_version() >= (5, 12),
+    };
     let set = VARIABLES
         .into_iter()
         .find(|name| env::var_os(name).is_some());

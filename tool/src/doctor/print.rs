@@ -8,9 +8,8 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
 
-/// The columns at which the text of a check begins and ends.
+/// The column at which the text of a check begins.
 const INDENT: usize = 9;
-const WIDTH: usize = 80;
 
 /// The JSON. `schema` increases if a reader of an earlier version would be misled.
 #[derive(Serialize)]
@@ -93,7 +92,7 @@ pub fn wrap(text: &str, indent: usize) -> String {
     let mut column = indent;
     for word in text.split_whitespace() {
         let length = word.chars().count();
-        if column > indent && column + 1 + length > WIDTH {
+        if column > indent && column + 1 + length > style::columns() {
             let _ = write!(wrapped, "\n{:indent$}", "");
             column = indent;
         } else if column > indent {
@@ -116,7 +115,7 @@ mod tests {
         assert!(
             wrapped
                 .lines()
-                .all(|line| line.len() <= WIDTH && line.ends_with("word"))
+                .all(|line| line.len() <= 80 && line.ends_with("word"))
         );
         assert!(
             wrapped

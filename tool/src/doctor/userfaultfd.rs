@@ -59,7 +59,10 @@ fn device() -> String {
         std::fs::File::open(DEVICE).map_err(|error| error.kind()),
         runtime,
     ) {
-        (Err(std::io::ErrorKind::PermissionDenied), _) => format!("chmod 666 {DEVICE}"),
+        (Err(std::io::ErrorKind::PermissionDenied), _) => format!(
+            "chgrp GROUP {DEVICE} && chmod 660 {DEVICE} (a group that may use it: whoever opens it can hold up \
+             page faults of the kernel in own memory, which helps exploits of other bugs; do not use 666)"
+        ),
         (Ok(_), _) => format!("{DEVICE} refuses as well"),
         (_, _) if kernel_version() < (6, 1) => "Linux 6.1 or later, for /dev/userfaultfd".into(),
         (_, Some("Docker" | "Podman")) => format!("--device={DEVICE}"),
@@ -109,7 +112,7 @@ fn refused(error: Errno) -> Check {
 }
 
 /// The features that the kernel offers to a process like this one.
-fn features() -> Result<u64, Errno> {
+pub fn features() -> Result<u64, Errno> {
     let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
         // Linux before 5.11 does not know UFFD_USER_MODE_ONLY.
         Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,

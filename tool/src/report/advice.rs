@@ -2,60 +2,57 @@
 //! Advice on the trace, in words. Commands stand between backticks.
 use super::cache::{Cache, Class};
 use super::durations::Durations;
-use super::ranges::{Costs, Ranges, Served};
-use super::shape::{Advice, Saving, Totals, Unserved, What};
-use super::units;
+use super::ranges::{Costs, LeftOut, Medians, OUTLIER, Ranges, Served};
+use super::shape::{Advice, ProcessTotals, Ranks, Saving, Totals, Unserved, What};
+use super::start::Start;
+use super::{job, units, verdict};
 use crate::trace::Process;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 
-/// The assumed cost of a hit and its deregistration in ns, for a trace without hits: 0.2 us, and
-/// the trace's own time.
-const HIT_NS: u64 = 400;
 /// How many hits are enough for a median.
 const ENOUGH_HITS: u64 = 10;
-/// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it.
-const WATCH_NS: u64 = 1_500;
-/// The cost of a miss as a multiple of that time: it includes the look at the mapping around the
-/// region, and the cache's own work (measured by ctests/tool/predict.py).
+/// The assumed time in ns that userfaultfd(2) takes to watch a region, for a trace without it. The
+/// trace has it as measured in the process, and the cache's own work takes so many times as long
+/// (measured by ctests/tool/predict.py).
+pub const WATCH_NS: u64 = 1_500;
+/// A hit and its deregistration, with the trace's own time, in a trace without hits.
+const HIT: (u64, u64) = (4, 15);
+/// The cost of a miss: it includes the look at the mapping around the region.
 const MISS: u64 = 3;
 /// The same for the end of a region whose memory the program changes, for an eviction because too
 /// many regions are idle, and for a registration that the cache refuses after a look at its memory.
 const CHANGE: u64 = 5;
 const EVICTION: u64 = 10;
-const REFUSAL: u64 = 6;
-/// The cache's start in ns: in a process that has one thread, and in one that has several, where
-/// the kernel waits 10 ms for all processors before membarrier(2) serves it; two threads wait with
-/// it.
-const START_NS: u64 = 300_000;
-const START_THREADS_NS: u64 = 20_000_000;
+const REFUSAL: u64 = 1;
 
 /// The findings of the replay.
 pub struct Found<'a> {
     pub totals: &'a Totals,
     pub ranges: &'a Ranges,
+    pub medians: &'a Medians,
     pub cache: &'a Cache,
     /// The number and the time of the plain registrations that the cache would not have served, by
     /// reason.
     pub unserved: &'a FxHashMap<&'static str, (u64, u64)>,
     /// The cost of the cache's start in the processes that register.
-    pub start_ns: u64,
+    pub start: Start,
     /// The command line of the process with the most time in calls.
     pub program: &'a [String],
-}
-
-/// The cost of the cache's start in a process with this number of threads that register.
-pub fn start(threads: u64) -> u64 {
-    match threads {
-        0 => 0,
-        1 => START_NS,
-        _ => START_THREADS_NS,
-    }
+    pub processes: &'a [ProcessTotals],
+    pub ranks: &'a Ranks,
 }
 
 /// The registrations that the cache has served in the trace.
 fn totals_of_cache(totals: &Totals) -> u64 {
     totals.hits + totals.misses
+}
+
+/// How long userfaultfd(2) takes to watch a region, as the processes measured it.
+pub fn watch(processes: &[Process]) -> u64 {
+    let watches = processes.iter().filter_map(|process| process.cache);
+    let watches = watches.map(|cache| cache.watch_ns).filter(|&ns| ns > 0);
+    watches.min().unwrap_or(WATCH_NS)
 }
 
 /// The costs of the cache's own work, and whether the trace has measured that of a hit. `durations`
@@ -69,14 +66,9 @@ pub fn costs(processes: &[Process], durations: impl Fn(What) -> Durations) -> (C
     let measured = median(What::Hit)
         .zip(median(What::Kept))
         .map(|(hit, kept)| hit + kept);
-    let watches = processes.iter().filter_map(|process| process.cache);
-    let watch = watches
-        .map(|cache| cache.watch_ns)
-        .filter(|&ns| ns > 0)
-        .min();
-    let watch = watch.unwrap_or(WATCH_NS);
+    let watch = watch(processes);
     let costs = Costs {
-        hit: measured.unwrap_or(HIT_NS),
+        hit: measured.unwrap_or(watch * HIT.0 / HIT.1),
         miss: watch * MISS,
         change: watch * CHANGE,
         eviction: watch * EVICTION,
@@ -86,8 +78,14 @@ pub fn costs(processes: &[Process], durations: impl Fn(What) -> Durations) -> (C
 }
 
 pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
+    let starts = |saving: &Saving| {
+        // A cache that has served a call has started already, and a cache that serves none never
+        // starts.
+        totals_of_cache(found.totals) == 0 && saving.hits + saving.misses > 0
+    };
     let saving = |classes: &[Class]| {
         let mut saving = Saving::default();
+        let (mut left_out, mut paid, mut hits) = (LeftOut::default(), 0, 0);
         for &class in classes {
             let ends = found.cache.ends[class as usize];
             let served = Served {
@@ -98,56 +96,76 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
             saving.ranges += found.ranges.with_hits(class);
             saving.hits += u64::from(served.hits);
             saving.misses += u64::from(served.made);
-            saving.saved_ns += served.saved(costs);
+            left_out.add(found.ranges.left_out(class, found.medians));
+            paid += served.paid(costs);
+            hits += u64::from(served.hits) * costs.hit;
             saving.evictions += u64::from(ends.evicted);
             saving.changes += u64::from(ends.changed);
             saving.idle_bytes = found.cache.most_idle[class as usize];
         }
-        // A cache that has served a call has started already, and a cache that serves none never
-        // starts.
-        if totals_of_cache(found.totals) == 0 && saving.hits + saving.misses > 0 {
-            saving.saved_ns -= found.start_ns as i64;
+        if starts(&saving) {
+            paid += found.start.ns;
         }
+        saving.saved_ns = left_out.typical as i64 - paid as i64;
+        saving.outliers = left_out.outliers;
+        saving.outlier_ns = left_out.excess;
+        // The costs are a model, but for those that the trace has measured.
+        let modelled = paid - if hit_measured { hits } else { 0 };
+        saving.unsure_ns = left_out.skew + modelled / 2;
         saving
     };
     let mut advice = Advice {
+        verdict: verdict::Verdict::default(),
         sentence: String::new(),
-        assumption: assumption(costs, hit_measured),
+        assumption: assumption(costs, hit_measured, found.start),
         hit_ns: costs.hit,
         hit_measured,
         miss_ns: costs.miss,
         change_ns: costs.change,
-        start_ns: found.start_ns,
+        start_ns: found.start.ns,
+        start_measured: found.start.measured,
         command: None,
+        launch: Vec::new(),
         local: saving(&[Class::Local]),
         all: saving(&[Class::Local, Class::Remote]),
         fabric: saving(&[Class::Fabric]),
         unserved: unserved(found.unserved),
     };
     let which = recommended(&advice);
-    advice.command = which.map(|which| command(which, found.program));
+    if let Some(which) = which {
+        let run = format!("rdmamr run --cache={which} --");
+        advice.command = Some(command(&run, found.program));
+        advice.launch = job::commands(found.processes, found.ranks, &run);
+    }
+    advice.verdict = verdict::of(&advice, found.totals, which);
     advice.sentence = sentence(found, &advice, which);
     advice
 }
 
-fn assumption(costs: Costs, hit_measured: bool) -> String {
+fn assumption(costs: Costs, hit_measured: bool, start: Start) -> String {
     format!(
-        "The cache is replayed with the rules and limits that the process had: a range is kept once it is \
+        "Each registration and deregistration that the cache would leave out counts as the median of those of its \
+         length. The cache is replayed with the rules and limits that the process had: a range is kept once it is \
          registered again, a region serves one use at a time and stays registered for a while after its \
          deregistration (by default 1 s if it is remotely accessible, else 60 s). A hit \
          and its deregistration count as {} ({}), a miss as {} more than its registration, a change of a kept \
-         region's memory as {}, an eviction as {}, and the cache's start as 0.3 ms in a \
-         process with one thread that registers, 20 ms with several. Changes that the program does not make by \
+         region's memory as {}, an eviction as {}, and the cache's start as {} ({}). \
+         Changes that the program does not make by \
          its own calls are not in the trace, such as the C library's free() of a large block.",
         units::time(costs.hit),
         if hit_measured {
             "the median of this trace"
         } else {
-            "assumed: the trace has too few hits"
+            "estimated: the trace has too few hits"
         },
         units::time(costs.miss),
         units::time(costs.change),
         units::time(costs.eviction),
+        units::time(start.ns),
+        match start.measured {
+            true => "measured on this machine now",
+            false => "estimated: the trace is of another machine, or does not name its machine",
+        },
     )
 }
 
@@ -164,20 +182,19 @@ fn unserved(found: &FxHashMap<&'static str, (u64, u64)>) -> Vec<Unserved> {
     unserved
 }
 
-/// The value of `--cache` that saves time, `local` if it does.
+/// The value of `--cache` to use: `local`, unless `all` saves more than twice as much.
 fn recommended(advice: &Advice) -> Option<&'static str> {
     let (local, all) = (advice.local.saved_ns, advice.all.saved_ns);
-    if local > 0 {
-        // The sentence has both, and the price of `all`.
-        Some("local")
+    if all > 2 * local.max(0) {
+        Some("all")
     } else {
-        (all > 0).then_some("all")
+        (local > 0).then_some("local")
     }
 }
 
 /// The command line that runs the program with a cache.
-fn command(which: &str, program: &[String]) -> String {
-    let mut command = format!("rdmamr run --cache={which} --");
+fn command(run: &str, program: &[String]) -> String {
+    let mut command = run.to_string();
     if program.is_empty() {
         command += " program";
     }
@@ -213,8 +230,15 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
         let served = units::share(totals.hits, totals.registrations);
         sentence += &format!("The cache has already served {served} of the registrations. ");
     }
-    let line = advice.command.as_deref().unwrap_or_default();
+    let line = advice.launch.first().or(advice.command.as_ref());
+    let line = line.map(String::as_str).unwrap_or_default();
     sentence += &match which {
+        Some("all") if local.saved_ns > 0 => format!(
+            "`{line}` would have saved {}, and `--cache=local`, which leaves remotely accessible regions \
+             alone, {}.",
+            saved_of_all(all),
+            saved(local)
+        ),
         Some("all") => format!(
             "`{line}` would have saved {}; `--cache=local` would have saved nothing: every buffer that is \
              registered again is remotely accessible.",
@@ -249,7 +273,21 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
             saved(&advice.fabric)
         );
     }
-    sentence + &refusals(&advice.unserved) + &past(totals.past_registrations)
+    let saving = verdict::best(advice);
+    sentence + &outliers(saving) + &refusals(&advice.unserved) + &past(totals.past_registrations)
+}
+
+/// The calls of whose time nobody can say whether the cache saves it.
+fn outliers(saving: &Saving) -> String {
+    if saving.outliers == 0 {
+        return String::new();
+    }
+    format!(
+        " {} of the calls that it would have left out took more than {OUTLIER} times the median of their length, \
+         {} together beyond it: outliers of the machine, which no figure here counts as saved.",
+        units::count(saving.outliers),
+        units::time(saving.outlier_ns),
+    )
 }
 
 /// The price of the cache besides time.

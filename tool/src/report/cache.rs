@@ -99,7 +99,7 @@ pub fn refusal(process: &Process, call: &Call, effect: u64, key: &Key) -> Option
 
 /// The registrations that a region serves: those of `--cache=local`, those that `--cache=all` adds,
 /// and libfabric's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Class {
     Local,
     Remote,

@@ -30,11 +30,28 @@ impl std::ops::Deref for Caller {
 }
 
 impl Caller {
+    /// The frame by which people know the caller: the nearest one of Python, if there is one, since
+    /// the module in C that it called is the same for all.
+    pub fn leads(&self) -> &Frame {
+        let python = self.stack.iter().find(|frame| frame.is_python);
+        python.unwrap_or(&self.place)
+    }
+
+    /// The name of the frame that leads, with its line in Python.
+    pub fn title(&self) -> String {
+        match self.leads() {
+            python if python.is_python => python.words(),
+            native => native.name(),
+        }
+    }
+
     /// The nearest frames beyond the caller, in words: if some have a line, only these, since the
     /// others are foreign code. `None` without a stack.
     pub fn beyond(&self) -> Option<String> {
         let has_lines = self.stack.iter().any(|frame| frame.source.is_some());
-        let chosen = |frame: &&Frame| frame.source.is_some() || !has_lines;
+        let led = self.leads();
+        let chosen =
+            |frame: &&Frame| (frame.source.is_some() || !has_lines) && !std::ptr::eq(*frame, led);
         let mut names = self.stack.iter().filter(chosen).map(Frame::words);
         let mut shown: Vec<String> = names.by_ref().take(SHOWN).collect();
         if names.next().is_some() {
@@ -55,6 +72,8 @@ pub struct Frame {
     pub function: Option<String>,
     /// `file:line`.
     pub source: Option<String>,
+    #[serde(skip)]
+    pub is_python: bool,
 }
 
 impl Frame {
@@ -93,8 +112,7 @@ impl Resolver {
         let mut caller = Frame {
             module: module.map(str::to_string),
             offset,
-            function: None,
-            source: None,
+            ..Frame::default()
         };
         let Some(path) = module else { return caller };
         if !self.files.contains_key(path) {
@@ -267,6 +285,20 @@ mod tests {
         assert_eq!(caller.beyond().unwrap(), "send ring.py:5");
         caller.stack = vec![frame("f", None); SHOWN + 1];
         assert!(caller.beyond().unwrap().ends_with("f < ..."));
+        // A line of Python leads, and the others follow.
+        caller.place = frame("reg_mr+0x9", None);
+        let python = |name, source| Frame {
+            is_python: true,
+            ..frame(name, Some(source))
+        };
+        caller.stack = vec![
+            frame("ffi_call+0x5", None),
+            python("put", "/srv/kv.py:88"),
+            python("main", "/srv/kv.py:5"),
+        ];
+        assert_eq!(caller.title(), "put kv.py:88");
+        assert_eq!(super::super::text::who(&caller), "put kv.py:88  reg_mr+0x9");
+        assert_eq!(caller.beyond().unwrap(), "main kv.py:5");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};
 use super::units::{bytes, count, name_of, plural, share, time};
 use serde::Serialize;
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 
 /// The most rows of a table of text and of a page.
 pub const SHOWN: usize = 20;
@@ -69,7 +69,11 @@ impl Cost {
 /// The difference, with its sign in front: a gain has a minus, since the time became shorter.
 pub fn change(before: Cost, after: Cost) -> String {
     let (before, after) = (before.time_ns, after.time_ns);
-    let sign = if after <= before { "-" } else { "+" };
+    let sign = match after.cmp(&before) {
+        Ordering::Less => "-",
+        Ordering::Equal => "",
+        Ordering::Greater => "+",
+    };
     format!("{sign}{}", time(before.abs_diff(after)))
 }
 
@@ -104,9 +108,10 @@ impl Side {
 
 /// What identifies a caller in two lists: an address whose name is known may have moved.
 fn identity(caller: &Caller) -> (Option<&str>, String) {
-    let module = caller.module.as_deref().map(name_of);
-    let source = caller.source.as_deref().unwrap_or_default();
-    (module, format!("{} {source}", caller.name()))
+    let leads = caller.leads();
+    let module = leads.module.as_deref().map(name_of);
+    let source = leads.source.as_deref().unwrap_or_default();
+    (module, format!("{} {source}", leads.name()))
 }
 
 impl Diff {
@@ -133,15 +138,27 @@ impl Diff {
         }
     }
 
+    /// Whether the calls take longer than before.
+    pub fn is_loss(&self) -> bool {
+        self.after.time_ns > self.before.time_ns
+    }
+
+    /// The heading of the comparison.
+    pub fn title(&self) -> &'static str {
+        match self.is_loss() {
+            true => "What was lost",
+            false => "What was gained",
+        }
+    }
+
     /// The gain, in words.
     pub fn sentence(&self) -> String {
         let (before, after) = (&self.before, &self.after);
-        let gained = before.time_ns >= after.time_ns;
         let all = before.time_ns.abs_diff(after.time_ns);
         let mut sentence = format!(
             "{} {}: {} in calls before, {} after ({}). A registration with its deregistration took {} before, {} after.",
             time(all),
-            if gained { "gained" } else { "lost" },
+            if self.is_loss() { "lost" } else { "gained" },
             time(before.time_ns),
             time(after.time_ns),
             share(all, before.time_ns),
@@ -176,7 +193,7 @@ impl Diff {
         for note in &self.notes {
             wrapped(&mut out, "WARNING ", "        ", note);
         }
-        heading(&mut out, "What was gained");
+        heading(&mut out, self.title());
         wrapped(&mut out, "", "", &self.sentence());
         heading(&mut out, "By size");
         let mut table = Table::new("from|before|after|time before|after|change|<one call, ratio");
@@ -242,13 +259,15 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
             let (module, name) = identity(caller);
             let identity = (module.map(str::to_string), name);
             let at = *known.entry(identity).or_insert_with(|| {
-                let mut row = OfCaller {
-                    caller: caller.clone(),
-                    ..OfCaller::default()
-                };
                 // All its stacks together.
-                row.caller.stack.clear();
-                rows.push(row);
+                let caller = Caller {
+                    place: caller.leads().clone(),
+                    ..Caller::default()
+                };
+                rows.push(OfCaller {
+                    caller,
+                    ..OfCaller::default()
+                });
                 rows.len() - 1
             });
             let cost = side(&mut rows[at]);
@@ -344,6 +363,11 @@ mod tests {
             diff.sentence()
         );
         assert_eq!(change(diff.sizes[0].before, diff.sizes[0].after), "+270 us");
+        assert_eq!(change(diff.sizes[0].before, diff.sizes[0].before), "0 ns");
+        assert_eq!(diff.title(), "What was lost");
+        let page = crate::report::html::compare(&diff);
+        assert!(page.contains("<h1>What was lost</h1>") && page.contains("class=\"lost\""));
+        assert!(!page.contains("What was gained"), "{page}");
         let fewer = report(&[register(0, 1, 0x1000, 4096)]);
         let diff = Diff::new(&before, &fewer);
         let said = diff

@@ -40,6 +40,13 @@ impl Durations {
         0
     }
 
+    /// The count and the sum of the durations above a limit; to 3 %, the width of a class.
+    pub fn above(&self, limit: u64) -> (u64, u64) {
+        let above = self.classes.iter();
+        let above = above.filter(|&&(count, total)| count > 0 && total / count > limit);
+        above.fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
+    }
+
     /// The count and the sum of the durations in each step of 1, 2, 5, 10 and so on, by the step's
     /// beginning; to 3 %, the width of a class.
     pub fn steps(&self) -> Vec<(u64, u64, u64)> {

@@ -5,6 +5,7 @@ use super::callers::{Caller, Resolver};
 use super::durations::Durations;
 use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
+use super::start::Start;
 use super::{access, advice, cache, errno, ranges, ranks, units};
 use crate::trace::{Process, Trace};
 use anyhow::Result;
@@ -67,22 +68,24 @@ impl Replay<'_> {
         self.totals.dropped = total(processes.iter().map(|process| process.dropped));
         self.totals.thread_ns = total(processes.iter().map(|process| process.thread_ns));
         let (costs, hit_measured) = advice::costs(&trace.processes, |what| self.durations(what));
+        let ranks = ranks::ranks(&trace.processes, &self.processes);
         let busiest = processes.iter().max_by_key(|process| process.time_ns);
+        let medians = self.ranges.medians(&self.sizes);
         let found = advice::Found {
             totals: &self.totals,
             ranges: &self.ranges,
+            medians: &medians,
             cache: &self.cache,
             unserved: &self.unserved,
-            start_ns: processes
-                .iter()
-                .map(|process| advice::start(process.threads))
-                .sum(),
+            start: Start::of(&processes, advice::watch(&trace.processes)),
             program: busiest.map_or(&[], |process| &process.command),
+            processes: &processes,
+            ranks: &ranks,
         };
         let advice = advice::advice(&found, costs, hit_measured);
-        let repeated = self.ranges.repeated(costs);
+        let repeated = self.ranges.repeated(&medians, costs);
         self.totals.repeated_ranges = repeated.len() as u64;
-        let again = again(&repeated, costs);
+        let again = again(&repeated, &medians, costs);
         self.totals.repeating_callers = again.len() as u64;
         let again = again.into_iter().take(LISTED);
         let again = again
@@ -101,12 +104,11 @@ impl Replay<'_> {
             registrations: range.served.registrations.into(),
             hits: range.served.hits.into(),
             time_ns: range.time,
-            saved_ns: range.served.saved(costs).max(0) as u64,
+            saved_ns: range.saved(key, &medians, costs).max(0) as u64,
             caller: caller(range.site),
         });
         let ranges = ranges.collect();
         let notes = self.notes(&processes, &resolver.changed);
-        let ranks = ranks::ranks(&trace.processes, &self.processes);
         let latencies = self.latencies();
         let (activity, lanes) = self.activity.finish(&trace.processes);
         Report {
@@ -240,6 +242,7 @@ impl Replay<'_> {
             threads: counts.threads.len() as u64,
             dropped: process.dropped,
             ended: process.ended,
+            stopped: process.stopped,
         };
         let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
         processes.sort_by_key(|(process, _)| process.begin);
@@ -254,7 +257,10 @@ impl Replay<'_> {
                 units::plural(self.totals.dropped, "call", "calls")
             ));
         }
-        let killed: Vec<_> = processes.iter().filter(|process| !process.ended).collect();
+        let killed: Vec<_> = processes
+            .iter()
+            .filter(|process| !process.ended && !process.stopped)
+            .collect();
         match killed[..] {
             [] => {}
             [one] => notes.push(format!(
@@ -319,7 +325,11 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
 }
 
 /// The repeated ranges by their caller and their access, the largest saving first.
-fn again(repeated: &[(&cache::Key, &ranges::Totals)], costs: ranges::Costs) -> Vec<(u32, Again)> {
+fn again(
+    repeated: &[(&cache::Key, &ranges::Totals)],
+    medians: &ranges::Medians,
+    costs: ranges::Costs,
+) -> Vec<(u32, Again)> {
     let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
     for (key, range) in repeated {
         let access = key.range.access;
@@ -335,7 +345,7 @@ fn again(repeated: &[(&cache::Key, &ranges::Totals)], costs: ranges::Costs) -> V
         again.registrations += u64::from(range.served.registrations);
         again.hits += u64::from(range.served.hits);
         again.time_ns += range.time;
-        again.saved_ns += range.served.saved(costs).max(0) as u64;
+        again.saved_ns += range.saved(key, medians, costs).max(0) as u64;
     }
     let mut list: Vec<_> = by_caller.into_iter().collect();
     list.sort_by_key(|(key, again)| (Reverse(again.saved_ns), Reverse(again.time_ns), *key));

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A flame graph of callers: each frame is as wide as its time is long, and lies under the frame
+//! A flame graph of callers, in the page, as a drawing and as folded stacks: each frame is as wide as its time is long, and lies under the frame
 //! around it.
 use super::shape::{CallerTotals, Report};
-use super::units::{name_of, share, time};
+use super::units::{controls, name_of, printable, share, time};
 use maud::{Markup, html};
+use std::fmt::Write;
 
 /// Frames narrower than this part of the whole are left out, so that the page stays small.
 const NARROWEST: u64 = 500;
@@ -37,14 +38,8 @@ impl Frame {
         let mut within: Vec<&Frame> = self.within.iter().collect();
         within.sort_by_key(|frame| std::cmp::Reverse(frame.time));
         let narrowest = whole / NARROWEST;
-        let label = format!(
-            "{}: {}, {}",
-            self.name,
-            time(self.time),
-            share(self.time, whole)
-        );
         html! { div.frame style=(format!("flex:{} 0 0", self.time.max(1))) {
-            div.name title=(label) { (self.name) " " span.unit { (time(self.time)) } }
+            div.name title=(self.label(whole)) { (self.name) " " span.unit { (time(self.time)) } }
             @if !within.is_empty() {
                 div.within {
                     @for frame in within.iter().filter(|frame| frame.time > narrowest) { (frame.draw(whole)) }
@@ -70,23 +65,169 @@ fn stack(caller: &CallerTotals) -> Vec<String> {
     vec![module, caller.caller.name(), caller.called.join(", ")]
 }
 
-pub fn draw(report: &Report) -> Markup {
+/// All callers, from the outermost frames inwards.
+fn tree(report: &Report) -> Frame {
     let mut all = Frame {
         name: "all calls".to_string(),
         ..Frame::default()
     };
+    for (stack, time) in stacks(report) {
+        all.add(&stack, time);
+    }
+    all
+}
+
+/// Each stack, the outermost frame first, with the time of its calls.
+fn stacks(report: &Report) -> Vec<(Vec<String>, u64)> {
+    let mut stacks = Vec::new();
     for caller in &report.callers {
         let mut stack = stack(caller);
-        all.add(&stack, caller.time_ns - caller.gpu_time_ns);
+        stacks.push((stack.clone(), caller.time_ns - caller.gpu_time_ns));
         if caller.gpu_calls > 0 {
             stack.push("GPU memory".into());
-            all.add(&stack, caller.gpu_time_ns);
+            stacks.push((stack, caller.gpu_time_ns));
         }
     }
+    stacks
+}
+
+pub fn draw(report: &Report) -> Markup {
+    let all = tree(report);
     html! { figure {
         figcaption { "Time in calls by caller " span.unit { "from the outermost function, or the module, down to the function that was called" } }
         div.window.flame role="region" tabindex="0" aria-label="Flame graph of callers; the table below has its numbers" {
             div.whole { (all.draw(all.time)) }
         }
+        p.aside { "To search and to zoom: " code.word { "rdmamr report --folded" } " prints these stacks for speedscope and flamegraph.pl; "
+            code.word { "--flamegraph FILE.svg" } " draws them." }
     } }
+}
+
+/// The stacks as lines `OUTERMOST;...;CALLED NS`, which speedscope, flamegraph.pl and inferno read.
+pub fn folded(report: &Report) -> String {
+    let mut text = String::new();
+    for (stack, time) in stacks(report) {
+        let frames: Vec<String> = stack
+            .iter()
+            .map(|name| printable(name).replace(';', ":"))
+            .collect();
+        let _ = writeln!(text, "{} {time}", frames.join(";"));
+    }
+    text
+}
+
+/// The size of the drawing, and of a letter in it.
+const WIDTH: f64 = 1200.0;
+const ROW: f64 = 20.0;
+const LETTER: f64 = 7.0;
+
+/// The flame graph as a drawing of its own, without a script. A frame's title has its numbers.
+pub fn svg(report: &Report) -> String {
+    let all = tree(report);
+    let height = 30.0 + ROW * all.depth() as f64;
+    let mut frames = Vec::new();
+    all.place(0.0, 0, all.time.max(1), &mut frames);
+    let markup = html! {
+        svg xmlns="http://www.w3.org/2000/svg" width=(WIDTH) height=(height) viewBox=(format!("0 0 {WIDTH} {height}"))
+            font-family="monospace" font-size="12" {
+            rect width="100%" height="100%" fill="#ffffff" {}
+            text x="4" y="16" { "Time in calls by caller: " (time(all.time)) }
+            @for placed in &frames { (placed.draw(all.time)) }
+        }
+    };
+    let content = markup.into_string();
+    let content: String = content.chars().filter(|&c| !controls(c)).collect();
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{content}\n")
+}
+
+/// A frame with its place in the drawing.
+struct Placed<'a> {
+    frame: &'a Frame,
+    left: f64,
+    width: f64,
+    depth: usize,
+}
+
+impl Placed<'_> {
+    fn draw(&self, whole: u64) -> Markup {
+        let top = 26.0 + ROW * self.depth as f64;
+        let letters = (self.width / LETTER) as usize;
+        let words = format!("{} {}", self.frame.name, time(self.frame.time));
+        let shown: String = match words.chars().count() > letters {
+            true => words
+                .chars()
+                .take(letters.saturating_sub(1))
+                .chain(['\u{2026}'])
+                .collect(),
+            false => words,
+        };
+        let colour = if self.depth.is_multiple_of(2) {
+            "#ffd9a8"
+        } else {
+            "#ffe9cc"
+        };
+        html! { g {
+            title { (self.frame.label(whole)) }
+            rect x=(format!("{:.1}", self.left)) y=(top) width=(format!("{:.1}", self.width)) height=(ROW - 1.0) fill=(colour) stroke="#ffffff" {}
+            @if letters > 3 { text x=(format!("{:.1}", self.left + 3.0)) y=(top + 14.0) { (shown) } }
+        } }
+    }
+}
+
+impl Frame {
+    fn label(&self, whole: u64) -> String {
+        format!(
+            "{}: {}, {}",
+            self.name,
+            time(self.time),
+            share(self.time, whole)
+        )
+    }
+
+    fn depth(&self) -> usize {
+        1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
+    }
+
+    /// Places the frame and those within it, the longest first.
+    fn place<'a>(&'a self, left: f64, depth: usize, whole: u64, into: &mut Vec<Placed<'a>>) {
+        let width = WIDTH * self.time as f64 / whole as f64;
+        into.push(Placed {
+            frame: self,
+            left,
+            width,
+            depth,
+        });
+        let mut within: Vec<&Frame> = self.within.iter().collect();
+        within.sort_by_key(|frame| std::cmp::Reverse(frame.time));
+        let mut at = left;
+        for frame in within.iter().filter(|of| of.time > whole / NARROWEST) {
+            frame.place(at, depth + 1, whole, into);
+            at += WIDTH * frame.time as f64 / whole as f64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+    use crate::sample::{deregister, register};
+
+    #[test]
+    fn the_stacks_are_folded_and_drawn() {
+        let report = report(&[
+            register(0, 1, 0x1000, 4096),
+            deregister(50_000, 1, 0x1000, 4096),
+        ]);
+        let folded = folded(&report);
+        // The caller is outside of all modules.
+        assert_eq!(folded, "no module;0x1000;ibv_reg_mr, ibv_dereg_mr 14000\n");
+        let svg = svg(&report);
+        assert!(
+            svg.contains("<title>0x1000: 14.0 us, 100 %</title>"),
+            "{svg}"
+        );
+        assert_eq!(svg.matches("<rect").count(), 5);
+        assert!(!svg.contains("<script"));
+    }
 }

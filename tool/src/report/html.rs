@@ -4,14 +4,16 @@
 use super::callers::Caller;
 use super::diff::{self, Cost, Diff, Side};
 use super::shape::{Point, Report, Size, What};
-use super::text::command;
-use super::units::{self, bytes, count, name_of, plural, share, time};
-use super::{flame, plots};
+use super::text::{leaked, where_they_ran};
+use super::units::{self, bytes, count, plural, share, time};
+use super::{flame, job, plots, verdict};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// The most rows of a table.
 const SHOWN: usize = 20;
+/// The most programs above the verdict.
+const PROGRAMS: usize = 3;
 /// The most rows of the table of ranks.
 const RANKS: usize = 256;
 /// The most characters of a text of the trace: a page is read by people, and can be attached.
@@ -37,6 +39,7 @@ fn more(shown: usize, all: u64) -> Markup {
 /// Function, source, and place in the module.
 fn who(caller: &Caller) -> Markup {
     html! { td.who title=(caller.module.as_deref().unwrap_or("in no module of the trace")) {
+        @if caller.leads().is_python { code { (cut(&caller.leads().words())) } " " }
         @if let Some(function) = &caller.function { code { (cut(function)) } " " }
         @if let Some(source) = &caller.source { span.source { (cut(source)) } " " }
         span.place { (cut(&caller.place())) }
@@ -83,12 +86,16 @@ fn legend(entries: &[(&str, &str, bool)]) -> Markup {
 }
 
 pub fn render(report: &Report) -> Result<String> {
-    let process = report.processes.first();
-    let program = process.and_then(|process| process.command.first());
-    let program = program.map_or("a program", |path| name_of(path));
+    let program = report
+        .processes
+        .first()
+        .map(|process| units::program(&process.command));
+    let program = program.filter(|name| !name.is_empty());
+    let program = program.unwrap_or("a program".to_string());
     let title = format!("Memory registration of {program}");
     let body = html! {
-        (head(report, program))
+        (head(report, &program))
+        (why(report))
         (ranks(report))
         (over_time(report))
         (sizes(report))
@@ -96,8 +103,6 @@ pub fn render(report: &Report) -> Result<String> {
         (callers(report))
         (ranges(report))
         (past(report))
-        (leaks(report))
-        (failures(report))
         (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
     };
     Ok(document(&title, body))
@@ -164,12 +169,12 @@ pub fn compare(diff: &Diff) -> String {
         "one call, ratio",
     ];
     let body = html! {
-        header { h1 { "What was gained" }
+        header { h1 { (diff.title()) }
             p.process { code { (cut(&before.trace)) } " before, " code { (cut(&after.trace)) } " after" } }
         @if !diff.notes.is_empty() { aside.notes { ul { @for note in &diff.notes { li { (note) } } } } }
-        section.advice { p { (diff.sentence()) } }
+        section.advice.(if diff.is_loss() { "lost" } else { "yes" }) { p { (diff.sentence()) } }
         section id="whole" { h2 { "Time in calls" }
-            table.bars { tbody { (whole("before", "plain", before)) (whole("after", "hit", after)) } } }
+            table.bars { tbody { (whole("before", "plain", before)) (whole("after", if diff.is_loss() { "lost" } else { "hit" }, after)) } } }
         section id="sizes" { h2 { "By size" }
             (table("Table", &[&["from"][..], &names].concat(), html! { @for row in &diff.sizes { tr {
                 (number(bytes(row.from_bytes))) (cost(row.before, row.after))
@@ -184,36 +189,35 @@ pub fn compare(diff: &Diff) -> String {
         }
         (foot(&["a comparison of two traces; the second is "], &after.trace, "."))
     };
-    document("What was gained", body)
+    document(diff.title(), body)
 }
 
 fn table(label: &str, names: &[&str], rows: Markup) -> Markup {
     html! { div.scroll role="region" tabindex="0" aria-label=(label) { table { (headings(names)) tbody { (rows) } } } }
 }
 
+/// The first screen: the verdict, then what went wrong, then the totals.
 fn head(report: &Report, program: &str) -> Markup {
     let totals = &report.totals;
+    let groups = job::groups(&report.processes);
     html! {
         header {
             h1 { "Memory registration of " (program) }
-            @for process in report.processes.iter().take(SHOWN) {
+            @for group in groups.iter().take(PROGRAMS) {
                 p.process {
-                    code { (cut(&command(process))) } " "
-                    span { "pid " (process.pid) ", " (process.started) ", ran " (time(process.run_ns)) @if !process.ended { " at least" } ", "
-                        (plural(process.calls, "call", "calls")) ", " (time(process.time_ns)) " in them, "
-                        @if process.ended { "ended in order" } @else { strong { "has not ended in order" } } }
+                    code { (cut(&group.line())) } " "
+                    span { (group.facts()) @if group.ended() { (group.end()) } @else { strong { (group.end()) } } }
                 }
             }
-            (more(SHOWN, report.processes.len() as u64))
+            (more(PROGRAMS, groups.len() as u64))
         }
+        section.advice.(colour(report)) { p { (with_commands(&report.advice.verdict.line)) } }
+        @for command in report.advice.commands() { p.next { (with_commands(&format!("Next: `{command}`"))) } }
         @if !report.notes.is_empty() {
             aside.notes { ul { @for note in &report.notes { li { (note) } } } }
         }
-        section.advice {
-            h2 { "What to do" }
-            p { (with_commands(&report.advice.sentence)) }
-            p.aside { (report.advice.assumption) }
-        }
+        (failures(report))
+        (leaks(report))
         dl.tiles {
             (tile("Time in calls", &time(totals.time_ns),
                 &format!("{} of {} thread time", share(totals.time_ns, totals.thread_ns), time(totals.thread_ns))))
@@ -229,56 +233,102 @@ fn head(report: &Report, program: &str) -> Markup {
     }
 }
 
+/// The class of the box around the verdict.
+fn colour(report: &Report) -> &'static str {
+    match report.advice.verdict.kind {
+        verdict::Kind::WorthIt => "yes",
+        verdict::Kind::CannotKnow => "unknown",
+        verdict::Kind::NotWorthIt | verdict::Kind::Served => "no",
+    }
+}
+
+/// A section that is folded to its heading and a figure.
+fn folded(id: &str, heading: &str, figure: &str, body: Markup) -> Markup {
+    html! { section id=(id) { details {
+        summary { h2 { (heading) } " " span.aside { (figure) } }
+        (body)
+    } } }
+}
+
+fn why(report: &Report) -> Markup {
+    let advice = &report.advice;
+    folded(
+        "why",
+        "Why",
+        "the reasons, and what the figures assume",
+        html! {
+            p { (with_commands(&advice.sentence)) }
+            p.aside { (advice.assumption) }
+        },
+    )
+}
+
 /// The ranks of a job, if the trace has more than one.
 fn ranks(report: &Report) -> Markup {
     let ranks = &report.ranks;
-    html! { @if ranks.list.len() > 1 { section id="ranks" {
-        h2 { "Ranks" }
-        p { (plural(ranks.list.len() as u64, "rank", "ranks")) " on " (plural(ranks.hosts, "host", "hosts")) ". The slowest spent "
-            strong { (time(ranks.list[0].time_ns)) } " in calls, the mean is " (time(ranks.mean_ns)) ": an imbalance of "
-            strong { (format!("{:.0} %", ranks.imbalance * 100.0)) } "." }
-        (table("Ranks", &["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"], html! {
-            @for rank in ranks.list.iter().take(RANKS) { tr {
-                (number(rank.rank.map_or("none".to_string(), |rank| rank.to_string())))
-                td.word { (rank.host.as_deref().unwrap_or("not known")) }
-                (number(time(rank.time_ns)))
-                (number(format!("{:+.0} %", (rank.time_ns as f64 / ranks.mean_ns.max(1) as f64 - 1.0) * 100.0)))
-                (number(share(rank.time_ns, rank.run_ns)))
-                (number(count(rank.calls)))
-                (number(count(rank.registrations)))
-                (number(count(rank.hits)))
-                (number(time(rank.longest_ns)))
-                (number(bytes(rank.peak_bytes)))
-                (number(rank.pids.iter().take(3).map(u32::to_string).collect::<Vec<_>>().join(" ")))
-            } }
-        }))
-        (more(RANKS, ranks.list.len() as u64))
-    } } }
+    if ranks.list.len() < 2 {
+        return html! {};
+    }
+    let figure = format!(
+        "{}, an imbalance of {:.0} %",
+        plural(ranks.list.len() as u64, "rank", "ranks"),
+        ranks.imbalance * 100.0
+    );
+    folded(
+        "ranks",
+        "Ranks",
+        &figure,
+        html! {
+            p { (where_they_ran(ranks)) ". The slowest spent "
+                strong { (time(ranks.list[0].time_ns)) } " in calls, the mean is " (time(ranks.mean_ns)) ": an imbalance of "
+                strong { (format!("{:.0} %", ranks.imbalance * 100.0)) } "." }
+            (table("Ranks", &["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"], html! {
+                @for rank in ranks.list.iter().take(RANKS) { tr {
+                    (number(rank.rank.map_or("none".to_string(), |rank| rank.to_string())))
+                    td.word { (rank.host.as_deref().unwrap_or("not known")) }
+                    (number(time(rank.time_ns)))
+                    (number(format!("{:+.0} %", (rank.time_ns as f64 / ranks.mean_ns.max(1) as f64 - 1.0) * 100.0)))
+                    (number(share(rank.time_ns, rank.run_ns)))
+                    (number(count(rank.calls)))
+                    (number(count(rank.registrations)))
+                    (number(count(rank.hits)))
+                    (number(time(rank.longest_ns)))
+                    (number(bytes(rank.peak_bytes)))
+                    (number(rank.pids.iter().take(3).map(u32::to_string).collect::<Vec<_>>().join(" ")))
+                } }
+            }))
+            (more(RANKS, ranks.list.len() as u64))
+        },
+    )
 }
 
 fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
     let kept = pinned.points.iter().any(plots::is_kept);
-    html! { section id="pinned" {
-        h2 { "Over time" }
-        p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
-            (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
-            " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-            @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
-            @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
-        (legend(&[
-            ("plain", "plain regions", any(&|point| point.plain_bytes)),
-            ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-            ("kept", "what the cache would hold besides", kept),
-        ]))
-        (plots::over_time(report))
-        (more(plots::LANES, report.lanes.len() as u64))
-        p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
-            A region that a process never deregisters counts until the process ends. Each point is the maximum \
-            of its interval; the dot is the peak. \
-            The clocks of all hosts are assumed to agree." }
-    } }
+    folded(
+        "pinned",
+        "Over time",
+        &format!("at most {} pinned", bytes(pinned.peak_bytes)),
+        html! {
+            p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
+                (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
+                " by the cache. At the end " (bytes(pinned.end_bytes)) "."
+                @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
+                @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
+            (legend(&[
+                ("plain", "plain regions", any(&|point| point.plain_bytes)),
+                ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
+                ("kept", "what the cache would hold besides", kept),
+            ]))
+            (plots::over_time(report))
+            (more(plots::LANES, report.lanes.len() as u64))
+            p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
+                A region that a process never deregisters counts until the process ends. Each point is the maximum \
+                of its interval; the dot is the peak. \
+                The clocks of all hosts are assumed to agree." }
+        },
+    )
 }
 
 /// A row of the table of sizes: registrations that were served in one way, and the deregistrations
@@ -333,87 +383,108 @@ fn sizes(report: &Report) -> Markup {
             None => { td colspan="4" {} }
         } }
     };
-    html! { section id="sizes" {
-        h2 { "Cost by size" }
-        (legend(&[
-            ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
-            ("hit", "hits of the cache", totals.hits > 0),
-            ("cache", "misses of the cache", totals.misses > 0),
-            ("gpu", "memory of a GPU", totals.gpu > 0),
-        ]))
-        div.pair {
-            (plots::by_size(sizes, "Registrations by length", false))
-            (plots::by_size(sizes, "Time in registrations by length", true))
-        }
-        div.scroll role="region" tabindex="0" aria-label="Table" { table {
-            thead {
-                tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or cached" } }
-                tr { th.number { "from" } th { "how" }
-                    @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
+    folded(
+        "sizes",
+        "Cost by size",
+        &plural(totals.registrations, "registration", "registrations"),
+        html! {
+            (legend(&[
+                ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
+                ("hit", "hits of the cache", totals.hits > 0),
+                ("cache", "misses of the cache", totals.misses > 0),
+                ("gpu", "memory of a GPU", totals.gpu > 0),
+            ]))
+            div.pair {
+                (plots::by_size(sizes, "Registrations by length", false))
+                (plots::by_size(sizes, "Time in registrations by length", true))
             }
-            tbody { @for row in size_rows(sizes) { tr {
-                (number(bytes(row.from_bytes)))
-                td { (row.how) }
-                (cells(row.registrations))
-                (cells(row.deregistrations))
-            } } }
-        } }
-    } }
+            div.scroll role="region" tabindex="0" aria-label="Table" { table {
+                thead {
+                    tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or cached" } }
+                    tr { th.number { "from" } th { "how" }
+                        @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
+                }
+                tbody { @for row in size_rows(sizes) { tr {
+                    (number(bytes(row.from_bytes)))
+                    td { (row.how) }
+                    (cells(row.registrations))
+                    (cells(row.deregistrations))
+                } } }
+            } }
+        },
+    )
 }
 
 fn latencies(report: &Report) -> Markup {
-    html! { section id="latencies" {
-        h2 { "Latencies of registrations" }
-        div.pair {
-            (plots::latencies(&report.latencies, "Registrations by latency", false))
-            (plots::latencies(&report.latencies, "Time in registrations by latency", true))
-        }
-    } }
+    folded(
+        "latencies",
+        "Latencies of registrations",
+        "how many took how long",
+        html! {
+            div.pair {
+                (plots::latencies(&report.latencies, "Registrations by latency", false))
+                (plots::latencies(&report.latencies, "Time in registrations by latency", true))
+            }
+        },
+    )
 }
 
 fn callers(report: &Report) -> Markup {
-    html! { section id="callers" {
-        h2 { "The most expensive callers" }
-        (flame::draw(report))
-        @if report.totals.calls_with_stack > 0 {
-            p.aside { (count(report.totals.calls_with_stack)) " of " (count(report.totals.calls)) " calls have a call stack." }
-        }
-        (table("Table", &["time", "share", "calls", "mean", "longest", "<calls", "<caller"], html! {
-            @for row in report.callers.iter().take(SHOWN) { tr {
-                (number(time(row.time_ns)))
-                (number(share(row.time_ns, report.totals.time_ns)))
-                (number(count(row.calls)))
-                (number(time(row.time_ns / row.calls.max(1))))
-                (number(time(row.longest_ns)))
-                td { @for name in &row.called { code { (name) } " " } }
-                (who(&row.caller))
-            } }
-        }))
-        (more(SHOWN, report.totals.callers))
-    } }
+    let first = report.callers.first();
+    let figure = first.map_or("none".to_string(), |row| {
+        let place = row.caller.leads().words();
+        format!("{place}: {}", share(row.time_ns, report.totals.time_ns))
+    });
+    folded(
+        "callers",
+        "The most expensive callers",
+        &figure,
+        html! {
+            (flame::draw(report))
+            @if report.totals.calls_with_stack > 0 {
+                p.aside { (count(report.totals.calls_with_stack)) " of " (count(report.totals.calls)) " calls have a call stack." }
+            }
+            (table("Table", &["time", "share", "calls", "mean", "longest", "<calls", "<caller"], html! {
+                @for row in report.callers.iter().take(SHOWN) { tr {
+                    (number(time(row.time_ns)))
+                    (number(share(row.time_ns, report.totals.time_ns)))
+                    (number(count(row.calls)))
+                    (number(time(row.time_ns / row.calls.max(1))))
+                    (number(time(row.longest_ns)))
+                    td { @for name in &row.called { code { (name) } " " } }
+                    (who(&row.caller))
+                } }
+            }))
+            (more(SHOWN, report.totals.callers))
+        },
+    )
 }
 
 fn ranges(report: &Report) -> Markup {
-    html! { section id="ranges" {
-        h2 { "Registered again and again" }
-        @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
-            p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
-                same protection domain, with the same access. Here they are by their caller." }
-            (table("Table", &["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"], html! {
-                @for range in report.again.iter().take(SHOWN) { tr {
-                    (number(time(range.saved_ns)))
-                    (number(count(range.registrations)))
-                    (number(count(range.hits)))
-                    (number(time(range.time_ns)))
-                    (number(count(range.ranges)))
-                    (number(sizes_of(range)))
-                    td.access { (cut(&range.access)) }
-                    (who(&range.caller))
-                } }
-            }))
-            (more(SHOWN, report.totals.repeating_callers))
-        }
-    } }
+    folded(
+        "ranges",
+        "Registered again and again",
+        &plural(report.totals.repeated_ranges, "range", "ranges"),
+        html! {
+            @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
+                p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
+                    same protection domain, with the same access. Here they are by their caller." }
+                (table("Table", &["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"], html! {
+                    @for range in report.again.iter().take(SHOWN) { tr {
+                        (number(time(range.saved_ns)))
+                        (number(count(range.registrations)))
+                        (number(count(range.hits)))
+                        (number(time(range.time_ns)))
+                        (number(count(range.ranges)))
+                        (number(sizes_of(range)))
+                        td.access { (cut(&range.access)) }
+                        (who(&range.caller))
+                    } }
+                }))
+                (more(SHOWN, report.totals.repeating_callers))
+            }
+        },
+    )
 }
 
 /// The lengths of the ranges that a caller registers again.
@@ -446,39 +517,35 @@ fn past(report: &Report) -> Markup {
     } } }
 }
 
+/// Nothing for a program that deregisters all.
 fn leaks(report: &Report) -> Markup {
-    html! { section id="leaks" {
-        h2 { "Never deregistered" }
-        @if report.leaks.is_empty() { p { "Every region was deregistered." } } @else {
-            p { (plural(report.totals.leaked_regions, "region", "regions")) " of " (bytes(report.totals.leaked_bytes))
-                ". In a process that did not end in order they were in use when it ended." }
-            (table("Table", &["regions", "bytes", "<when the process ended", "<registered by"], html! {
-                @for leak in report.leaks.iter().take(SHOWN) { tr {
-                    (number(count(leak.regions)))
-                    (number(bytes(leak.bytes)))
-                    td { @if leak.ended { "forgotten" } @else { "in use: it did not end in order" } }
-                    (who(&leak.caller))
-                } }
-            }))
-            (more(SHOWN, report.leaks.len() as u64))
-        }
-    } }
+    html! { @if !report.leaks.is_empty() { section.trouble id="leaks" {
+        h2 { "Never deregistered: " (leaked(&report.totals)) }
+        (table("Table", &["regions", "bytes", "<when the process ended", "<registered by"], html! {
+            @for leak in report.leaks.iter().take(SHOWN) { tr {
+                (number(count(leak.regions)))
+                (number(bytes(leak.bytes)))
+                td { @if leak.ended { "forgotten" } @else { "in use: it did not end in order" } }
+                (who(&leak.caller))
+            } }
+        }))
+        (more(SHOWN, report.leaks.len() as u64))
+    } } }
 }
 
+/// Nothing for a program without a failed call.
 fn failures(report: &Report) -> Markup {
-    html! { section id="failures" {
-        h2 { "Failed" }
+    html! { @if !report.failures.is_empty() { section.trouble id="failures" {
+        h2 { "Failed: " (plural(report.totals.failed, "call", "calls")) }
+        (table("Table", &["times", "<call", "<error", "<for example", "<caller"], html! {
+            @for failure in report.failures.iter().take(SHOWN) { tr {
+                (number(count(failure.count)))
+                td { code { (failure.call) } }
+                td { (failure.name) }
+                td.reason { (cut(failure.example.as_deref().unwrap_or("The trace has no reason."))) }
+                (who(&failure.caller))
+            } }
+        }))
         (more(SHOWN, report.failures.len() as u64))
-        @if report.failures.is_empty() { p { "No call failed." } } @else {
-            (table("Table", &["times", "<call", "<error", "<for example", "<caller"], html! {
-                @for failure in report.failures.iter().take(SHOWN) { tr {
-                    (number(count(failure.count)))
-                    td { code { (failure.call) } }
-                    td { (failure.name) }
-                    td.reason { (cut(failure.example.as_deref().unwrap_or("The trace has no reason."))) }
-                    (who(&failure.caller))
-                } }
-            }))
-        }
-    } }
+    } } }
 }

@@ -5,7 +5,7 @@ use super::access;
 use super::activity::Counts;
 use super::cache::{self, Cache, Class, Done};
 use super::durations::Durations;
-use super::ranges::Ranges;
+use super::ranges::{self, Ranges};
 use super::shape::{Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
@@ -245,9 +245,7 @@ impl Replay<'_> {
             return;
         }
         let length = self.length(*process, call);
-        let durations = self
-            .sizes
-            .entry((u64::BITS - length.leading_zeros(), What::of(call)));
+        let durations = self.sizes.entry((ranges::bits(length), What::of(call)));
         durations.or_insert_with(Durations::new).add(call.duration);
         if call.call == call::REREG_MR && self.reregister(*process, since, call) {
             self.totals.registrations += 1;
@@ -472,7 +470,8 @@ impl Replay<'_> {
         if let (Some(foreseen), Some(memory)) = (region.range, memory) {
             let range = self.range(process, call.pd, foreseen.key.range.access, memory);
             let hit = matches!(foreseen.done, Done::Hit(_));
-            self.ranges.deregistered(&range, hit, call.duration);
+            self.ranges
+                .deregistered(&range, hit, memory.1, call.duration);
         }
         if let Some(region) = self.regions.remove(&key) {
             self.release(process, since, &region);

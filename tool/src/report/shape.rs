@@ -2,6 +2,7 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
+use super::verdict::{Kind, Verdict};
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, how};
 use serde::Serialize;
@@ -93,12 +94,15 @@ pub struct ProcessTotals {
     pub dropped: u64,
     /// The process has written its last block: it was not killed and does not run any more.
     pub ended: bool,
+    /// `rdmamr trace` stopped recording it, and it ran on.
+    pub stopped: bool,
 }
 
 /// The time that the cache would have saved in this trace.
 #[derive(Default, Serialize)]
 pub struct Advice {
-    /// The advice.
+    pub verdict: Verdict,
+    /// The reasons for the verdict, and the price.
     pub sentence: String,
     /// The assumptions behind the figures.
     pub assumption: String,
@@ -108,10 +112,14 @@ pub struct Advice {
     /// The cost of a miss beyond its registration, and of the end of a region whose memory changes.
     pub miss_ns: u64,
     pub change_ns: u64,
-    /// The cost of the cache's start in the processes of the trace.
+    /// The cost of the cache's start in the processes of the trace, and whether the program that
+    /// made the report has measured it: the trace is of the same machine.
     pub start_ns: u64,
+    pub start_measured: bool,
     /// The command to run, or nothing if no cache would help.
     pub command: Option<String>,
+    /// For a job of several ranks the same by each launcher that may have started it.
+    pub launch: Vec<String>,
     /// The saving with `--cache=local`, with `--cache=all` (which includes the former), and for
     /// regions of libfabric's calls (which neither includes).
     pub local: Saving,
@@ -120,6 +128,18 @@ pub struct Advice {
     /// Plain registrations that the cache would not serve; the reason with the most time comes
     /// first.
     pub unserved: Vec<Unserved>,
+}
+
+impl Advice {
+    /// The commands to type next, if the verdict does not advise against it: of a job those of its
+    /// launchers.
+    pub fn commands(&self) -> &[String] {
+        match &self.command {
+            _ if matches!(self.verdict.kind, Kind::NotWorthIt | Kind::Served) => &[],
+            Some(command) if self.launch.is_empty() => std::slice::from_ref(command),
+            _ => &self.launch,
+        }
+    }
 }
 
 /// Plain registrations that the cache would not serve for one reason.
@@ -134,8 +154,15 @@ pub struct Unserved {
 pub struct Saving {
     pub ranges: u64,
     pub hits: u64,
-    /// Less than 0 if the cache costs more time than it saves.
+    /// With each call as long as the median of its length. Less than 0 if the cache costs more time
+    /// than it saves.
     pub saved_ns: i64,
+    /// By how much that may be wrong: the calls differ from their median, and costs are estimated.
+    pub unsure_ns: u64,
+    /// The calls that took far longer than their median, and the time beyond it. No figure here
+    /// counts it as saved.
+    pub outliers: u64,
+    pub outlier_ns: u64,
     pub misses: u64,
     /// Regions that the cache would have ended because there were too many, and because their
     /// memory changed.

@@ -109,6 +109,7 @@ fn of_python(frame: &PythonFrame) -> Frame {
         offset: 0,
         function: Some(frame.function.clone()),
         source: Some(format!("{}:{}", frame.file, frame.line)),
+        is_python: true,
     }
 }
 

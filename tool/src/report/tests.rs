@@ -899,7 +899,7 @@ fn a_trace_of_next_to_nothing_has_a_page_and_a_text() {
     );
     for sample in [nothing, instant] {
         let report = read(&sample);
-        assert!(text::render(&report).contains("What to do"));
+        assert!(text::render(&report).contains("\nWhy\n"));
         let page = html::render(&report).unwrap();
         assert_eq!(page.matches("<svg ").count(), 3);
         assert!(!page.contains("NaN") && !page.contains("inf"), "{page}");

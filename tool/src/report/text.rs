@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as text of at most 80 columns, for a terminal.
+//! The report as text, as wide as the terminal.
 use super::callers::Caller;
-use super::shape::{ProcessTotals, Report};
+use super::job;
+use super::shape::{ProcessTotals, Ranks, Report, Totals};
 use super::units::{bytes, count, name_of, plural, printable, share, time};
+use crate::style::columns;
 use std::fmt::Write;
 
-const COLUMNS: usize = 80;
 /// The most lines of a table.
 const SHOWN: usize = 10;
+/// Of more ranks than that, so many.
+const RANKS: usize = 5;
 
 /// Rows of cells. If a row is too wide, its last column loses the middle.
 pub struct Table {
@@ -59,7 +62,7 @@ impl Table {
             .iter()
             .map(|width| width + 2)
             .sum();
-        let last = COLUMNS.saturating_sub(2 + before);
+        let last = columns().saturating_sub(2 + before);
         let mut below = self.below.iter().peekable();
         for (number, row) in self.rows.iter().enumerate() {
             let mut line = String::from(" ");
@@ -109,7 +112,7 @@ pub fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
     let mut line = first.to_string();
     let mut empty = true;
     for word in printable(text).split(' ') {
-        if !empty && line.chars().count() + 1 + word.chars().count() > COLUMNS {
+        if !empty && line.chars().count() + 1 + word.chars().count() > columns() {
             out.push_str(&line);
             out.push('\n');
             line = indent.to_string();
@@ -118,7 +121,7 @@ pub fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
         if !empty {
             line.push(' ');
         }
-        line.push_str(&shortened(word, COLUMNS - indent.chars().count()));
+        line.push_str(&shortened(word, columns() - indent.chars().count()));
         empty = false;
     }
     out.push_str(&line);
@@ -149,8 +152,11 @@ fn list<T>(out: &mut String, headings: &str, list: &[T], all: usize, row: impl F
     more(out, all as u64);
 }
 
-/// Function, source and place, as far as they are known.
+/// Function, source and place, as far as they are known; in Python its own function and line first.
 pub fn who(caller: &Caller) -> String {
+    if caller.leads().is_python {
+        return format!("{}  {}", caller.leads().words(), caller.name());
+    }
     let source = caller
         .source
         .as_deref()
@@ -176,60 +182,125 @@ fn ranks(out: &mut String, report: &Report) {
     heading(out, "Ranks");
     let slowest = &ranks.list[0];
     let words = format!(
-        "{} on {}. The slowest spent {} in calls, the mean is {}: an imbalance of {:.0} %.",
-        plural(ranks.list.len() as u64, "rank", "ranks"),
-        plural(ranks.hosts, "host", "hosts"),
+        "{}. The slowest spent {} in calls, the mean is {}: an imbalance of {:.0} %.",
+        where_they_ran(ranks),
         time(slowest.time_ns),
         time(ranks.mean_ns),
         ranks.imbalance * 100.0
     );
     wrapped(out, "", "", &words);
     let headings = "rank|<host|time|of run|calls|regs|longest|<peak pinned";
-    list(
-        out,
-        headings,
-        &ranks.list,
-        ranks.list.len(),
-        |table, rank| {
+    let slowest = match ranks.list.len() {
+        all if all > SHOWN => &ranks.list[..RANKS],
+        _ => &ranks.list[..],
+    };
+    list(out, headings, slowest, slowest.len(), |table, rank| {
+        table.row([
+            rank.rank
+                .map_or("none".to_string(), |rank| rank.to_string()),
+            shortened(rank.host.as_deref().unwrap_or("not known"), 20),
+            time(rank.time_ns),
+            share(rank.time_ns, rank.run_ns),
+            count(rank.calls),
+            count(rank.registrations),
+            time(rank.longest_ns),
+            bytes(rank.peak_bytes),
+        ]);
+    });
+    let others = &ranks.list[slowest.len()..];
+    if let [most, .., least] = others {
+        let words = format!(
+            "  and {} more, which spent {} to {} in calls (--json has all)",
+            count(others.len() as u64),
+            time(least.time_ns),
+            time(most.time_ns)
+        );
+        out.push_str(&(words + "\n"));
+    }
+}
+
+/// "2 ranks on 3 hosts", or without the hosts, which older traces lack.
+pub fn where_they_ran(ranks: &Ranks) -> String {
+    let all = plural(ranks.list.len() as u64, "rank", "ranks");
+    match ranks.hosts {
+        0 => all,
+        hosts => format!("{all} on {}", plural(hosts, "host", "hosts")),
+    }
+}
+
+/// What went wrong, if anything did: it stands above all figures.
+fn trouble(out: &mut String, report: &Report) {
+    let totals = &report.totals;
+    if report.failures.is_empty() && report.leaks.is_empty() {
+        out.push_str("No call failed, and no region was left registered.\n");
+    }
+    if !report.failures.is_empty() {
+        heading(
+            out,
+            &format!("Failed: {}", plural(totals.failed, "call", "calls")),
+        );
+    }
+    for failure in &report.failures {
+        let first = format!(
+            "{} {}: {}, from {}",
+            failure.call,
+            failure.name,
+            plural(failure.count, "time", "times"),
+            who(&failure.caller)
+        );
+        wrapped(out, "  ", "    ", &first);
+        if let Some(beyond) = failure.caller.beyond() {
+            wrapped(out, "    < ", "      ", &beyond);
+        }
+        if let Some(example) = &failure.example {
+            wrapped(out, "    ", "    ", example);
+        }
+    }
+    if !report.leaks.is_empty() {
+        heading(out, &format!("Never deregistered: {}", leaked(totals)));
+        let headings = "regions|bytes|<when it ended|<caller";
+        let all = report.leaks.len();
+        list(out, headings, &report.leaks, all, |table, leak| {
+            let when = if leak.ended { "forgotten" } else { "in use" };
             table.row([
-                rank.rank
-                    .map_or("none".to_string(), |rank| rank.to_string()),
-                shortened(rank.host.as_deref().unwrap_or("not known"), 20),
-                time(rank.time_ns),
-                share(rank.time_ns, rank.run_ns),
-                count(rank.calls),
-                count(rank.registrations),
-                time(rank.longest_ns),
-                bytes(rank.peak_bytes),
+                count(leak.regions),
+                bytes(leak.bytes),
+                when.to_string(),
+                who(&leak.caller),
             ]);
-        },
-    );
+            table.stack(&leak.caller);
+        });
+    }
+    out.push('\n');
+}
+
+/// The regions that were never deregistered.
+pub fn leaked(totals: &Totals) -> String {
+    format!(
+        "{}, {}",
+        plural(totals.leaked_regions, "region", "regions"),
+        bytes(totals.leaked_bytes)
+    )
 }
 
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     let totals = &report.totals;
+    wrapped(&mut out, "", "", &report.advice.verdict.line);
+    for command in report.advice.commands() {
+        wrapped(&mut out, "  ", "    ", command);
+    }
+    trouble(&mut out, report);
     let line = |out: &mut String, name: &str, text: String| {
         wrapped(out, &format!("{name:<16}"), &" ".repeat(16), &text);
     };
     line(&mut out, "Trace", report.trace.clone());
-    for process in report.processes.iter().take(SHOWN) {
-        line(&mut out, "Program", command(process));
-        let (at_least, ended) = match process.ended {
-            true => ("", "ended in order"),
-            false => (" at least", "has NOT ended in order"),
-        };
-        let ran = format!(
-            "pid {}, {}, ran {}{at_least}, {}, {} in them, {ended}",
-            process.pid,
-            process.started,
-            time(process.run_ns),
-            plural(process.calls, "call", "calls"),
-            time(process.time_ns),
-        );
-        line(&mut out, "", ran);
+    let groups = job::groups(&report.processes);
+    for group in groups.iter().take(SHOWN) {
+        line(&mut out, "Program", group.line());
+        line(&mut out, "", group.facts() + &group.end());
     }
-    more(&mut out, report.processes.len() as u64);
+    more(&mut out, groups.len() as u64);
     let plain =
         totals.registrations - totals.hits - totals.misses - totals.gpu - totals.past_registrations;
     let gpu = match totals.gpu {
@@ -288,17 +359,12 @@ pub fn render(report: &Report) -> String {
         );
         line(&mut out, "Memory of GPUs", most);
     }
-    let left = format!(
-        "{}, {}",
-        plural(totals.leaked_regions, "region", "regions"),
-        bytes(totals.leaked_bytes)
-    );
-    line(&mut out, "Left registered", left);
+    line(&mut out, "Left registered", leaked(totals));
     for note in &report.notes {
         line(&mut out, "WARNING", note.clone());
     }
 
-    heading(&mut out, "What to do");
+    heading(&mut out, "Why");
     wrapped(&mut out, "", "", &report.advice.sentence);
     wrapped(&mut out, "", "", &report.advice.assumption);
 
@@ -348,7 +414,7 @@ pub fn render(report: &Report) -> String {
                 // All access flags would leave no room for the caller. "--cache" needs only this
                 // difference.
                 if again.remote { "remote" } else { "local" }.to_string(),
-                again.caller.name(),
+                again.caller.title(),
             ]);
             table.stack(&again.caller);
         });
@@ -365,49 +431,11 @@ pub fn render(report: &Report) -> String {
                 bytes(past.largest_bytes),
                 time(past.time_ns),
                 past.call.to_string(),
-                past.caller.name(),
+                past.caller.title(),
             ]);
             table.stack(&past.caller);
         });
     }
 
-    heading(&mut out, "Never deregistered");
-    if report.leaks.is_empty() {
-        out.push_str("  Nothing.\n");
-    } else {
-        let headings = "regions|bytes|<when it ended|<caller";
-        let all = report.leaks.len();
-        list(&mut out, headings, &report.leaks, all, |table, leak| {
-            let when = if leak.ended { "forgotten" } else { "in use" };
-            table.row([
-                count(leak.regions),
-                bytes(leak.bytes),
-                when.to_string(),
-                who(&leak.caller),
-            ]);
-            table.stack(&leak.caller);
-        });
-    }
-
-    heading(&mut out, "Failed");
-    if report.failures.is_empty() {
-        out.push_str("  Nothing.\n");
-    }
-    for failure in &report.failures {
-        let first = format!(
-            "{} {}: {}, from {}",
-            failure.call,
-            failure.name,
-            plural(failure.count, "time", "times"),
-            who(&failure.caller)
-        );
-        wrapped(&mut out, "  ", "    ", &first);
-        if let Some(beyond) = failure.caller.beyond() {
-            wrapped(&mut out, "    < ", "      ", &beyond);
-        }
-        if let Some(example) = &failure.example {
-            wrapped(&mut out, "    ", "    ", example);
-        }
-    }
     out
 }

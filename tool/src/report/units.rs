@@ -73,6 +73,38 @@ pub fn name_of(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
+/// The name of a program, by its command line: of a program in Python the script's or the module's,
+/// since its interpreter says nothing.
+pub fn program(command: &[String]) -> String {
+    let first = command.first().map_or("", String::as_str);
+    script(command).unwrap_or_else(|| name_of(first).to_string())
+}
+
+/// The script or the module that an interpreter of Python runs. `None` for other programs, and for
+/// `python3 -c` and an interpreter without a script.
+pub fn script(command: &[String]) -> Option<String> {
+    let (first, arguments) = command.split_first()?;
+    let version = name_of(first).strip_prefix("python")?;
+    if !version
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.')
+    {
+        return None;
+    }
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "-m" => return arguments.next().cloned(),
+            // These take a value of their own.
+            "-W" | "-X" | "--check-hash-based-pycs" => drop(arguments.next()),
+            "-c" | "-" => return None,
+            option if option.starts_with('-') => {}
+            script => return Some(name_of(script).to_string()),
+        }
+    }
+    None
+}
+
 /// Whether a character controls a terminal, or the direction or the lines of text around it.
 pub fn controls(c: char) -> bool {
     c.is_control()
@@ -90,6 +122,20 @@ pub fn quoted(word: &str) -> String {
     }
 }
 
+/// An error in words for people: without the number of the errno, and without the name of a
+/// temporary file.
+pub fn reason(error: &anyhow::Error) -> String {
+    let mut words = format!("{error:#}");
+    for (begin, end) in [(" (os error ", ")"), (" at path \"", "\"")] {
+        while let Some(at) = words.find(begin) {
+            let rest = &words[at + begin.len()..];
+            let Some(length) = rest.find(end) else { break };
+            words.replace_range(at..at + begin.len() + length + end.len(), "");
+        }
+    }
+    words
+}
+
 /// Text from a trace, without characters that would control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
@@ -100,6 +146,36 @@ pub fn printable(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_in_python_has_the_name_of_its_script() {
+        let name = |line: &str| {
+            let words: Vec<String> = line.split(' ').map(str::to_string).collect();
+            program(&words)
+        };
+        for (line, wanted) in [
+            ("/usr/bin/python3 -u -X dev /srv/kv.py --port 5", "kv.py"),
+            (
+                "python3.11 -m torch.distributed.run train.py",
+                "torch.distributed.run",
+            ),
+            ("python -c print", "python"),
+            ("python3", "python3"),
+            ("/opt/app kv.py", "app"),
+            ("pythonic kv.py", "pythonic"),
+        ] {
+            assert_eq!(name(line), wanted, "{line}");
+        }
+        assert_eq!(program(&[]), "");
+    }
+
+    #[test]
+    fn an_error_is_for_people() {
+        let words = "page.html: No such file (os error 2) at path \"/tmp/.rdmamr-0Ft\": so";
+        let error = anyhow::anyhow!("{words}");
+        assert_eq!(reason(&error), "page.html: No such file: so");
+        assert_eq!(reason(&anyhow::anyhow!("odd (os error ")), "odd (os error ");
+    }
 
     #[test]
     fn numbers_have_units() {

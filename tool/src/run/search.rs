@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Finds the file for a program's name as execvp(3) does.
 
+use crate::report::units::reason;
 use std::env;
 use std::ffi::{CString, OsStr};
 use std::io;
@@ -48,7 +49,7 @@ fn check(file: &Path) -> Result<(), Refused> {
                 error.kind(),
                 io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
             );
-            return refuse(error.to_string(), exists);
+            return refuse(reason(&error.into()), exists);
         }
         Ok(metadata) if metadata.is_dir() => return refuse("it is a directory".into(), true),
         Ok(_) => {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Running a program as a child, for `rdmamr run --report`: the program gets this process's
+//! Running a program as a child, for a word at its end: the program gets this process's
 //! signals, and this process ends as the program does.
 
 use std::io;
@@ -30,7 +30,12 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
     let child = unsafe { libc::fork() };
     match child {
         -1 => return Err(io::Error::last_os_error()),
-        0 => return Ok(Err(become_program())),
+        0 => {
+            // Whoever kills the launcher means the program.
+            // SAFETY: PR_SET_PDEATHSIG takes no pointers.
+            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            return Ok(Err(become_program()));
+        }
         _ => PROGRAM.store(child, Relaxed),
     }
     for signal in PASSED {
@@ -54,6 +59,23 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
 }
 
 impl Ended {
+    /// The name of the signal that ended the program, if one did.
+    pub fn signal(&self) -> Option<String> {
+        const NAMES: [(i32, &str); 8] = [
+            (libc::SIGINT, "SIGINT"),
+            (libc::SIGTERM, "SIGTERM"),
+            (libc::SIGHUP, "SIGHUP"),
+            (libc::SIGQUIT, "SIGQUIT"),
+            (libc::SIGKILL, "SIGKILL"),
+            (libc::SIGSEGV, "SIGSEGV"),
+            (libc::SIGABRT, "SIGABRT"),
+            (libc::SIGBUS, "SIGBUS"),
+        ];
+        let signal = libc::WIFSIGNALED(self.0).then(|| libc::WTERMSIG(self.0))?;
+        let known = NAMES.iter().find(|row| row.0 == signal);
+        Some(known.map_or(format!("signal {signal}"), |row| row.1.to_string()))
+    }
+
     /// Ends this process in the same way.
     pub fn follow(self) -> ExitCode {
         if !libc::WIFSIGNALED(self.0) {

@@ -5,7 +5,7 @@ use super::kernel;
 use super::limits::{self, Limit};
 use super::pages::{self, Found, user_of};
 use crate::files::read;
-use crate::report::units::controls;
+use crate::report::units::{controls, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -17,6 +17,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 /// stay.
 #[derive(Serialize)]
 pub struct Sample {
+    /// Increases if a reader of an earlier version would be misled.
+    pub schema: u32,
     /// Seconds since 1970.
     pub time: f64,
     pub host: String,
@@ -32,7 +34,10 @@ pub struct Sample {
 #[derive(Serialize, Clone, Default)]
 pub struct Process {
     pub pid: u32,
+    /// The name: in Python the script's.
     pub command: String,
+    /// All words of the command line.
+    pub command_line: String,
     pub user: Option<u32>,
     pub rank: Option<u64>,
     /// Whether the process runs under the library, and shows that.
@@ -126,6 +131,7 @@ impl Sample {
             }
         });
         Sample {
+            schema: 1,
             time: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0.0, |time| time.as_secs_f64()),
@@ -198,11 +204,18 @@ fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice
 
 /// A process without the facts that only the library knows.
 fn unknown(pid: u32) -> Process {
-    // The name may be any bytes.
-    let command = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    // Both may be any bytes.
+    let read = |name| {
+        let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    };
+    let words = read("cmdline");
+    let words: Vec<String> = words.split_terminator('\0').map(clean).collect();
+    let name = clean(read("comm").trim_end());
     Process {
         pid,
-        command: clean(String::from_utf8_lossy(&command).trim_end()),
+        command: script(&words).unwrap_or(name),
+        command_line: words.join(" "),
         user: user_of(pid),
         ..Process::default()
     }
@@ -297,7 +310,7 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
     devices
 }
 
-fn monotonic() -> u64 {
+pub fn monotonic() -> u64 {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,

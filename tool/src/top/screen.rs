@@ -3,7 +3,7 @@
 
 use super::limits::Devices;
 use super::sample::{Process, Sample};
-use super::table::{self, HEADS, View, cells};
+use super::table::{self, HEADS, Severity, View, cells};
 use crate::choices::name;
 use anyhow::Result;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
@@ -167,8 +167,12 @@ impl Screen {
             return;
         }
         let columns = table::columns(area.width);
+        let last = HEADS.len() - 1;
+        let others = columns.iter().filter(|&&n| n != last);
+        let others: u16 = others.map(|&n| HEADS[n].1 + 1).sum();
+        let room = area.width.saturating_sub(others).into();
         let cell = |n: usize, text: String| {
-            let is_number = n == 0 || (3..HEADS.len() - 1).contains(&n);
+            let is_number = n == 0 || (3..last).contains(&n);
             let line = Line::from(text);
             if is_number {
                 line.right_aligned()
@@ -177,9 +181,12 @@ impl Screen {
             }
         };
         let rows = self.shown.iter().map(|process| {
-            let mut cells = cells(process);
-            let shown = columns.iter();
-            let row = Row::new(shown.map(|&n| cell(n, std::mem::take(&mut cells[n]))));
+            let mut cells = cells(process, room);
+            let shown = columns.iter().map(|&n| {
+                let severity = Severity::of_cell(process, n);
+                cell(n, std::mem::take(&mut cells[n])).style(painted(severity, Color::Reset))
+            });
+            let row = Row::new(shown);
             if process.library {
                 row
             } else {
@@ -187,7 +194,7 @@ impl Screen {
             }
         });
         let widths = columns.iter().map(|&n| {
-            if n + 1 == HEADS.len() {
+            if n == last {
                 Constraint::Fill(1)
             } else {
                 Constraint::Length(HEADS[n].1)
@@ -197,7 +204,7 @@ impl Screen {
         let heads = Row::new(heads);
         let table = Table::new(rows, widths)
             .header(heads.style(Style::new().add_modifier(Modifier::REVERSED)))
-            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD).fg(Color::Cyan));
+            .row_highlight_style(Style::new().add_modifier(Modifier::BOLD | Modifier::UNDERLINED));
         frame.render_stateful_widget(table, area, &mut self.selected);
     }
 
@@ -225,7 +232,11 @@ impl Screen {
         Line::from(vec![
             Span::styled(
                 "q end  s sort  / filter  ? help  ",
-                Style::new().fg(Color::Cyan),
+                if has_colours() {
+                    Style::new().fg(Color::Cyan)
+                } else {
+                    Style::new()
+                },
             ),
             Span::raw(words),
         ])
@@ -239,7 +250,11 @@ fn lines_of(process: &Process) -> usize {
 
 /// The devices of a process, and its limits as bars.
 fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
-    let block = Block::bordered().title(format!(" {} {} ", process.pid, process.command));
+    let words = match process.command_line.as_str() {
+        "" => &process.command,
+        line => line,
+    };
+    let block = Block::bordered().title(format!(" {} {words} ", process.pid));
     let inside = block.inner(area);
     frame.render_widget(block, area);
     let places = Layout::vertical(vec![Constraint::Length(1); lines_of(process)]).split(inside);
@@ -267,19 +282,30 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     for limit in &process.limits {
         let Some(&place) = places.next() else { return };
         let share = table::share(limit);
-        let color = match share {
-            share if share >= 0.9 => Color::Red,
-            share if share >= 0.7 => Color::Yellow,
-            _ => Color::Green,
-        };
+        let style = painted(Severity::of_limit(limit), Color::Green);
         let label = format!("{:<24} {:<26}", table::name(limit), table::words(limit));
         let gauge = LineGauge::default()
             .ratio(share)
             .label(label)
             .filled_symbol("█")
             .unfilled_symbol("░")
-            .filled_style(Style::new().fg(color));
+            .filled_style(style);
         frame.render_widget(gauge, place);
+    }
+}
+
+/// Whether the user wants colours (no-color.org).
+fn has_colours() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// The style of a figure; `good` is the colour of one that is not bad.
+fn painted(severity: Severity, good: Color) -> Style {
+    match severity {
+        _ if !has_colours() => Style::new(),
+        Severity::Good => Style::new().fg(good),
+        Severity::Doubtful => Style::new().fg(Color::Yellow),
+        Severity::Bad => Style::new().fg(Color::Red),
     }
 }
 

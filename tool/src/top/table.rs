@@ -4,6 +4,8 @@
 use super::limits::Limit;
 use super::sample::{Process, Sample};
 use crate::report::units;
+use crate::style;
+use anstyle::Style;
 use clap::ValueEnum;
 use std::cmp::Ordering;
 use std::fmt::Write;
@@ -11,6 +13,7 @@ use std::fmt::Write;
 /// What the table is sorted by.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Column {
+    Calls,
     Bytes,
     Idle,
     Regions,
@@ -42,13 +45,16 @@ impl View {
         let words = self.filter.to_lowercase();
         processes.retain(|process| {
             let mut names = vec![process.pid.to_string(), process.command.to_lowercase()];
+            names.push(process.command_line.to_lowercase());
             names.extend(process.rank.map(|rank| format!("rank {rank}")));
             let devices = process.devices.iter();
             names.extend(devices.map(|of| of.device.to_lowercase()));
             names.iter().any(|name| name.contains(&words))
         });
         let rate = |process: &Process| process.registrations_per_second.unwrap_or(0.0);
+        let busy = |process: &Process| process.registering.unwrap_or(0.0);
         let order = |a: &Process, b: &Process| match self.sort {
+            Column::Calls => busy(b).total_cmp(&busy(a)).then(b.bytes.cmp(&a.bytes)),
             Column::Bytes => b.bytes.cmp(&a.bytes),
             Column::Idle => b.idle_bytes.cmp(&a.idle_bytes),
             Column::Regions => b.regions.cmp(&a.regions),
@@ -68,23 +74,28 @@ impl View {
 }
 
 /// The heads of the columns, and the least width of each.
-pub const HEADS: [(&str, u16); 11] = [
-    ("PID", 8),
+pub const HEADS: [(&str, u16); 12] = [
+    ("PID", 7),
     ("RANK", 5),
     ("DEVICE", 10),
     ("REGIONS", 8),
     ("IN USE", 9),
     ("IDLE", 9),
-    ("REG/S", 8),
-    ("HITS/S", 8),
+    ("REG/S", 7),
+    ("HITS/S", 7),
     ("HITS", 6),
+    ("% IN CALLS", 10),
     ("TIME", 8),
     ("COMMAND", 15),
 ];
+/// The columns whose colour says how bad it is.
+pub const IN_USE: usize = 4;
+pub const IN_CALLS: usize = 9;
+const COMMAND: usize = HEADS.len() - 1;
 
 /// The columns that a terminal of this width shows: the last of this list go first.
 pub fn columns(width: u16) -> Vec<usize> {
-    const BY_WORTH: [usize; HEADS.len()] = [0, 10, 4, 5, 3, 2, 1, 6, 8, 7, 9];
+    const BY_WORTH: [usize; HEADS.len()] = [0, 11, 4, 9, 10, 6, 7, 5, 3, 2, 1, 8];
     let mut left = i32::from(width);
     let mut columns: Vec<usize> = BY_WORTH
         .into_iter()
@@ -97,8 +108,45 @@ pub fn columns(width: u16) -> Vec<usize> {
     columns
 }
 
-/// The cells of a process. "-" stands for a figure that only the library knows.
-pub fn cells(process: &Process) -> [String; HEADS.len()] {
+/// How bad a figure is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Severity {
+    Good,
+    Doubtful,
+    Bad,
+}
+
+impl Severity {
+    /// Of a share that is doubtful, or bad, from these on.
+    pub fn of(share: f64, doubtful: f64, bad: f64) -> Severity {
+        match share {
+            share if share >= bad => Severity::Bad,
+            share if share >= doubtful => Severity::Doubtful,
+            _ => Severity::Good,
+        }
+    }
+
+    /// Of the use of a limit.
+    pub fn of_limit(limit: &Limit) -> Severity {
+        Severity::of(share(limit), 0.7, 0.9)
+    }
+
+    /// Of a cell: the time in calls, and the registered memory by the fullest limit.
+    pub fn of_cell(process: &Process, column: usize) -> Severity {
+        match column {
+            IN_CALLS => Severity::of(process.registering.unwrap_or(0.0), 0.05, 0.2),
+            IN_USE => {
+                let limits = process.limits.iter().map(share);
+                Severity::of(limits.fold(0.0, f64::max), 0.7, 0.9)
+            }
+            _ => Severity::Good,
+        }
+    }
+}
+
+/// The cells of a process. "-" stands for a figure that only the library knows. `room` is the width
+/// of the command: the whole command line, if it has room for more than a name.
+pub fn cells(process: &Process, room: usize) -> [String; HEADS.len()] {
     let rate = |rate: Option<f64>| rate.map_or("-".into(), short);
     let device = match &process.devices[..] {
         [] => "-".into(),
@@ -125,13 +173,25 @@ pub fn cells(process: &Process) -> [String; HEADS.len()] {
         rate(process.registrations_per_second),
         rate(process.hits_per_second),
         hits.unwrap_or("-".into()),
+        process
+            .registering
+            .map_or("-".into(), |part| format!("{:.1} %", 100.0 * part)),
         time.map_or("-".into(), |time| units::time((time * 1e9) as u64)),
-        if process.library {
-            process.command.clone()
-        } else {
-            format!("{} (no library)", process.command)
-        },
+        command(process, room),
     ]
+}
+
+fn command(process: &Process, room: usize) -> String {
+    const OF_A_LINE: usize = 30;
+    let is_whole = room >= OF_A_LINE && !process.command_line.is_empty();
+    let words = match is_whole {
+        true => &process.command_line,
+        false => &process.command,
+    };
+    match process.library {
+        true => words.clone(),
+        false => format!("{words} (no library)"),
+    }
 }
 
 /// A rate in few characters.
@@ -212,7 +272,11 @@ pub fn summary(sample: &Sample) -> String {
 /// The table as text, for `--once`.
 pub fn text(sample: &Sample) -> String {
     let mut text = summary(sample) + "\n";
-    let rows: Vec<_> = sample.processes.iter().map(cells).collect();
+    // A reader that is no terminal gets the name alone.
+    let others: u16 = HEADS[..COMMAND].iter().map(|head| head.1 + 1).sum();
+    let room = style::columns().saturating_sub(others.into());
+    let row = |process: &Process| cells(process, room);
+    let rows: Vec<_> = sample.processes.iter().map(row).collect();
     let heads = HEADS.map(|head| head.0.to_owned());
     let mut widths = HEADS.map(|head| usize::from(head.1));
     for row in std::iter::once(&heads).chain(&rows) {
@@ -221,12 +285,23 @@ pub fn text(sample: &Sample) -> String {
         }
     }
     let last = HEADS.len() - 1;
-    for row in std::iter::once(&heads).chain(&rows) {
+    let severities = sample.processes.iter();
+    let severities = severities.map(|process| {
+        std::array::from_fn::<_, { HEADS.len() }, _>(|n| Severity::of_cell(process, n))
+    });
+    let none = std::iter::once([Severity::Good; HEADS.len()]);
+    let lines = std::iter::once(&heads).chain(&rows);
+    for (row, severities) in lines.zip(none.chain(severities)) {
         for (n, (width, cell)) in widths.iter().zip(row).enumerate() {
+            let colour = match severities[n] {
+                Severity::Good => Style::new(),
+                Severity::Doubtful => style::DOUBTFUL,
+                Severity::Bad => style::BAD,
+            };
             let _ = match n {
                 n if n == last => writeln!(text, "{cell}"),
                 1 | 2 => write!(text, "{cell:<width$} "),
-                _ => write!(text, "{cell:>width$} "),
+                _ => write!(text, "{colour}{cell:>width$}{colour:#} "),
             };
         }
     }
@@ -263,19 +338,76 @@ mod tests {
 
     #[test]
     fn each_column_comes_round() {
-        let mut column = Column::Bytes;
+        let mut column = Column::Calls;
         for wanted in Column::value_variants() {
             assert!(column == *wanted);
             column = column.next();
         }
-        assert!(column == Column::Bytes);
+        assert!(column == Column::Calls);
     }
 
     #[test]
     fn a_narrow_terminal_has_the_process_and_its_command() {
-        assert_eq!(columns(40), [0, 4, 10]);
-        assert_eq!(columns(80).len(), 8);
+        assert_eq!(columns(40), [0, IN_USE, 11]);
+        let names = columns(80).into_iter().map(|n| HEADS[n].0);
+        let names: Vec<_> = names.collect();
+        assert_eq!(
+            names,
+            [
+                "PID",
+                "IN USE",
+                "IDLE",
+                "REG/S",
+                "HITS/S",
+                "% IN CALLS",
+                "TIME",
+                "COMMAND"
+            ]
+        );
         assert_eq!(columns(120).len(), HEADS.len());
+    }
+
+    #[test]
+    fn the_busiest_process_comes_first_and_is_red() {
+        let process = |pid, registering, bytes| Process {
+            pid,
+            registering,
+            bytes,
+            ..Process::default()
+        };
+        let mut processes = vec![
+            process(1, None, 5),
+            process(2, Some(0.06), 1),
+            process(3, Some(0.5), 1),
+            process(4, None, 9),
+        ];
+        let view = View {
+            sort: Column::Calls,
+            reversed: false,
+            filter: String::new(),
+        };
+        view.apply(&mut processes);
+        let pids: Vec<_> = processes.iter().map(|process| process.pid).collect();
+        assert_eq!(pids, [3, 2, 4, 1]);
+        let of = |n: usize| Severity::of_cell(&processes[n], IN_CALLS);
+        assert_eq!(
+            (of(0), of(1), of(2)),
+            (Severity::Bad, Severity::Doubtful, Severity::Good)
+        );
+        assert_eq!(cells(&processes[0], 15)[IN_CALLS], "50.0 %");
+    }
+
+    #[test]
+    fn the_whole_command_line_is_shown_where_there_is_room() {
+        let process = Process {
+            command: "kv.py".into(),
+            command_line: "python3 kv.py --port 5".into(),
+            library: true,
+            ..Process::default()
+        };
+        let last = |room: usize| cells(&process, room)[COMMAND].clone();
+        assert_eq!(last(15), "kv.py");
+        assert_eq!(last(40), "python3 kv.py --port 5");
     }
 
     #[test]

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the processes of a job have in common: one line for what is equal, and the command that
+//! starts the job anew, by the launchers that people use.
+use super::shape::{ProcessTotals, Ranks};
+use super::text::command;
+use super::units::{self, count, time};
+
+/// Stands for words that differ.
+const DIFFERS: &str = "...";
+
+/// The launchers, and other names of each.
+const LAUNCHERS: [(&str, &[&str]); 3] = [
+    ("mpirun", &["mpiexec", "orterun", "prterun"]),
+    ("srun", &[]),
+    (
+        "torchrun",
+        &["torch.distributed.run", "torch.distributed.launch"],
+    ),
+];
+
+/// Processes of one program.
+pub struct Group<'a> {
+    pub command: Vec<String>,
+    pub processes: Vec<&'a ProcessTotals>,
+}
+
+/// The processes by their program, in their order.
+pub fn groups(processes: &[ProcessTotals]) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group> = Vec::new();
+    for process in processes {
+        let program = process.command.first();
+        let same = groups.iter_mut().find(|group| {
+            !group.command.is_empty()
+                && group.command.first() == program
+                && (group.processes[0].calls > 0) == (process.calls > 0)
+        });
+        match same {
+            Some(group) => {
+                group.command = common(&group.command, &process.command);
+                group.processes.push(process);
+            }
+            None => groups.push(Group {
+                command: process.command.clone(),
+                processes: vec![process],
+            }),
+        }
+    }
+    groups
+}
+
+/// The words of two command lines, with dots in the place of those that differ.
+fn common(one: &[String], other: &[String]) -> Vec<String> {
+    let differs = || DIFFERS.to_string();
+    let both = |(one, other): (&String, &String)| {
+        if one == other {
+            return one.clone();
+        }
+        let names = one.split_once('=').zip(other.split_once('='));
+        match names {
+            Some(((name, _), (same, _))) if name == same => format!("{name}={DIFFERS}"),
+            _ => differs(),
+        }
+    };
+    let mut words: Vec<String> = one.iter().zip(other).map(both).collect();
+    if one.len() != other.len() && words.last() != Some(&differs()) {
+        words.push(differs());
+    }
+    words
+}
+
+impl Group<'_> {
+    /// The command line in words.
+    pub fn line(&self) -> String {
+        match &self.processes[..] {
+            [one] => command(one),
+            all => {
+                let words = if self.command.is_empty() {
+                    command(all[0])
+                } else {
+                    self.command.join(" ")
+                };
+                format!("{words} ({} processes)", count(all.len() as u64))
+            }
+        }
+    }
+
+    /// When its processes ran, and for how long.
+    pub fn facts(&self) -> String {
+        let all = &self.processes;
+        let first = all[0];
+        let run = |process: &&&ProcessTotals| process.run_ns;
+        let calls: u64 = all.iter().map(|process| process.calls).sum();
+        let in_calls = all.iter().map(|process| process.time_ns);
+        let in_calls = in_calls.fold(0, u64::saturating_add);
+        let (shortest, longest) = (all.iter().min_by_key(run), all.iter().max_by_key(run));
+        let (shortest, longest) = shortest.zip(longest).unwrap_or((&first, &first));
+        let ran = match all.len() {
+            1 => time(first.run_ns),
+            _ => format!("{} to {}", time(shortest.run_ns), time(longest.run_ns)),
+        };
+        let who = match all.len() {
+            1 => format!("pid {}, ", first.pid),
+            _ => String::new(),
+        };
+        let at_least = if all.iter().all(|process| process.ended) {
+            ""
+        } else {
+            " at least"
+        };
+        format!(
+            "{who}{}, ran {ran}{at_least}, {}, {} in them, ",
+            first.started,
+            units::plural(calls, "call", "calls"),
+            time(in_calls)
+        )
+    }
+
+    /// Whether they have ended in order, in words.
+    pub fn end(&self) -> String {
+        let all = || self.processes.iter();
+        let killed = all().filter(|process| !process.ended && !process.stopped);
+        match (killed.count(), self.processes.len()) {
+            (0, 1) if self.processes[0].stopped => {
+                "recorded until it was stopped, and ran on".to_string()
+            }
+            (0, _) => "ended in order".to_string(),
+            (_, 1) => "has NOT ended in order".to_string(),
+            (killed, all) => format!("{killed} of {all} have NOT ended in order"),
+        }
+    }
+
+    pub fn ended(&self) -> bool {
+        let mut all = self.processes.iter();
+        all.all(|process| process.ended || process.stopped)
+    }
+}
+
+/// The commands that run the job of the busiest process with `run`, one for each launcher. Empty if
+/// the trace is of no job.
+pub fn commands(processes: &[ProcessTotals], ranks: &Ranks, run: &str) -> Vec<String> {
+    let of_ranks = ranks.list.iter().filter(|rank| rank.rank.is_some()).count();
+    if of_ranks < 2 {
+        return Vec::new();
+    }
+    let groups = groups(processes);
+    let in_calls = |group: &&Group| group.processes.iter().map(|of| of.time_ns).sum::<u64>();
+    let Some(group) = groups.iter().max_by_key(in_calls) else {
+        return Vec::new();
+    };
+    let program: Vec<String> = group
+        .command
+        .iter()
+        .map(|word| units::quoted(word))
+        .collect();
+    let program = match program.is_empty() {
+        true => "program".to_string(),
+        false => program.join(" "),
+    };
+    let is_python = program != units::program(&group.command)
+        && units::name_of(&group.command[0]).starts_with("python");
+    let each = (of_ranks as u64)
+        .checked_div(ranks.hosts)
+        .unwrap_or(0)
+        .max(1);
+    let line = |launcher: &str| format!("{launcher} {run} {program}");
+    let mut all = vec![
+        ("mpirun", line(&format!("mpirun -np {of_ranks}"))),
+        ("srun", line(&format!("srun -n {of_ranks}"))),
+    ];
+    if is_python {
+        let nodes = ranks.hosts.max(1);
+        let launcher = format!("torchrun --nnodes={nodes} --nproc-per-node={each} --no-python");
+        all.push(("torchrun", line(&launcher)));
+    }
+    // A launcher that runs under the library itself is in the trace, and registers nothing.
+    let launchers = processes.iter().filter(|process| process.calls == 0);
+    let launchers: Vec<String> = launchers.map(|of| units::program(&of.command)).collect();
+    let known = all.iter().position(|(name, _)| {
+        let (_, aliases) = LAUNCHERS
+            .iter()
+            .find(|row| row.0 == *name)
+            .unwrap_or(&("", &[]));
+        launchers
+            .iter()
+            .any(|of| of == name || aliases.contains(&of.as_str()))
+    });
+    match known {
+        Some(at) => vec![all.swap_remove(at).1],
+        None => all.into_iter().map(|(_, line)| line).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::shape::Rank;
+
+    fn process(line: &str, calls: u64) -> ProcessTotals {
+        ProcessTotals {
+            calls,
+            time_ns: calls,
+            ..crate::report::start::tests::process(None, 1, line)
+        }
+    }
+
+    fn ranks(count: u32, hosts: u64) -> Ranks {
+        let rank = |rank| Rank {
+            rank: Some(rank),
+            ..Rank::default()
+        };
+        Ranks {
+            hosts,
+            list: (0..count).map(rank).collect(),
+            ..Ranks::default()
+        }
+    }
+
+    #[test]
+    fn one_line_for_what_is_equal() {
+        let processes = [
+            process("./app --port=5001 -n 3 a", 5),
+            process("./app --port=5002 -n 3 b", 6),
+            process("./other", 7),
+        ];
+        let groups = groups(&processes);
+        let lines: Vec<_> = groups.iter().map(Group::line).collect();
+        assert_eq!(
+            lines,
+            ["./app --port=... -n 3 ... (2 processes)", "./other"]
+        );
+        assert!(
+            groups[0].facts().contains("11 calls"),
+            "{}",
+            groups[0].facts()
+        );
+        let shorter = common(&["a".into(), "b".into()], &["a".into()]);
+        assert_eq!(shorter, ["a", "..."]);
+    }
+
+    #[test]
+    fn a_job_is_started_by_its_launcher() {
+        let run = "rdmamr run --cache=all --";
+        let mut processes = vec![
+            process("python3 train.py --port 1", 5),
+            process("python3 train.py --port 2", 5),
+        ];
+        let found = commands(&processes, &ranks(4, 2), run);
+        assert_eq!(
+            found,
+            [
+                "mpirun -np 4 rdmamr run --cache=all -- python3 train.py --port ...",
+                "srun -n 4 rdmamr run --cache=all -- python3 train.py --port ...",
+                "torchrun --nnodes=2 --nproc-per-node=2 --no-python rdmamr run --cache=all -- python3 train.py \
+                 --port ..."
+            ]
+        );
+        processes.push(process("python3 /usr/bin/torchrun train.py", 0));
+        let found = commands(&processes, &ranks(4, 2), run);
+        assert_eq!(found.len(), 1);
+        assert!(found[0].starts_with("torchrun "), "{found:?}");
+        assert_eq!(commands(&processes, &ranks(1, 1), run), [""; 0]);
+        let others = [process("./app", 1), process("mpiexec -n 2", 0)];
+        assert_eq!(
+            commands(&others, &ranks(2, 0), run),
+            ["mpirun -np 2 rdmamr run --cache=all -- ./app"]
+        );
+    }
+}
