@@ -103,10 +103,11 @@ static void take_in_task(const struct step *step)
 {
 	static _Alignas(16) char stack[1 << 20];
 	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
-	pid_t task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
+	pid_t task;
 
-	/* Then the cache cannot stop watching memory (docs/limits.md). */
+	/* Then the cache cannot stop watching memory (docs/limits.md). The task's step asks for this. */
 	library_lost_its_file |= are_files_refused();
+	task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
 	if (task < 0) {
 		note("no task: %s, ", strerrorname_np(errno));
 		run_step(step);
