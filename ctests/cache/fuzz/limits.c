@@ -72,6 +72,7 @@ static long asks_for_it(int n, size_t length)
 	case MEMLOCK:
 		return pins_too_much(length);
 	case NPROC:
+		forks++;
 		pid = fork();
 		if (pid == 0)
 			_exit(0);
