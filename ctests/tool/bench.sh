@@ -36,7 +36,7 @@ fi
 
 "$tool" bench "$device" --sizes 4K,5000,1M --rounds 3 --svg plot.svg >table 2>errors
 check "it measures" [ $? = 0 ]
-check "a table with a line for each size" bash -c '[ "$(grep -Ec "^ *(4 KiB|5000 B|1 MiB)( +[0-9.]+ (ns|us|ms)){2} " table)" = 3 ] || { cat table; false; }'
+check "a table with a line for each size, and the spread of each time" bash -c '[ "$(grep -Ec "^ *(4 KiB|5000 B|1 MiB)( +[0-9.]+ (ns|us|ms) ±[0-9]+ %){2} " table)" = 3 ] || { cat table; false; }'
 check "with three times and two ratios each" bash -c '[ "$(grep -Ec " (ns|us|ms) .* (ns|us|ms) .* [0-9.e-]+ .* (ns|us|ms) .* [0-9.e-]+$" table)" = 3 ]'
 check "standard error is empty: no bar" [ ! -s errors ]
 check "no escape codes" bash -c '! grep -q "$1" table' - $'\e'
@@ -57,12 +57,14 @@ import json, sys
 answer = json.load(sys.stdin)
 assert list(answer) == ["schema", "device", "kernel", "library", "rounds", "sizes"] and answer["schema"] == 1, list(answer)
 assert [row["bytes"] for row in answer["sizes"]] == [4096, 1 << 20]
-fields = ["bytes", "libibverbs_us", "plain_us", "relaxed_us", "libibverbs_reg_us", "plain_reg_us", "plain_ratio", "relaxed_ratio",
+fields = ["bytes", "libibverbs_us", "plain_us", "relaxed_us", "libibverbs_reg_us", "plain_reg_us",
+          "libibverbs_spread", "plain_spread", "relaxed_spread", "plain_ratio", "relaxed_ratio",
           "plain_own", "relaxed_kept", "error"]
 for row in answer["sizes"]:
     assert list(row) == fields, list(row)
     assert row["error"] is None and row["plain_own"] and row["relaxed_kept"], row
-    assert all(row[field] > 0 for field in fields[1:8]), row
+    assert all(row[field] > 0 for field in fields[1:6] + fields[9:11]), row
+    assert all(row[field] >= 0 for field in fields[6:9]), row
     assert abs(row["plain_ratio"] - row["plain_us"] / row["libibverbs_us"]) < 1e-9, row
     assert row["plain_reg_us"] < row["plain_us"], row'
 json() { "$@" bench "$device" --sizes 4K,1M --rounds 2 --json; }
