@@ -234,7 +234,7 @@ static void stopped(void)
 {
 	unsigned int seed = 9;
 	pid_t pid = worker(true);
-	int stuck = 0;
+	int stuck = 0, waited = 0;
 	char number[16];
 
 	snprintf(number, sizeof(number), "%d", pid);
@@ -253,10 +253,21 @@ static void stopped(void)
 		usleep(300000);
 		stuck += !goes_on();
 		must(kill(tracer, SIGINT) == 0);
-		ended(tracer);
+		/*
+		 * strace detaches from one thread after the other, and waits for a thread that waits for
+		 * the library's reader, which strace has stopped (docs/limits.md).
+		 */
+		for (int left = 1000; !has_ended(tracer) && left; left--)
+			usleep(10000);
+		if (!has_ended(tracer)) {
+			waited++;
+			must(kill(tracer, SIGKILL) == 0 && ended(tracer) == 128 + SIGKILL);
+		}
 		stuck += !goes_on();
 	}
-	is(stuck, 0, "strace attaches to all threads, and leaves: they go on");
+	is(stuck, 0, "strace attaches to all threads, and leaves or is killed: they go on");
+	if (waited)
+		printf("# strace waited %d times for a thread, and was killed\n", waited);
 	shared->end = 1;
 	is(ended(pid), 0, "the program ends in order");
 	is(shared->stale + shared->refused, 0, "no registration was refused, none was stale");
