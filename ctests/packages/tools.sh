@@ -54,16 +54,18 @@ check "a group that does not exist is refused" says "there is no group nothing" 
 # Each tool of the table is found on this machine if Debian's package is installed: the search is
 # right. Otherwise dpkg's word would hide that it is wrong.
 searched() {
-	local tool package
-	awk '/<<-.TABLE.$/ { inside = 1; next } /^TABLE$/ { inside = 0 } inside && !/^\tGROUPS/ { print $1, $2, $3 }' vm/packages |
-		while read -r groups tool package; do
-			[[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || continue
-			there vm/packages "${groups%%,*}" 2>&1 | grep -F "missing: " | grep -qwF -- "$tool" && echo "$tool of $package"
-		done
+	local missing groups tool package
+	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | grep -F "missing: ")
+	table | while read -r groups tool package; do
+		[[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || continue
+		grep -qwF -- "$tool" <<<"$missing" && echo "$tool of $package"
+	done
 }
+table() { awk '/<<-.TABLE.$/ { inside = 1; next } /^TABLE$/ { inside = 0 } inside && !/^\tGROUPS/ { print $1, $2, $3 }' vm/packages; }
 if command -v dpkg-query >/dev/null; then
 	machine dnf
-	check "each tool of an installed package is found: $(searched | sort -u | paste -sd,)" [ -z "$(searched)" ]
+	notfound=$(searched | sort -u | paste -sd,)
+	check "each tool of an installed package is found: $notfound" [ -z "$notfound" ]
 fi
 machine dnf
 check "make demo without a device says how to make one" says "rdma link add rxe0 type rxe" bench/demo

@@ -5,10 +5,10 @@
 
 use crate::top::pages::{self, Found};
 use crate::top::sample::monotonic;
-use crate::trace::{STOPPED, to_append};
+use crate::trace::{Trace, to_append};
 use anyhow::{Context, Result, bail};
 use rdmamr_live_page::{PATH, Page, TraceSwitch};
-use rdmamr_trace_format::{Header, MAGIC, Numbers};
+use rdmamr_trace_format::{Numbers, kind};
 use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
@@ -122,28 +122,18 @@ fn recorded_into(found: &Found) -> Option<PathBuf> {
 /// Notes in the trace that the process ran on when the recording stopped: otherwise a report would
 /// say that it was killed.
 fn mark_stopped(path: &Path, pid: u32) -> Result<()> {
-    let bytes = fs::read(path)?;
-    let mut last = None;
-    let mut at = 0;
-    while let Some(header) = bytes.get(at..).and_then(Header::read) {
-        if header.magic != MAGIC {
-            break;
-        }
-        if header.pid == pid {
-            last = Some(header);
-        }
-        at = at.saturating_add((header.header as usize).saturating_add(header.length as usize));
+    let mut file = to_append(path)?;
+    if file.metadata()?.len() == 0 {
+        // The process has made no call.
+        return Ok(());
     }
-    // Without a block the process has made no call.
-    let Some(last) = last else { return Ok(()) };
-    let now = monotonic().to_le_bytes();
-    let header = Header {
-        kind: STOPPED,
-        header: size_of::<Header>() as u32,
-        length: now.len() as u32,
-        ..last
+    let trace = Trace::of(&[path.to_path_buf()])?;
+    let processes = trace.processes.iter().filter(|it| it.pid == pid);
+    let Some(process) = processes.max_by_key(|it| it.process) else {
+        return Ok(());
     };
-    let mut file = fs::OpenOptions::new().append(true).open(path)?;
+    let now = monotonic().to_le_bytes();
+    let header = process.header(kind::STOPPED, now.len());
     // One write, as the library's own.
     Ok(file.write_all(&[header.as_bytes(), &now[..]].concat())?)
 }

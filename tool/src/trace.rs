@@ -22,11 +22,6 @@ mod stacks;
 pub use source::to_append;
 pub use stacks::{PythonFrame, Stack};
 
-/// A kind of block beside those of the library: `rdmamr trace --pid` has stopped recording the
-/// process, which runs on. A `u64`, CLOCK_MONOTONIC in ns. This program writes it, and it has no
-/// number among the process's blocks.
-pub const STOPPED: u16 = 10;
-
 const HEADER: usize = size_of::<Header>();
 const CALL: usize = size_of::<Call>();
 /// The latest time that a trace may have: it is in 2116, and leaves room for arithmetic.
@@ -158,6 +153,19 @@ impl Process {
             reasons: FxHashMap::default(),
             modules: Vec::new(),
             stacks: stacks::Stacks::default(),
+        }
+    }
+
+    /// The header of a block of that kind beside the process's own.
+    pub fn header(&self, kind: u16, length: usize) -> Header {
+        Header {
+            kind,
+            length: length as u32,
+            pid: self.pid,
+            process: self.process,
+            sequence: self.last_sequence,
+            dropped: self.dropped,
+            ..Header::NONE
         }
     }
 
@@ -388,13 +396,13 @@ impl Trace {
         let process = &mut self.processes[number];
         let file = &self.sources[source as usize];
         let kept = (length as usize).min(most(header.kind));
-        process.blocks += u64::from(header.kind != STOPPED);
+        process.blocks += u64::from(header.kind != kind::STOPPED);
         process.last_sequence = process.last_sequence.max(header.sequence);
         process.dropped = process.dropped.max(header.dropped);
         let read = match header.kind {
             kind::REASON | kind::STACK => kept.min(size_of::<u32>()),
             kind::START | kind::MODULES | kind::PLACE => kept,
-            kind::CACHE | kind::UNKEPT | kind::END | STOPPED => kept,
+            kind::CACHE | kind::UNKEPT | kind::END | kind::STOPPED => kept,
             _ => 0,
         };
         let mut bytes = Vec::new();
@@ -473,10 +481,10 @@ impl Trace {
             kind::PLACE => process.place(&bytes),
             kind::CACHE => process.cache(&bytes),
             kind::UNKEPT => process.unkept(&bytes),
-            kind::END | STOPPED => {
+            kind::END | kind::STOPPED => {
                 if let Some(end) = u64::read(&bytes) {
                     process.ended |= header.kind == kind::END;
-                    process.stopped |= header.kind == STOPPED;
+                    process.stopped |= header.kind == kind::STOPPED;
                     process.saw(process.wall(end));
                 }
             }

@@ -118,6 +118,9 @@ pub mod kind {
     /// each a `u64`, the return address in it, innermost first. Then the frames of Python,
     /// innermost first, in lines of text, `LINE FUNCTION PATH`. A process writes each stack once.
     pub const STACK: u16 = 9;
+    /// The recording of the process stopped, and the process ran on: a `u64`, CLOCK_MONOTONIC in
+    /// ns. `rdmamr trace --pid` writes it, and it has no number among the process's blocks.
+    pub const STOPPED: u16 = 10;
 }
 
 /// The rank of a process that no launcher has numbered.

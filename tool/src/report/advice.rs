@@ -131,7 +131,7 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
         fabric: saving(&[Class::Fabric]),
         unserved: unserved(found.unserved),
     };
-    let which = recommended(&advice);
+    let which = advice.recommended();
     if let Some(which) = which {
         let run = format!("rdmamr run --cache={which} --");
         advice.command = Some(command(&run, found.program));
@@ -180,16 +180,6 @@ fn unserved(found: &FxHashMap<&'static str, (u64, u64)>) -> Vec<Unserved> {
         .collect();
     unserved.sort_by_key(|of| (Reverse(of.time_ns), of.reason));
     unserved
-}
-
-/// The value of `--cache` to use: `local`, unless `all` saves more than twice as much.
-fn recommended(advice: &Advice) -> Option<&'static str> {
-    let (local, all) = (advice.local.saved_ns, advice.all.saved_ns);
-    if all > 2 * local.max(0) {
-        Some("all")
-    } else {
-        (local > 0).then_some("local")
-    }
 }
 
 /// The command line that runs the program with a cache.

@@ -131,6 +131,21 @@ pub struct Advice {
 }
 
 impl Advice {
+    /// Whether `--cache=all` saves so much more than `local` that its price is worth it: more than
+    /// twice as much.
+    pub fn all_is_worth_it(&self) -> bool {
+        self.all.saved_ns > 2 * self.local.saved_ns.max(0)
+    }
+
+    /// The value of `--cache` to use.
+    pub fn recommended(&self) -> Option<&'static str> {
+        if self.all_is_worth_it() {
+            Some("all")
+        } else {
+            (self.local.saved_ns > 0).then_some("local")
+        }
+    }
+
     /// The commands to type next, if the verdict does not advise against it: of a job those of its
     /// launchers.
     pub fn commands(&self) -> &[String] {

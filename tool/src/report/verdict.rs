@@ -35,7 +35,7 @@ pub struct Verdict {
 
 /// The saving that the verdict is about: that of libfabric's calls if it exceeds the others.
 pub fn best(advice: &Advice) -> &Saving {
-    let plain = match advice.all.saved_ns > 2 * advice.local.saved_ns.max(0) {
+    let plain = match advice.all_is_worth_it() {
         true => &advice.all,
         false => &advice.local,
     };

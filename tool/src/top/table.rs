@@ -109,7 +109,7 @@ pub fn columns(width: u16) -> Vec<usize> {
 }
 
 /// How bad a figure is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Severity {
     Good,
     Doubtful,
@@ -136,8 +136,8 @@ impl Severity {
         match column {
             IN_CALLS => Severity::of(process.registering.unwrap_or(0.0), 0.05, 0.2),
             IN_USE => {
-                let limits = process.limits.iter().map(share);
-                Severity::of(limits.fold(0.0, f64::max), 0.7, 0.9)
+                let limits = process.limits.iter().map(Severity::of_limit);
+                limits.max().unwrap_or(Severity::Good)
             }
             _ => Severity::Good,
         }
