@@ -55,10 +55,12 @@ check "a group that does not exist is refused" says "there is no group nothing" 
 # right. Otherwise dpkg's word would hide that it is wrong.
 searched() {
 	local missing groups tool package
-	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | grep -F "missing: ")
+	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | sed -n 's/.*missing: \([^.]*\)\. .*/\1/p' | tr ' ' '\n')
 	table | while read -r groups tool package; do
+		# machine() takes these away.
+		[[ $tool != dpkg* && $tool != apt* ]] || continue
 		[[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || continue
-		grep -qwF -- "$tool" <<<"$missing" && echo "$tool of $package"
+		grep -qxF -- "$tool" <<<"$missing" && echo "$tool of $package"
 	done
 }
 table() { awk '/<<-.TABLE.$/ { inside = 1; next } /^TABLE$/ { inside = 0 } inside && !/^\tGROUPS/ { print $1, $2, $3 }' vm/packages; }
