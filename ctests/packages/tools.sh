@@ -55,7 +55,7 @@ check "a group that does not exist is refused" says "there is no group nothing" 
 # right. Otherwise dpkg's word would hide that it is wrong.
 searched() {
 	local missing groups tool package
-	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | sed -n 's/.*missing: \([^.]*\)\. .*/\1/p' | tr ' ' '\n')
+	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | sed -n 's/.*missing: \(.*\)\. Run this.*/\1/p' | tr ' ' '\n')
 	table | while read -r groups tool package; do
 		# machine() takes these away.
 		[[ $tool != dpkg* && $tool != apt* ]] || continue
