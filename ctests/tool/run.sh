@@ -130,6 +130,8 @@ status $2" ]
 says_at_end "a program that a signal ends has a line too" 143 'rdmamr: no call is recorded: the program has registered no memory' \
 	run --trace none sh -c 'kill $$'
 check "which names the signal" grep -q '^rdmamr: SIGTERM ended the program$' <<<"$(run --trace none sh -c 'kill $$' 2>&1)"
+check "a program without registrations has a line about its statistics, and its children have none" \
+	[ "$(run --stats bash -c '/bin/true; exit 0' 2>&1 | sed 's/process [0-9]*/process N/')" = 'rdmamr: process N has no statistics: it registered nothing' ]
 check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
 	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
 check "a limit that is no size is an error" bash -c '! "$1" run --trace none --trace-limit 10X echo it ran >said 2>&1 && grep -q "invalid value .10X." said && ! grep -q "^it ran" said' - "$tool"

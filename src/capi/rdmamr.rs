@@ -8,8 +8,7 @@ use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
-use core::ptr::null_mut;
-use core::sync::atomic::{AtomicI32, AtomicPtr, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
 use rdmamr_cache::dispatch;
 use rdmamr_config::{Output, config};
 use rdmamr_mr::explain;
@@ -113,22 +112,9 @@ versioned!(rdmamr_last_reason, "RDMAMR_1.0");
 /// The process that loaded the library. A forked child has another process ID.
 static LOADED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// The command that `rdmamr run --trace` tells the user to type next, or NULL.
-static NEXT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
-
-/// Tells the user how many calls the trace has: once for a program, and not for its forked
-/// children.
-fn say_what_was_traced() {
-    let next = NEXT.load(Relaxed);
-    let calls = trace::written();
-    // SAFETY: getpid has no preconditions.
-    if next.is_null() || calls == 0 || unsafe { libc::getpid() } != LOADED_BY.load(Relaxed) {
-        return;
-    }
-    // SAFETY: `next` is the string that strdup made in `loaded` and that is never freed.
-    let next = unsafe { CStr::from_ptr(next) }.to_str().unwrap_or_default();
-    log::always(format_args!("{calls} calls are recorded; next: {next}"));
-}
+/// Whether this process is the program that `rdmamr run --stats` was asked to run, and not a helper
+/// or a child of it. The launcher names it by its process ID.
+static IS_PROGRAM: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn loaded() {
     ret::always((), || {
@@ -137,14 +123,15 @@ unsafe extern "C" fn loaded() {
         standard_error::remember();
         if config().trace.is_some() {
             trace::turn_on();
-            // SAFETY: the name is a C string, and no other thread runs yet that could change the
-            // environment.
-            let next = unsafe { libc::getenv(c"_RDMAMR_NEXT".as_ptr()) };
-            if !next.is_null() {
-                // SAFETY: getenv returned this C string. `NEXT` gets a copy, since a program may
-                // write over its environment (setproctitle).
-                NEXT.store(unsafe { libc::strdup(next) }, Relaxed);
-            }
+        }
+        // SAFETY: the name is a C string, and no other thread runs yet that could change the
+        // environment.
+        let program = unsafe { libc::getenv(c"_RDMAMR_PROGRAM".as_ptr()) };
+        if !program.is_null() {
+            // SAFETY: getenv returned this C string, which nothing changes meanwhile.
+            let program = unsafe { CStr::from_ptr(program) }.to_str();
+            let program = program.ok().and_then(|number| number.parse().ok());
+            IS_PROGRAM.store(program == Some(LOADED_BY.load(Relaxed)), Relaxed);
         }
     })
 }
@@ -154,14 +141,14 @@ unsafe extern "C" fn loaded() {
 unsafe extern "C" fn exiting() {
     ret::always((), || {
         trace::exiting();
-        say_what_was_traced();
         write_statistics();
         stats::exiting();
     })
 }
 
-/// Writes nothing for a process that has not called the library. Launchers and their helpers, which
-/// inherit the setting, would write a dozen lines of zeros for each line with figures.
+/// Writes a line for a program that has not called the library, and nothing for other such
+/// processes: launchers and their helpers, which inherit the setting, would write a dozen lines of
+/// zeros for each line with figures.
 fn write_statistics() {
     let Some(output) = &config().stats else {
         return;
@@ -171,7 +158,10 @@ fn write_statistics() {
     let statistics = statistics();
     if statistics == rdmamr_stats::default() {
         let message = format_args!("process {pid} has no statistics: it registered nothing");
-        log::line(Level::Debug, message);
+        match IS_PROGRAM.load(Relaxed) && pid == LOADED_BY.load(Relaxed) {
+            true => log::always(message),
+            false => log::line(Level::Debug, message),
+        }
         return;
     }
     let mut text = Text::<2048>::new();

@@ -129,11 +129,6 @@ impl Began {
     }
 }
 
-/// The number of this process's calls in the file.
-pub fn written() -> u64 {
-    TRACE.get().map_or(0, |trace| trace.file.written())
-}
-
 /// Writes a block of that kind.
 pub fn tell(kind: u16, content: &[u8]) {
     let trace = TRACE.get_or_make(Trace::new, forget);

@@ -26,8 +26,9 @@ use std::process::ExitCode;
 
 /// The exit status that timeout(1), env(1) and nohup(1) use for their own failures.
 pub const REFUSED: u8 = 125;
-/// Names the command that the library suggests when the program has ended, if no parent does.
-const TELL_AT_END: &str = "_RDMAMR_NEXT";
+/// Tells the library which process is the program, by its number: the program alone has a line about
+/// statistics if it registered nothing.
+const PROGRAM: &str = "_RDMAMR_PROGRAM";
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -126,7 +127,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     // For this program only: the library would warn of a name that it does not know.
     environment.remove(OsStr::new("RDMAMR_LIBRARY"));
-    environment.remove(OsStr::new(TELL_AT_END));
+    environment.remove(OsStr::new(PROGRAM));
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
     set(
         "LD_PRELOAD",
@@ -202,7 +203,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             set(setting, choice.as_ref());
         }
     }
+    let has_statistics = args.stats.is_some();
     let become_it = || {
+        if has_statistics {
+            environment.insert(PROGRAM.into(), std::process::id().to_string().into());
+        }
         let error = become_program(&program, &args.command, environment);
         anstream::eprintln!("rdmamr: {}: {error}", program.display());
         ExitCode::from(CANNOT_RUN)

@@ -62,10 +62,16 @@ pub unsafe fn getinfo(
 ) -> Result<*mut fi_info, Failure> {
     // SAFETY: the caller keeps the promise of `offer`.
     unsafe { offer(version, has_address, flags, hints) }.inspect_err(|failure| {
-        // libfabric does not store why a provider makes no offer.
+        // libfabric does not store why a provider makes no offer. A program that names this one
+        // wants to know.
         if let Error::Refused(FI_ENODATA, why) = failure.error {
+            // SAFETY: the caller keeps the promise of `by_name`.
+            let level = match unsafe { by_name(hints) } {
+                true => Level::Warn,
+                false => Level::Info,
+            };
             log::line(
-                Level::Info,
+                level,
                 format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
             );
         }
@@ -114,7 +120,8 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
     let mut wanted = Wanted {
         version,
         caps: 0,
-        by_name: is_in_environment(),
+        // SAFETY: the caller promised that `hints` is NULL or valid.
+        by_name: unsafe { by_name(hints) },
         domain: None,
         mr_mode: FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY,
         mode: FI_LOCAL_MR,
@@ -135,10 +142,6 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
         // SAFETY: `name` of valid hints is NULL or a string.
         let name = unsafe { string(fabric.name) };
         ensure(name.is_none_or(|name| name == NAME), OFFER_OTHER_FABRIC)?;
-        // SAFETY: `prov_name` of valid hints is NULL or a string.
-        if let Some(name) = unsafe { string(fabric.prov_name) } {
-            wanted.by_name |= names_us(name.to_bytes());
-        }
     }
     // SAFETY: `domain_attr` of valid hints is NULL or valid.
     if let Some(domain) = unsafe { hints.domain_attr.as_ref() } {
@@ -150,6 +153,20 @@ unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Fa
         ensure(!too_many, OFFER_IOV_LIMIT)?;
     }
     Ok(wanted)
+}
+
+/// Whether the program asks for this provider by its name.
+///
+/// # Safety
+/// `hints` is NULL or a `struct fi_info`.
+unsafe fn by_name(hints: *const fi_info) -> bool {
+    // SAFETY: the caller promised that `hints` is NULL or valid.
+    let fabric = unsafe { hints.as_ref() }.map(|hints| hints.fabric_attr);
+    // SAFETY: `fabric_attr` of valid hints is NULL or valid.
+    let fabric = fabric.and_then(|fabric| unsafe { fabric.as_ref() });
+    // SAFETY: `prov_name` of valid hints is NULL or a string.
+    let name = fabric.and_then(|fabric| unsafe { string(fabric.prov_name) });
+    is_in_environment() || name.is_some_and(|name| names_us(name.to_bytes()))
 }
 
 /// Whether a list of providers names this one.
