@@ -25,6 +25,11 @@
 #define RDMAMR_VERSION_PATCH 0
 
 /**
+ * The value of a limit that rdmamr_set_cache_limits() leaves as it is.
+ */
+#define RDMAMR_UNCHANGED 18446744073709551615ull
+
+/**
  * Counts of what the library has done in this process. A forked child starts with all fields 0.
  *
  * Later versions add fields at the end and never change the existing fields.
@@ -205,6 +210,32 @@ struct rdmamr_stats {
         uint64_t reg_past_bytes;
 };
 
+/**
+ * Limits of the cache of registrations, for rdmamr_set_cache_limits(). A limit that is
+ * RDMAMR_UNCHANGED stays as the environment sets it, or else the library's default.
+ */
+struct rdmamr_cache_limits {
+        /**
+         * How long a released region without remote rights stays registered, in ms
+         * (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With 0 the cache does not
+         * reuse such regions.
+         */
+        uint64_t linger_local;
+        /**
+         * The same for a region with remote rights, whose rkey stays valid (by default 1 000).
+         */
+        uint64_t linger_remote;
+        /**
+         * How many released regions stay registered (RDMAMR_CACHE_MAX_IDLE; by default 16 384).
+         */
+        uint64_t max_idle;
+        /**
+         * How many bytes of released regions stay registered (RDMAMR_CACHE_MAX_IDLE_BYTES; by default
+         * an eighth of the memory, and half of RLIMIT_MEMLOCK).
+         */
+        uint64_t max_idle_bytes;
+};
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -245,6 +276,24 @@ int rdmamr_get_stats(struct rdmamr_stats *stats,
  * thread: the string is valid until this thread calls the function again. errno does not change.
  */
 const char *rdmamr_last_reason(void);
+
+/**
+ * Sets limits of the cache of registrations in this process, in place of those of the environment.
+ *
+ * A program calls this function before its first registration: the cache reads the limits when it
+ * starts, with the first relaxed registration, or with the first plain one under RDMAMR_CACHE that
+ * comes for the second time. `size` is sizeof(struct rdmamr_cache_limits) in the header that the
+ * program was compiled with, in bytes; `limits` must point to `size` readable bytes. Limits beyond
+ * `size` stay as they are. Any thread may call this function.
+ *
+ * Returns 0, or an errno, and then no limit has changed. EINVAL: `limits` is NULL, or `size` is 0
+ * or not a multiple of 8, or a linger time is 10^12 ms or longer. E2BIG: `size` covers limits that
+ * this library does not know, and one of them is not RDMAMR_UNCHANGED. EBUSY: the cache has started
+ * or is starting, in this process or in the process that forked it, or a signal handler makes the
+ * call while it interrupts the library.
+ */
+int rdmamr_set_cache_limits(const struct rdmamr_cache_limits *limits,
+                            size_t size);
 
 #ifdef __cplusplus
 }  // extern "C"

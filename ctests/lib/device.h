@@ -16,6 +16,7 @@
 /* NULL if the program runs without the library. */
 #pragma weak rdmamr_get_stats
 #pragma weak rdmamr_last_reason
+#pragma weak rdmamr_set_cache_limits
 
 #define LOCAL_AND_REMOTE                                                       \
 	(IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE |                    \

@@ -8,7 +8,7 @@ use crate::life::admission;
 use crate::life::limits;
 use crate::watch::userfaultfd::Userfaultfd;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use rdmamr_config::{CacheMode, config, disabled};
+use rdmamr_config::{CacheMode, disabled};
 use rdmamr_mr::{self as mr, Request};
 use rdmamr_policy::{Asked, Process};
 use rdmamr_sys::clock;
@@ -177,7 +177,7 @@ fn watch_time(file: Userfaultfd) -> u64 {
 }
 
 fn facts() -> Vec<u8> {
-    let settings = &config().cache;
+    let settings = rdmamr_config::cache();
     let limit = limits::of_no_cache();
     let watch = Userfaultfd::open();
     let flag = |is: bool, flag: u64| if is { flag } else { 0 };

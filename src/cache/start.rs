@@ -17,7 +17,6 @@ use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Watch;
-use rdmamr_config::config;
 use rdmamr_stats as stats;
 use rdmamr_sys::allocator::has_memory;
 use rdmamr_sys::aside;
@@ -36,6 +35,23 @@ unsafe extern "C" fn before_fork() {
 /// first thread's table is the process's.)
 pub fn would_keep_files() -> bool {
     existing().is_none() && TABLE.is_left()
+}
+
+/// Sets the cache's limits ([`rdmamr_config::set_cache_limits`]). False if the cache has started, or
+/// is about to, in this process or its parent: it has read the limits.
+pub fn set_limits(limits: [u64; 4]) -> bool {
+    if is_of_parent() || thread::is_inside() {
+        return false;
+    }
+    let _inside = thread::enter();
+    let Ok(_starting) = starting().lock(Owner::ask(), Patience::Long) else {
+        return false;
+    };
+    let is_first = existing().is_none();
+    if is_first {
+        rdmamr_config::set_cache_limits(limits);
+    }
+    is_first
 }
 
 /// This process's instance. The first call makes it. `None` in a child whose parent had one, in a
@@ -67,7 +83,7 @@ fn make() -> Option<&'static Cache> {
     }
     let regions = place::find()?;
     listen(CACHE);
-    let linger = &config().cache;
+    let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
     let watch = Watch::start(Reader {
         changes: &regions.changes,

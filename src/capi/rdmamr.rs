@@ -109,6 +109,75 @@ pub extern "C" fn rdmamr_last_reason() -> *const c_char {
 }
 versioned!(rdmamr_last_reason, "RDMAMR_1.0");
 
+/// The value of a limit that rdmamr_set_cache_limits() leaves as it is.
+pub const RDMAMR_UNCHANGED: u64 = 0xffff_ffff_ffff_ffff;
+const _: () = assert!(RDMAMR_UNCHANGED == rdmamr_config::UNCHANGED);
+
+/// Limits of the cache of registrations, for rdmamr_set_cache_limits(). A limit that is
+/// RDMAMR_UNCHANGED stays as the environment sets it, or else the library's default.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct rdmamr_cache_limits {
+    /// How long a released region without remote rights stays registered, in ms
+    /// (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With 0 the cache does not
+    /// reuse such regions.
+    pub linger_local: u64,
+    /// The same for a region with remote rights, whose rkey stays valid (by default 1 000).
+    pub linger_remote: u64,
+    /// How many released regions stay registered (RDMAMR_CACHE_MAX_IDLE; by default 16 384).
+    pub max_idle: u64,
+    /// How many bytes of released regions stay registered (RDMAMR_CACHE_MAX_IDLE_BYTES; by default
+    /// an eighth of the memory, and half of RLIMIT_MEMLOCK).
+    pub max_idle_bytes: u64,
+}
+
+/// Sets limits of the cache of registrations in this process, in place of those of the environment.
+///
+/// A program calls this function before its first registration: the cache reads the limits when it
+/// starts, with the first relaxed registration, or with the first plain one under RDMAMR_CACHE that
+/// comes for the second time. `size` is sizeof(struct rdmamr_cache_limits) in the header that the
+/// program was compiled with, in bytes; `limits` must point to `size` readable bytes. Limits beyond
+/// `size` stay as they are. Any thread may call this function.
+///
+/// Returns 0, or an errno, and then no limit has changed. EINVAL: `limits` is NULL, or `size` is 0
+/// or not a multiple of 8, or a linger time is 10^12 ms or longer. E2BIG: `size` covers limits that
+/// this library does not know, and one of them is not RDMAMR_UNCHANGED. EBUSY: the cache has started
+/// or is starting, in this process or in the process that forked it, or a signal handler makes the
+/// call while it interrupts the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rdmamr_set_cache_limits(
+    limits: *const rdmamr_cache_limits,
+    size: usize,
+) -> c_int {
+    const KNOWN: usize = size_of::<rdmamr_cache_limits>() / size_of::<u64>();
+    const LONGEST: u64 = 1_000_000_000_000;
+    if limits.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
+        return libc::EINVAL;
+    }
+    // SAFETY: `limits` points to `size` readable bytes, as the caller promises, and each limit is a
+    // `u64`.
+    let given =
+        unsafe { core::slice::from_raw_parts(limits.cast::<u64>(), size / size_of::<u64>()) };
+    let mut limits = [RDMAMR_UNCHANGED; KNOWN];
+    for (n, &limit) in given.iter().enumerate() {
+        match limits.get_mut(n) {
+            Some(known) => *known = limit,
+            None if limit != RDMAMR_UNCHANGED => return libc::E2BIG,
+            None => {}
+        }
+    }
+    let is_too_long = |&linger: &u64| linger != RDMAMR_UNCHANGED && linger >= LONGEST;
+    if limits[..2].iter().any(is_too_long) {
+        return libc::EINVAL;
+    }
+    match ret::always(false, || dispatch::set_limits(limits)) {
+        true => 0,
+        false => libc::EBUSY,
+    }
+}
+versioned!(rdmamr_set_cache_limits, "RDMAMR_1.1");
+
 /// The process that loaded the library. A forked child has another process ID.
 static LOADED_BY: AtomicI32 = AtomicI32::new(0);
 

@@ -11,7 +11,7 @@ mod fuzz_inputs;
 
 use core::ffi::CStr;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 pub use rdmamr_policy::CacheMode;
 use rdmamr_stats::live;
@@ -28,7 +28,7 @@ pub enum Output {
 }
 
 /// The settings of the cache.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheConfig {
     /// How long an idle region stays in the cache, in ms: a remotely accessible region, and any
     /// other.
@@ -61,7 +61,7 @@ pub struct Config {
     /// The process's number in its job, if a launcher has set one. It is not a setting of this
     /// library.
     pub rank: Option<u32>,
-    /// `RDMAMR_CACHE_...`.
+    /// `RDMAMR_CACHE_...`; [`cache`] has the settings that hold.
     pub cache: CacheConfig,
     /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
     pub prefault: usize,
@@ -292,6 +292,35 @@ pub fn config() -> &'static Config {
         log::set_level(config.log);
         Box::new(config)
     })
+}
+
+/// A limit of the cache that a call leaves as it is.
+pub const UNCHANGED: u64 = u64::MAX;
+
+/// The limits of the cache that a call has set.
+static BY_CALL: [AtomicU64; 4] = [const { AtomicU64::new(UNCHANGED) }; 4];
+
+/// The settings of the cache: those of the environment, but for the limits that a call has set.
+pub fn cache() -> CacheConfig {
+    let by_call = |n: usize| Some(BY_CALL[n].load(Relaxed)).filter(|&limit| limit != UNCHANGED);
+    let cache = config().cache;
+    CacheConfig {
+        linger_local: by_call(0).unwrap_or(cache.linger_local),
+        linger_remote: by_call(1).unwrap_or(cache.linger_remote),
+        max_idle: by_call(2).unwrap_or(cache.max_idle),
+        max_idle_bytes: by_call(3).or(cache.max_idle_bytes),
+        ..cache
+    }
+}
+
+/// Sets the linger times of regions without and with remote rights, in ms, the number of idle
+/// regions and their bytes, but for those that are [`UNCHANGED`].
+pub fn set_cache_limits(limits: [u64; 4]) {
+    for (to, limit) in BY_CALL.iter().zip(limits) {
+        if limit != UNCHANGED {
+            to.store(limit, Relaxed);
+        }
+    }
 }
 
 /// True once the library has failed internally: its tables may be half changed.

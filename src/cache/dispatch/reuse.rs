@@ -54,7 +54,7 @@ fn say_so(mode: CacheMode) {
 }
 
 fn say(mode: CacheMode) {
-    let settings = &config().cache;
+    let settings = rdmamr_config::cache();
     let which = name(mode);
     let (remote, linger) = match mode {
         CacheMode::All if !settings.fresh_keys => (

@@ -12,7 +12,6 @@ use crate::layout::Regions;
 use crate::life::account::Amount;
 use crate::life::limits_reader::LimitsReader;
 use core::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
-use rdmamr_config::config;
 use rdmamr_mr::kernel_mr::Direct;
 use rdmamr_next::Pd;
 use rdmamr_sys::{cgroup, clock, proc};
@@ -244,7 +243,7 @@ pub fn may_pin() -> Option<u64> {
 /// How much may be idle by the settings, and whether they limit the bytes. Without a setting for
 /// bytes, the limit is half of `may_pin`, the bytes that the process may pin.
 pub fn settings(may_pin: Option<u64>) -> (Amount, bool) {
-    let cache = &config().cache;
+    let cache = rdmamr_config::cache();
     let signed = |amount: u64| amount.min(i64::MAX as u64) as i64;
     let half = || may_pin.map_or(u64::MAX, |limit| limit / 2);
     let settings = Amount {
