@@ -8,6 +8,7 @@ which that part of the PAGE stays.
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 
@@ -20,13 +21,15 @@ writes this page. `make check-all` runs the programs down to ucx_perftest and co
 registrations and, roughly, the hits.
 
 The times are those of the calls that register and deregister, of both sides together, on an
-emulated processor, far slower than a real one. "Each" is the mean of a registration with its
-deregistration, "each hit" that of a hit. A program that registers its memory once, at its start,
-neither gains nor loses by the cache: the cache starts when a range comes back.
+emulated processor, far slower than a real one. The sums have its outliers, some of which take as
+long as all other calls of the program. The medians have none: "a pair" is the median of all
+registrations and that of all deregistrations, "a hit" those of the pairs that the cache served. A
+program that registers its memory once, at its start, neither gains nor loses by the cache: the
+cache starts when a range comes back.
 """
 
 COLUMNS = """
-| program | registrations | hits | time, ms | with the cache, ms | each, ms | each hit, ms |
+| program | registrations | hits | sum, ms | with the cache, ms | a pair, median, ms | a hit, median, ms |
 | --- | ---: | ---: | ---: | ---: | ---: | ---: |
 """
 
@@ -78,21 +81,30 @@ Each program ran without the library, on the same machine.
 """
 
 
+def pair(calls, kinds):
+    """The median of registrations of these kinds, and of deregistrations; of all without kinds."""
+    ends = ("ibv_dereg_mr", "ibv_dereg_mr_relaxed", "fi_close")
+    both = [[], []]
+    for call in calls:
+        if call["args"]["errno"] == 0 and (not kinds or call["cat"] in kinds):
+            both[call["name"] in ends].append(call["dur"] * 1e3)
+    return sum(statistics.median(durations) for durations in both if durations)
+
+
 def cells(trace, hits, rdmamr):
-    """The time of all calls, and of each pair: of all, or of those that hits began."""
+    """The time of all calls, and the median of a pair: of all, or of those that hits began."""
     if not os.path.exists(trace):
         return "", ""
-    output = subprocess.run([rdmamr, "report", "--json", trace], check=True, capture_output=True)
-    report = json.loads(output.stdout)
-    total = report["totals"]["time_ns"]
-    if not hits:
-        return milliseconds(total), milliseconds(total / report["totals"]["registrations"])
-    served = sum(size["time_ns"] for size in report["sizes"] if size["what"] in ("hit", "kept"))
-    return milliseconds(total), milliseconds(served / hits)
+    subprocess.run([rdmamr, "report", "--perfetto", trace], check=True, capture_output=True)
+    with open(trace + ".json", encoding="utf-8") as file:
+        calls = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+    total = sum(call["dur"] for call in calls) * 1e3
+    return milliseconds(total), milliseconds(pair(calls, ("hit", "kept") if hits else ()))
 
 
 def milliseconds(nanoseconds):
-    return f"{nanoseconds / 1e6:.{0 if nanoseconds > 1e8 else 1 if nanoseconds > 1e7 else 2}f}"
+    digits = sum(nanoseconds < limit for limit in (1e8, 1e7, 1e6))
+    return f"{nanoseconds / 1e6:.{digits}f}"
 
 
 def table(folder, file, rdmamr):
