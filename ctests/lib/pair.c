@@ -126,19 +126,24 @@ void pair_close(struct pair *pair)
 
 int pair_post(struct pair *pair, struct ibv_send_wr *request)
 {
+	static _Atomic uint64_t last;
 	struct ibv_send_wr *bad;
 	struct ibv_wc wc;
-	int err = ibv_post_send(pair->qp, request, &bad);
+	int err;
 
+	request->wr_id = ++last;
+	err = ibv_post_send(pair->qp, request, &bad);
 	if (err) {
 		errno = err;
 		return -1;
 	}
-	for (int tries = 0; tries < 5000; tries++) {
+	/* A lost packet comes again after seconds. */
+	for (int tries = 0; tries < 60000; tries++) {
 		int count = ibv_poll_cq(pair->cq, 1, &wc);
 
 		must(count >= 0);
-		if (count)
+		/* An earlier request, which had no completion in time, may have one now. */
+		if (count && wc.wr_id == request->wr_id)
 			return wc.status;
 		usleep(tries < 100 ? 20 : 1000);
 	}

@@ -29,8 +29,8 @@ void pair_reconnect(struct pair *pair);
 void pair_close(struct pair *pair);
 
 /*
- * Posts a request and returns its completion status, an enum ibv_wc_status, or -1 if the post
- * failed.
+ * Posts a request and returns its completion status, an enum ibv_wc_status; or -1 with errno if the
+ * post failed, or with ETIMEDOUT if there was no completion in a minute.
  */
 int pair_post(struct pair *pair, struct ibv_send_wr *request);
 

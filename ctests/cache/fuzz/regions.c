@@ -130,7 +130,7 @@ static void device_reads(const struct ibv_mr *mr, bool compare)
 			break;
 		err = get(mr, at, bytes, size);
 		if (err) {
-			note(" device-get-error %d", err);
+			note(" device-get-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
 		seen = hash_of(bytes, size);
@@ -153,7 +153,7 @@ static void device_writes(const struct ibv_mr *mr, bool compare)
 		int err = put(mr, at, &written, 8), fault;
 
 		if (err) {
-			note(" device-put-error %d", err);
+			note(" device-put-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
 		seen = look_bytes((char *)mr->addr + at, 8, &fault);
