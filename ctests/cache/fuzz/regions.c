@@ -28,6 +28,12 @@ static struct {
 } lately[4];
 static bool registered[ALL_PAGES];
 
+/*
+ * The device has refused a request, so the pair is unusable. Requests that it had taken may end later,
+ * with other answers if the cache has kept a deregistered region.
+ */
+static bool refused;
+
 static _Alignas(PAGE) unsigned char far_memory[2 << 14];
 static struct ibv_mr *far_mr;
 
@@ -120,6 +126,8 @@ static void device_reads(const struct ibv_mr *mr, bool compare)
 	uint64_t sum = 0;
 	bool stale = false;
 
+	if (refused)
+		return;
 	for (int piece = 0; piece < 8; piece++) {
 		size_t at = piece < 7 ? (size_t)piece * PAGE : length - PAGE;
 		size_t size = at < length && length - at < PAGE ? length - at : PAGE;
@@ -130,6 +138,7 @@ static void device_reads(const struct ibv_mr *mr, bool compare)
 			break;
 		err = get(mr, at, bytes, size);
 		if (err) {
+			refused = real;
 			note(" device-get-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
@@ -148,11 +157,14 @@ static void device_writes(const struct ibv_mr *mr, bool compare)
 	uint64_t value = 0xd000000000000000 | (uint64_t)step_number << 16;
 	bool stale = false;
 
+	if (refused)
+		return;
 	for (size_t at = 0, n = 0; at + 8 <= mr->length && n < 8; at += PAGE, n++) {
 		uint64_t written = value + n, seen = 0;
 		int err = put(mr, at, &written, 8), fault;
 
 		if (err) {
+			refused = real;
 			note(" device-put-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
