@@ -10,6 +10,7 @@
  *           UCX, with warm caches and after other work; misses; the time of an unmap.
  * unfenced: the library takes the process for one that never had a second thread, so it asks no
  *           fence: hits beside UCX.
+ * watched:  hits in a process with a second thread beside UCX with its watch.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -29,6 +30,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <ucm/api/ucm.h>
 #include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
 #include <unistd.h>
@@ -406,7 +408,8 @@ static void ucx_dump(void *context, ucs_rcache_t *cache, ucs_rcache_region_t *re
 		text[0] = '\0';
 }
 
-static void open_ucx(void)
+/* `events` are those that its watch is for: 0 for the lookup alone. */
+static void open_ucx(int events)
 {
 	static const ucs_rcache_ops_t ops = {
 		.mem_reg = ucx_register, .mem_dereg = ucx_deregister, .dump_region = ucx_dump,
@@ -417,7 +420,8 @@ static void open_ucx(void)
 		.alignment = UCS_RCACHE_MIN_ALIGNMENT,
 		.max_alignment = PAGE,
 #endif
-		.ucm_events = 0, /* the lookup alone, without its watch */
+		.ucm_events = events,
+		.ucm_event_priority = 1000,
 		.ops = &ops,
 		.flags = UCS_RCACHE_FLAG_NO_PFN_CHECK,
 		.max_regions = ~0UL, /* without limits, as by default, UCX has no list in the order of last use */
@@ -470,7 +474,7 @@ static void unfenced(void)
 	const long few = 5000;
 
 	map_regions();
-	open_ucx();
+	open_ucx(0);
 	start_second_thread();
 	/* pthread_create has set it to 0. */
 	__libc_single_threaded = 1;
@@ -732,6 +736,35 @@ static void unmaps(void)
 	}
 }
 
+/* Hits in a process with threads. */
+static void beside_ucx(const char *watch, int rounds)
+{
+	static const uint32_t first[] = { 0 };
+	uint32_t *some = random_order(1000, 3);
+	const long few = 2000;
+	char names[2][60];
+
+	snprintf(names[0], sizeof(names[0]), "1 region: fenced, UCX %s", watch);
+	snprintf(names[1], sizeof(names[1]), "1000 regions: fenced, UCX %s", watch);
+	compare(names[0], UCX, (struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
+						side(ucx_pairs, 1, first, first, 1, few) }, rounds, 0);
+	compare(names[1], UCX, (struct side[]){ side(relaxed_pairs, 1, some, some, 1000, few),
+						side(ucx_pairs, 1, some, some, 1000, few) }, rounds, 0);
+	free(some);
+}
+
+/* UCX's watch patches code of its own into munmap, so this runs in a process of its own. */
+static void watched(void)
+{
+	map_regions();
+	start_second_thread();
+	make_regions(relaxed_pairs);
+	open_ucx(UCM_EVENT_VM_UNMAPPED);
+	make_regions(ucx_pairs);
+	head("reg + dereg that hits, fenced, ns", UCX " with its watch");
+	beside_ucx("with its watch", 1000 / less);
+}
+
 static void fenced(void)
 {
 	static const uint32_t first[] = { 0 }, other[] = { 500 };
@@ -743,7 +776,7 @@ static void fenced(void)
 	map_regions();
 	start_second_thread();
 	make_regions(relaxed_pairs);
-	open_ucx();
+	open_ucx(0);
 	make_regions(ucx_pairs);
 	open_watch();
 	head("reg + dereg that hits, fenced, ns", "getppid");
@@ -759,6 +792,8 @@ static void fenced(void)
 	compare("the fence's system call alone", "getppid",
 		(struct side[]){ side(fences, 1, first, first, 1, few),
 				 side(system_calls, 1, first, first, 1, few) }, rounds, 0);
+	head("reg + dereg that hits, fenced, ns", UCX " without its watch");
+	beside_ucx("without its watch", rounds);
 	head("2 threads at once, fenced, ns", UCX);
 	compare("2 threads, the same region: fenced", UCX,
 		(struct side[]){ side(relaxed_pairs, 2, first, first, 1, few),
@@ -788,15 +823,21 @@ static void fenced(void)
 
 int main(int argc, char **argv)
 {
-	bool fence = argc > 1 && !strcmp(argv[1], "fenced");
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} parts[] = { { "fenced", fenced }, { "unfenced", unfenced }, { "watched", watched } };
+	void (*run)(void) = NULL;
 	const char *why;
 
 	for (int n = 2; n < argc; n++) {
 		format = !strcmp(argv[n], "--json") ? JSON : format;
 		less = !strcmp(argv[n], "--quick") ? 10 : less;
 	}
-	if (argc < 2 || (!fence && strcmp(argv[1], "unfenced")) || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
-		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced [--json|--quick]\n");
+	for (size_t n = 0; argc > 1 && n < sizeof(parts) / sizeof(*parts); n++)
+		run = strcmp(argv[1], parts[n].name) ? run : parts[n].run;
+	if (!run || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
+		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced|watched [--json|--quick]\n");
 		return 2;
 	}
 	if (!getenv("RDMAMR_CACHE_MAX_IDLE")) {
@@ -806,10 +847,7 @@ int main(int argc, char **argv)
 	why = stub_open(STUB_NOTHING);
 	if (why)
 		die(why);
-	if (fence)
-		fenced();
-	else
-		unfenced();
+	run();
 	errno = ibv_flush_relaxed_mr(stub_pd());
 	if (errno)
 		die("ibv_flush_relaxed_mr");
