@@ -134,6 +134,8 @@ check "a program without registrations has a line about its statistics, and its 
 	[ "$(run --stats bash -c '/bin/true; exit 0' 2>&1 | sed 's/process [0-9]*/process N/')" = 'rdmamr: process N has no statistics: it registered nothing' ]
 check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
 	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
+check "a program that leaves by _exit has a line too" [ "$(run --stats perl -e 'use POSIX; POSIX::_exit(3)' 2>&1)" = \
+	"rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library" ]
 check "a limit that is no size is an error" bash -c '! "$1" run --trace none --trace-limit 10X echo it ran >said 2>&1 && grep -q "invalid value .10X." said && ! grep -q "^it ran" said' - "$tool"
 refused "a limit of no trace" 125 "needs --trace" --trace-limit 1M echo it ran
 has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env

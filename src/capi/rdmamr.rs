@@ -8,13 +8,15 @@ use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
-use core::sync::atomic::{AtomicBool, AtomicI32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use once_cell::race::OnceBox;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
 use rdmamr_sys::standard_error;
 use rdmamr_trace as trace;
+use std::ffi::CString;
 
 /// The major version of this header: 1 in 1.2.3.
 pub const RDMAMR_VERSION_MAJOR: u32 = 0;
@@ -181,9 +183,10 @@ versioned!(rdmamr_set_cache_limits, "RDMAMR_1.1");
 /// The process that loaded the library. A forked child has another process ID.
 static LOADED_BY: AtomicI32 = AtomicI32::new(0);
 
-/// Whether this process is the program that `rdmamr run --stats` was asked to run, and not a helper
-/// or a child of it. The launcher names it by its process ID.
-static IS_PROGRAM: AtomicBool = AtomicBool::new(false);
+/// In the program that `rdmamr run --stats` was asked to run, and in no helper or child of it: the
+/// file that the launcher finds removed once the library has written the end of the statistics. A
+/// program that leaves by _exit(2) does not come there.
+static REMOVED_AT_END: OnceBox<CString> = OnceBox::new();
 
 unsafe extern "C" fn loaded() {
     ret::always((), || {
@@ -199,8 +202,12 @@ unsafe extern "C" fn loaded() {
         if !program.is_null() {
             // SAFETY: getenv returned this C string, which nothing changes meanwhile.
             let program = unsafe { CStr::from_ptr(program) }.to_str();
-            let program = program.ok().and_then(|number| number.parse().ok());
-            IS_PROGRAM.store(program == Some(LOADED_BY.load(Relaxed)), Relaxed);
+            if let Some((pid, file)) = program.ok().and_then(|words| words.split_once(' '))
+                && pid.parse() == Ok(LOADED_BY.load(Relaxed))
+                && let Ok(file) = CString::new(file)
+            {
+                let _ = REMOVED_AT_END.set(Box::new(file));
+            }
         }
     })
 }
@@ -211,8 +218,18 @@ unsafe extern "C" fn exiting() {
     ret::always((), || {
         trace::exiting();
         write_statistics();
+        if let Some(file) = removed_at_end() {
+            // SAFETY: the path is a C string.
+            unsafe { libc::unlink(file.as_ptr()) };
+        }
         stats::exiting();
     })
+}
+
+fn removed_at_end() -> Option<&'static CString> {
+    // SAFETY: getpid has no preconditions.
+    let is_program = unsafe { libc::getpid() } == LOADED_BY.load(Relaxed);
+    REMOVED_AT_END.get().filter(|_| is_program)
 }
 
 /// Writes a line for a program that has not called the library, and nothing for other such
@@ -227,9 +244,9 @@ fn write_statistics() {
     let statistics = statistics();
     if statistics == rdmamr_stats::default() {
         let message = format_args!("process {pid} has no statistics: it registered nothing");
-        match IS_PROGRAM.load(Relaxed) && pid == LOADED_BY.load(Relaxed) {
-            true => log::always(message),
-            false => log::line(Level::Debug, message),
+        match removed_at_end() {
+            Some(_) => log::always(message),
+            None => log::line(Level::Debug, message),
         }
         return;
     }

@@ -203,10 +203,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             set(setting, choice.as_ref());
         }
     }
-    let has_statistics = args.stats.is_some();
+    // The library removes the file when the program ends and its statistics are written.
+    let unwritten = args.stats.as_ref().map(|_| tempfile::NamedTempFile::new());
+    let unwritten = unwritten.transpose()?.map(|file| file.into_temp_path());
     let become_it = || {
-        if has_statistics {
-            environment.insert(PROGRAM.into(), std::process::id().to_string().into());
+        if let Some(file) = &unwritten {
+            let mut program = OsString::from(format!("{} ", std::process::id()));
+            program.push(file);
+            environment.insert(PROGRAM.into(), program);
         }
         let error = become_program(&program, &args.command, environment);
         anstream::eprintln!("rdmamr: {}: {error}", program.display());
@@ -218,7 +222,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let ended = match wait::run(become_it)? {
         Err(cannot_run) => {
             // In the child. The parent removes the folder.
-            std::mem::forget(folder);
+            std::mem::forget((folder, unwritten));
             return Ok(cannot_run);
         }
         Ok(ended) => ended,
@@ -229,6 +233,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             None => "",
         };
         anstream::eprintln!("rdmamr: {signal} ended the program{statistics}");
+    } else if unwritten.is_some_and(|file| file.exists()) {
+        anstream::eprintln!(
+            "rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library"
+        );
     }
     if let Some(trace) = trace {
         let made = match page {
