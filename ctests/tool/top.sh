@@ -156,9 +156,11 @@ is "the largest comes first" "$first $second" "$(in_order)"
 ask second "again 3000" >/dev/null
 is "another order" "$second $first" "$(comes "$second $first" in_order --filter holds --sort hits)"
 is "a filter by rank" "$second" "$(top --once --filter "rank 12" | awk '$NF == "holds" { print $1 }')"
-(ulimit -l 64; exec env LD_PRELOAD="$library" "$holds" < <(echo "register 1"; exec sleep 1000) >/dev/null) &
+mkfifo "$work/limited.in"
+(ulimit -l 64; exec env LD_PRELOAD="$library" "$holds") <>"$work/limited.in" >/dev/null &
 limited=$!
 held+=("$limited")
+echo "register 1" >"$work/limited.in"
 if [ "$(comes False json "$limited" "['regions'] != 1")" = False ] && ! capsh --print 2>/dev/null | grep -q "Current:.*=ep"; then
 	is "a limit is shown" 65536 "$(json "$limited" "['limits'][0]['most']")"
 fi
