@@ -17,8 +17,8 @@ check "the exported symbols are those of the list" diff -u "$work/listed" "$work
 # The calls of the list are declared by the header. libfabric calls fi_prov_ini, which its
 # <rdma/providers/fi_prov.h> declares.
 (cd "$here/../../../include" && grep -ho '^[a-z].*\b\(rdmamr\|fi\)_[a-z_]*(' rdmamr.h rdmamr/fi_mr.h) | grep -o '[a-z_]*($' | tr -d '(' | LC_ALL=C sort -u >"$work/header"
-sed -n 's/@@RDMAMR_1.0$//p' "$work/listed" | grep -v fi_prov_ini >"$work/own"
-check "the headers declare each call of RDMAMR_1.0" diff -u "$work/own" "$work/header"
+sed -n 's/@@RDMAMR_1\.[0-9]*$//p' "$work/listed" | grep -v fi_prov_ini >"$work/own"
+check "the headers declare each call of the RDMAMR nodes" diff -u "$work/own" "$work/header"
 
 dynamic=$(readelf -dW "$library")
 check "its name is librdmamr.so.1" grep -q 'SONAME.*\[librdmamr\.so\.1\]' <<<"$dynamic"
