@@ -90,8 +90,8 @@ check "the JSON has the same numbers, exactly" values '
 ["advice"]["hit_measured"] true
 ["advice"]["verdict"]["kind"] "not_worth_it"
 ["advice"]["start_measured"] false
-["advice"]["local"] {"ranges": 1, "hits": 98, "saved_ns": 6806500, "unsure_ns": 2250, "outliers": 0, "outlier_ns": 0, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
-["advice"]["all"] {"ranges": 2, "hits": 106, "saved_ns": 9998000, "unsure_ns": 4500, "outliers": 0, "outlier_ns": 0, "misses": 2, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
+["advice"]["local"] {"ranges": 1, "hits": 98, "saved_ns": 6806500, "unsure_ns": 4500, "outliers": 0, "outlier_ns": 0, "misses": 1, "evictions": 0, "changes": 0, "idle_bytes": 12288}
+["advice"]["all"] {"ranges": 2, "hits": 106, "saved_ns": 9998000, "unsure_ns": 9000, "outliers": 0, "outlier_ns": 0, "misses": 2, "evictions": 0, "changes": 0, "idle_bytes": 1060864}
 ["callers"][0]["function"] "send_message"
 ["callers"][0]["calls"] 242
 ["callers"][0]["time_ns"] 8010200
