@@ -122,8 +122,7 @@ fn recorded_into(found: &Found) -> Option<PathBuf> {
 /// Notes in the trace that the process ran on when the recording stopped: otherwise a report would
 /// say that it was killed.
 fn mark_stopped(path: &Path, pid: u32) -> Result<()> {
-    let mut file = to_append(path)?;
-    if file.metadata()?.len() == 0 {
+    if fs::metadata(path)?.len() == 0 {
         // The process has made no call.
         return Ok(());
     }
@@ -135,7 +134,7 @@ fn mark_stopped(path: &Path, pid: u32) -> Result<()> {
     let now = monotonic().to_le_bytes();
     let header = process.header(kind::STOPPED, now.len());
     // One write, as the library's own.
-    Ok(file.write_all(&[header.as_bytes(), &now[..]].concat())?)
+    Ok(to_append(path)?.write_all(&[header.as_bytes(), &now[..]].concat())?)
 }
 
 /// Why a process cannot be asked, and a command that shows its registrations all the same.

@@ -26,8 +26,8 @@ use std::process::ExitCode;
 
 /// The exit status that timeout(1), env(1) and nohup(1) use for their own failures.
 pub const REFUSED: u8 = 125;
-/// Tells the library which process is the program, by its number: the program alone has a line about
-/// statistics if it registered nothing.
+/// Tells the library which process is the program, by its number, and the file to remove once the
+/// program's statistics are written. The program alone has a line about them if it registered nothing.
 const PROGRAM: &str = "_RDMAMR_PROGRAM";
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -221,8 +221,9 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let ended = match wait::run(become_it)? {
         Err(cannot_run) => {
-            // In the child. The parent removes the folder.
-            std::mem::forget((folder, unwritten));
+            // In the child. The parent removes the folder. The file goes here: there is no program whose
+            // statistics could be missing.
+            std::mem::forget(folder);
             return Ok(cannot_run);
         }
         Ok(ended) => ended,
