@@ -137,6 +137,7 @@ check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the
 check "a program that leaves by _exit has a line too" [ "$(run --stats perl -e 'use POSIX; POSIX::_exit(3)' 2>&1)" = \
 	"rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library" ]
 cp /bin/true busy
+is "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
 is "a program that cannot run has no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
 check "a limit that is no size is an error" bash -c '! "$1" run --trace none --trace-limit 10X echo it ran >said 2>&1 && grep -q "invalid value .10X." said && ! grep -q "^it ran" said' - "$tool"
 refused "a limit of no trace" 125 "needs --trace" --trace-limit 1M echo it ran

@@ -213,7 +213,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             environment.insert(PROGRAM.into(), program);
         }
         let error = become_program(&program, &args.command, environment);
-        anstream::eprintln!("rdmamr: {}: {error}", program.display());
+        let why = units::reason(&error.into());
+        anstream::eprintln!("rdmamr: {}: {why}", program.display());
         ExitCode::from(CANNOT_RUN)
     };
     if trace.is_none() && args.stats.is_none() {
