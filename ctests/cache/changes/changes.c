@@ -246,9 +246,12 @@ static void afterwards(const struct run *run)
 static void not_made(const struct run *run)
 {
 	const struct range *range = &run->place.ranges[0];
-	bool seen = run->way == LIBRARY || run->situation == IN_USE || run->place.unkept;
+	bool seen = run->way == LIBRARY || run->way == PROCESS || run->situation == IN_USE || run->place.unkept;
 
-	/* The hook of the C library's function may end the region before the kernel refuses. */
+	/*
+	 * The hook of the C library's function may end the region before the kernel refuses. The other
+	 * process is a child, and the library ends idle regions before a fork.
+	 */
 	examine(run, range, seen ? EITHER : KEPT);
 	if (run->old)
 		is(deregister_region(run->old), 0, "%s: deregistered", situations[run->situation]);
