@@ -143,12 +143,24 @@ if [ "$(id -u)" = 0 ] && command -v setcap >/dev/null; then
 	check "a program without rights of its own obeys" grep -q "no such setting" <<<"$(settings ./plain)"
 	check "and has a trace" [ -e open/trace ]
 	rm -rf open/*
+	# "rdmamr run" names the program by its number, and a file that the program removes.
+	keeps_a_file() { # PROGRAM USER: that user's file
+		install -o "$2" /dev/null open/file
+		# shellcheck disable=SC2016 # the stranger's shell expands them; the program keeps its number
+		stranger FILE="$work/open/file" sh -c '_RDMAMR_PROGRAM="$$ $FILE" exec "$0"' "$1" >/dev/null
+		rm open/file
+	}
+	loses_a_file() { ! keeps_a_file "$@"; }
+	check "and removes a file" loses_a_file ./plain 60001
 	loaded() { stranger LD_AUDIT="$audit" LD_PRELOAD="$library" "$1" /proc/self/maps | grep -c "rdmamr"; }
 	check "and loads the module for LD_AUDIT" [ "$(loaded ./cat_plain)" -gt 0 ]
 	for right in suid capable; do
 		output=$(settings ./$right)
 		check "$right: it obeys no setting" bash -c 'grep -q "^1\.\." <<<"$1" && ! grep -q "reg_kernel\|no such setting" <<<"$1"' - "$output"
 		check "$right: it makes no file for its caller" [ -z "$(ls -A open)" ]
+		user=60001
+		[ $right = capable ] || user=60002
+		check "$right: it removes no file for its caller" keeps_a_file ./$right $user
 		check "$right: it loads neither the library nor the module for LD_AUDIT" [ "$(loaded ./cat_$right)" = 0 ]
 	done
 else

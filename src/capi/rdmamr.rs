@@ -196,18 +196,12 @@ unsafe extern "C" fn loaded() {
         if config().trace.is_some() {
             trace::turn_on();
         }
-        // SAFETY: the name is a C string, and no other thread runs yet that could change the
-        // environment.
-        let program = unsafe { libc::getenv(c"_RDMAMR_PROGRAM".as_ptr()) };
-        if !program.is_null() {
-            // SAFETY: getenv returned this C string, which nothing changes meanwhile.
-            let program = unsafe { CStr::from_ptr(program) }.to_str();
-            if let Some((pid, file)) = program.ok().and_then(|words| words.split_once(' '))
-                && pid.parse() == Ok(LOADED_BY.load(Relaxed))
-                && let Ok(file) = CString::new(file)
-            {
-                let _ = REMOVED_AT_END.set(Box::new(file));
-            }
+        let program = rdmamr_config::variable(c"_RDMAMR_PROGRAM").map(CStr::to_str);
+        if let Some((pid, file)) = program.and_then(|words| words.ok()?.split_once(' '))
+            && pid.parse() == Ok(LOADED_BY.load(Relaxed))
+            && let Ok(file) = CString::new(file)
+        {
+            let _ = REMOVED_AT_END.set(Box::new(file));
         }
     })
 }

@@ -342,33 +342,29 @@ unsafe extern "C" {
     fn secure_getenv(name: *const libc::c_char) -> *const libc::c_char;
 }
 
+/// A variable of the environment; `None` in a set-uid program. Only for use while the library is
+/// loaded, before the program can change its environment.
+pub fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the name ends with a NUL.
+    let value = unsafe { secure_getenv(name.as_ptr()) };
+    // SAFETY: a value that is not null is a string, and the program has not begun to change its
+    // environment.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}
+
 fn read() -> Config {
     let mut config = Config::DEFAULT;
     let complain = |complaint: Complaint| log::always(format_args!("{complaint}"));
     for setting in SETTINGS {
-        // SAFETY: the name ends with a NUL.
-        let value = unsafe { secure_getenv(setting.name.as_ptr()) };
-        if !value.is_null() {
-            // SAFETY: a non-null value is a string, and the program has not begun to change its
-            // environment.
-            apply(&mut config, setting, unsafe { CStr::from_ptr(value) }).map(complain);
+        if let Some(value) = variable(setting.name) {
+            apply(&mut config, setting, value).map(complain);
         }
     }
-    config.rank = RANKS.iter().find_map(|name| {
-        // SAFETY: the name ends with a NUL.
-        let value = unsafe { secure_getenv(name.as_ptr()) };
-        // SAFETY: as above, for a value that is not null.
-        (!value.is_null()).then(|| parse(unsafe { CStr::from_ptr(value) }))?
-    });
+    config.rank = RANKS.iter().find_map(|name| parse(variable(name)?));
     // SAFETY: getauxval takes a number and has no other preconditions.
     if unsafe { libc::getauxval(libc::AT_SECURE) } == 0 {
         if config.live {
-            // SAFETY: the name ends with a NUL.
-            let runtime = unsafe { secure_getenv(c"XDG_RUNTIME_DIR".as_ptr()) };
-            // SAFETY: a value that is not NULL is a string, and the program has not begun to change
-            // its environment.
-            let runtime = (!runtime.is_null()).then(|| unsafe { CStr::from_ptr(runtime) });
-            live::turn_on(runtime, config.rank);
+            live::turn_on(variable(c"XDG_RUNTIME_DIR"), config.rank);
         }
         names().filter_map(unknown).for_each(complain);
     }
