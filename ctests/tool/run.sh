@@ -136,6 +136,11 @@ check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the
 	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
 check "a program that leaves by _exit has a line too" [ "$(run --stats perl -e 'use POSIX; POSIX::_exit(3)' 2>&1)" = \
 	"rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library" ]
+mkdir temporary
+TMPDIR=$work/temporary run --stats sh -c 'kill $$' 2>/dev/null
+check "nothing stays in TMPDIR" rmdir temporary
+# shellcheck disable=SC2016 # the inner shell's own variable
+check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
 cp /bin/true busy
 is "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
 is "a program that cannot run has no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
@@ -170,21 +175,30 @@ run --report=page.html --trace kept -- ./failing >/dev/null 2>said
 check "--report=PAGE, and the trace stays" test -s page.html -a -s kept
 check "its path is reported" grep -q '^rdmamr: Not worth it: .* More: page.html$' said
 check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
-check "a program that registers nothing has no report, which is reported" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -q "^rdmamr: no report: " <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
+check "a program that registers nothing has no report, which is reported" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -qx "rdmamr: no call is recorded: the program has registered no memory" <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
+is "nor has one with a name of several traces" $'rdmamr: no call is recorded: the program has registered no memory\nstatus 3' run --report --trace nothing/%p sh -c 'exit 3'
 died=$(python3 -c '
 import subprocess, sys
 print(subprocess.run([sys.argv[1], "run", "--report", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
 check "and dies of the same signal as the program: $died" [ "$died" = -11 ]
 rm -f started
 # shellcheck disable=SC2016 # the program's own variables
-"$tool" run --report -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 600' >caught 2>/dev/null &
-pid=$!
-for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-kill -TERM $pid
-wait $pid
-check "SIGTERM goes to the program" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+for signal in TERM INT QUIT; do
+	rm -f started
+	"$tool" run --report -- perl -e '$SIG{$ARGV[0]} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 20' $signal >caught 2>/dev/null &
+	pid=$!
+	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
+	kill -$signal $pid
+	wait $pid
+	check "SIG$signal to the launcher goes to the program" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+done
 
+is "a trace that is gone is an error of its own" "rdmamr: the trace cannot be read: $work/lost: it cannot be opened: No such file or directory
+status 0" run --trace lost rm lost
 # Names of several files.
+counted() { run --trace each/%p -- ./failing 2>&1 >/dev/null | tail -1; }
+found=$(counted)
+check "the traces of other runs are not counted: $found" [ "$found" = "$(counted)" ]
 RANK=3 "$tool" run --trace of/%h-%r -- ./failing >/dev/null 2>&1
 check "--trace with %h and %r: a file for the rank, in a new folder" test -s "of/$(uname -n)-3"
 printf 'a letter' >"of/$(uname -n)-4"

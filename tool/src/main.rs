@@ -28,6 +28,7 @@ mod version;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -130,9 +131,14 @@ fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
     out.flush()
 }
 
+/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
+fn say(line: impl Display) {
+    let _ = writeln!(anstream::stderr(), "rdmamr: {line}");
+}
+
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
-        anstream::eprintln!("rdmamr: {}", report::units::reason(&error));
+        say(report::units::reason(&error));
         ExitCode::from(status)
     })
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
+use crate::say;
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use shape::Report;
@@ -14,7 +15,7 @@ mod cache;
 mod callers;
 mod diff;
 mod durations;
-mod errno;
+pub mod errno;
 mod figures;
 mod flame;
 mod html;
@@ -93,10 +94,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            eprintln!(
-                "rdmamr report: {}",
-                units::printable(&units::reason(&error))
-            );
+            let why = units::printable(&units::reason(&error));
+            let _ = writeln!(io::stderr(), "rdmamr report: {why}");
             Ok(ExitCode::from(2))
         }
     }
@@ -150,11 +149,14 @@ fn compare(args: &Args) -> Result<()> {
 }
 
 fn read(paths: &[PathBuf]) -> Result<(Trace, Report)> {
-    let name = names(paths);
     let trace = Trace::of(paths)?;
-    let report = Report::new(&trace, Path::new(&name))
-        .with_context(|| format!("{name} cannot be reported on"))?;
+    let report = report_on(&trace, paths)?;
     Ok((trace, report))
+}
+
+fn report_on(trace: &Trace, paths: &[PathBuf]) -> Result<Report> {
+    let name = names(paths);
+    Report::new(trace, Path::new(&name)).with_context(|| format!("{name} cannot be reported on"))
 }
 
 fn print(text: &str) -> Result<()> {
@@ -191,14 +193,14 @@ fn save(
 
 /// Reports on a program that `rdmamr run` has run: writes the page, and prints where it is and what
 /// to do.
-pub fn after_run(traces: &[PathBuf], place: &Path) -> Result<()> {
-    let (trace, report) = read(traces)?;
+pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path) -> Result<()> {
+    let report = report_on(trace, paths)?;
     let page = html::render(&report)?;
-    save(&[&trace], place, |out| Ok(out.write_all(page.as_bytes())?))?;
+    save(&[trace], place, |out| Ok(out.write_all(page.as_bytes())?))?;
     let verdict = units::printable(&report.advice.verdict.line);
-    anstream::eprintln!("rdmamr: {verdict} More: {}", place.display());
+    say(format_args!("{verdict} More: {}", place.display()));
     for command in report.advice.commands() {
-        anstream::eprintln!("rdmamr: next: {}", units::printable(command));
+        say(format_args!("next: {}", units::printable(command)));
     }
     Ok(())
 }

@@ -6,15 +6,16 @@
 
 mod judge;
 mod search;
-mod traces;
+pub mod traces;
 mod wait;
 
 use crate::bench;
 use crate::choices::name;
 use crate::library;
 use crate::report::{self, units};
+use crate::say;
 use crate::trace::Trace;
-use anyhow::{Context, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use std::collections::BTreeMap;
 use std::env;
@@ -60,7 +61,7 @@ pub struct Args {
     /// When the program ends, print the counters: a table, json, or JSON to FILE
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
-    /// Populate untouched memory with N threads before registering it
+    /// Populate untouched memory with N threads while it is registered
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
     /// On a terminal, show progress while a registration takes longer than a second
@@ -101,7 +102,7 @@ enum Level {
 }
 
 /// Returns only if the program cannot run.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub fn run(args: &Args) -> Result<ExitCode> {
     let called = &args.command[0];
     if args.trace_limit.is_some() && args.trace.is_none() && args.report.is_none() {
         bail!("--trace-limit limits a trace: it needs --trace or --report");
@@ -109,7 +110,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
-            anstream::eprintln!("rdmamr: {}: {}", called.display(), refused.why);
+            say(format_args!("{}: {}", called.display(), refused.why));
             return Ok(ExitCode::from(if refused.exists {
                 CANNOT_RUN
             } else {
@@ -137,10 +138,10 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         match library.module() {
             Ok(module) => set("LD_AUDIT", &first(&module, env::var_os("LD_AUDIT"))),
             Err(why) => {
-                anstream::eprintln!(
-                    "rdmamr: {why}: functions that the program looks up in libibverbs by dlsym bypass the \
+                say(format_args!(
+                    "{why}: functions that the program looks up in libibverbs by dlsym bypass the \
                      library (--no-audit: accept that)"
-                );
+                ));
                 None
             }
         };
@@ -164,6 +165,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
         }
     }
+    // What has not grown at the end is of other runs.
+    let before = trace.as_deref().map(traces::existing).unwrap_or_default();
     // A kept trace has a command that reports on it.
     let next = match (&args.trace, &trace) {
         (Some(_), Some(trace)) => {
@@ -178,7 +181,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let next = next.filter(|_| page.is_none());
     let is_told = next.is_some() && io::stderr().is_terminal();
     if let Some(next) = next.as_ref().filter(|_| is_told) {
-        eprintln!("rdmamr: when the program has ended: {next}");
+        say(format_args!("when the program has ended: {next}"));
     }
     if let Some(stats) = &args.stats {
         let stats = match stats.to_str() {
@@ -214,7 +217,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         let error = become_program(&program, &args.command, environment);
         let why = units::reason(&error.into());
-        anstream::eprintln!("rdmamr: {}: {why}", program.display());
+        say(format_args!("{}: {why}", program.display()));
         ExitCode::from(CANNOT_RUN)
     };
     if trace.is_none() && args.stats.is_none() {
@@ -229,40 +232,40 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         Ok(ended) => ended,
     };
+    // The file goes before a signal that ended the program ends this process, too.
+    let unwritten = unwritten.is_some_and(|file| file.exists());
     if let Some(signal) = ended.signal() {
         let statistics = match args.stats {
             Some(_) => ", without its statistics",
             None => "",
         };
-        anstream::eprintln!("rdmamr: {signal} ended the program{statistics}");
-    } else if unwritten.is_some_and(|file| file.exists()) {
-        anstream::eprintln!(
-            "rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library"
+        say(format_args!("{signal} ended the program{statistics}"));
+    } else if unwritten {
+        say(
+            "the program has no statistics: it left by _exit, or ended as another program without the library",
         );
     }
     if let Some(trace) = trace {
-        let made = match page {
-            Some(page) => report::after_run(&traces::existing(&trace), &page).context("no report"),
-            None => {
-                say_what_was_traced(&trace, next.filter(|_| !is_told));
-                Ok(())
-            }
-        };
-        if let Err(why) = made {
-            anstream::eprintln!("rdmamr: {}", units::printable(&units::reason(&why)));
+        let mut files = traces::existing(&trace);
+        files.retain(|file| !before.contains(file));
+        let files: Vec<_> = files.into_iter().map(|(file, _)| file).collect();
+        if let Err(why) = report_trace(&files, page, next.filter(|_| !is_told)) {
+            say(units::printable(&units::reason(&why)));
         }
     }
     drop(folder);
     Ok(ended.follow())
 }
 
-/// Says in one line how many calls the trace has, whatever ended the program.
-fn say_what_was_traced(trace: &Path, next: Option<String>) {
-    let files = traces::existing(trace);
-    let (calls, dropped) = Trace::of(&files).map_or((0, 0), |trace| trace.count());
-    if calls == 0 {
-        anstream::eprintln!("rdmamr: no call is recorded: the program has registered no memory");
-        return;
+/// Writes the report, or says in one line how many calls the program's traces have, whatever ended it.
+fn report_trace(files: &[PathBuf], page: Option<PathBuf>, next: Option<String>) -> Result<()> {
+    let trace = Trace::of(files).context("the trace cannot be read")?;
+    let (calls, dropped) = trace.count();
+    if calls == 0 && dropped == 0 {
+        bail!("no call is recorded: the program has registered no memory");
+    }
+    if let Some(page) = page {
+        return report::after_run(&trace, files, &page).context("no report");
     }
     let limited = match dropped {
         0 => String::new(),
@@ -270,7 +273,8 @@ fn say_what_was_traced(trace: &Path, next: Option<String>) {
     };
     let next = next.map_or(String::new(), |next| format!("; next: {next}"));
     let calls = units::plural(calls, "call is", "calls are");
-    anstream::eprintln!("rdmamr: {calls} recorded{limited}{next}");
+    say(format_args!("{calls} recorded{limited}{next}"));
+    Ok(())
 }
 
 /// The default path of a report's page: beside the trace, or named after the program.

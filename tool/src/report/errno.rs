@@ -19,6 +19,7 @@ const NAMES: &[(u16, &str)] = &[
     (34, "ERANGE"),
     (38, "ENOSYS"),
     (61, "ENODATA"),
+    (71, "EPROTO"),
     (75, "EOVERFLOW"),
     (95, "EOPNOTSUPP"),
     (110, "ETIMEDOUT"),

@@ -36,13 +36,17 @@ pub fn prepare(name: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The traces of that name that exist.
-pub fn existing(name: &Path) -> Vec<PathBuf> {
-    if is_pattern(name) {
-        matching(name)
-    } else {
-        vec![name.to_path_buf()]
-    }
+/// The traces of that name that exist, with their lengths.
+pub fn existing(name: &Path) -> Vec<(PathBuf, Option<u64>)> {
+    let files = match is_pattern(name) {
+        true => matching(name),
+        false => vec![name.to_path_buf()],
+    };
+    let with_length = |file: PathBuf| {
+        let length = file.metadata().ok().map(|metadata| metadata.len());
+        (file, length)
+    };
+    files.into_iter().map(with_length).collect()
 }
 
 /// Whether the name is that of several files.
@@ -128,7 +132,7 @@ fn is_left(path: &Path) -> bool {
 /// Creates the file of a trace, or empties that of an earlier one, since the library appends. It
 /// does not empty the file while another program that was run with it is alive, as with mpirun(1):
 /// they share the file. A lock that the program inherits tells whether one is alive.
-fn empty(trace: &Path) -> Result<()> {
+pub fn empty(trace: &Path) -> Result<()> {
     let file = to_append(trace)?;
     // The descriptor has no close-on-exec. If the limit allows, its number is out of the way of
     // programs that rely on the lowest numbers.
@@ -196,7 +200,7 @@ mod tests {
         std::fs::write(path("a-2"), header).unwrap();
         std::fs::write(path("a-3"), "a letter").unwrap();
         prepare(&path("a-%r")).unwrap();
-        assert_eq!(existing(&path("a-%r")), [path("a-2")]);
+        assert_eq!(existing(&path("a-%r")), [(path("a-2"), Some(24))]);
         assert!(path("a-3").exists());
         prepare(&path("new/%p")).unwrap();
         assert!(path("new").is_dir());

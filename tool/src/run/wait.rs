@@ -2,6 +2,7 @@
 //! Running a program as a child, for a word at its end: the program gets this process's
 //! signals, and this process ends as the program does.
 
+use std::ffi::c_void;
 use std::io;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -9,16 +10,26 @@ use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 /// The program's process number.
 static PROGRAM: AtomicI32 = AtomicI32::new(0);
 
-/// Signals that are sent to this process alone. The keyboard's signals reach the program, too.
-const PASSED: [i32; 4] = [libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
+/// Signals that are sent to this process alone. The last two reach the program, too, if they come from
+/// the keyboard.
+const PASSED: [i32; 6] = [
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGINT,
+    libc::SIGQUIT,
+];
 const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 /// The status of the ended program, from waitpid(2).
 pub struct Ended(i32);
 
-extern "C" fn pass(signal: i32) {
+extern "C" fn pass(signal: i32, info: &libc::siginfo_t, _: *const c_void) {
     let program = PROGRAM.load(Relaxed);
-    if program > 0 {
+    // A code above 0 is the kernel's own.
+    let from_keyboard = OF_KEYBOARD.contains(&signal) && info.si_code > 0;
+    if program > 0 && !from_keyboard {
         // SAFETY: kill may be called in a signal handler, and takes no pointers.
         unsafe { libc::kill(program, signal) };
     }
@@ -38,14 +49,17 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
         }
         _ => PROGRAM.store(child, Relaxed),
     }
+    // SAFETY: all zeros is a valid `sigaction`.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = pass as *const () as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
     for signal in PASSED {
-        // SAFETY: the handler calls kill alone.
-        unsafe { libc::signal(signal, pass as *const () as libc::sighandler_t) };
+        // SAFETY: the handler calls kill alone, and has the type that SA_SIGINFO asks for.
+        unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     }
-    for signal in OF_KEYBOARD {
-        // SAFETY: the call sets no handler.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
+    // A reader of standard error that is gone must not change how this process ends.
+    // SAFETY: the call sets no handler.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     let mut status = 0;
     // SAFETY: the status is writable.
     while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
