@@ -266,7 +266,7 @@ else
 fi
 # Attaching: the process answers at a call, so it makes some until the tool has its answer.
 attached() { # OPTION...: returns the tool's status
-	"$tool" trace --pid "$first" "$@" >"$work/attach.out" 2>&1 &
+	${limit:-} "$tool" trace --pid "$first" "$@" >"$work/attach.out" 2>&1 &
 	local tracer=$!
 	while kill -0 "$tracer" 2>/dev/null; do
 		ask first "again 1" >/dev/null
@@ -286,7 +286,9 @@ check "its calls are in the file: $recorded" [ "$recorded" -ge 500 ]
 ask first "again 500" >/dev/null
 is "later calls are not" "$recorded" "$(calls "$work/attach.trace")"
 check "it records again on request, for a second" attached --for 1 -o "$work/again.trace"
-for trace in attach again; do
+limit="timeout --preserve-status 2" attached -o "$work/term.trace"
+check "SIGTERM ends it as Ctrl-C does" [ $? = 0 ]
+for trace in attach again term; do
 	check "$trace.trace is not of a process that was killed" bash -c \
 		'"$1" report --text "$2" | tr -s "\n " "  " | tee "$2.text" | grep -q "recorded until it was stopped, and ran on" && ! grep -q "NOT ended" "$2.text"' - \
 		"$tool" "$work/$trace.trace"

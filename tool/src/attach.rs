@@ -3,6 +3,9 @@
 //! request lies in the process's live page. Its next registration sees the request: nothing
 //! interrupts it.
 
+use crate::report::units;
+use crate::run::traces;
+use crate::say;
 use crate::top::pages::{self, Found};
 use crate::top::sample::monotonic;
 use crate::trace::{Trace, to_append};
@@ -62,9 +65,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(found) = pages::of(args.pid) else {
         bail!("{}", why_not(args.pid));
     };
-    let handler = interrupt as extern "C" fn(i32);
-    // SAFETY: the handler only stores to an atomic.
-    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+    let handler = interrupt as extern "C" fn(i32) as libc::sighandler_t;
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        // SAFETY: the handler only stores to an atomic.
+        let before = unsafe { libc::signal(signal, handler) };
+        if signal == libc::SIGHUP && before == libc::SIG_IGN {
+            // By nohup(1).
+            // SAFETY: the call sets no handler.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        }
+    }
     if args.off {
         let file = recorded_into(&found);
         request(&found, None)?;
@@ -84,11 +94,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if !args.on {
         let end = args.seconds.map(|seconds| {
-            eprintln!("rdmamr: recording for {seconds} s");
+            say(format_args!("recording for {seconds} s"));
             Instant::now() + Duration::from_secs(seconds.into())
         });
         if end.is_none() {
-            eprintln!("rdmamr: recording; Ctrl-C stops it");
+            say("recording; Ctrl-C stops it");
         }
         while !INTERRUPTED.load(Relaxed)
             && end.is_none_or(|end| Instant::now() < end)
@@ -102,7 +112,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
         }
     }
-    eprintln!("rdmamr: next: rdmamr report {}", file.display());
+    let file = units::quoted(&file.display().to_string());
+    say(format_args!("next: rdmamr report {file}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -165,11 +176,10 @@ fn why_not(pid: u32) -> String {
     }
 }
 
-/// Makes the file, or empties a trace that is there. No link is followed. Root gives the file to
-/// the process's user, who writes it.
+/// Makes the file, or empties a trace that is there if the process sees it. No link is followed. Root
+/// gives the file to the process's user, who writes it.
 fn create(path: &Path, found: &Found) -> Result<()> {
     let file = to_append(path)?;
-    file.set_len(0)?;
     let user = pages::user_of(found.pid).context("the process has ended")?;
     if file.metadata()?.uid() != user {
         std::os::unix::fs::fchown(&file, Some(user), None)?;
@@ -182,7 +192,7 @@ fn create(path: &Path, found: &Found) -> Result<()> {
             found.pid
         );
     }
-    Ok(())
+    traces::empty(path)
 }
 
 /// Asks the process to record into a file, or to stop. Waits for the answer: true if it has come.
@@ -219,11 +229,11 @@ fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
         }
         if began.elapsed() > PATIENCE {
             if file.is_none() {
-                eprintln!("rdmamr: recording stops with the process's next registration");
+                say("recording stops with the process's next registration");
                 return Ok(false);
             }
             if !said {
-                eprintln!("rdmamr: waiting: recording begins with the process's next registration");
+                say("waiting: recording begins with the process's next registration");
                 said = true;
             }
         }
