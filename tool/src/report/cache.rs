@@ -366,6 +366,17 @@ impl Cache {
         }
     }
 
+    /// A process has ended, and its idle regions with it.
+    pub fn end(&mut self, process: u32) {
+        for remote in [false, true] {
+            let idle = self.of_process.remove(&(process, remote));
+            for number in idle.unwrap_or_default().order.into_values() {
+                self.take(number);
+                self.free.push(number);
+            }
+        }
+    }
+
     /// Ends idle regions that are too old or too many.
     fn expire(&mut self, facts: &Facts, process: u32, now: u64) {
         self.expire_of(facts, (process, false), now);

@@ -116,6 +116,8 @@ pub struct ProcessCounts {
     /// Pinned bytes: of plain regions, and of the cache's; and the most of both.
     pub pinned: [u64; 2],
     pub peak: u64,
+    /// The bytes of GPUs' memory that are registered.
+    gpu: u64,
 }
 
 /// Registrations past the library, of one call site by one function.
@@ -249,6 +251,7 @@ impl Replay<'_> {
         durations.or_insert_with(Durations::new).add(call.duration);
         if call.call == call::REREG_MR && self.reregister(*process, since, call) {
             self.totals.registrations += 1;
+            self.processes[*process as usize].registrations += 1;
         } else if registers(call.call) {
             self.register(*process, site, since, call);
         } else {
@@ -525,6 +528,7 @@ impl Replay<'_> {
         let of_process = &mut self.processes[process as usize];
         let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
         of_process.peak = of_process.peak.max(all);
+        of_process.gpu = of_process.gpu.saturating_add(region.gpu);
         self.gpu_bytes = self.gpu_bytes.saturating_add(region.gpu);
         self.totals.gpu_peak_bytes = self.totals.gpu_peak_bytes.max(self.gpu_bytes);
         self.timeline
@@ -534,6 +538,8 @@ impl Replay<'_> {
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
         let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
         *pinned = pinned.saturating_sub(region.pinned);
+        let gpu = &mut self.processes[process as usize].gpu;
+        *gpu = gpu.saturating_sub(region.gpu);
         self.gpu_bytes = self.gpu_bytes.saturating_sub(region.gpu);
         self.timeline
             .unpin(since, region.pinned, region.cache, self.cache.idle());
@@ -543,6 +549,9 @@ impl Replay<'_> {
     /// contain the end of a killed process.
     fn end_processes(&mut self, since: u64) {
         while let Some((end, process)) = self.ends.pop_if(|(end, _)| *end < since) {
+            self.cache.end(process as u32);
+            let gpu = std::mem::take(&mut self.processes[process].gpu);
+            self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);
             for cache in [false, true] {
                 let pinned = self.processes[process].pinned[usize::from(cache)];
                 self.timeline.unpin(end, pinned, cache, self.cache.idle());
