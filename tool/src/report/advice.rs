@@ -133,8 +133,13 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
         unserved: unserved(found.unserved),
     };
     let which = advice.recommended();
-    if let Some(which) = which {
-        let run = format!("rdmamr run --cache={which} --");
+    let run = match which {
+        _ if verdict::is_of_fabric(&advice) => {
+            Some("env RDMAMR_FABRIC_CACHE=1 rdmamr run --".to_string())
+        }
+        which => which.map(|which| format!("rdmamr run --cache={which} --")),
+    };
+    if let Some(run) = run {
         advice.command = Some(command(&run, found.program));
         advice.launch = job::commands(found.processes, found.ranks, &run);
     }
@@ -221,8 +226,13 @@ fn sentence(found: &Found, advice: &Advice, which: Option<&str>) -> String {
         let served = units::share(totals.hits, totals.registrations);
         sentence += &format!("The cache has already served {served} of the registrations. ");
     }
-    let line = advice.launch.first().or(advice.command.as_ref());
-    let line = line.map(String::as_str).unwrap_or_default();
+    let line = match which {
+        Some(which) if verdict::is_of_fabric(advice) => format!("--cache={which}"),
+        _ => {
+            let line = advice.launch.first().or(advice.command.as_ref());
+            line.cloned().unwrap_or_default()
+        }
+    };
     sentence += &match which {
         Some("all") if local.saved_ns > 0 => format!(
             "`{line}` would have saved {}, and `--cache=local`, which leaves remotely accessible regions \

@@ -47,6 +47,11 @@ pub fn best(advice: &Advice) -> &Saving {
     }
 }
 
+/// Whether that is the saving of libfabric's calls.
+pub fn is_of_fabric(advice: &Advice) -> bool {
+    std::ptr::eq(best(advice), &advice.fabric)
+}
+
 /// `which` is the value of `--cache` that the advice recommends.
 pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
     let saving = best(advice);
@@ -68,9 +73,8 @@ pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
     } else {
         Kind::CannotKnow
     };
-    let fabric = std::ptr::eq(saving, &advice.fabric);
     let setting = match which {
-        _ if fabric => "`RDMAMR_FABRIC_CACHE=1`".to_string(),
+        _ if is_of_fabric(advice) => "`RDMAMR_FABRIC_CACHE=1`".to_string(),
         Some(which) => format!("`--cache={which}`"),
         None => "`--cache=all`".to_string(),
     };
