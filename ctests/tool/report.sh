@@ -35,7 +35,7 @@ says 'Calls 270 by 3 threads: 134 registrations \(113 plain, 20 hits, 1 miss\)'
 says 'Time in calls 12.6 ms, 0.31 % of the threads. time of 4.00 s; ran 4.00 s, 2 processes together'
 says 'Peak pinned 3.12 MiB after 2.00 s \(2.12 MiB plain, 1 MiB by the cache\); at the end 2.12 MiB'
 says 'Left registered 3 regions, 2.12 MiB'
-says 'WARNING 7 calls were dropped'
+says 'WARNING 7 calls are not in the trace'
 says 'WARNING Process 4712 has not ended in order'
 says 'WARNING A block is cut off'
 says '8 KiB register, plain 100 5.00 ms 50.0 us 50.0 us'
@@ -67,7 +67,7 @@ values() { # each line PATH VALUE, as Python and JSON write them
 	END
 }
 check "the JSON has the same numbers, exactly" values '
-["version"] 1
+["version"] 2
 ["totals"]["calls"] 270
 ["totals"]["failed"] 5
 ["totals"]["dropped"] 7
@@ -222,7 +222,7 @@ else
 		return $missing
 	}
 	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s thread time' '>270<' '3 threads, 7 dropped' \
-		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.81 ms' '10.0 ms' '7 calls were dropped' 'has not ended in order' \
+		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.81 ms' '10.0 ms' '7 calls are not in the trace' 'has not ended in order' \
 		'>8.01 ms<' '>63.6 %<' '>242<' '>ibv_dereg_mr_relaxed<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	picture() { timeout 600 "${browser[@]}" "--screenshot=$work/$1.png" "file://$work/$1.html" >browser.log 2>&1; }

@@ -3,7 +3,7 @@
 use super::callers::Caller;
 use super::shape::{CallerTotals, Report, Size, What};
 use super::text::{Table, heading, wrapped};
-use super::units::{bytes, count, name_of, plural, share, time};
+use super::units::{bytes, count, name_of, share, time};
 use serde::Serialize;
 use std::cmp::{Ordering, Reverse};
 
@@ -167,8 +167,8 @@ impl Diff {
         );
         if before.hits + after.hits > 0 {
             sentence += &format!(
-                " The cache served {} before, {} after.",
-                plural(before.hits, "registration", "registrations"),
+                " The cache served {} of the registrations before, {} after.",
+                share(before.hits, before.registrations),
                 share(after.hits, after.registrations)
             );
         }

@@ -112,7 +112,7 @@ impl Replay<'_> {
         let latencies = self.latencies();
         let (activity, lanes) = self.activity.finish(&trace.processes);
         Report {
-            version: 1,
+            version: 2,
             trace: path.display().to_string(),
             notes,
             processes,
@@ -167,9 +167,10 @@ impl Replay<'_> {
     }
 
     /// The largest sums first.
-    fn past(&self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Past> {
+    fn past(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Past> {
         let mut past: Vec<_> = self.past.iter().collect();
         past.sort_by_key(|(of, counts)| (Reverse(counts.bytes), **of));
+        self.totals.past_callers = past.len() as u64;
         let list = past.into_iter().take(LISTED);
         let list = list.map(|(&(site, call), counts)| Past {
             caller: caller(site),
@@ -196,6 +197,7 @@ impl Replay<'_> {
         }
         let mut leaks: Vec<_> = by_site.into_iter().collect();
         leaks.sort_by_key(|&(site, (regions, bytes))| (Reverse(bytes), Reverse(regions), site));
+        self.totals.leaking_callers = leaks.len() as u64;
         let list = leaks
             .into_iter()
             .take(LISTED)
@@ -253,8 +255,9 @@ impl Replay<'_> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
-                "{} were dropped because no buffer had room for them: every figure here is too low.",
-                units::plural(self.totals.dropped, "call", "calls")
+                "{} not in the trace, because it reached RDMAMR_TRACE_LIMIT or no buffer was free: every figure here \
+                 is too low.",
+                units::plural(self.totals.dropped, "call is", "calls are")
             ));
         }
         let killed: Vec<_> = processes

@@ -513,7 +513,7 @@ fn past(report: &Report) -> Markup {
                 (who(&past.caller))
             } }
         }))
-        (more(SHOWN, report.past.len() as u64))
+        (more(SHOWN, totals.past_callers))
     } } }
 }
 
@@ -529,7 +529,7 @@ fn leaks(report: &Report) -> Markup {
                 (who(&leak.caller))
             } }
         }))
-        (more(SHOWN, report.leaks.len() as u64))
+        (more(SHOWN, report.totals.leaking_callers))
     } } }
 }
 

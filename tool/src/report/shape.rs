@@ -63,6 +63,7 @@ pub struct Totals {
     /// Registrations past the library, by libmlx5's own calls, and the sum of their lengths.
     pub past_registrations: u64,
     pub past_bytes: u64,
+    pub past_callers: u64,
     /// Regions that the cache deregistered by itself.
     pub cache_deregistrations: u64,
     /// The numbers of callers and of ranges registered more than once, including those not listed.
@@ -73,6 +74,7 @@ pub struct Totals {
     /// Regions that were registered and never deregistered.
     pub leaked_regions: u64,
     pub leaked_bytes: u64,
+    pub leaking_callers: u64,
 }
 
 #[derive(Clone, Serialize)]

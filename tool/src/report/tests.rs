@@ -532,6 +532,34 @@ fn libfabric_has_flags_and_advice_of_its_own() {
         "{}",
         report.advice.sentence
     );
+    assert_eq!(
+        report.advice.command.as_deref(),
+        Some("env RDMAMR_FABRIC_CACHE=1 rdmamr run -- program")
+    );
+}
+
+#[test]
+fn nothing_of_a_process_stays_after_its_end() {
+    const LENGTH: u64 = 1 << 20;
+    let mut sample = Sample::default();
+    for pid in [7, 8] {
+        let from = u64::from(pid - 7) * 5 * S;
+        let mut calls = vec![Call {
+            how: how::GPU,
+            ..register(from, 9, 0x6000_0000_0000, LENGTH)
+        }];
+        for n in 0..3 {
+            calls.push(register(from + (2 * n + 1) * MS, 1, 0x1000, 4096));
+            calls.push(deregister(from + (2 * n + 2) * MS, 1, 0x1000, 4096));
+        }
+        let mut one = Writer::new(pid);
+        one.start(&mut sample, "program\0");
+        one.calls(&mut sample, &calls);
+        one.end(&mut sample, from + S);
+    }
+    let report = read(&sample);
+    assert_eq!(report.totals.gpu_peak_bytes, LENGTH);
+    assert_eq!(report.advice.local.idle_bytes, 4096);
 }
 
 #[test]
@@ -628,7 +656,7 @@ fn a_killed_process_had_its_regions_in_use() {
     assert!(!report.leaks[0].ended);
     assert_eq!(report.totals.dropped, 2);
     assert!(
-        report.notes[0].starts_with("2 calls were dropped"),
+        report.notes[0].starts_with("2 calls are not in the trace"),
         "{:?}",
         report.notes
     );
@@ -841,7 +869,7 @@ fn nothing_of_the_trace_turns_or_controls_text() {
 fn json_has_the_shape_that_the_manual_says() {
     let json: serde_json::Value =
         serde_json::from_str(&json::render(&read(&hostile())).unwrap()).unwrap();
-    assert_eq!(json["version"], 1);
+    assert_eq!(json["version"], 2);
     assert_eq!(json["totals"]["failed"], 1);
     assert_eq!(json["processes"][0]["command"][0], "<b>bold</b>");
     let manual = include_str!("../../../man/rdmamr_trace.5.scd");

@@ -259,7 +259,7 @@ fn trouble(out: &mut String, report: &Report) {
     if !report.leaks.is_empty() {
         heading(out, &format!("Never deregistered: {}", leaked(totals)));
         let headings = "regions|bytes|<when it ended|<caller";
-        let all = report.leaks.len();
+        let all = totals.leaking_callers as usize;
         list(out, headings, &report.leaks, all, |table, leak| {
             let when = if leak.ended { "forgotten" } else { "in use" };
             table.row([
@@ -288,7 +288,8 @@ pub fn render(report: &Report) -> String {
     let totals = &report.totals;
     wrapped(&mut out, "", "", &report.advice.verdict.line);
     for command in report.advice.commands() {
-        wrapped(&mut out, "  ", "    ", command);
+        // Not broken: it is there to be copied.
+        let _ = writeln!(out, "  {}", printable(command));
     }
     trouble(&mut out, report);
     let line = |out: &mut String, name: &str, text: String| {
@@ -423,7 +424,7 @@ pub fn render(report: &Report) -> String {
     if !report.past.is_empty() {
         heading(&mut out, "Registered past the library");
         let headings = "times|bytes|up to|time|<call|<caller";
-        let all = report.past.len();
+        let all = totals.past_callers as usize;
         list(&mut out, headings, &report.past, all, |table, past| {
             table.row([
                 count(past.registrations),
