@@ -5,6 +5,7 @@
 //! A trace may be larger than the memory, so it is read twice: first to find the place of each run
 //! of calls, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
+use crate::report::units::plural;
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
     CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, how,
@@ -253,12 +254,13 @@ impl Trace {
 
     /// Finds the blocks of several files, folders and pipes, which may be those of several hosts.
     pub fn of(paths: &[PathBuf]) -> Result<Trace> {
+        let mut damage = Vec::new();
         let mut trace = Trace {
-            sources: source::open(paths)?,
+            sources: source::open(paths, &mut damage)?,
             processes: Vec::new(),
             paths: Vec::new(),
             runs: Vec::new(),
-            damage: Vec::new(),
+            damage,
         };
         let mut known = Known::default();
         for number in 0..trace.sources.len() {
@@ -272,7 +274,8 @@ impl Trace {
             let missing = last.saturating_sub(process.blocks);
             if missing > 0 {
                 trace.damage.push(format!(
-                    "{missing} blocks of process {} are missing in the file.",
+                    "The file lacks {} of process {}.",
+                    plural(missing, "block", "blocks"),
                     process.pid
                 ));
             }
@@ -375,12 +378,14 @@ impl Trace {
         }
         if garbage > 0 {
             self.damage.push(format!(
-                "{name}{garbage} bytes of the file belong to no block and were skipped."
+                "{name}The report leaves out {} outside of any block.",
+                plural(garbage, "byte", "bytes")
             ));
         }
         if newer > 0 {
             self.damage.push(format!(
-                "{name}{newer} blocks of another version were skipped."
+                "{name}The report leaves out {} of another version.",
+                plural(newer, "block", "blocks")
             ));
         }
         Ok(())

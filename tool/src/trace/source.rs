@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The bytes of a trace: of files, of the files of a folder, and of a pipe. Holes are not content:
 //! no writer leaves one, so a block that claims a hole costs no memory.
+use crate::report::units::reason;
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
 use std::cell::Cell;
@@ -26,12 +27,13 @@ pub struct Place {
     pub length: u64,
 }
 
-/// The files that the paths name: each file once, and of a folder the traces that lie in it.
-pub fn open(paths: &[PathBuf]) -> Result<Vec<Source>> {
+/// The files that the paths name: each file once, and of a folder the traces that lie in it. Files of
+/// a folder that cannot be opened are damage.
+pub fn open(paths: &[PathBuf], damage: &mut Vec<String>) -> Result<Vec<Source>> {
     let mut sources: Vec<Source> = Vec::new();
     let mut known = Vec::new();
     for path in paths {
-        for source in of_path(path).with_context(|| path.display().to_string())? {
+        for source in of_path(path, damage).with_context(|| path.display().to_string())? {
             let metadata = source.file.metadata()?;
             let identity = (metadata.dev(), metadata.ino());
             if !known.contains(&identity) {
@@ -43,13 +45,13 @@ pub fn open(paths: &[PathBuf]) -> Result<Vec<Source>> {
     Ok(sources)
 }
 
-fn of_path(path: &Path) -> Result<Vec<Source>> {
+fn of_path(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     if path == Path::new("-") {
         return Ok(vec![of_pipe(path, io::stdin().lock())?]);
     }
     let kind = path.metadata().context("it cannot be opened")?.file_type();
     if kind.is_dir() {
-        return of_folder(path);
+        return of_folder(path, damage);
     }
     ensure!(
         kind.is_file() || kind.is_fifo(),
@@ -63,7 +65,7 @@ fn of_path(path: &Path) -> Result<Vec<Source>> {
 }
 
 /// The traces in a folder, by name. Other files, such as a report, may lie beside them.
-fn of_folder(path: &Path) -> Result<Vec<Source>> {
+fn of_folder(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     let mut names = Vec::new();
     for entry in path.read_dir().context("it cannot be opened")? {
         names.push(entry?.path());
@@ -74,8 +76,13 @@ fn of_folder(path: &Path) -> Result<Vec<Source>> {
         if !name.metadata().is_ok_and(|metadata| metadata.is_file()) {
             continue;
         }
-        let Ok(file) = File::open(&name) else {
-            continue;
+        let file = match File::open(&name) {
+            Ok(file) => file,
+            Err(error) => {
+                let why = reason(&error.into());
+                damage.push(format!("{} cannot be opened: {why}.", name.display()));
+                continue;
+            }
         };
         let mut magic = [0; MAGIC.len()];
         if file.read_exact_at(&mut magic, 0).is_ok() && magic == MAGIC {

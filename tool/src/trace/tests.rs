@@ -189,7 +189,7 @@ fn a_torn_block_does_not_hide_those_behind_it() {
         trace.damage
     );
     assert!(
-        trace.damage[1].starts_with("300 bytes of the file belong to no block"),
+        trace.damage[1].starts_with("The report leaves out 300 bytes"),
         "{:?}",
         trace.damage
     );
@@ -204,10 +204,7 @@ fn blocks_that_are_missing_are_counted() {
     one.sequence = 9;
     one.end(&mut sample, 500);
     let trace = open(&sample).unwrap();
-    assert_eq!(
-        trace.damage,
-        ["8 blocks of process 7 are missing in the file."]
-    );
+    assert_eq!(trace.damage, ["The file lacks 8 blocks of process 7."]);
     // Without the first block nothing relates the process's clocks: the process begins with its
     // first call.
     assert_eq!(
