@@ -5,6 +5,7 @@
 
 use crate::doctor;
 use crate::doctor::check::Check;
+use crate::report::errno;
 use crate::style;
 use anyhow::bail;
 use std::fmt::Write as _;
@@ -33,24 +34,24 @@ type Checks = &'static [fn() -> Check];
 
 /// The errnos that have a section, with the doctor's checks for each.
 #[rustfmt::skip]
-const SECTIONS: &[(&str, i32, Checks)] = &[
-    ("ENOMEM", libc::ENOMEM, &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
-    ("EFAULT", libc::EFAULT, &[doctor::cgroup, doctor::hugepages]),
-    ("EPERM", libc::EPERM, &[doctor::container, doctor::memlock, doctor::userfaultfd]),
-    ("EINVAL", libc::EINVAL, &[]),
-    ("EAGAIN", libc::EAGAIN, &[doctor::container, doctor::cgroup]),
+const SECTIONS: &[(&str, Checks)] = &[
+    ("ENOMEM", &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
+    ("EFAULT", &[doctor::cgroup, doctor::hugepages]),
+    ("EPERM", &[doctor::container, doctor::memlock, doctor::userfaultfd]),
+    ("EINVAL", &[]),
+    ("EAGAIN", &[doctor::container, doctor::cgroup]),
 ];
 
 /// Prints the section of the errno, or its row, and what the doctor finds.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let wanted = args.errno.to_uppercase();
-    let of_number = |row: &&(&str, i32, _)| wanted.parse() == Ok(row.1);
-    let section = SECTIONS
-        .iter()
-        .find(|row| row.0 == wanted || of_number(row));
+    let wanted = match args.errno.parse() {
+        Ok(number) => errno::name(number),
+        Err(_) => args.errno.to_uppercase(),
+    };
+    let section = SECTIONS.iter().find(|row| row.0 == wanted);
     let text = match section {
         Some(row) => explain(row.0).map(|mut text| {
-            let checks = row.2.iter().map(|check| check());
+            let checks = row.1.iter().map(|check| check());
             let checks: Vec<_> = checks.chain(doctor::of_devices(row.0)).collect();
             if !checks.is_empty() {
                 let strong = style::STRONG;
@@ -186,6 +187,8 @@ mod tests {
         assert!(explain("ENOMEM").unwrap().contains("Slurm"));
         assert!(explain("EXDEV").is_none() && other("EXDEV").is_none());
         assert!(other("EIO").unwrap().contains("the device is gone"));
+        let named = |name: &String| (0..300).any(|number| errno::name(number) == *name);
+        assert!(names().iter().all(named), "{:?} have numbers", names());
     }
 
     #[test]
