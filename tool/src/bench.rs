@@ -84,13 +84,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         rounds,
         sizes: rows,
     };
-    if let Some(path) = &args.svg {
-        plot::write(&results, path).with_context(|| format!("--svg {}", path.display()))?;
-    }
     if args.json {
         anstream::println!("{}", serde_json::to_string_pretty(&results)?);
     } else {
         table::print(&results);
+    }
+    // The figures took long: they are printed even if the plot cannot be written.
+    if let Some(path) = &args.svg {
+        plot::write(&results, path).with_context(|| format!("--svg {}", path.display()))?;
     }
     let failed = results.sizes.iter().any(|row| row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))

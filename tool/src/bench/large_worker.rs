@@ -5,8 +5,9 @@
 use super::memory::{Kind, map};
 use super::process::{Calls, Process, answer_each};
 use crate::choices::name;
+use crate::report::units;
 use crate::verbs::Loaded;
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
@@ -71,12 +72,15 @@ pub fn run(device: &str) -> anyhow::Result<()> {
         let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
         let phase = Phase::from_str(phase, false).map_err(anyhow::Error::msg)?;
         let turn = turn(&calls, kind, bytes.parse()?, phase);
-        Ok(turn.map_err(|why| why.to_string()))
+        Ok(turn.map_err(|why| units::reason(&why)))
     })
 }
 
-fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> io::Result<Turn> {
-    let memory = map(kind, bytes)?;
+fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> anyhow::Result<Turn> {
+    let memory = map(kind, bytes).with_context(|| match kind {
+        Kind::Huge | Kind::HugeShared => "vm.nr_hugepages has too few huge pages",
+        _ => "mmap",
+    })?;
     let mut start = Instant::now();
     let mut lap = || {
         let took = start.elapsed().as_secs_f64();
@@ -85,21 +89,21 @@ fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> io::Result<Tur
     };
     if phase == Phase::Present {
         // SAFETY: the advice populates a mapping of this process.
-        let failed = unsafe { libc::madvise(memory, bytes, libc::MADV_POPULATE_WRITE) } != 0;
+        let failed =
+            unsafe { libc::madvise(memory.address, bytes, libc::MADV_POPULATE_WRITE) } != 0;
         if failed {
-            return Err(io::Error::last_os_error());
+            return Err(io::Error::last_os_error().into());
         }
     }
     let populate = lap();
-    let mr = calls.register(memory, bytes);
+    let mr = calls.register(memory.address, bytes);
     let register = lap();
     let mr = mr.ok_or_else(io::Error::last_os_error)?;
     lap();
     // SAFETY: `mr` was registered just now.
     let ended = unsafe { calls.deregister(mr) };
     let deregister = lap();
-    // SAFETY: this function made the mapping, which is no longer registered.
-    unsafe { libc::munmap(memory, bytes) };
+    drop(memory);
     let unmap = lap();
     ended?;
     Ok(Turn {

@@ -27,8 +27,21 @@ impl Kind {
     }
 }
 
+/// Mapped memory.
+pub struct Memory {
+    pub address: *mut c_void,
+    pub length: usize,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: `map` made the mapping, which is no longer registered.
+        unsafe { libc::munmap(self.address, self.length) };
+    }
+}
+
 /// Maps memory of a kind, without populating it.
-pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
+pub fn map(kind: Kind, length: usize) -> io::Result<Memory> {
     let (private, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
     let (flags, fd) = match kind {
         Kind::Anonymous | Kind::Transparent => (private, none),
@@ -44,18 +57,18 @@ pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
             } else {
                 libc::MAP_SHARED
             },
-            file(kind, bytes)?,
+            file(kind, length)?,
         ),
     };
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the call makes a new mapping and touches no other.
-    let memory = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, flags, fd, 0) };
+    let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0) };
     let error = io::Error::last_os_error();
     if fd >= 0 {
         // SAFETY: `file` has opened the descriptor. The mapping stays.
         unsafe { libc::close(fd) };
     }
-    if memory == libc::MAP_FAILED {
+    if address == libc::MAP_FAILED {
         return Err(error);
     }
     let advice = match kind {
@@ -64,8 +77,8 @@ pub fn map(kind: Kind, bytes: usize) -> io::Result<*mut c_void> {
     };
     // SAFETY: the mapping was just made. A kernel without huge pages refuses the advice, which is
     // harmless.
-    unsafe { libc::madvise(memory, bytes, advice) };
-    Ok(memory)
+    unsafe { libc::madvise(address, length, advice) };
+    Ok(Memory { address, length })
 }
 
 /// A file in memory, or an empty one on the disk, which has no name.

@@ -2,15 +2,16 @@
 //! A process that registers in one way when it is its turn, and its protocol: a line `BYTES PAIRS`
 //! in, a line of JSON out.
 
-use super::memory::{self, map};
+use super::memory::{self, Memory, map};
 use super::process::{Calls, Process, answer_each};
 use super::results::median;
 use crate::choices::name;
+use crate::report::units;
 use crate::verbs::Loaded;
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::time::Instant;
 
@@ -98,32 +99,18 @@ pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
         // Memory of another size is unmapped first.
         let memory = match mapped.take().filter(|memory| memory.length == bytes) {
             Some(memory) => memory,
-            None => Memory::map(bytes)?,
+            None => present(bytes)?,
         };
         Ok(way.turn(mapped.insert(memory), pairs.parse()?))
     })
 }
 
 /// Present memory in small pages: whether a process gets huge pages is chance.
-struct Memory {
-    address: *mut c_void,
-    length: usize,
-}
-
-impl Memory {
-    fn map(length: usize) -> anyhow::Result<Memory> {
-        let address = map(memory::Kind::Anonymous, length).context("mmap")?;
-        // SAFETY: the memory is writable and has that length.
-        unsafe { std::ptr::write_bytes(address.cast::<u8>(), 1, length) };
-        Ok(Memory { address, length })
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: this type mapped the memory, which is no longer registered.
-        unsafe { libc::munmap(self.address, self.length) };
-    }
+fn present(length: usize) -> anyhow::Result<Memory> {
+    let memory = map(memory::Kind::Anonymous, length).context("mmap")?;
+    // SAFETY: the memory is writable and has that length.
+    unsafe { std::ptr::write_bytes(memory.address.cast::<u8>(), 1, length) };
+    Ok(memory)
 }
 
 impl Way {
@@ -153,7 +140,7 @@ impl Way {
             let ended = unsafe { self.calls.deregister(mr) };
             pair.push(start.elapsed().as_nanos() as f64);
             register.push(registered as f64);
-            ended.map_err(|error| error.to_string())?;
+            ended.map_err(|error| units::reason(&error.into()))?;
         }
         let median = |values| median(values).unwrap_or_default();
         Ok((median(pair), median(register)))
@@ -167,7 +154,7 @@ impl Way {
             let mr = mr.ok_or_else(|| self.why())?;
             // SAFETY: `mr` was registered just now.
             let ended = unsafe { self.calls.deregister(mr) };
-            ended.map_err(|error| error.to_string())?;
+            ended.map_err(|error| units::reason(&error.into()))?;
         }
         Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
     }
@@ -175,7 +162,7 @@ impl Way {
     /// Why the registration just before this call failed.
     fn why(&self) -> String {
         type LastReason = unsafe extern "C" fn() -> *const c_char;
-        let error = std::io::Error::last_os_error();
+        let error = errno::errno();
         let preloaded = Loaded::whole_program();
         // SAFETY: <rdmamr.h> gives this type.
         let last_reason = unsafe { preloaded.function::<LastReason>(c"rdmamr_last_reason") };
