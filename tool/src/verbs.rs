@@ -141,14 +141,14 @@ impl Verbs {
     pub fn open(&self, name: &str) -> Result<Context, String> {
         let devices = self
             .devices()
-            .map_err(|errno| std::io::Error::from_raw_os_error(errno).to_string())?;
+            .map_err(|errno| errno::Errno(errno).to_string())?;
         let Some((_, device)) = devices.into_iter().find(|device| device.0 == name) else {
             return Err("libibverbs does not know it".into());
         };
         // SAFETY: the device is of a list that is never freed.
         let context = unsafe { (self.open_device)(device) };
         if context.is_null() {
-            return Err(std::io::Error::last_os_error().to_string());
+            return Err(errno::errno().to_string());
         }
         Ok(Context(context))
     }
@@ -177,7 +177,7 @@ impl Verbs {
         // SAFETY: a `Context` is an open device.
         let pd = unsafe { (self.alloc_pd)(context.0) };
         if pd.is_null() {
-            Err(std::io::Error::last_os_error().to_string())
+            Err(errno::errno().to_string())
         } else {
             Ok(pd)
         }

@@ -3,6 +3,7 @@
 
 use super::check::Check;
 use crate::files::{kernel_release, kernel_version, names, read};
+use crate::report::units::reason;
 use crate::verbs::{Context, Verbs};
 use std::fs::OpenOptions;
 use std::io::ErrorKind;
@@ -30,8 +31,9 @@ pub fn open(
     };
     let path = format!("/dev/infiniband/{node}");
     if let Err(error) = OpenOptions::new().read(true).write(true).open(&path) {
-        let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {error}"));
-        let check = match error.kind() {
+        let (kind, why) = (error.kind(), reason(&error.into()));
+        let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {why}"));
+        let check = match kind {
             ErrorKind::NotFound => check
                 .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
                 .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),

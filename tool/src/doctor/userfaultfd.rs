@@ -41,7 +41,7 @@ pub fn check() -> Check {
         )),
         Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
             SUBJECT,
-            "allowed; this kernel watches anonymous memory, also of huge pages, and sealed memfds",
+            "allowed; this kernel watches anonymous memory, also of huge pages",
         ),
         Ok(_) => Check::ok(SUBJECT, "allowed; this kernel watches anonymous memory"),
         Err(error) => refused(error),
@@ -66,7 +66,9 @@ fn device() -> String {
         (Ok(_), _) => format!("{DEVICE} refuses as well"),
         (_, _) if kernel_version() < (6, 1) => "Linux 6.1 or later, for /dev/userfaultfd".into(),
         (_, Some("Docker" | "Podman")) => format!("--device={DEVICE}"),
-        (_, Some("Kubernetes")) => format!("a hostPath volume or a device plugin for {DEVICE}"),
+        (_, Some("Kubernetes")) => format!(
+            "a device plugin for {DEVICE} (a hostPath volume does not help: the device cgroup refuses to open it)"
+        ),
         _ => format!("pass {DEVICE} into the container"),
     }
 }

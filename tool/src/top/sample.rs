@@ -5,7 +5,7 @@ use super::kernel;
 use super::limits::{self, Limit};
 use super::pages::{self, Found, user_of};
 use crate::files::read;
-use crate::report::units::{controls, script};
+use crate::report::units::{controls, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -98,9 +98,10 @@ impl Sample {
     /// Takes a sample.
     pub fn take(devices: &mut limits::Devices) -> Sample {
         let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
-        let listed = kernel::regions();
-        let kernel_error = listed.as_ref().err().map(ToString::to_string);
-        let (names, table) = listed.unwrap_or_default();
+        let ((names, table), kernel_error) = match kernel::regions() {
+            Ok(listed) => (listed, None),
+            Err(error) => (Default::default(), Some(reason(&error.into()))),
+        };
         for ((device, pid), held) in &table {
             if *pid != 0 {
                 add_held(&mut processes, *pid, device, *held);

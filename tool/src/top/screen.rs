@@ -14,6 +14,9 @@ use ratatui::widgets::{Block, Clear, LineGauge, Paragraph, Row, Table, TableStat
 use ratatui::{DefaultTerminal, Frame};
 use std::time::{Duration, Instant};
 
+/// The limits of the interval that keys reach.
+const SHORTEST: Duration = Duration::from_millis(100);
+const LONGEST: Duration = Duration::from_secs(60);
 /// The keys, and their effects.
 const HELP: [(&str, &str); 8] = [
     ("q, Esc", "end"),
@@ -121,10 +124,9 @@ impl Screen {
             KeyCode::Char('r') => self.view.reversed = !self.view.reversed,
             KeyCode::Char('/') => self.typing = true,
             KeyCode::Char('p') => self.paused = !self.paused,
-            KeyCode::Char('+') => {
-                self.interval = (self.interval / 2).max(Duration::from_millis(100))
-            }
-            KeyCode::Char('-') => self.interval = (self.interval * 2).min(Duration::from_secs(60)),
+            // One key takes back what the other did.
+            KeyCode::Char('+') if self.interval >= 2 * SHORTEST => self.interval /= 2,
+            KeyCode::Char('-') if self.interval <= LONGEST / 2 => self.interval *= 2,
             KeyCode::Char('?') | KeyCode::Char('h') => self.help = true,
             _ => {}
         }

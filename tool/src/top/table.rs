@@ -260,10 +260,10 @@ pub fn summary(sample: &Sample) -> String {
     let sum =
         |of: fn(&Process) -> u64| sample.processes.iter().map(of).fold(0, u64::saturating_add);
     format!(
-        "{}: {} processes, {} regions, {} registered, {} of them idle",
+        "{}: {}, {}, {} registered, {} of them idle",
         sample.host,
-        sample.processes.len(),
-        sum(|process| process.regions),
+        units::plural(sample.processes.len() as u64, "process", "processes"),
+        units::plural(sum(|process| process.regions), "region", "regions"),
         units::bytes(sum(|process| process.bytes)),
         units::bytes(sum(|process| process.idle_bytes)),
     )

@@ -86,7 +86,7 @@ impl Asked {
             libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY => {
                 Asked::Refuses
             }
-            other => Asked::Unknown(std::io::Error::from_raw_os_error(other).to_string()),
+            other => Asked::Unknown(errno::Errno(other).to_string()),
         }
     }
 }
