@@ -55,7 +55,13 @@ for subject in "${subjects[@]}"; do
 	check "it looks at $subject" bash -c '[ "$(grep -c "\"subject\": \"$1\"" "$2")" = 1 ]' - "$subject" "$work/json"
 done
 says "the library loads" library ok "$library" cat "$work/text"
-says "the release of rdma-core" rdma-core ok "$(dpkg-query -W -f '${Version}' libibverbs1 | cut -d- -f1)" cat "$work/text"
+release=$(dpkg-query -W -f '${Version}' libibverbs1 2>/dev/null | cut -d- -f1)
+if [ -n "$release" ]; then
+	# Not in the path, which has it too.
+	says "the release of rdma-core" rdma-core ok "^release ${release//./\\.} " cat "$work/text"
+else
+	skip "the release of rdma-core" "dpkg-query does not know it"
+fi
 # With a device, these checks need not run again: the host's libraries, limits and filters decide
 # them, and a start of the program takes seconds in the machine.
 if [ -z "$device" ]; then
