@@ -18,7 +18,7 @@ python3 "$here/trace.py" known trace "$work/callers" "$work/libcallers.so"
 line() { grep -n "/\* $1 \*/" "$here/callers.c" | cut -d: -f1; }
 
 "$rdmamr" report --text trace >text 2>errors
-check "a trace is reported on as text" [ $? = 0 ] && [ ! -s errors ]
+check "a trace is reported on as text" [ $? = 0 -a ! -s errors ]
 # In an extended regular expression, with any number of blanks for one.
 # Lines that are continued are one.
 sed -Ez 's/\n {16}([^ ])/ \1/g' text >unwrapped
@@ -102,11 +102,11 @@ check "the JSON has the same numbers, exactly" values '
 ["failures"][1]["example"] null'
 
 printed=$("$rdmamr" report trace)
-check "the page is written beside the trace, and its path is printed" [ "$printed" = trace.html ] && [ -s trace.html ]
+check "the page is written beside the trace, and its path is printed" [ "$printed" = trace.html -a -s trace.html ]
 "$rdmamr" report -o page.html trace >/dev/null
 check "or where -o says" cmp trace.html page.html
 fails() { ! "$@"; }
-names_nothing() { ! grep -oiE '(src|href|data|action|poster|srcset)=|url\(|@import|[a-z]+://|<(script|link|iframe|object|embed|img)' "$1"; }
+names_nothing() { [ -s "$1" ] && ! grep -oiE '(src|href|data|action|poster|srcset)=|url\(|@import|[a-z]+://|<(script|link|iframe|object|embed|img)' "$1"; }
 check "the page names nothing to load, and has no script" names_nothing page.html
 echo "<p><img src=x>" >image.html
 check "the check finds a page that does" fails names_nothing image.html
