@@ -217,7 +217,8 @@ def check(sweep, cache):
         outcome = ", ".join(sorted(effects)) or "not reached"
         rows.append((name, function, file, reached, "FAILED" if problems else outcome))
         passed = "not ok" if problems else "ok"
-        print(f"{passed} {len(rows)} - {name} of {function} ({file}) fails {reached} times: {outcome}")
+        skipped = "" if reached else " # SKIP not reached"
+        print(f"{passed} {len(rows)} - {name} of {function} ({file}) fails {reached} times: {outcome}{skipped}")
         print("\n".join(problems[:20]), end="\n" if problems else "", flush=True)
     return rows
 
@@ -250,6 +251,8 @@ def main():
         rows = check(sweep, cache)
     faults = sum(row[3] for row in rows)
     print(f"# {faults} faults at {len(rows)} sites\n1..{len(rows)}")
+    if not faults:
+        print("Bail out! no call failed")
     if options.rows:
         pathlib.Path(options.rows).write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
     return 0
