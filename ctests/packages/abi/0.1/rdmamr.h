@@ -16,7 +16,7 @@ struct rdmamr_stats {
         uint64_t dereg_failed;
         uint64_t live;
         uint64_t live_bytes;
-        uint64_t ended_elsewhere;
+        uint64_t vanished;
         uint64_t hits;
         uint64_t misses;
         uint64_t shared;

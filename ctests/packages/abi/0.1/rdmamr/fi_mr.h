@@ -346,7 +346,7 @@ const char *fi_eq_strerror(struct fid_eq *eq,
 #define RDMAMR_PROV_MR_ATTR (1ull << 2)
 #define RDMAMR_LOCAL_MR (1ull << 55)
 #define RDMAMR_DYNAMIC_MR (1ull << 57)
-#define RDMAMR_DOMAIN_CACHE (1ull << 0)
+#define RDMAMR_DOMAIN_RELAXED (1ull << 0)
 struct rdmamr_domain_attr {
         size_t size;
         uint32_t api_version;
