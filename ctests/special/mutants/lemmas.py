@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """lemmas.py [LEMMA...]: breaks the code of each lemma of docs/proof.md, one mutant at a time, and
-checks that the test that the lemma names fails. "drivers" breaks rows of the table of drivers, which
-the suite of hardware providers checks. Prints TAP.
+checks that the test that the lemma names fails: that it checks something, and finds it wrong. A test
+that stops, by a crash or at its limit, has not failed. Each test must pass first, while nothing is
+broken. "drivers" breaks rows of the table of drivers, which the suite of hardware providers checks.
+Prints TAP.
 
 A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
 """
@@ -125,15 +127,16 @@ def cargo(loom, *arguments):
     return done.returncode == 0, done.stdout + done.stderr
 
 
-def fails(kind, test):
-    """Whether the test fails, and the line that shows it."""
+def outcome(kind, test):
+    """Whether the test "passes", "fails", or "stops" before it fails; and the line that shows it."""
     if kind in ("loom", "unit"):
         passed, text = cargo(kind == "loom", "test", "--release", "--lib", "-p", "rdmamr-cache", "-p", "rdmamr-monitor", test)
         # One of the two crates has the test.
         if not re.search(r"^test result: .* [1-9]\d* (passed|failed);", text, re.M):
             raise SystemExit(f"mutants: {test} did not run:\n{text[-3000:]}")
         panic = re.search(r"panicked at [^\n]*\n([^\n]*)", text)
-        return not passed, panic.group(1) if panic else ""
+        failed = re.search(r"^test result: .* [1-9]\d* failed;", text, re.M)
+        return "passes" if passed else "fails" if failed else "stops", panic.group(1) if panic else ""
     built, text = cargo(False, "build", "--release", "-p", "rdmamr")
     if not built:
         raise SystemExit(f"mutants: a mutant does not build:\n{text[-3000:]}")
@@ -150,8 +153,10 @@ def fails(kind, test):
         env = dict(os.environ, CHECK_LIBRARY=str(library), RESULTS=str(results))
         subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
         tap = (results / f"host.{test}.tap").read_text()
-    bad = re.findall(r"^(?:not ok|Bail out!).*", tap, re.M)
-    return bool(bad), bad[0] if bad else ""
+    for result, line in ("fails", "not ok"), ("stops", "Bail out!"):
+        if bad := re.search(rf"^{line}.*", tap, re.M):
+            return result, bad.group()
+    return "passes", ""
 
 
 def main():
@@ -159,6 +164,11 @@ def main():
     mutants = [mutant for mutant in MUTANTS if not wanted or mutant[0] in wanted]
     print(f"1..{len(mutants)}")
     survived = 0
+    copy()
+    for kind, test in dict.fromkeys(mutant[-2:] for mutant in mutants):
+        result, how = outcome(kind, test)
+        if result != "passes":
+            raise SystemExit(f"mutants: {test} {result} while nothing is broken: {how}")
     for n, (lemma, file, code, other, kind, test) in enumerate(mutants, 1):
         copy()
         path = TREE / "src" / file
@@ -166,10 +176,10 @@ def main():
         if text.count(code) < 1:
             raise SystemExit(f"mutants: {file} no longer has {code!r}")
         path.write_text(text.replace(code, other))
-        failed, how = fails(kind, test)
-        survived += not failed
-        print(f"{'ok' if failed else 'not ok'} {n} - {lemma}: {test} fails without {code.strip()!r} in {file}")
-        print(f"# {how}", flush=True)
+        result, how = outcome(kind, test)
+        survived += result != "fails"
+        print(f"{'ok' if result == 'fails' else 'not ok'} {n} - {lemma}: {test} fails without {code.strip()!r} in {file}")
+        print(f"# it {result}: {how}", flush=True)
     return 1 if survived else 0
 
 
