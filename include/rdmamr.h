@@ -217,8 +217,8 @@ struct rdmamr_stats {
 struct rdmamr_cache_limits {
         /**
          * How long a released region without remote rights stays registered, in ms
-         * (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With 0 the cache does not
-         * reuse such regions.
+         * (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With less than 5 the cache
+         * does not reuse such regions.
          */
         uint64_t linger_local;
         /**

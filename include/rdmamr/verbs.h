@@ -66,8 +66,9 @@ struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
  * flushes the registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or
  * ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
  * is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
- * RDMAMR_CACHE_MAX_IDLE_BYTES allow; a shortage of memory; a change of the mapping of the pages by
- * the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
+ * RDMAMR_CACHE_MAX_IDLE_BYTES allow, or than an eighth of what the rdma cgroup or the device has
+ * left; a fork() while more than 128 KiB are released; a shortage of memory; a change of the mapping
+ * of the pages by the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either kind.
  *
  * Any thread may call this function at any time.
  *
@@ -88,8 +89,9 @@ int ibv_dereg_mr_relaxed(struct ibv_mr *mr);
  * function at any time.
  *
  * Returns 0, or an errno. EINVAL: `pd` is NULL. EAGAIN: a signal handler made the call while it
- * interrupted the library. EBUSY and others: the kernel refused to deregister a region; the
- * library does not reuse that region.
+ * interrupted the library, or another thread that works on the regions has not continued for 5 s.
+ * EBUSY and others: the kernel refused to deregister a region; the library does not reuse that
+ * region.
  *
  * Source: ibv_flush_relaxed_mr(3) of Oracle Solaris.
  */

@@ -122,8 +122,8 @@ const _: () = assert!(RDMAMR_UNCHANGED == rdmamr_config::UNCHANGED);
 #[derive(Clone, Copy)]
 pub struct rdmamr_cache_limits {
     /// How long a released region without remote rights stays registered, in ms
-    /// (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With 0 the cache does not
-    /// reuse such regions.
+    /// (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With less than 5 the cache
+    /// does not reuse such regions.
     pub linger_local: u64,
     /// The same for a region with remote rights, whose rkey stays valid (by default 1 000).
     pub linger_remote: u64,
