@@ -17,7 +17,7 @@
 /**
  * The minor version of this header: 2 in 1.2.3.
  */
-#define RDMAMR_VERSION_MINOR 2
+#define RDMAMR_VERSION_MINOR 3
 
 /**
  * The patch version of this header: 3 in 1.2.3.

@@ -21,7 +21,7 @@ use std::ffi::CString;
 /// The major version of this header: 1 in 1.2.3.
 pub const RDMAMR_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header: 2 in 1.2.3.
-pub const RDMAMR_VERSION_MINOR: u32 = 2;
+pub const RDMAMR_VERSION_MINOR: u32 = 3;
 /// The patch version of this header: 3 in 1.2.3.
 pub const RDMAMR_VERSION_PATCH: u32 = 0;
 
