@@ -48,6 +48,21 @@ static void refused_with(const char *name, void *at, size_t length, int access, 
 		   after.hits == before.hits, "%s: and nothing is left of it", name);
 }
 
+/* Implicit on-demand paging has no range that the cache could look for. */
+static void whole_address_space(void)
+{
+	int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, err;
+	struct ibv_mr *mr = ibv_reg_mr(pair.pd, NULL, SIZE_MAX, access);
+
+	err = mr ? 0 : errno;
+	must(!mr || ibv_dereg_mr(mr) == 0);
+	errno = 0;
+	mr = ibv_reg_mr_relaxed(pair.pd, NULL, SIZE_MAX, access);
+	is(mr ? 0 : errno, err, "the whole address space on demand: the result of a plain registration (%s)",
+	   err ? strerrorname_np(err) : "yes");
+	must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+}
+
 /* A value of access that the kernel must judge: the same result as for a plain registration. */
 static void judged_as_plain(const char *name, int access, bool kept)
 {
@@ -120,6 +135,7 @@ static void arguments(void)
 	judged_as_plain("zero-based", IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ZERO_BASED, false);
 	judged_as_plain("huge pages", LOCAL_AND_REMOTE | IBV_ACCESS_HUGETLB, false);
 	judged_as_plain("on demand", LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND, false);
+	whole_address_space();
 }
 
 /* 2. The page range, and a handle for each call. */

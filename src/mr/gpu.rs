@@ -226,26 +226,31 @@ fn may_be_gpu(pd: Pd, request: &Request, errno: i32) -> bool {
 }
 
 /// Registers the memory as a dma-buf if it is a GPU's, after the kernel has refused its address with
-/// `error`. If it is not, or if it cannot be done, the errno stays that of `error`.
+/// `error`. If it is not, or if it cannot be done, the errno stays that of `error`; otherwise it
+/// becomes `before`, the errno before the refused call.
 #[cold]
-pub fn instead(pd: Pd, request: &Request, error: Error) -> Result<Registered, Error> {
+pub fn instead(
+    pd: Pd,
+    request: &Request,
+    error: Error,
+    before: Errno,
+) -> Result<Registered, Error> {
     let (Error::Kernel(errno) | Error::Next(errno)) = error else {
         return Err(error);
     };
     if !may_be_gpu(pd, request, errno.0) {
         return Err(error);
     }
-    let before = errno::errno();
+    let refused = errno::errno();
     let registered = by::<cuda::Cuda>(pd, request).or_else(|| by::<rocm::Rocm>(pd, request));
     let Some(registered) = registered else {
-        errno::set_errno(before);
+        errno::set_errno(refused);
         return Err(error);
     };
     let (counters, thread) = (stats::counters(), thread::number());
     match registered {
         Ok(registered) => {
-            // The refused call has overwritten the program's errno.
-            errno::set_errno(Errno(0));
+            errno::set_errno(before);
             counters.add(thread, counter!(reg_gpu), 1);
             Ok(registered)
         }

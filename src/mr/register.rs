@@ -12,7 +12,7 @@ use super::request::Request;
 use super::rows::Known;
 use super::state::{self, State};
 use super::{fork, forwarded, gpu, large};
-use errno::Errno;
+use errno::{Errno, errno};
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::disabled;
 use rdmamr_next::{Context, Pd};
@@ -31,11 +31,12 @@ use rdmamr_uverbs::{Uverbs, mr};
 /// there is one, counts the registration too.
 #[inline(always)]
 pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<Registered, Error> {
+    let before = errno();
     let direct = match Direct::find(pd, request) {
         Ok(direct) => direct,
         Err(why) => {
             return forwarded::register(pd, request, why)
-                .or_else(|error| gpu::instead(pd, request, error));
+                .or_else(|error| gpu::instead(pd, request, error, before));
         }
     };
     match direct.register(request, counter) {
@@ -43,7 +44,7 @@ pub fn register(pd: Pd, request: &Request, counter: Option<Counter>) -> Result<R
             // The refusal led to a new look at the device: a device that was closed without a call
             // to us has left its address to another device, and libibverbs serves that device.
             Some(why) => forwarded::register(pd, request, why),
-            None => gpu::instead(pd, request, error),
+            None => gpu::instead(pd, request, error, before),
         },
         registered => registered,
     }

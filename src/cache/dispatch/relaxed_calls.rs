@@ -5,6 +5,7 @@
 use crate::dispatch::register::{register_rarely, retried};
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
+use errno::errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_mr::gpu;
 use rdmamr_mr::{Access, Error, How, Registered, Request};
@@ -30,8 +31,11 @@ fn register_missed(pd: Pd, request: &Request, answer: Answer) -> Result<Register
             stats::counters().count(reason);
             register_rarely(pd, request)
         }
-        Err(Unserved::Failed(error)) => retried(pd, request, gpu::instead(pd, request, error))
-            .inspect(|_| stats::counters().count(counter!(bypassed_memory))),
+        // The miss has restored errno.
+        Err(Unserved::Failed(error)) => {
+            retried(pd, request, gpu::instead(pd, request, error, errno()))
+                .inspect(|_| stats::counters().count(counter!(bypassed_memory)))
+        }
     }
 }
 

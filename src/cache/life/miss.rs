@@ -133,7 +133,6 @@ fn register_now(
     answer: Answer,
     unshared: bool,
 ) -> Result<Registered, Unserved> {
-    let page_range = check(request).map_err(Unserved::Failed)?;
     let because = |reason| Err(Unserved::Because(reason));
     if disabled() {
         return because(counter!(bypassed_device));
@@ -141,6 +140,7 @@ fn register_now(
     if !rdmamr_policy::may_be_kept(request.access.bits()) {
         return because(counter!(bypassed_access));
     }
+    let page_range = check(request).map_err(Unserved::Failed)?;
     // Once no hit can succeed any more, the cache makes no region, because it could not reuse it.
     let distrusted = existing().is_some_and(|cache| cache.regions.changes.is_distrusted());
     if thread::is_inside() {
