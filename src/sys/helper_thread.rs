@@ -222,6 +222,9 @@ pub unsafe fn unmap(memory: *mut c_void, size: usize) {
     unsafe { libc::syscall(libc::SYS_munmap, memory, size) };
 }
 
+/// The default of fs.nr_open: an unprivileged process has no greater number.
+const DEFAULT_NR_OPEN: u32 = 1 << 20;
+
 /// Closes every number from `first` on of the calling thread's table, which is the thread's own.
 pub fn close_from(first: u32) {
     // SAFETY: the calling thread is this library's own, and has a table for itself: no other code
@@ -229,9 +232,9 @@ pub fn close_from(first: u32) {
     if unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, 0) } == 0 {
         return;
     }
-    // Before Linux 5.9, or refused: one by one.
-    let most = proc::limit(libc::RLIMIT_NOFILE).unwrap_or(0);
-    for fd in first..=u32::try_from(most).unwrap_or(u32::MAX) {
+    // Before Linux 5.9, or refused: one by one. A limit of 2^30 would take minutes, and a limit that
+    // was lowered says nothing about the numbers above it.
+    for fd in first..proc::descriptor_table_size().unwrap_or(DEFAULT_NR_OPEN) {
         // SAFETY: as above.
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }

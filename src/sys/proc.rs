@@ -43,6 +43,17 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     (!failed).then_some(limit.rlim_cur)
 }
 
+/// How many numbers the calling thread's table of descriptors has room for (proc(5), FDSize).
+pub fn descriptor_table_size() -> Option<u32> {
+    let mut size = None;
+    let read = each_line(c"/proc/thread-self/status", |line| {
+        let found = line.strip_prefix(b"FDSize:");
+        size = found.and_then(|size| core::str::from_utf8(size).ok()?.trim().parse().ok());
+        found.is_none()
+    });
+    size.filter(|_| read)
+}
+
 /// Whether the kernel shows the process's mappings. Opens no file.
 pub fn has_maps() -> bool {
     // SAFETY: the path ends in 0.
@@ -225,17 +236,6 @@ pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
         }
         !is_it
     });
-}
-
-/// Whether a file is mapped whose path has these words. Does not ask the linker: the caller may be
-/// a signal handler that interrupted the holder of the linker's locks.
-pub fn maps_file(words: &[u8]) -> bool {
-    let mut found = false;
-    let _ = each_line(c"/proc/thread-self/maps", |line| {
-        found = line.windows(words.len()).any(|part| part == words);
-        !found
-    });
-    found
 }
 
 /// The structure of PROCMAP_QUERY (include/uapi/linux/fs.h), Linux 6.11.

@@ -40,7 +40,8 @@ impl<T: Sync> PerProcess<T> {
     /// The value of this process, if there is one.
     #[inline]
     pub fn get(&'static self) -> Option<&'static T> {
-        // SAFETY: the pointer is null or to a box that `make` leaked in this process.
+        // SAFETY: the pointer is null, or to a value of this process that is never freed: a box that
+        // `make` leaked, or what `publish` or `replace` was given.
         unsafe { self.value.load(Acquire).as_ref() }
     }
 
