@@ -264,14 +264,16 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     if block.is_null() || !IS_GLIBCS.load(Relaxed) {
         return None;
     }
-    let header = block.cast::<[usize; 2]>().wrapping_sub(1);
+    let header = block.cast::<usize>().wrapping_sub(2);
     // SAFETY: same contract: the block is glibc's, and two words precede it. The C library wrote
-    // the second word when it allocated the block. The first word belongs to the block if the block
-    // is a mapping.
-    let [before, length] = unsafe { header.read_unaligned() };
+    // the second word when it allocated the block.
+    let length = unsafe { header.wrapping_add(1).read_unaligned() };
     if length & IS_MAPPED == 0 {
         return None;
     }
+    // SAFETY: the block is a mapping, so the first word belongs to it as well. (Otherwise it may
+    // belong to the block before this one, which another thread may be writing.)
+    let before = unsafe { header.read_unaligned() };
     let start = block.addr().wrapping_sub(HEADER).wrapping_sub(before);
     let length = before.wrapping_add(length & !FLAGS);
     // glibc makes the same check: an unaligned block is not a mapping.
