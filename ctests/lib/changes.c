@@ -639,10 +639,14 @@ ADVICE(advise_hugepage, 0, COUNT, MADV_HUGEPAGE)
 ADVICE(advise_nohugepage, 0, COUNT, MADV_NOHUGEPAGE)
 ADVICE(advise_populate, 0, COUNT, MADV_POPULATE_WRITE)
 
-/* The kernel cannot collapse pinned pages, and returns EBUSY. */
+/*
+ * The kernel cannot collapse pinned pages, and returns EBUSY. It may refuse others as well, with
+ * EAGAIN or EINVAL, by the state of its memory. The pages are good in each case.
+ */
 static int advise_collapse(struct place *place, const struct way *way)
 {
-	return way->advise(place->at, place->length, MADV_COLLAPSE) && errno == EINVAL ? -1 : 0;
+	way->advise(place->at, place->length, MADV_COLLAPSE);
+	return 0;
 }
 
 static int guard(struct place *place, const struct way *way)
@@ -872,7 +876,8 @@ const struct change changes[] = {
 	{ "`MADV_COLD`", CALLS | BY(SELF) | BY(PROCESS), 0, anonymous, .steps = { { advise_cold, EITHER } } },
 	{ "`MADV_PAGEOUT`", CALLS | BY(SELF) | BY(PROCESS), BY(LIBRARY), anonymous,
 	  .steps = { { advise_pageout, EITHER } } },
-	{ "`MADV_COLLAPSE`", CALLS | BY(SELF) | BY(PROCESS), 0, huge, .steps = { { advise_collapse, EITHER } } },
+	{ "`MADV_COLLAPSE`", CALLS | BY(SELF) | BY(PROCESS), 0, huge, .steps = { { advise_collapse, EITHER } },
+	  .since = LINUX(6, 1) },
 	{ "`MADV_WILLNEED`", CALLS, 0, anonymous, .steps = { { advise_willneed, EITHER } } },
 	{ "`MADV_HUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_hugepage, EITHER } } },
 	{ "`MADV_NOHUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_nohugepage, EITHER } } },
