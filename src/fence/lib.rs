@@ -10,10 +10,11 @@
 //! - The first line has [`GAPS`] and [`OPEN`]. The kernel may skip a count on a processor where it
 //!   has preempted a task that was counting. While a processor has such a task, `OPEN` is not 0.
 //!   When it comes to have one, first `OPEN` rises, then `GAPS`. `GAPS` never falls.
-//! - Each further line belongs to the processes whose [`index`] is the line's: [`EVENTS`] rises
-//!   when the kernel has marked a change of watched memory as in flight and before the change has
-//!   an effect. [`MOVES`] rises before an mremap of watched memory moves pages, while the kernel
-//!   holds the mmap lock for writing. It marks that change, and counts it in `EVENTS`, only after.
+//! - Each further line belongs to the processes whose [`index`] is the line's. [`MOVES`] rises
+//!   when an unmap or an mremap of watched memory begins, while the kernel holds the mmap lock for
+//!   writing; it keeps the lock until it has marked the change as in flight. So who sees a new
+//!   number takes the lock once, and then asks for the mark. [`EVENTS`] rises when a call begins
+//!   that empties watched memory (`MADV_DONTNEED`), which has no effect before its event is read.
 //!
 //! Processes may share a line, a number may wrap, and the service may count what it need not: that
 //! costs a reader time, and never hides a change from it.
@@ -55,9 +56,9 @@ pub const SIZE: usize = (1 + LINES as usize) * LINE;
 pub const GAPS: usize = 0;
 /// Where the first line has the number of processors that may skip counts now.
 pub const OPEN: usize = 8;
-/// Where a process's line has the number of changes that were marked.
+/// Where a process's line has the number of calls that began to empty memory.
 pub const EVENTS: usize = 0;
-/// Where a process's line has the number of mremaps that began to move pages.
+/// Where a process's line has the number of unmaps and moves that began.
 pub const MOVES: usize = 8;
 
 /// The index of a process's line, from the process's id in the initial PID namespace.
