@@ -75,6 +75,8 @@ pub struct Config {
     pub gpu: bool,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
+    /// `RDMAMR_FENCE`: a hit may know by counters of `rdmamr fence` that no memory has changed.
+    pub fence_service: bool,
 }
 
 impl Config {
@@ -100,6 +102,7 @@ impl Config {
         live: true,
         gpu: true,
         monitor_libfabric: false,
+        fence_service: true,
     };
 }
 
@@ -256,6 +259,11 @@ const SETTINGS: &[Setting] = &[
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
         config.monitor_libfabric = value == c"libfabric";
         config.monitor_libfabric
+    } },
+    // Whether hits may use the counters of `rdmamr fence`, or always ask the kernel.
+    Setting { name: c"RDMAMR_FENCE", values: &["auto", "ioctl"], set: |config, value| {
+        config.fence_service = value != c"ioctl";
+        value == c"auto" || value == c"ioctl"
     } },
 ];
 
@@ -517,6 +525,7 @@ mod tests {
         assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
         assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
         assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
+        assert!(!applied("RDMAMR_FENCE", c"ioctl").0.fence_service);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
         assert!(applied("RDMAMR_PROGRESS", c"1").0.progress);
@@ -553,6 +562,7 @@ mod tests {
             ("RDMAMR_DISABLE", c"yes", ""),
             ("RDMAMR_STATS", c"", ""),
             ("RDMAMR_GPU", c"0", ""),
+            ("RDMAMR_FENCE", c"aut", "auto"),
             ("RDMAMR_CACHE", c"ALL", "all"),
             ("RDMAMR_PREFAULT", c"65", ""),
             ("RDMAMR_PREFAULT", c"-2", ""),
