@@ -208,6 +208,12 @@ struct rdmamr_stats {
          * The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
          */
         uint64_t reg_past_bytes;
+        /**
+         * Times that the cache asked the kernel whether a change of memory was under way, in a process
+         * for which the service rdmamr fence counts changes: once after each change. 0 without the
+         * service; then each hit of a process with threads asks.
+         */
+        uint64_t fence_asked;
 };
 
 /**

@@ -121,6 +121,10 @@ pub struct rdmamr_stats {
     pub reg_past: u64,
     /// The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
     pub reg_past_bytes: u64,
+    /// Times that the cache asked the kernel whether a change of memory was under way, in a process
+    /// for which the service rdmamr fence counts changes: once after each change. 0 without the
+    /// service; then each hit of a process with threads asks.
+    pub fence_asked: u64,
 }
 
 /// The number of fields of [`rdmamr_stats`]. All are `u64`.

@@ -123,14 +123,14 @@ impl Waiting {
 }
 
 /// The lines that can wait at a time: one that says that regions are not reused any more, one about
-/// the descriptor of userfaultfd.
-static WAITING: [Waiting; 2] = [const { Waiting::new() }; 2];
+/// the descriptor of userfaultfd, one about the service `rdmamr fence`.
+static WAITING: [Waiting; 3] = [const { Waiting::new() }; 3];
 
 /// Has the next call of [`write_waiting`] write a line. Standard error may be a pipe that nobody
 /// reads: a thread that holds a lock, or runs in a memory call of the program, must not write there.
 pub fn later(message: fmt::Arguments<'_>) {
     let fill = |waiting: &Waiting| waiting.take(EMPTY, FULL, |text| set(text, message));
-    // A line without a free place is dropped: more than two are not expected.
+    // A line without a free place is dropped: more than three are not expected.
     let _ = WAITING.iter().any(fill);
 }
 
