@@ -9,7 +9,9 @@
 
 use crate::life::hit::{Miss, Steps, in_order};
 use crate::region::state::{Grant, Left, Seen, State};
+use crate::watch::counts::{Counters, Kept, NONE};
 use crate::watch::log::{Change, Frame, Kind, Log};
+use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
@@ -28,7 +30,16 @@ struct World {
     /// The kernel's `mmap_changing`.
     in_flight: AtomicBool,
     registered: AtomicBool,
+    /// What the kernel counts, if `counts`: `gaps`, `open`, `events`, `moves`.
+    counts: bool,
+    counters: [AtomicU64; 4],
+    kept: Kept<AtomicU64>,
 }
+
+const GAPS: usize = 0;
+const OPEN: usize = 1;
+const EVENTS: usize = 2;
+const MOVES: usize = 3;
 
 const MEMORY: PageRange = PageRange {
     start: 0x1000,
@@ -48,6 +59,10 @@ const CHANGE: Change = Change {
 impl World {
     /// A world with one region, which is kept and idle.
     fn new() -> Arc<World> {
+        World::with(false)
+    }
+
+    fn with(counts: bool) -> Arc<World> {
         let world = World {
             changes: Log::new(),
             state: State::new(),
@@ -56,6 +71,9 @@ impl World {
             mapped: AtomicU64::new(0),
             in_flight: AtomicBool::new(false),
             registered: AtomicBool::new(true),
+            counts,
+            counters: core::array::from_fn(|_| AtomicU64::new(0)),
+            kept: Kept(AtomicU64::new(NONE)),
         };
         world.state.make();
         assert!(world.state.keep());
@@ -96,6 +114,50 @@ impl World {
     /// until the event is read.
     fn unmap_unseen(&self) {
         self.in_flight.store(true, SeqCst);
+        self.mapped.store(1, Release);
+    }
+
+    /// The kernel counts: an atomic addition that is ordered on both sides.
+    fn count(&self, what: usize) {
+        self.counters[what].fetch_add(1, AcqRel);
+    }
+
+    /// As [`World::unmap_unseen`], and the kernel counts the change. It releases the mmap lock, or
+    /// holds it as readers do, before the memory is unmapped.
+    fn unmap_counted(&self) {
+        {
+            let _kernel = self.kernel.lock().unwrap();
+            self.count(MOVES);
+            self.in_flight.store(true, Release);
+        }
+        self.mapped.store(1, Release);
+    }
+
+    /// The kernel does not count the change, because it has preempted a task that was counting.
+    fn unmap_skipped(&self) {
+        self.count(OPEN);
+        self.count(GAPS);
+        {
+            let _kernel = self.kernel.lock().unwrap();
+            self.counters[OPEN].fetch_sub(1, AcqRel);
+            self.in_flight.store(true, Release);
+        }
+        self.mapped.store(1, Release);
+    }
+
+    /// mremap by a raw system call: the pages move before the change is marked.
+    fn move_counted(&self) {
+        let _kernel = self.kernel.lock().unwrap();
+        self.count(MOVES);
+        self.mapped.store(1, Release);
+        self.in_flight.store(true, Release);
+    }
+
+    /// madvise empties the memory after its event has been read.
+    fn empty_counted(&self) {
+        self.count(EVENTS);
+        self.in_flight.store(true, Release);
+        self.monitor();
         self.mapped.store(1, Release);
     }
 
@@ -178,7 +240,25 @@ impl Steps for &World {
     }
 
     fn fence(&self) -> bool {
-        !self.in_flight.load(SeqCst)
+        let ask = || match self.in_flight.load(SeqCst) {
+            true => Fence::UnderWay,
+            false => Fence::Passed,
+        };
+        if !self.counts {
+            return ask() == Fence::Passed;
+        }
+        let [gaps, open, events, moves] = &self.counters;
+        let counters = Counters {
+            gaps,
+            open,
+            events,
+            moves,
+        };
+        let hold = || {
+            drop(self.kernel.lock().unwrap());
+            true
+        };
+        self.kept.stands(&counters) || self.kept.ask(&counters, hold, ask) == Fence::Passed
     }
 
     fn refused(&self) {}
@@ -220,6 +300,86 @@ fn loom_a_change_that_only_the_kernel_sees() {
         world.monitor();
         world.apply();
         assert_eq!(world.register(), None);
+    });
+}
+
+/// Hits that know by the counters (W11).
+fn counted(change: fn(&World)) {
+    explore(Some(3), move || {
+        let world = World::with(true);
+        let other = world.clone();
+        let changing = thread::spawn(move || {
+            change(&other);
+            other.monitor();
+        });
+        world.register();
+        world.apply();
+        world.register();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+/// One thread keeps the counters, another one hits by them.
+#[test]
+fn loom_counted_by_another() {
+    explore(Some(2), move || {
+        let world = World::with(true);
+        let (other, keeping) = (world.clone(), world.clone());
+        let changing = thread::spawn(move || {
+            other.unmap_counted();
+            other.monitor();
+        });
+        let hitting = thread::spawn(move || keeping.register());
+        world.register();
+        hitting.join().unwrap();
+        changing.join().unwrap();
+        world.apply();
+        assert_eq!(world.register(), None);
+    });
+}
+
+#[test]
+fn loom_counted_unmap() {
+    counted(World::unmap_counted);
+}
+
+#[test]
+fn loom_counted_skip() {
+    counted(World::unmap_skipped);
+}
+
+#[test]
+fn loom_counted_move() {
+    counted(World::move_counted);
+}
+
+#[test]
+fn loom_counted_madvise() {
+    counted(World::empty_counted);
+}
+
+/// The kernel must count a change before it releases the lock, and before the effect.
+#[test]
+#[should_panic = "a stale translation"]
+fn loom_counted_too_late() {
+    counted(|world| {
+        world.in_flight.store(true, Release);
+        world.mapped.store(1, Release);
+        world.monitor();
+        world.count(MOVES);
+    });
+}
+
+/// A change that is counted and does not hold the lock must have been marked.
+#[test]
+#[should_panic = "a stale translation"]
+fn loom_counted_before_the_mark() {
+    counted(|world| {
+        world.count(MOVES);
+        world.in_flight.store(true, Release);
+        world.mapped.store(1, Release);
     });
 }
 

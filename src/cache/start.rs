@@ -88,6 +88,7 @@ fn make() -> Option<&'static Cache> {
     let watch = Watch::start(Reader {
         changes: &regions.changes,
         heard: cleaning::heard,
+        asks_service: rdmamr_config::config().fence_service,
     });
     let may_pin = may_pin();
     let cache = Cache {

@@ -10,8 +10,8 @@
 //!
 //! 1. The pointer to the instance. It is on a page of its own, which a forked child gets empty.
 //! 2. Whether calls are recorded (`trace::ON`).
-//! 3. Beside it, the descriptor number that the fence asks, and the proof of that number
-//!    ([`crate::watch::watch_fd::WATCH_FD`]).
+//! 3. Beside it, the descriptor number that the fence asks, the proof of that number, and what the
+//!    counters of changes were ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
 //! 5. One line of [`crate::layout::Regions`]: how much is registered and how much may be idle, the
@@ -20,6 +20,10 @@
 //! 7. The region's slot, the only one of these lines that is written.
 //! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That
 //!    costs about half a ns of 18.
+//!
+//! Where the kernel counts changes (W11), a hit makes no system call, and touches two lines of
+//! counters in its place: one of all processes, which is written when a processor skips counts, and
+//! the process's own, which the kernel writes at each change.
 //!
 //! Neither a hit nor a release writes to the lines 1 to 5, so threads share them. The pair also
 //! touches three or four lines of the stack, 21 lines of code on one page, and two lines by which

@@ -4,13 +4,14 @@
 //! for a few system calls. `helper_thread.rs` has the rules that the reader obeys.
 //!
 //! The reader has a table of descriptors of its own: a copy of the program's, in which it closes
-//! all files but its own. A fork with the closes in the child does the same. POSIX locks belong to
+//! all files but its own. (Those of `service.rs` come later.) A fork with the closes in the child does the same. POSIX locks belong to
 //! a table, so the program keeps its locks. Pipes, sockets and open files have one more holder for
 //! the microseconds from the copy to the close. (unshare(2) would serve as well, but container
 //! runtimes refuse it.)
 
 use crate::watch::gate::GATE;
 use crate::watch::log::{Change, Kind, Log};
+use crate::watch::service::{self, Question};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -42,6 +43,8 @@ pub struct Reader {
     /// Called when the log has new records. The function obeys the rules of `helper_thread.rs`, and
     /// waits for no thread.
     pub heard: fn(),
+    /// Whether to ask the service for counters of changes.
+    pub asks_service: bool,
 }
 
 /// Starts the reader. An error is the kernel's refusal of a thread.
@@ -91,7 +94,11 @@ pub fn is_ready() -> bool {
 
 extern "C" fn run(_: *mut c_void) -> c_int {
     // SAFETY: `start` left a `Reader` there that is never freed while the reader runs.
-    let Reader { changes, heard } = unsafe { *READER.load(Relaxed) };
+    let Reader {
+        changes,
+        heard,
+        asks_service,
+    } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     helper_thread::set_name(c"rdmamr-uffd");
     helper_thread::run_anywhere();
@@ -104,11 +111,18 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
     KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
+    let mut question = if asks_service { service::ask() } else { None };
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
     loop {
-        let ready = file.wait();
+        if let Some(asked) = &mut question
+            && !asked.waits_for(file)
+        {
+            question.take().into_iter().for_each(Question::end);
+            continue;
+        }
+        let ready = question.is_some() || file.wait();
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
         changes.begin();

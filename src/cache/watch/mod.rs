@@ -6,6 +6,8 @@
 //! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events
 //!   (W1).
 //! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4).
+//! - `counts.rs`: the counters by which a hit need not ask (W11). `service.rs`: the service that has
+//!   the kernel count.
 //! - `watcher.rs`: the watch as the cache uses it; `failure.rs`: why there is none; `mappings.rs`:
 //!   how much may be watched. `one_thread.rs`: whether a hit needs the fence (W3).
 //! - `in_place.rs`: whether the program's memory calls reach the library (W6). Their hooks are in
@@ -14,6 +16,7 @@
 //! - `gate.rs`: before Linux 6.16 one file can unregister memory that another has registered.
 //! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
+pub mod counts;
 pub mod dropping;
 pub mod event_reader;
 pub mod extent;
@@ -26,6 +29,7 @@ pub mod log;
 mod log_tests;
 mod mappings;
 mod one_thread;
+mod service;
 pub mod userfaultfd;
 pub mod watch_fd;
 pub mod watcher;

@@ -12,6 +12,7 @@
 //! **Local argument:** the pointer of an ioctl points to a local structure with the layout of that
 //! ioctl in the kernel's header.
 
+use core::ptr::null_mut;
 use errno::{Errno, errno};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -215,28 +216,26 @@ impl Userfaultfd {
         made
     }
 
+    /// Opens a file that asks for no events, so that no thread waits for a reader. The caller is the
+    /// reader, a thread that the C library does not know, so these are raw system calls.
+    pub fn open_without_events() -> Option<Userfaultfd> {
+        let file = Userfaultfd(Self::open_file().ok()?);
+        let mut api = Api {
+            api: UFFD_API,
+            features: 0,
+            ioctls: 0,
+        };
+        // SAFETY: local argument.
+        let answer = unsafe { libc::syscall(libc::SYS_ioctl, file.0, UFFDIO_API, &raw mut api) };
+        if answer != 0 {
+            file.close();
+        }
+        (answer == 0).then_some(file)
+    }
+
     /// Whether the kernel keeps one file from unregistering memory that another file has
     /// registered. Linux does from 6.16 on. Returns false if this cannot be found out.
-    ///
-    /// The caller is the reader, a thread that the C library does not know, so these are raw system
-    /// calls.
     pub fn are_kept_apart() -> bool {
-        // These files ask for no events, so no thread waits for a reader.
-        let open = || {
-            let file = Userfaultfd(Self::open_file().ok()?);
-            let mut api = Api {
-                api: UFFD_API,
-                features: 0,
-                ioctls: 0,
-            };
-            // SAFETY: local argument.
-            let answer =
-                unsafe { libc::syscall(libc::SYS_ioctl, file.0, UFFDIO_API, &raw mut api) };
-            if answer != 0 {
-                file.close();
-            }
-            (answer == 0).then_some(file)
-        };
         let page = page_size() as usize;
         let Some(memory) = helper_thread::map(page) else {
             return false;
@@ -246,6 +245,7 @@ impl Userfaultfd {
             start,
             end: start + page as u64,
         };
+        let open = Self::open_without_events;
         let (one, another) = (open(), open());
         let kept_apart = match (one, another) {
             (Some(one), Some(another)) => one.register(range).is_ok() && !another.unregister(range),
@@ -318,29 +318,8 @@ impl Userfaultfd {
 
     /// Waits until an event can be read. Returns false if the file cannot be waited for. The number
     /// is below 64 (`as_only_one`).
-    ///
-    /// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
     pub fn wait(self) -> bool {
-        let mut files = 1u64 << self.0;
-        let (none, no_limit) = (
-            core::ptr::null::<u64>(),
-            core::ptr::null::<libc::timespec>(),
-        );
-        // SAFETY: `files` is one local word, and the kernel reads and writes no bits from the first
-        // argument on, rounded up to a word. The null pointers mean no other files, no time limit
-        // and no mask.
-        let ready = unsafe {
-            libc::syscall(
-                libc::SYS_pselect6,
-                self.0 + 1,
-                &raw mut files,
-                none,
-                none,
-                no_limit,
-                none,
-            )
-        };
-        ready > 0 || (ready < 0 && errno().0 == libc::EINTR)
+        wait_for(1 << self.0, None).is_some()
     }
 
     /// Reads the events that are there, at most as many as fit, without waiting.
@@ -373,6 +352,36 @@ impl Userfaultfd {
         // SAFETY: `self` is a file that this library opened. Its callers make sure that the number
         // is still its own.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
+    }
+}
+
+/// Waits until one of these files can be read, a bit for each number. Returns those that can; none
+/// at a signal, or when the time is over. The kernel subtracts the time waited from `limit`. `None` if
+/// a file cannot be waited for.
+///
+/// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
+pub fn wait_for(mut files: u64, limit: Option<&mut libc::timespec>) -> Option<u64> {
+    let limit = limit.map_or(null_mut(), |limit| &raw mut *limit);
+    let none = core::ptr::null::<u64>();
+    let end = u64::BITS - files.leading_zeros();
+    // SAFETY: `files` is one local word, and the kernel reads and writes no bits from the first
+    // argument on, rounded up to a word. `limit` is null, which means no limit, or a time of the
+    // caller's. The other null pointers mean no other files and no mask.
+    let ready = unsafe {
+        libc::syscall(
+            libc::SYS_pselect6,
+            end,
+            &raw mut files,
+            none,
+            none,
+            limit,
+            none,
+        )
+    };
+    match ready {
+        1.. => Some(files),
+        0 => Some(0),
+        _ => (errno().0 == libc::EINTR).then_some(0),
     }
 }
 

@@ -30,15 +30,16 @@
 //! call. (No ioctl distinguishes our file from another userfaultfd at the fence's price: those that
 //! answer without the mmap lock do not check which file watches the memory.)
 
+use crate::watch::counts::Counts;
 use crate::watch::listeners::is_retired;
 use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
-use rdmamr_stats::log;
+use rdmamr_stats::{counter, log};
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::helper_thread;
-use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::thread;
 use rdmamr_sys::words::InWords;
 
@@ -46,18 +47,22 @@ use rdmamr_sys::words::InWords;
 #[unsafe(link_section = ".data.rdmamr_hits")]
 pub static WATCH_FD: WatchFd = WatchFd::none();
 
-/// A descriptor number of the file, and the knowledge about it. Each hit reads some of it, in one
-/// cache line.
-#[repr(align(64))]
+/// A descriptor number of the file, and the knowledge about it. Each hit reads some of it, in its
+/// first cache line.
+#[repr(C, align(64))]
 pub struct WatchFd {
     fd: AtomicI32,
+    /// How many calls that close or replace the number have begun.
+    begun: AtomicU64,
+    /// By these a hit need not ask.
+    pub counts: Counts,
     device: AtomicU64,
     inode: AtomicU64,
-    /// How many calls that close or replace the number have begun, and how many have returned.
-    begun: AtomicU64,
+    /// How many of the calls have returned.
     ended: AtomicU64,
     said: AtomicBool,
 }
+const _: () = assert!(core::mem::offset_of!(WatchFd, device) <= 64);
 
 /// In place of a value of `begun`: the thread has not seen that the number is ours.
 const NOTHING: u64 = u64::MAX;
@@ -172,9 +177,10 @@ impl WatchFd {
     const fn none() -> WatchFd {
         WatchFd {
             fd: AtomicI32::new(-1),
+            begun: AtomicU64::new(0),
+            counts: Counts::none(),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
-            begun: AtomicU64::new(0),
             ended: AtomicU64::new(0),
             said: AtomicBool::new(false),
         }
@@ -217,13 +223,28 @@ impl WatchFd {
         proven == self.begun.load(SeqCst)
     }
 
-    /// Asks whether a change of memory is in flight. Only threads of the program may call this.
+    /// Whether a change of memory is in flight: by the counters, or by the kernel's answer. Only
+    /// threads of the program may call this.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
-        self.fence_if(|| PROVEN.get() == self.begun.load(SeqCst))
+        let is_trusted = || PROVEN.get() == self.begun.load(SeqCst);
+        match self.counts.stand() {
+            None => self.fence_if(is_trusted),
+            // The counters say nothing about the thread's table of descriptors.
+            Some(true) if is_trusted() => Fence::Passed,
+            Some(_) => self.fence_and_keep(),
+        }
     }
 
-    /// As [`WatchFd::fence`], for a thread that may be the library's own.
+    #[cold]
+    #[inline(never)]
+    fn fence_and_keep(&self) -> Fence {
+        rdmamr_stats::counters().count(counter!(fence_asked));
+        let fence = || self.fence_if(|| self.is_trusted());
+        self.counts.ask(hold_mmap_lock, fence)
+    }
+
+    /// As [`WatchFd::fence`], by the kernel's answer and for a thread that may be the library's own.
     pub fn fence_of_any(&self) -> Fence {
         self.fence_if(|| self.is_trusted())
     }
@@ -353,6 +374,7 @@ impl WatchFd {
 
     /// Closes a forked child's copy of the file, if the number still means our file.
     pub fn close_in_child(&self) {
+        self.counts.forget();
         let before = errno();
         let file = Userfaultfd::of_fd(self.fd.load(Relaxed));
         let ours = Ok((self.device.load(Relaxed), self.inode.load(Relaxed)));
@@ -361,6 +383,18 @@ impl WatchFd {
         }
         set_errno(before);
     }
+}
+
+/// Takes the mmap lock for reading, and releases it: mincore(2) holds it while it looks at a page
+/// (`do_mincore`, mm/mincore.c). False if the kernel refuses the call.
+fn hold_mmap_lock() -> bool {
+    let mut there = 0u8;
+    let page = (&raw const WATCH_FD).addr() & !(page_size() as usize - 1);
+    let before = errno();
+    // SAFETY: the kernel reads no memory, and writes one byte.
+    let answer = unsafe { libc::syscall(libc::SYS_mincore, page, 1, &raw mut there) };
+    set_errno(before);
+    answer == 0
 }
 
 /// A call under way that closes or replaces our number. The value is dropped when the call has

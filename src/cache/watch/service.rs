@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The question to the service `rdmamr fence` for the counters of begun changes (`counts.rs`), in
+//! the reader's thread and in its table of descriptors: `helper_thread.rs` has the rules. It is
+//! asked once, at the start, and nothing waits for its answer: until the counters are proven, and
+//! if anything about them is unexpected, each fence asks the kernel.
+//!
+//! The files of the programs that count stay open in the reader's table. While this process lives,
+//! they stay attached, whatever becomes of the service. A forked child inherits neither the files
+//! nor the mapping.
+
+use crate::watch::counts::{Counters, Word, counters};
+use crate::watch::listeners::is_retired;
+use crate::watch::userfaultfd::{Userfaultfd, wait_for};
+use crate::watch::watch_fd::WATCH_FD;
+use core::mem::offset_of;
+use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::sync::atomic::Ordering::*;
+use libc::{c_int, syscall};
+use rdmamr_fence::{ANSWER, FILES, MAGIC, SIZE, SOCKET, index_in, line};
+use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::{FAR_AWAY, PageRange, page_size};
+
+/// The address of the mapping if the kernel has room there.
+const PLACE: usize = FAR_AWAY + (1 << 22);
+
+/// How long the answer may take.
+const LIMIT: libc::timespec = libc::timespec {
+    tv_sec: 0,
+    tv_nsec: 10_000_000,
+};
+
+/// The service has been asked, and has not answered.
+pub struct Question {
+    socket: c_int,
+    limit: libc::timespec,
+}
+
+/// Asks the service. `None` if there is none: then this is one system call.
+pub fn ask() -> Option<Question> {
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    for (to, byte) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
+        *to = byte as libc::c_char;
+    }
+    let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
+    let (path, at) = (address.sun_path.as_ptr(), about.as_mut_ptr());
+    // SAFETY: the path ends with a NUL, and the kernel fills `about`.
+    if unsafe { syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, at, 0) } != 0 {
+        return None;
+    }
+    // SAFETY: the call succeeded.
+    let about = unsafe { about.assume_init() };
+    let asked = if about.st_uid != 0 || about.st_mode & libc::S_IFMT != libc::S_IFSOCK {
+        Err("it is not a socket of root's")
+    } else {
+        begin(&address)
+    };
+    asked.map_err(refuse).ok()
+}
+
+/// The process does without the counters. Closes all that the service sent.
+fn refuse(reason: &str) {
+    helper_thread::close_from(1);
+    if log::wants(Level::Info) {
+        log::later(format_args!(
+            "the service rdmamr fence counts no changes for this process: {reason}"
+        ));
+    }
+}
+
+fn begin(address: &libc::sockaddr_un) -> Result<Question, &'static str> {
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: the call takes no pointers.
+    let socket = unsafe { syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) };
+    if socket < 0 {
+        return Err("no socket");
+    }
+    let (at, size) = (&raw const *address, size_of_val(address));
+    // SAFETY: the kernel reads the address.
+    if unsafe { syscall(libc::SYS_connect, socket, at, size) } != 0 {
+        return Err("it accepts no connection");
+    }
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: 0,
+    };
+    let mut size = size_of_val(&peer) as libc::socklen_t;
+    let (peer_at, size_at) = (&raw mut peer, &raw mut size);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the kernel writes at most `size` bytes of `peer`, and then `size`.
+    unsafe {
+        syscall(
+            libc::SYS_getsockopt,
+            socket,
+            level,
+            option,
+            peer_at,
+            size_at,
+        )
+    };
+    if peer.uid != 0 {
+        return Err("it does not run as root");
+    }
+    let (flags, none) = (libc::MSG_NOSIGNAL, null_mut::<u8>());
+    let packet = MAGIC.as_ptr();
+    // SAFETY: the kernel reads the packet.
+    let sent = unsafe {
+        syscall(
+            libc::SYS_sendto,
+            socket,
+            packet,
+            MAGIC.len(),
+            flags,
+            none,
+            0,
+        )
+    };
+    if sent != MAGIC.len() as libc::c_long {
+        return Err("it takes no question");
+    }
+    let (socket, limit) = (socket as c_int, LIMIT);
+    Ok(Question { socket, limit })
+}
+
+impl Question {
+    /// Waits until `events` can be read, which returns true, or until the answer is there or too
+    /// late.
+    pub fn waits_for(&mut self, events: Userfaultfd) -> bool {
+        let (events, answer) = (1 << events.fd(), 1 << self.socket);
+        let ready = wait_for(events | answer, Some(&mut self.limit));
+        ready.is_some_and(|ready| ready & events != 0)
+    }
+
+    /// Reads the answer. If the counters are proven, hits use them from now on.
+    pub fn end(self) {
+        let proven = receive(self.socket).and_then(|(file, index)| map(file, index));
+        // SAFETY: the number is this thread's own.
+        unsafe { syscall(libc::SYS_close, self.socket) };
+        match proven {
+            Err(reason) => refuse(reason),
+            Ok((first, own)) => {
+                // SAFETY: `map` has mapped both lines for good.
+                unsafe { WATCH_FD.counts.set(first, own) };
+                if log::wants(Level::Info) {
+                    log::later(format_args!(
+                        "relaxed regions: the service rdmamr fence counts changes of memory"
+                    ));
+                }
+            }
+        }
+    }
+}
+
+/// The file of the counters, and this process's index. All files that came with the answer are in
+/// the reader's table.
+fn receive(socket: c_int) -> Result<(c_int, u32), &'static str> {
+    const HEAD: usize = size_of::<libc::cmsghdr>();
+    #[repr(C, align(8))]
+    struct Control {
+        head: [u8; HEAD],
+        /// One more than is right.
+        files: [c_int; *FILES.end() + 1],
+    }
+    // The kernel writes the head of the only control message, and the files right behind it.
+    const _: () = assert!(offset_of!(Control, files) == HEAD && HEAD.is_multiple_of(8));
+    let mut control = Control {
+        head: [0; HEAD],
+        files: [-1; *FILES.end() + 1],
+    };
+    // A longer packet is not the answer.
+    let mut packet = [0u8; ANSWER + 1];
+    let mut part = libc::iovec {
+        iov_base: packet.as_mut_ptr().cast(),
+        iov_len: packet.len(),
+    };
+    // SAFETY: all zeros is a message without a part.
+    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
+    message.msg_iov = &raw mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = (&raw mut control).cast();
+    message.msg_controllen = size_of::<Control>() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the kernel writes to `packet` and `control`, no more than their sizes.
+    let read = unsafe { syscall(libc::SYS_recvmsg, socket, &raw mut message, flags) };
+    let files = (message.msg_controllen as usize).saturating_sub(HEAD) / size_of::<c_int>();
+    let files = control.files.iter().take(files);
+    let files = files.filter(|&&file| file >= 0).count();
+    match read {
+        ..0 => Err("it gave no answer in time"),
+        0 => Err("it refuses this process"),
+        _ => usize::try_from(read)
+            .ok()
+            .and_then(|read| index_in(packet.get(..read)?))
+            .filter(|_| message.msg_flags & libc::MSG_CTRUNC == 0 && FILES.contains(&files))
+            .map(|index| (control.files[0], index))
+            .ok_or("its answer is of another version"),
+    }
+}
+
+/// Maps the counters and proves them. Returns the two lines that this process reads.
+fn map(file: c_int, index: u32) -> Result<(*mut u8, *mut u8), &'static str> {
+    let own = line(index).ok_or("its answer is of another version")?;
+    let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+    // SAFETY: the call makes a new mapping and touches no other.
+    let mapped = unsafe { syscall(libc::SYS_mmap, PLACE, SIZE, rights, flags, file, 0isize) };
+    if mapped == -1 {
+        return Err("its counters cannot be mapped");
+    }
+    let first = with_exposed_provenance_mut::<u8>(mapped as usize);
+    // SAFETY: the mapping is the one just made. A child does without it.
+    let kept = unsafe { syscall(libc::SYS_madvise, first, SIZE, libc::MADV_DONTFORK) } == 0;
+    let own = first.wrapping_add(own);
+    // SAFETY: both lines are in the mapping. The references end before it does, if it ends.
+    if !is_retired() && kept && is_proven(&unsafe { counters(first, own) }) {
+        return Ok((first, own));
+    }
+    // SAFETY: the mapping is the one made above, and nothing uses it.
+    unsafe { syscall(libc::SYS_munmap, first, SIZE) };
+    Err("its counters do not show each change")
+}
+
+/// Whether the counters show each kind of change of watched memory at once.
+fn is_proven(counters: &Counters<'_>) -> bool {
+    const PAGES: usize = 3;
+    let size = page_size() as usize;
+    let Some(memory) = helper_thread::map(PAGES * size) else {
+        return false;
+    };
+    let [one, two, three] = [0, 1, 2].map(|page| memory.wrapping_byte_add(page * size));
+    let start = memory.addr() as u64;
+    let watched = PageRange {
+        start,
+        end: start + 2 * page_size(),
+    };
+    // No thread waits for a reader of this file.
+    let file = Userfaultfd::open_without_events();
+    let is_watched = file.is_some_and(|file| file.register(watched).is_ok());
+    let rises = |counter: &dyn Word, change: &dyn Fn() -> bool| {
+        let before = counter.get(Acquire);
+        change() && counter.get(Acquire) != before
+    };
+    let dropped = rises(counters.events, &|| {
+        // MADV_DONTNEED, which also drops pages of mlockall(2).
+        const DONTNEED_LOCKED: c_int = 24;
+        // SAFETY: the page is this function's own, and holds nothing.
+        unsafe { syscall(libc::SYS_madvise, one, size, DONTNEED_LOCKED) == 0 }
+    });
+    let has_moved = core::cell::Cell::new(false);
+    let moved = rises(counters.moves, &|| {
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY: both pages are this function's own.
+        let to = unsafe { syscall(libc::SYS_mremap, one, size, size, how, three) };
+        has_moved.set(to == three.addr() as libc::c_long);
+        has_moved.get()
+    });
+    let unmapped = rises(counters.moves, &|| {
+        // SAFETY: the page is this function's own, and nothing uses it.
+        unsafe { helper_thread::unmap(two, size) };
+        true
+    });
+    // Another thread may have mapped memory where a page is gone: each page is unmapped once.
+    let rest = if has_moved.get() {
+        &[three][..]
+    } else {
+        &[one, three]
+    };
+    for &page in rest {
+        // SAFETY: the page is this function's own, and nothing uses it.
+        unsafe { helper_thread::unmap(page, size) };
+    }
+    if let Some(file) = file {
+        file.close();
+    }
+    is_watched && dropped && moved && unmapped
+}
