@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A stand-in for the service `rdmamr fence`, in a /run of the test's own, and for the kernel's
+ * counts: the program that has the stand-in of a device sees each system call that the library makes
+ * by number, and counts those of the library's trial. It counts no change of the program's own.
+ */
+#ifndef FENCE_STUB_H
+#define FENCE_STUB_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+/* How the stand-in differs from the service. */
+enum fence_kind {
+	SERVES,
+	NONE,            /* there is none */
+	NOT_A_SOCKET,
+	ANOTHERS,        /* the socket belongs to another user */
+	BY_ANOTHER,      /* the process runs as another user */
+	DEAF,            /* nothing listens */
+	NEVER_ACCEPTS,
+	NEVER_ANSWERS,
+	LATE,
+	CLOSES,
+	SHORT,
+	LONG,
+	GARBAGE,
+	OTHER_VERSION,
+	INDEX_TOO_LARGE,
+	NO_FILES,
+	FEW_FILES,
+	MANY_FILES,
+	VERY_MANY_FILES,
+	UNMAPPABLE,
+	WRITE_ONLY,
+	COUNTS_NOTHING,  /* the service is right, and the kernel does not count */
+	COUNTS_NO_MOVES,
+	COUNTS_NO_DROPS,
+};
+
+/* The number of files that come with the right answer. */
+enum { FENCE_FILES = 5 };
+
+/* The process's counters, and how many clients have asked. */
+struct fence_stub {
+	_Atomic uint64_t *gaps, *open, *events, *moves;
+	_Atomic int *asked;
+};
+extern struct fence_stub fence_stub;
+
+/*
+ * Makes a /run of this process's own, and the counters. Returns NULL, or the reason if it cannot.
+ * The programs that this one executes have both, and call fence_stub_inherit.
+ */
+const char *fence_stub_open(void);
+void fence_stub_inherit(void);
+
+/* Starts a service in a child, and returns it; 0 if this kind has no process. */
+pid_t fence_stub_serve(enum fence_kind kind);
+
+/* From now on counts in the library's trial. */
+void fence_stub_count(enum fence_kind kind);
+
+#endif
