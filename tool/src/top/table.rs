@@ -250,9 +250,20 @@ fn past(process: &Process) -> Option<String> {
     })
 }
 
-/// The lines on a process beside its devices and limits: GPUs' memory, and past the library.
+/// How often the cache asked the kernel, of a process for which the kernel counts changes.
+fn asked(process: &Process) -> Option<String> {
+    let asked = process.counters.get("fence_asked").copied().unwrap_or(0);
+    (asked > 0).then(|| {
+        let asks = units::plural(asked, "question", "questions");
+        format!("hits read the counters of rdmamr fence: {asks} to the kernel so far")
+    })
+}
+
+/// The lines on a process beside its devices and limits: GPUs' memory, past the library, the fence.
 pub fn notes(process: &Process) -> impl Iterator<Item = String> {
-    [of_gpus(process), past(process)].into_iter().flatten()
+    [of_gpus(process), past(process), asked(process)]
+        .into_iter()
+        .flatten()
 }
 
 /// The sums over all processes.
