@@ -8,6 +8,7 @@ mod completions;
 mod doctor;
 mod elf;
 mod explain;
+mod fence;
 mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
@@ -45,6 +46,7 @@ Examples:
   rdmamr top                                  what is registered now, by process
   rdmamr trace --pid 4711 -o app.trace        record a running process
   rdmamr bench mlx5_0                         what a registration costs here
+  sudo rdmamr fence                           quicker hits on this machine, while it runs
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
 struct Cli {
@@ -61,6 +63,7 @@ enum Command {
     Top(top::Args),
     Trace(attach::Args),
     Bench(bench::Args),
+    Fence(fence::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
 Examples:
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args),
         Command::Trace(args) => attach::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Fence(args) => fence::run(args),
         Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };
     end(result, usage)

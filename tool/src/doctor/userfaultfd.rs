@@ -115,6 +115,11 @@ fn refused(error: Errno) -> Check {
 
 /// The features that the kernel offers to a process like this one.
 pub fn features() -> Result<u64, Errno> {
+    Ok(with_features(EVENTS)?.1)
+}
+
+/// A userfaultfd with these features, and those that the kernel offers.
+pub fn with_features(features: u64) -> Result<(OwnedFd, u64), Errno> {
     let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
         // Linux before 5.11 does not know UFFD_USER_MODE_ONLY.
         Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
@@ -122,12 +127,12 @@ pub fn features() -> Result<u64, Errno> {
     };
     let mut api = Api {
         api: 0xaa,
-        features: EVENTS,
+        features,
         ioctls: 0,
     };
     // SAFETY: the structure is the one that the call takes.
     match unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API, &raw mut api) } {
-        0 => Ok(api.features),
+        0 => Ok((file, api.features)),
         _ => Err(errno()),
     }
 }

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rdmamr fence`: the service by whose counters a process knows that no change of its memory has
+//! begun, so that a hit need not ask the kernel. What both sides agree on is in the package
+//! `rdmamr-fence`.
+//!
+//! The kernel counts, by programs of BPF: `btf.rs` finds what they read, `programs.rs` has them,
+//! `bpf.rs` loads them. `trial.rs` proves that they count, and `service.rs` gives them out. The
+//! service holds nothing that a process needs later: the process has files of its own.
+
+mod bpf;
+mod btf;
+mod code;
+mod programs;
+mod service;
+mod trial;
+
+use crate::files::{kernel_release, read};
+use crate::say;
+use anyhow::{Context, Result, bail, ensure};
+use btf::Btf;
+use rdmamr_fence::{LINE, SIZE};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::time::Duration;
+use trial::View;
+
+/// Let the caches of all processes know by shared counters that no memory has changed
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  sudo systemctl enable --now rdmamr-fence    on each node
+  sudo rdmamr fence --check                   whether this kernel can do it
+
+Needs root, or CAP_BPF and CAP_PERFMON. A process asks the service once, when its cache starts. The
+service may end at any time: processes that have asked keep what they have.")]
+pub struct Args {
+    /// Load the programs, prove that they count, and end
+    #[arg(long)]
+    check: bool,
+}
+
+/// The initial PID namespace, in whose numbers the kernel knows processes (PROC_PID_INIT_INO).
+const INITIAL: &str = "pid:[4026531836]";
+
+/// What a process gets: the counters, then the programs.
+struct Fence {
+    counters: OwnedFd,
+    programs: Vec<OwnedFd>,
+    /// How many instructions the programs have.
+    instructions: usize,
+}
+
+/// The exit status is 2 if the service cannot run.
+pub fn run(args: &Args) -> Result<ExitCode> {
+    let namespace = std::fs::read_link("/proc/self/ns/pid").context("/proc/self/ns/pid")?;
+    ensure!(
+        namespace.to_str() == Some(INITIAL),
+        "this process has a PID namespace of its own: run the service in the machine's (hostPID: true, --pid=host)"
+    );
+    // Before the programs: a second service would slow the calls of all for nothing.
+    let service = (!args.check).then(service::Service::open).transpose()?;
+    let fence = Fence::load().with_context(|| format!("Linux {}", kernel_release()))?;
+    say(format_args!(
+        "Linux {} counts changes of memory: {} programs, {} instructions",
+        kernel_release(),
+        fence.programs.len(),
+        fence.instructions
+    ));
+    if let Some(service) = service {
+        let files = std::iter::once(&fence.counters).chain(&fence.programs);
+        service.serve(&files.collect::<Vec<_>>())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Fence {
+    fn load() -> Result<Fence> {
+        let btf = Btf::of_kernel()?;
+        let counters = bpf::array(SIZE, bpf::MAPPABLE)?;
+        bpf::freeze(&counters)?;
+        let lines = processors()?.next_power_of_two();
+        let private = bpf::array(lines as usize * LINE, 0)?;
+        let depth = depth(&btf)?;
+        // First what notices that a count was skipped, then what counts.
+        let switches =
+            programs::at_switches(&btf, depth, counters.as_fd(), private.as_fd(), lines)?;
+        let mut all = vec![switches];
+        all.extend(programs::hooks(&btf, counters.as_fd())?);
+        let attached = all.iter().map(bpf::attach).collect::<Result<_>>()?;
+        trial::run(&View::of(&counters)?)?;
+        Ok(Fence {
+            counters,
+            programs: attached,
+            instructions: all.iter().map(|it| it.code.instructions().len()).sum(),
+        })
+    }
+}
+
+/// The number of processors that this machine can have.
+fn processors() -> Result<u32> {
+    let possible = read("/sys/devices/system/cpu/possible").unwrap_or_default();
+    let last = possible
+        .rsplit(['-', ','])
+        .next()
+        .and_then(|last| last.parse::<u32>().ok());
+    Ok(last.context("/sys/devices/system/cpu/possible")? + 1)
+}
+
+/// How many times the kernel disables migration around a program at its switches.
+fn depth(btf: &Btf) -> Result<i32> {
+    let seen = bpf::array(8, 0)?;
+    // SAFETY: gettid has no preconditions.
+    let thread = unsafe { libc::gettid() };
+    let _attached = bpf::attach(&programs::measuring(btf, thread, seen.as_fd())?)?;
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_micros(100));
+    }
+    match bpf::number(&seen)? {
+        0b01 => Ok(0),
+        0b10 => Ok(1),
+        other => bail!("the kernel disables migration in a way that is not known ({other:#b})"),
+    }
+}

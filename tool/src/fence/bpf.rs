@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The calls of bpf(2) that the service makes.
+
+use super::programs::Program;
+use anyhow::{Context, Result, anyhow};
+use std::io::{Error, ErrorKind};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+const MAP_CREATE: i32 = 0;
+const PROG_LOAD: i32 = 5;
+const RAW_TRACEPOINT_OPEN: i32 = 17;
+const MAP_LOOKUP: i32 = 1;
+const MAP_FREEZE: i32 = 22;
+
+const MAP_TYPE_ARRAY: u32 = 2;
+const PROG_TYPE_TRACING: u32 = 26;
+/// User space may map the array.
+pub const MAPPABLE: u32 = 0x400;
+
+/// bpf(2) with the structure that this call takes. Its result is a file, or 0.
+///
+/// # Safety
+/// The structure is the call's, and its pointers are valid.
+unsafe fn bpf<T>(call: i32, argument: &T) -> std::io::Result<i32> {
+    // SAFETY: this function's contract.
+    match unsafe { libc::syscall(libc::SYS_bpf, call, argument, size_of::<T>()) } {
+        -1 => Err(Error::last_os_error()),
+        result => Ok(result as i32),
+    }
+}
+
+fn owned(file: i32) -> OwnedFd {
+    // SAFETY: bpf(2) has opened the file, and nothing else owns it.
+    unsafe { OwnedFd::from_raw_fd(file) }
+}
+
+fn reason(error: Error) -> anyhow::Error {
+    match error.kind() {
+        ErrorKind::PermissionDenied => anyhow!(
+            "bpf(2): {error}. It needs root, or CAP_BPF and CAP_PERFMON, and a kernel that is not locked down"
+        ),
+        ErrorKind::Unsupported => {
+            anyhow!("bpf(2): {error}. The kernel lacks it (CONFIG_BPF_SYSCALL)")
+        }
+        _ => anyhow!("bpf(2): {error}"),
+    }
+}
+
+/// An array of one element.
+pub fn array(size: usize, flags: u32) -> Result<OwnedFd> {
+    #[repr(C)]
+    struct Map {
+        kind: u32,
+        key: u32,
+        value: u32,
+        entries: u32,
+        flags: u32,
+    }
+    let map = Map {
+        kind: MAP_TYPE_ARRAY,
+        key: 4,
+        value: u32::try_from(size)?,
+        entries: 1,
+        flags,
+    };
+    // SAFETY: the structure is the one of BPF_MAP_CREATE, as far as it is used.
+    unsafe { bpf(MAP_CREATE, &map) }.map(owned).map_err(reason)
+}
+
+/// The number that is an array's only element.
+pub fn number(array: &OwnedFd) -> Result<u64> {
+    let (key, mut value) = (0u32, 0u64);
+    let value_at = (&raw mut value).expose_provenance() as u64;
+    let lookup = [
+        array.as_raw_fd() as u64,
+        (&raw const key).expose_provenance() as u64,
+        value_at,
+    ];
+    // SAFETY: the structure of BPF_MAP_LOOKUP_ELEM is the file, the key and where the value goes,
+    // which has the size of the element.
+    unsafe { bpf(MAP_LOOKUP, &lookup) }.map_err(reason)?;
+    Ok(value)
+}
+
+/// From now on only programs write the array. A file that cannot write would not do: its owner could
+/// pin the array in a bpffs of its own, and open it there for writing.
+pub fn freeze(array: &OwnedFd) -> Result<()> {
+    let file = array.as_raw_fd() as u32;
+    // SAFETY: the structure of BPF_MAP_FREEZE begins with the file, and the rest may lack.
+    unsafe { bpf(MAP_FREEZE, &file) }.map_err(reason)?;
+    Ok(())
+}
+
+/// Loads a program and attaches it. It stays attached while the file is open.
+pub fn attach(program: &Program) -> Result<OwnedFd> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Load {
+        kind: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+        log_level: u32,
+        log_size: u32,
+        log: u64,
+        version_and_flags: [u32; 2],
+        name: [u8; 16],
+        interface: u32,
+        how: u32,
+        debug_information: [u32; 8],
+        line_count: u32,
+        target: u32,
+    }
+    let instructions = program.code.instructions();
+    let mut log = vec![0; 1 << 16];
+    let mut load = Load {
+        kind: PROG_TYPE_TRACING,
+        count: instructions.len() as u32,
+        instructions: instructions.as_ptr().expose_provenance() as u64,
+        license: c"Dual MIT/GPL".as_ptr().expose_provenance() as u64,
+        how: program.how,
+        target: program.target,
+        ..Load::default()
+    };
+    for (to, from) in load.name[..15]
+        .iter_mut()
+        .zip("rdmamr_".bytes().chain(program.name.bytes()))
+    {
+        *to = from;
+    }
+    // SAFETY: the structure is the one of BPF_PROG_LOAD, and its pointers lead to what outlives it.
+    let mut loaded = unsafe { bpf(PROG_LOAD, &load) };
+    if loaded.is_err() {
+        (load.log_level, load.log_size) = (1, log.len() as u32);
+        load.log = log.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: likewise, and the log has as many bytes.
+        loaded = unsafe { bpf(PROG_LOAD, &load) };
+    }
+    let loaded = loaded.map(owned).map_err(|error| {
+        let log = String::from_utf8_lossy(&log);
+        let lines: Vec<_> = log.trim_end_matches(['\0', '\n']).lines().collect();
+        match lines[lines.len().saturating_sub(5)..].join("\n  ") {
+            said if said.is_empty() => reason(error),
+            said => reason(error).context(format!("the kernel's verifier: {said}")),
+        }
+    });
+    let loaded = loaded.with_context(|| format!("loading the program for {}", program.name))?;
+    let open = [0, loaded.as_raw_fd() as u64];
+    // SAFETY: the structure of BPF_RAW_TRACEPOINT_OPEN has no name, as the program has its target, and
+    // the program's file.
+    unsafe { bpf(RAW_TRACEPOINT_OPEN, &open) }
+        .map(owned)
+        .map_err(reason)
+        .with_context(|| format!("attaching to {}", program.name))
+}

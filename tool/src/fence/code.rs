@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Instructions of BPF, as many as the programs need, with labels for jumps.
+//!
+//! The set: <https://docs.kernel.org/bpf/standardization/instruction-set.html>.
+
+/// An instruction, as the kernel takes it.
+#[repr(C)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Instruction {
+    code: u8,
+    /// The destination in the lower half, the source in the upper.
+    registers: u8,
+    offset: i16,
+    value: i32,
+}
+
+/// r0 is the result, r1 to r5 are arguments; a call keeps r6 to r9.
+pub type Register = u8;
+
+/// How much is loaded. The rest of the register becomes 0.
+#[derive(Clone, Copy)]
+pub enum Size {
+    U16 = 0x69,
+    U32 = 0x61,
+    U64 = 0x79,
+}
+
+/// The condition of a jump, of a register and a number.
+#[derive(Clone, Copy)]
+pub enum If {
+    Equal = 0x15,
+    NotEqual = 0x55,
+    /// With a sign.
+    Less = 0xc5,
+}
+
+/// A sequence of instructions.
+#[derive(Default)]
+pub struct Code {
+    instructions: Vec<Instruction>,
+    /// The jumps that lead to labels further down.
+    jumps: Vec<(usize, &'static str)>,
+}
+
+impl Code {
+    pub fn instructions(&self) -> &[Instruction] {
+        &self.instructions
+    }
+
+    fn push(&mut self, code: u8, to: Register, from: Register, offset: i16, value: i32) {
+        self.instructions.push(Instruction {
+            code,
+            registers: from << 4 | to,
+            offset,
+            value,
+        });
+    }
+
+    pub fn load(&mut self, size: Size, to: Register, from: Register, offset: i16) {
+        self.push(size as u8, to, from, offset, 0);
+    }
+
+    pub fn store(&mut self, to: Register, offset: i16, from: Register) {
+        self.push(0x7b, to, from, offset, 0);
+    }
+
+    /// Adds to the number in memory, and sets the register to the old one. That orders the addition
+    /// after all before it and before all after it, on arm64 too.
+    pub fn fetch_add(&mut self, to: Register, offset: i16, from: Register) {
+        self.push(0xdb, to, from, offset, 1);
+    }
+
+    pub fn copy(&mut self, to: Register, from: Register) {
+        self.push(0xbf, to, from, 0, 0);
+    }
+
+    pub fn set(&mut self, to: Register, value: i32) {
+        self.push(0xb7, to, 0, 0, value);
+    }
+
+    pub fn add(&mut self, to: Register, value: i32) {
+        self.push(0x07, to, 0, 0, value);
+    }
+
+    pub fn add_register(&mut self, to: Register, from: Register) {
+        self.push(0x0f, to, from, 0, 0);
+    }
+
+    pub fn and(&mut self, to: Register, value: i32) {
+        self.push(0x57, to, 0, 0, value);
+    }
+
+    pub fn or_register(&mut self, to: Register, from: Register) {
+        self.push(0x4f, to, from, 0, 0);
+    }
+
+    pub fn shift_left(&mut self, to: Register, bits: i32) {
+        self.push(0x67, to, 0, 0, bits);
+    }
+
+    pub fn shift_left_by(&mut self, to: Register, by: Register) {
+        self.push(0x6f, to, by, 0, 0);
+    }
+
+    pub fn call(&mut self, helper: i32) {
+        self.push(0x85, 0, 0, 0, helper);
+    }
+
+    /// The address of the only element of the array that has this file.
+    pub fn address_of_element(&mut self, to: Register, array: i32) {
+        self.push(0x18, to, 2, 0, array);
+        self.push(0, 0, 0, 0, 0);
+    }
+
+    /// The address of a variable of the kernel, by its number in BTF.
+    pub fn address_of_variable(&mut self, to: Register, id: u32) {
+        self.push(0x18, to, 3, 0, id as i32);
+        self.push(0, 0, 0, 0, 0);
+    }
+
+    fn jumps_to(&mut self, label: &'static str) {
+        self.jumps.push((self.instructions.len(), label));
+    }
+
+    pub fn jump(&mut self, label: &'static str) {
+        self.jumps_to(label);
+        self.push(0x05, 0, 0, 0, 0);
+    }
+
+    pub fn jump_if(&mut self, condition: If, register: Register, value: i32, label: &'static str) {
+        self.jumps_to(label);
+        self.push(condition as u8, register, 0, 0, value);
+    }
+
+    /// Jumps if two registers are equal.
+    pub fn jump_if_same(&mut self, one: Register, other: Register, label: &'static str) {
+        self.jumps_to(label);
+        self.push(0x1d, one, other, 0, 0);
+    }
+
+    /// The jumps to this label so far lead here.
+    pub fn label(&mut self, label: &'static str) {
+        let here = self.instructions.len();
+        for (at, _) in self.jumps.extract_if(.., |jump| jump.1 == label) {
+            self.instructions[at].offset = (here - at - 1) as i16;
+        }
+    }
+
+    /// The end of a program, with a label.
+    pub fn end(&mut self, label: &'static str) {
+        self.label(label);
+        self.set(0, 0);
+        self.push(0x95, 0, 0, 0, 0);
+    }
+}

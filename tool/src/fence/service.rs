@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The socket at which processes ask for the counters. One thread serves all of them, and waits for
+//! none: a process gets its answer as soon as it has asked, and is forgotten.
+
+use anyhow::{Context, Result, bail};
+use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET, answer, index};
+use std::collections::VecDeque;
+use std::fs::{self, File, Permissions};
+use std::io::{Error, ErrorKind};
+use std::mem::{offset_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+/// The most processes that have connected and have not asked. One more ends the oldest: who asks
+/// does so at once.
+const WAITING: usize = 64;
+/// How long a process may wait before it asks.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The result of a system call.
+fn result(value: impl Into<i64>) -> std::io::Result<i64> {
+    match value.into() {
+        -1 => Err(Error::last_os_error()),
+        value => Ok(value),
+    }
+}
+
+fn owned(opened: i32) -> std::io::Result<OwnedFd> {
+    result(opened)?;
+    // SAFETY: the call that has just returned this file gave it to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
+}
+
+/// The socket, and the lock that keeps a second service away.
+pub struct Service {
+    listener: OwnedFd,
+    /// The signals that end the service.
+    signals: OwnedFd,
+    _lock: File,
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // The lock is held, so it is this service's.
+        let _ = fs::remove_file(SOCKET);
+    }
+}
+
+impl Service {
+    pub fn open() -> Result<Service> {
+        let opened = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(DIRECTORY);
+        let lock = opened
+            .and_then(|()| File::open(DIRECTORY))
+            .context(DIRECTORY)?;
+        if lock.try_lock().is_err() {
+            bail!("another \"rdmamr fence\" serves this machine ({DIRECTORY} is locked)");
+        }
+        match fs::remove_file(SOCKET) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(SOCKET),
+            _ => {}
+        }
+        let signals = signals()?;
+        let listener = listen().context(SOCKET)?;
+        Ok(Service {
+            listener,
+            signals,
+            _lock: lock,
+        })
+    }
+
+    /// Gives the files to each process that asks, until a signal ends the service.
+    pub fn serve(self, files: &[&OwnedFd]) -> Result<()> {
+        // Processes may connect from now on.
+        fs::set_permissions(SOCKET, Permissions::from_mode(0o666)).context(SOCKET)?;
+        let files: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
+        let mut waiting: VecDeque<(OwnedFd, Instant)> = VecDeque::new();
+        loop {
+            let fixed = [&self.signals, &self.listener];
+            let polled = fixed.into_iter().chain(waiting.iter().map(|it| &it.0));
+            let mut polled: Vec<_> = polled
+                .map(|file| libc::pollfd {
+                    fd: file.as_raw_fd(),
+                    events: libc::POLLIN,
+                    revents: 0,
+                })
+                .collect();
+            let timeout = if waiting.is_empty() {
+                -1
+            } else {
+                PATIENCE.as_millis() as i32
+            };
+            // SAFETY: the list has as many elements.
+            let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as u64, timeout) };
+            result(ready).or_else(|error| match error.kind() {
+                ErrorKind::Interrupted => Ok(0),
+                _ => Err(error).context("poll"),
+            })?;
+            if polled[0].revents != 0 {
+                return Ok(());
+            }
+            let mut ready = polled[2..].iter().map(|it| it.revents != 0);
+            waiting.retain(|(process, since)| {
+                // Answered or not, a process that has sent something, or has gone, is done with.
+                let asked = ready.next() == Some(true) && serve(process, &files);
+                !asked && since.elapsed() < PATIENCE
+            });
+            if polled[1].revents != 0 {
+                self.accept(&files, &mut waiting);
+            }
+        }
+    }
+
+    /// Takes the processes that have connected, and answers those that have asked.
+    fn accept(&self, files: &[RawFd], waiting: &mut VecDeque<(OwnedFd, Instant)>) {
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        for _ in 0..WAITING {
+            // SAFETY: no address is asked for.
+            let accepted =
+                unsafe { libc::accept4(self.listener.as_raw_fd(), null_mut(), null_mut(), flags) };
+            let Ok(process) = owned(accepted) else {
+                // None is left, or no descriptor: those that wait give theirs back.
+                return;
+            };
+            if !serve(&process, files) {
+                if waiting.len() == WAITING {
+                    waiting.pop_front();
+                }
+                waiting.push_back((process, Instant::now()));
+            }
+        }
+    }
+}
+
+/// A file that can be read when a signal says that the service must end.
+fn signals() -> Result<OwnedFd> {
+    // SAFETY: all zeros is a valid set of signals.
+    let mut set: libc::sigset_t = unsafe { zeroed() };
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: the set is valid.
+        unsafe { libc::sigaddset(&mut set, signal) };
+    }
+    // SAFETY: the set is valid, and the old mask is not asked for.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, null_mut()) };
+    // SAFETY: the set is valid.
+    Ok(owned(unsafe {
+        libc::signalfd(-1, &set, libc::SFD_CLOEXEC)
+    })?)
+}
+
+/// Makes the socket. Only root may connect yet.
+fn listen() -> Result<OwnedFd> {
+    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes no pointers.
+    let listener = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+    // SAFETY: all zeros is a valid address.
+    let mut address: libc::sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let length = size_of_val(&address) as u32;
+    // SAFETY: the address is valid and as long.
+    result(unsafe { libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length) })?;
+    fs::set_permissions(SOCKET, Permissions::from_mode(0o600))?;
+    // SAFETY: listen takes no pointers.
+    result(unsafe { libc::listen(listener.as_raw_fd(), 4096) })?;
+    Ok(listener)
+}
+
+/// Reads the question of a process and answers it. False: the process has not asked yet.
+fn serve(process: &OwnedFd, files: &[RawFd]) -> bool {
+    let socket = process.as_raw_fd();
+    let mut question = [0u8; MAGIC.len() + 1];
+    // SAFETY: the buffer has as many bytes. Files that come along are closed: none are asked for.
+    let read = unsafe { libc::recv(socket, question.as_mut_ptr().cast(), question.len(), 0) };
+    match result(read as i64) {
+        Err(error) => return error.kind() != ErrorKind::WouldBlock,
+        Ok(read) if question.get(..read as usize) != Some(&MAGIC) => return true,
+        Ok(_) => {}
+    }
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of_val(&peer) as u32;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the structure is the option's, and as long.
+    let got = unsafe { libc::getsockopt(socket, level, name, (&raw mut peer).cast(), &mut length) };
+    // A process of a PID namespace that is not below this one's has no number here.
+    if got == 0 && peer.pid > 0 {
+        let _ = send(socket, &answer(index(peer.pid as u32)), files);
+    }
+    true
+}
+
+/// Sends a packet with files. If it cannot be sent at once, the process does without.
+fn send(socket: RawFd, packet: &[u8], files: &[RawFd]) -> std::io::Result<i64> {
+    /// A control message, with room for more files than there are.
+    #[repr(C)]
+    struct Files {
+        header: libc::cmsghdr,
+        files: [RawFd; 16],
+    }
+    // SAFETY: all zeros is a valid message.
+    let mut control: Files = unsafe { zeroed() };
+    control.files[..files.len()].copy_from_slice(files);
+    control.header.cmsg_level = libc::SOL_SOCKET;
+    control.header.cmsg_type = libc::SCM_RIGHTS;
+    control.header.cmsg_len = offset_of!(Files, files) + size_of_val(files);
+    let mut part = libc::iovec {
+        iov_base: packet.as_ptr().cast_mut().cast(),
+        iov_len: packet.len(),
+    };
+    // SAFETY: all zeros is a valid header.
+    let mut header: libc::msghdr = unsafe { zeroed() };
+    header.msg_iov = &mut part;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control).cast();
+    header.msg_controllen = control.header.cmsg_len;
+    // SAFETY: the header leads to a packet and a control message, which outlive the call.
+    let sent = unsafe { libc::sendmsg(socket, &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+    result(sent as i64)
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The trial that the service makes before it serves: changes of memory of its own must be counted
+//! on its own line, as a process will see it.
+
+use crate::doctor::userfaultfd_with;
+use anyhow::{Context, Result, bail, ensure};
+use rdmamr_fence::{EVENTS, MOVES, SIZE, index, line};
+use std::io::Error;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const MODE_MISSING: u64 = 1;
+const PAGE: usize = 4096;
+
+/// Maps memory, and never unmaps it: this happens once in a process.
+fn map(length: usize, access: i32, flags: i32, file: i32) -> Result<*mut u8> {
+    // SAFETY: no address is given, so no other memory is touched.
+    let at = unsafe { libc::mmap(null_mut(), length, access, flags, file, 0) };
+    ensure!(at != libc::MAP_FAILED, "mmap: {}", Error::last_os_error());
+    Ok(at.cast())
+}
+
+/// The counters as a process sees them.
+pub struct View(*const u8);
+
+impl View {
+    pub fn of(counters: &OwnedFd) -> Result<View> {
+        let at = map(
+            SIZE,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            counters.as_raw_fd(),
+        )?;
+        Ok(View(at))
+    }
+
+    fn read(&self, offset: usize) -> u64 {
+        assert!(offset + 8 <= SIZE && offset.is_multiple_of(8));
+        // SAFETY: the offset is in the mapping and aligned, as just checked.
+        let number = unsafe { self.0.add(offset) }.cast::<AtomicU64>();
+        // SAFETY: the mapping is never unmapped, and only atomic operations write it.
+        unsafe { &*number }.load(SeqCst)
+    }
+}
+
+/// Empties, moves and unmaps a watched page each.
+pub fn run(view: &View) -> Result<()> {
+    let line = line(index(std::process::id())).context("no line")?;
+    let (watch, _) = userfaultfd_with(0).context("userfaultfd(2)")?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let memory = map(
+        5 * PAGE,
+        access,
+        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+        -1,
+    )?;
+    let page = |number: usize| memory.wrapping_add(number * PAGE).cast();
+    let mut register = [memory as u64, 4 * PAGE as u64, MODE_MISSING, 0];
+    // SAFETY: the structure is the one of UFFDIO_REGISTER.
+    if unsafe { libc::ioctl(watch.as_raw_fd(), UFFDIO_REGISTER, register.as_mut_ptr()) } != 0 {
+        bail!("UFFDIO_REGISTER: {}", Error::last_os_error());
+    }
+    let changes: [(&str, usize, &dyn Fn() -> bool); 3] = [
+        ("madvise(MADV_DONTNEED)", EVENTS, &|| {
+            // SAFETY: nothing uses this page.
+            unsafe { libc::madvise(page(0), PAGE, libc::MADV_DONTNEED) == 0 }
+        }),
+        ("munmap", MOVES, &|| {
+            // SAFETY: nothing uses this page.
+            unsafe { libc::munmap(page(1), PAGE) == 0 }
+        }),
+        ("mremap", MOVES, &|| {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            // SAFETY: nothing uses these pages.
+            unsafe { libc::mremap(page(3), PAGE, PAGE, flags, page(4)) == page(4) }
+        }),
+    ];
+    for (call, counter, change) in changes {
+        let before = view.read(line + counter);
+        ensure!(change(), "{call}: {}", Error::last_os_error());
+        ensure!(
+            view.read(line + counter) != before,
+            "the kernel did not count a change by {call}"
+        );
+    }
+    Ok(())
+}
