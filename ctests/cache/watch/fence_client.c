@@ -27,7 +27,8 @@
 #include "../../lib/stub_device.h"
 #include "watched_page.h"
 
-enum { RIGHT = 0, WRONG = 1, UNTESTED = 77, HITS = 200 };
+/* TOO_LATE: the machine is busy, and the stand-in's answer took longer than the library waits. */
+enum { RIGHT = 0, WRONG = 1, UNTESTED = 77, TOO_LATE = 78, HITS = 200, TRIES = 1000 };
 
 static enum fence_kind kind;
 
@@ -96,12 +97,15 @@ static bool hits(long count, unsigned long asks, void (*before_each)(void))
 
 static bool is_proven(void)
 {
-	bool right = comes(files_of_reader() == 1 + FENCE_FILES) && comes(is_right(page, 1) && stats().fence_asked > 0);
+	double since = seconds_now();
 
-	if (!right)
-		printf("# the reader has %d files, asked %lu times\n", files_of_reader(), (unsigned long)stats().fence_asked);
+	while (files_of_reader() != 1 + FENCE_FILES) {
+		if (files_of_reader() <= 1 && seconds_now() - since > 0.05)
+			_exit(TOO_LATE);
+		usleep(1000);
+	}
 	/* The last hit kept the counters. */
-	return right && hits(1, 0, NULL);
+	return comes(is_right(page, 1) && stats().fence_asked > 0) && hits(1, 0, NULL);
 }
 
 static void moves_once(void) { atomic_fetch_add(fence_stub.moves, 1); }
@@ -237,6 +241,8 @@ static int forks_first(void)
 		_exit(is_proven() && hits(HITS, 0, NULL) ? RIGHT : WRONG);
 	}
 	must(waitpid(pid, &status, 0) == pid);
+	if (WIFEXITED(status) && WEXITSTATUS(status) == TOO_LATE)
+		return TOO_LATE;
 	start();
 	return status == 0 && is_proven() && *fence_stub.asked == 2 ? RIGHT : WRONG;
 }
@@ -404,16 +410,18 @@ int main(int argc, char **argv)
 		skip_all(refused);
 	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
 		const char *settings[] = { text, rows[n].setting, NULL };
-		pid_t service;
-		int result;
+		int result = TOO_LATE;
 
 		kind = rows[n].kind;
 		snprintf(text, sizeof(text), "CHECK_KIND=%d", kind);
-		service = fence_stub_serve(kind);
-		result = once_more(rows[n].part, settings);
-		if (service) {
-			kill(service, SIGKILL);
-			must(waitpid(service, NULL, 0) == service);
+		for (int tries = 0; result == TOO_LATE && tries < TRIES; tries++) {
+			pid_t service = fence_stub_serve(kind);
+
+			result = once_more(rows[n].part, settings);
+			if (service) {
+				kill(service, SIGKILL);
+				must(waitpid(service, NULL, 0) == service);
+			}
 		}
 		if (result == UNTESTED)
 			skip(rows[n].what, "refused here");
