@@ -43,12 +43,12 @@ static uint64_t moves(void) { return atomic_load(&mine[1]); }
 static int dial(void)
 {
 	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
-	struct timeval second = { 1, 0 };
+	struct timeval patience = { 10, 0 };
 	int it = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
 	must(it >= 0);
-	setsockopt(it, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof(second));
-	setsockopt(it, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof(second));
+	setsockopt(it, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(it, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 	if (!connect(it, (void *)&address, sizeof(address)))
 		return it;
 	close(it);
