@@ -49,7 +49,7 @@ assert answer["state"] == max((check["state"] for check in answer["checks"]), ke
 ' "$work/json"
 check "text and JSON have the same checks" bash -c '[ "$(grep -c "^ok \|^warning\|^FAILURE" "$1")" = "$(grep -c "\"subject\"" "$2")" ]' - "$work/text" "$work/json"
 check "the text counts them: $(tail -1 "$work/text")" grep -Eqx '[0-9]+ ok, [0-9]+ warnings?, [0-9]+ failures?' "$work/text"
-subjects=(kernel rdma-core libfabric library container memlock cgroup userfaultfd mappings fork hugepages 'transparent hugepages')
+subjects=(kernel rdma-core libfabric library container memlock cgroup userfaultfd fence mappings fork hugepages 'transparent hugepages')
 [ -n "$(grep -lE '^0x(10de|1002)$' /sys/bus/pci/devices/*/vendor 2>/dev/null)" ] || subjects+=(gpu)
 for subject in "${subjects[@]}"; do
 	check "it looks at $subject" bash -c '[ "$(grep -c "\"subject\": \"$1\"" "$2")" = 1 ]' - "$subject" "$work/json"

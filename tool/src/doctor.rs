@@ -8,6 +8,7 @@ pub mod check;
 mod container;
 mod devices;
 mod driver;
+mod fence;
 mod fork;
 mod gpu;
 mod hugepages;
@@ -76,6 +77,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(memlock::check());
     checks.push(cgroup::check());
     checks.push(userfaultfd::check());
+    checks.push(fence::check());
     checks.push(mappings::check());
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());

@@ -14,6 +14,7 @@ mod programs;
 mod service;
 mod trial;
 
+pub use self::service::answers as service_answers;
 use crate::files::{kernel_release, read};
 use crate::say;
 use anyhow::{Context, Result, bail, ensure};

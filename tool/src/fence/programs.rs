@@ -162,16 +162,18 @@ pub fn at_switches(
     code.add_register(9, 8);
     code.load(U64, 8, 9, 0);
     code.jump_if(If::Equal, 8, BROKEN, "out");
-    // Less the previous task if only this program's run keeps it.
-    code.load(U64, 1, 6, 8);
-    code.load(U16, 1, 1, disabled);
-    code.jump_if(If::Less, 1, depth, "impossible");
     if depth > 0 {
+        // Less the previous task if only this program's run keeps it.
+        code.load(U64, 1, 6, 8);
+        code.load(U16, 1, 1, disabled);
+        code.jump_if(If::Less, 1, depth, "impossible");
         code.jump_if(If::NotEqual, 1, depth, "next");
         code.add(7, -1);
         code.label("next");
     }
-    // Less the next task, which is about to run.
+    // Less the next task, which is about to run. Most often there is none at all, and that task is
+    // in no cache yet.
+    code.jump_if(If::Equal, 7, 0, "compare");
     code.load(U64, 2, 6, 16);
     code.load(U16, 2, 2, disabled);
     code.jump_if(If::Equal, 2, 0, "count");

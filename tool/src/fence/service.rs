@@ -152,18 +152,34 @@ fn signals() -> Result<OwnedFd> {
     })?)
 }
 
-/// Makes the socket. Only root may connect yet.
-fn listen() -> Result<OwnedFd> {
-    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes no pointers.
-    let listener = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+/// The socket's address, and its length.
+fn address() -> (libc::sockaddr_un, u32) {
     // SAFETY: all zeros is a valid address.
     let mut address: libc::sockaddr_un = unsafe { zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
     for (to, from) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
         *to = from as libc::c_char;
     }
-    let length = size_of_val(&address) as u32;
+    (address, size_of_val(&address) as u32)
+}
+
+/// Connects to the service that runs, and asks nothing.
+pub fn answers() -> std::io::Result<()> {
+    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes no pointers.
+    let socket = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+    let (address, length) = address();
+    // SAFETY: the address is valid and as long.
+    result(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
+    Ok(())
+}
+
+/// Makes the socket. Only root may connect yet.
+fn listen() -> Result<OwnedFd> {
+    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // SAFETY: socket takes no pointers.
+    let listener = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+    let (address, length) = address();
     // SAFETY: the address is valid and as long.
     result(unsafe { libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length) })?;
     fs::set_permissions(SOCKET, Permissions::from_mode(0o600))?;

@@ -1,0 +1,424 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A process that asks "rdmamr fence" for the counters, without the library; fence.sh runs it.
+ *
+ *   ask               succeeds if the service answers
+ *   changes           which changes are counted, and that a process cannot write the counters
+ *   outlive           asks, and checks its counters after each line of standard input
+ *   crowd N           N processes ask, and keep what they got at the same time
+ *   rude              clients that send nothing, garbage, too much, or never read
+ *   load N            N unmaps that others interrupt: each is counted, or "open" is not 0
+ *   cost N            ns of a mapping with its munmap, and of a switch to another process and back
+ */
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <sys/un.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+#include "../lib/tap.h"
+
+enum { PAGE = 4096, LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 9 };
+
+static volatile _Atomic uint64_t *counters, *mine; /* the first line, and this process's */
+static uint32_t place;
+static int files[FILES], count;
+
+static uint64_t gaps(void) { return atomic_load(&counters[0]); }
+static uint64_t open_now(void) { return atomic_load(&counters[1]); }
+static uint64_t emptied(void) { return atomic_load(&mine[0]); }
+static uint64_t moves(void) { return atomic_load(&mine[1]); }
+
+static int dial(void)
+{
+	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
+	struct timeval patience = { 10, 0 };
+	int it = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	must(it >= 0);
+	setsockopt(it, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(it, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	if (!connect(it, (void *)&address, sizeof(address)))
+		return it;
+	close(it);
+	return -1;
+}
+
+/* Asks the service. Returns whether it has answered, as agreed. */
+static int ask(void)
+{
+	struct { char magic[8]; uint32_t version, place; char more; } answer;
+	union { struct cmsghdr header; char room[CMSG_SPACE(16 * sizeof(int))]; } control;
+	struct iovec part = { &answer, sizeof(answer) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	int it = dial();
+	ssize_t got;
+
+	if (it < 0 || send(it, "RDMAMRF1", 8, MSG_NOSIGNAL) != 8 || (got = recvmsg(it, &message, MSG_CMSG_CLOEXEC)) != 16)
+		return 0;
+	close(it);
+	count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+	if (!message.msg_controllen || count < 4 || count > FILES || memcmp(answer.magic, "RDMAMRF1", 8) || answer.version != 1 || answer.place >= LINES)
+		return 0;
+	memcpy(files, CMSG_DATA(&control.header), count * sizeof(int));
+	place = answer.place;
+	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, files[0], 0);
+	mine = counters + 8 * (1 + place);
+	return (void *)counters != MAP_FAILED;
+}
+
+/* Fresh memory, watched by a userfaultfd that wants no events. */
+static char *watched(size_t length)
+{
+	struct uffdio_api api = { .api = UFFD_API };
+	static int watch = -1;
+	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	struct uffdio_register range = { .range = { (uintptr_t)at, length }, .mode = UFFDIO_REGISTER_MODE_MISSING };
+
+	must(at != MAP_FAILED);
+	if (watch < 0) {
+		watch = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1);
+		must(watch >= 0 && !ioctl(watch, UFFDIO_API, &api));
+	}
+	must(!ioctl(watch, UFFDIO_REGISTER, &range));
+	return at;
+}
+
+static char *unwatched(size_t length)
+{
+	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(at != MAP_FAILED);
+	return at;
+}
+
+static char *page;
+
+static int empties(void) { return madvise(page, PAGE, MADV_DONTNEED); }
+static int frees(void) { return madvise(page, PAGE, MADV_FREE); }
+static int unmaps(void) { return munmap(page, PAGE); }
+static int maps_over(void)
+{
+	return mmap(page, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page ? 0 : -1;
+}
+static int moves_away(void)
+{
+	char *to = unwatched(PAGE);
+
+	munmap(to, PAGE);
+	return mremap(page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to ? 0 : -1;
+}
+static int moves_over(void)
+{
+	char *from = unwatched(PAGE);
+
+	return mremap(from, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page ? 0 : -1;
+}
+
+/* In a task that shares the memory and is a process of its own. */
+static int elsewhere(void *unused)
+{
+	(void)unused;
+	return munmap(page, PAGE) != 0;
+}
+static int another_task_unmaps(void)
+{
+	static char stack[65536] __attribute__((aligned(16)));
+	int status = 1, pid = clone(elsewhere, stack + sizeof(stack), CLONE_VM | SIGCHLD, NULL);
+
+	return pid > 0 && waitpid(pid, &status, 0) == pid && !status ? 0 : -1;
+}
+
+/* By a child through a descriptor of this process. */
+static int another_process_empties(void)
+{
+	struct iovec range = { page, PAGE };
+	int status, self = syscall(SYS_pidfd_open, getpid(), 0), pid = fork();
+
+	if (!pid)
+		_exit(syscall(SYS_process_madvise, self, &range, 1UL, MADV_DONTNEED, 0) == PAGE ? 0 : errno);
+	waitpid(pid, &status, 0);
+	close(self);
+	errno = WEXITSTATUS(status);
+	return errno ? -1 : 0;
+}
+
+static void changes(void)
+{
+	const struct { const char *name; int (*change)(void); int moves; } table[] = {
+		{ "madvise(MADV_DONTNEED)", empties, 0 },
+		{ "madvise(MADV_FREE)", frees, 0 },
+		{ "munmap", unmaps, 1 },
+		{ "a mapping in its place", maps_over, 1 },
+		{ "mremap away", moves_away, 1 },
+		{ "mremap into its place", moves_over, 1 },
+		{ "munmap by a task that shares the memory", another_task_unmaps, 1 },
+		{ "process_madvise by another process", another_process_empties, 0 },
+	};
+	struct utsname name;
+	int major, minor;
+
+	uname(&name);
+	must(sscanf(name.release, "%d.%d", &major, &minor) == 2);
+	for (size_t n = 0; n < sizeof(table) / sizeof(*table); n++) {
+		uint64_t before[2] = { (page = watched(PAGE), emptied()), moves() };
+
+		case_begin("watched memory, %s", table[n].name);
+		if (table[n].change() && errno == EINVAL)
+			skip(table[n].name, "this kernel lacks it");
+		else
+			ok((table[n].moves ? moves() : emptied()) > before[table[n].moves], "counted");
+		case_end();
+	}
+	for (size_t n = 0; n < sizeof(table) / sizeof(*table); n++) {
+		uint64_t before[2];
+
+		/* Memory between the two, so that no mapping of the program is next to it. */
+		page = unwatched(3 * PAGE) + PAGE;
+		mprotect(page, PAGE, PROT_READ);
+		before[0] = emptied(), before[1] = moves();
+		case_begin("unwatched memory, %s", table[n].name);
+		if (major == 6 && minor < 7 && table[n].moves)
+			skip(table[n].name, "this kernel does not tell which memory is unmapped");
+		else if (table[n].change() && errno == EINVAL)
+			skip(table[n].name, "this kernel lacks it");
+		else
+			ok(emptied() == before[0] && moves() == before[1], "not counted");
+		case_end();
+	}
+}
+
+static void writes(void)
+{
+	struct { uint32_t map, pad; uint64_t key, value, flags; } update = { .map = files[0] };
+	struct { uint64_t path; uint32_t file, flags; } pin = { (uintptr_t)"/mnt/fence", files[0], 0 };
+	uint32_t key = 0;
+	char *value = calloc(1, SIZE);
+
+	update.key = (uintptr_t)&key, update.value = (uintptr_t)value;
+	ok(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0) == MAP_FAILED, "a process cannot map the counters to write");
+	ok(mprotect((void *)counters, SIZE, PROT_READ | PROT_WRITE) && errno == EACCES, "nor make its mapping writable");
+	ok(syscall(SYS_bpf, 2, &update, sizeof(update)) == -1 && errno == EPERM, "nor update the array");
+	/* A bpffs of its own would open the array with all rights. */
+	case_begin("nor write by a pin of its own");
+	if (unshare(CLONE_NEWUSER | CLONE_NEWNS) || syscall(SYS_mount, "bpf", "/mnt", "bpf", 0, NULL)) {
+		skip("a pin", "no bpffs can be mounted");
+	} else if (syscall(SYS_bpf, 6, &pin, sizeof(pin))) {
+		ok(1, "the pin is refused");
+	} else {
+		pin.file = 0;
+		int again = syscall(SYS_bpf, 7, &pin, sizeof(pin));
+
+		ok(again < 0 || mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED, "the pin cannot be mapped to write");
+		update.map = again;
+		ok(again < 0 || syscall(SYS_bpf, 2, &update, sizeof(update)) == -1, "nor updated");
+		printf("# a pin could be made and %s\n", again < 0 ? "not opened" : "opened for writing");
+	}
+	case_end();
+	free(value);
+}
+
+static void outlive(void)
+{
+	char line[100];
+
+	printf("ready\n");
+	fflush(stdout);
+	while (fgets(line, sizeof(line), stdin)) {
+		uint64_t before = moves();
+
+		page = watched(PAGE);
+		unmaps();
+		line[strcspn(line, "\n")] = 0;
+		printf("%s %s\n", moves() > before ? "counted" : "lost", line);
+		fflush(stdout);
+	}
+}
+
+static void crowd(int number)
+{
+	int ready[2], end[2], answered = 0;
+	char byte;
+
+	must(!pipe(ready) && !pipe(end));
+	for (int n = 0; n < number; n++) {
+		if (fork())
+			continue;
+		int got = ask() || ask(); /* A thousand at once: the backlog may be full. */
+
+		page = got ? watched(PAGE) : NULL;
+		uint64_t before = got ? moves() : 0;
+
+		got = got && !unmaps() && moves() > before;
+		must(write(ready[1], got ? "+" : "-", 1) == 1);
+		close(end[1]);
+		_exit(read(end[0], &byte, 1));
+	}
+	for (int n = 0; n < number && read(ready[0], &byte, 1) == 1; n++)
+		answered += byte == '+';
+	is(answered, number, "%d processes at once have counters that move", number);
+	close(end[1]);
+	while (wait(NULL) > 0)
+		;
+}
+
+static void rude(void)
+{
+	char long_one[4096] = "RDMAMRF1";
+	int before = ask(), it;
+
+	ok(before, "the service answers");
+	for (int n = 0; n < 300; n++)
+		must(dial() >= 0);
+	ok(ask(), "although 300 have connected and ask nothing");
+	for (int n = 0; n < 100; n++) {
+		must((it = dial()) >= 0);
+		send(it, n & 1 ? "RDMAMRF2" : "\0\377", n & 1 ? 8 : 2, MSG_NOSIGNAL);
+		close(n & 2 ? it : -1);
+		must((it = dial()) >= 0);
+		send(it, long_one, n & 1 ? sizeof(long_one) : 9, MSG_NOSIGNAL);
+	}
+	ok(recv(it, long_one, 1, 0) <= 0, "who sends garbage gets nothing");
+	for (int n = 0; n < 300; n++) {
+		must((it = dial()) >= 0);
+		send(it, "RDMAMRF1", 8, MSG_NOSIGNAL);
+	}
+	ok(ask(), "the service answers although 300 never read their answers");
+}
+
+static void pinned(int policy, int priority)
+{
+	cpu_set_t first;
+	struct sched_param param = { priority };
+
+	CPU_ZERO(&first);
+	CPU_SET(0, &first);
+	must(!sched_setaffinity(0, sizeof(first), &first));
+	must(!sched_setscheduler(0, policy, &param));
+}
+
+/* Others unmap all the time; one of more priority wakes up in the middle of that, and unmaps too. */
+static void load(int number)
+{
+	enum { OTHERS = 3, AT_ONCE = 20000 };
+	pid_t others[OTHERS];
+	int lost = 0, hidden = 0;
+	uint64_t gaps_before = gaps();
+
+	for (int n = 0; n < OTHERS; n++) {
+		if ((others[n] = fork()))
+			continue;
+		pinned(n ? SCHED_OTHER : SCHED_FIFO, n ? 0 : 1);
+		for (;;) {
+			char *at = watched(AT_ONCE * PAGE);
+
+			for (int m = 0; m < AT_ONCE; m++)
+				if (munmap(at + m * PAGE, PAGE))
+					_exit(1);
+			if (!n)
+				usleep(20000);
+		}
+	}
+	pinned(SCHED_FIFO, 2);
+	for (int n = 0; n < number;) {
+		char *at = watched(AT_ONCE * PAGE);
+
+		for (int m = 0; m < AT_ONCE && n < number; m++, n++) {
+			struct timespec pause = { 0, 20000 + n % 97 * 100 };
+			uint64_t before;
+
+			nanosleep(&pause, NULL);
+			before = moves();
+			munmap(at + m * PAGE, PAGE);
+			/* The one that was interrupted cannot run before this process sleeps. */
+			if (moves() == before) {
+				lost++;
+				hidden += !open_now();
+			}
+		}
+		munmap(at, AT_ONCE * PAGE);
+	}
+	for (int n = 0; n < OTHERS; n++)
+		kill(others[n], SIGKILL), waitpid(others[n], NULL, 0);
+	is(hidden, 0, "%d unmaps: %d were not counted, each while \"open\" was not 0", number, lost);
+	ok(!lost || gaps() > gaps_before, "\"gaps\" has risen by %llu", (unsigned long long)(gaps() - gaps_before));
+	for (int n = 0; open_now() && n < 1000; n++)
+		usleep(1000);
+	is(open_now(), 0, "\"open\" is 0 when they have gone");
+}
+
+static double ns(const struct timespec *since, int number)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return ((now.tv_sec - since->tv_sec) * 1e9 + now.tv_nsec - since->tv_nsec) / number;
+}
+
+static void cost(int number)
+{
+	double unmapped = 1e9, switched = 1e9;
+	int there[2], back[2];
+	pid_t other;
+	char byte = 0;
+
+	must(!pipe(there) && !pipe(back));
+	pinned(SCHED_OTHER, 0);
+	if (!(other = fork()))
+		while (read(there[0], &byte, 1) == 1 && write(back[1], &byte, 1) == 1)
+			;
+	for (int round = 0; round < 9; round++) {
+		struct timespec begin;
+		double it;
+
+		clock_gettime(CLOCK_MONOTONIC, &begin);
+		for (int n = 0; n < number; n++)
+			munmap(unwatched(PAGE), PAGE);
+		it = ns(&begin, number);
+		unmapped = it < unmapped ? it : unmapped;
+		clock_gettime(CLOCK_MONOTONIC, &begin);
+		for (int n = 0; n < number; n++)
+			must(write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1);
+		it = ns(&begin, number);
+		switched = it < switched ? it : switched;
+	}
+	kill(other, SIGKILL);
+	printf("a page mapped and unmapped %.0f ns, there and back %.0f ns\n", unmapped, switched);
+}
+
+int main(int argc, char **argv)
+{
+	const char *part = argc > 1 ? argv[1] : "";
+	int number = argc > 2 ? atoi(argv[2]) : 1000;
+
+	signal(SIGPIPE, SIG_IGN);
+	if (!strcmp(part, "ask"))
+		return !ask();
+	if (!strcmp(part, "cost"))
+		return cost(number), 0;
+	if (!strcmp(part, "crowd"))
+		return crowd(number), done_testing();
+	if (!strcmp(part, "rude"))
+		return rude(), done_testing();
+	must(ask());
+	if (!strcmp(part, "outlive"))
+		return outlive(), 0;
+	if (!strcmp(part, "load"))
+		return load(number), done_testing();
+	must(!strcmp(part, "changes"));
+	ok(place == (uint32_t)getpid() % LINES, "the line is that of the process");
+	changes();
+	writes();
+	return done_testing();
+}

@@ -1,0 +1,95 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# fence.sh TOOL BUILT [UNMAPS]: "rdmamr fence" on this kernel, as root: what it counts, for whom, and
+# what others can do to it. In the machine of vm/ the service must run; elsewhere it may refuse.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+tool=$1 client=$2/fence_service unmaps=${3:-20000}
+work=$(mktemp -d)
+service=
+trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
+socket=/run/rdmamr/fence
+
+if ! "$tool" fence --check 2>"$work/check"; then
+	[ -n "${VM:-}" ] || { echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"; exit; }
+fi
+check "--check: $(tail -n 1 "$work/check")" grep -q 'counts changes of memory' "$work/check"
+check "--check leaves no socket" [ ! -e $socket ]
+
+awaits() { # COMMAND...: it succeeds, sooner or later
+	for _ in $(seq 300); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done
+	return 1
+}
+start() { # NAME
+	"$tool" fence 2>>"$work/log" &
+	service=$!
+	check "$1" awaits "$client" ask
+}
+part() { # NAME COMMAND...: the results of a program
+	local said status
+	said=$("${@:2}" 2>&1)
+	status=$?
+	take_over "$1" "$status" "$said"
+}
+refuses() { # WORDS COMMAND...: it ends with status 2 and says so
+	local status=0
+	"${@:2}" 2>"$work/refused" || status=$?
+	cat "$work/refused"
+	[ $status = 2 ] && grep -q -- "$1" "$work/refused"
+}
+finds() { ! "$@"; }
+counted() { [ "$(echo now | "$@" "$client" outlive 2>&1 | tail -n 1)" = "counted now" ]; }
+nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
+
+echo "# without the service: $("$client" cost)"
+check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool" doctor)
+start "the service starts"
+check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
+echo "# with the service: $("$client" cost)"
+check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
+part "changes" "$client" changes
+part "rude clients" "$client" rude
+part "a crowd" "$client" crowd 1000
+check "it serves a user" counted "${nobody[@]}"
+for kind in --pid --mount --user --net; do
+	check "a process in a namespace of its own: $kind" counted unshare --fork $kind
+done
+check "a user in all of them, without rights" counted "${nobody[@]}" unshare --fork --user --map-root-user --pid --mount --net
+check "a second service is refused" refuses 'another "rdmamr fence"' "$tool" fence
+check "which leaves the first alone" "$client" ask
+part "interrupted" "$client" load "$unmaps"
+
+# A process outlives services.
+coproc old { "$client" outlive; }
+# A subshell has not the files of a coprocess, but copies of them.
+exec {answers}<&"${old[0]}" {asks}>&"${old[1]}"
+read -r _ <&"$answers"
+still() { local line; echo "$1" >&"$asks" && read -r line <&"$answers" && [ "$line" = "counted $1" ]; }
+check "a process counts" still before
+kill -KILL $service
+wait $service 2>/dev/null
+check "after the service was killed too" still killed
+check "a new process does without" finds "$client" ask
+start "the service starts over its old socket"
+check "the old process counts" still again
+check "a new one as well" counted env
+kill -TERM $service
+wait $service
+check "the service ends by SIGTERM" [ $? = 0 ]
+check "and takes its socket away" [ ! -e $socket ]
+check "the old process counts" still ended
+kill "$old_PID"
+service=
+
+check "without rights it says what it needs" refuses CAP_BPF "${nobody[@]}" "$tool" fence --check
+check "two capabilities are enough" setpriv --inh-caps=-all --bounding-set=-all,+bpf,+perfmon "$tool" fence --check
+check "in a PID namespace of its own it refuses" refuses 'PID namespace' unshare --fork --pid --mount-proc "$tool" fence --check
+# shellcheck disable=SC2016
+check "without BTF it refuses" refuses CONFIG_DEBUG_INFO_BTF unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
+# In a machine in which nothing else runs afterwards.
+if [ -n "${CHECK_LOCKDOWN:-}" ] && echo confidentiality >/sys/kernel/security/lockdown; then
+	"$tool" fence --check 2>"$work/locked"
+	check "locked down it works or says why, status $?: $(tail -n 1 "$work/locked")" grep -q 'counts changes\|locked down' "$work/locked"
+fi
+tap_done

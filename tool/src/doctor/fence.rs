@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether the service `rdmamr fence` runs, and what a hit saves by it.
+
+use super::check::Check;
+use super::userfaultfd::with_features;
+use crate::fence;
+use std::io::ErrorKind;
+use std::os::fd::AsRawFd;
+use std::time::Instant;
+
+const SUBJECT: &str = "fence";
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+const ROUNDS: u32 = 2000;
+
+pub fn check() -> Check {
+    let cost = cost().map_or_else(String::new, |ns| format!(" (about {ns} ns here)"));
+    match fence::service_answers() {
+        Ok(()) => Check::ok(SUBJECT, "the service rdmamr fence runs").meaning(format!(
+            "A hit of a program with threads reads counters, and makes no system call{cost}."
+        )),
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+            Check::ok(SUBJECT, "the service rdmamr fence does not run")
+                .meaning(format!(
+                    "Each hit of a program with threads asks the kernel by a system call{cost}, \
+                     which the service saves."
+                ))
+                .fix("systemctl enable --now rdmamr-fence, as root (docs/containers.md has the unit)")
+        }
+        Err(error) => Check::warning(SUBJECT, format!("the service rdmamr fence: {error}"))
+            .meaning("Each hit of a program with threads asks the kernel by a system call."),
+    }
+}
+
+/// How long the system call takes that asks whether a change is in flight.
+fn cost() -> Option<u128> {
+    let (watch, _) = with_features(0).ok()?;
+    let began = Instant::now();
+    for _ in 0..ROUNDS {
+        let mut nothing = [0u64; 3];
+        // SAFETY: the structure is the one of UFFDIO_WRITEPROTECT, and names no memory.
+        unsafe { libc::ioctl(watch.as_raw_fd(), UFFDIO_WRITEPROTECT, nothing.as_mut_ptr()) };
+    }
+    Some(began.elapsed().as_nanos() / u128::from(ROUNDS))
+}
