@@ -1,0 +1,25 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# with_fence.sh TOOL COMMAND...: a test of the cache while the service "rdmamr fence" runs: as
+# without it, and the process has used the counters. Prints TAP.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../../lib/tap.sh"
+tool=$1
+shift
+work=$(mktemp -d)
+service=
+trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
+
+if ! "$tool" fence --check 2>"$work/check" && [ -z "${VM:-}" ]; then
+	echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"
+	exit
+fi
+"$tool" fence 2>>"$work/check" &
+service=$!
+for _ in $(seq 300); do [ ! -S /run/rdmamr/fence ] || break; sleep 0.1; done
+said=$(RDMAMR_STATS="$work/stats" "$@" 2>&1)
+take_over "with the service" $? "$said"
+check "the counters were used" grep -q '"fence_asked":[1-9]' "$work/stats"
+check "the service still runs" kill -0 "$service"
+tap_done
