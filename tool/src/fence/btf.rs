@@ -60,7 +60,7 @@ impl Btf {
                     _ => return None,
                 };
         }
-        (magic_and_version == 0x0001_eb9f).then_some(btf)
+        (magic_and_version == 0x0001_eb9f && end <= btf.bytes.len()).then_some(btf)
     }
 
     fn word(&self, at: usize) -> Option<u32> {
@@ -151,5 +151,65 @@ impl Btf {
             )
         };
         answer() == Some(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// u64; struct inner { u64 hidden; }; struct outer { u64 first; struct inner; };
+    /// struct outer *; a function type that takes it; the function.
+    fn sample() -> Vec<u8> {
+        let names = b"\0inner\0hidden\0outer\0first\0takes\0";
+        let name = |of: &str| {
+            names
+                .windows(of.len())
+                .position(|at| at == of.as_bytes())
+                .unwrap() as u32
+        };
+        let types = [
+            vec![0, 1 << 24, 8, 64],
+            vec![name("inner"), 4 << 24 | 1, 8, name("hidden"), 1, 0],
+            vec![
+                name("outer"),
+                4 << 24 | 2,
+                16,
+                name("first"),
+                1,
+                0,
+                0,
+                2,
+                64,
+            ],
+            vec![0, 2 << 24, 3],
+            vec![0, 13 << 24 | 1, 0, 0, 4],
+            vec![name("takes"), 12 << 24, 5],
+        ]
+        .concat();
+        let length = 4 * types.len() as u32;
+        let header = [0x0001_eb9f, 24, 0, length, length, names.len() as u32];
+        let words = header.into_iter().chain(types);
+        words.flat_map(u32::to_le_bytes).chain(*names).collect()
+    }
+
+    #[test]
+    fn a_field_of_an_unnamed_part_is_found() {
+        let btf = Btf::parse(sample()).unwrap();
+        assert_eq!(btf.field("outer", "hidden").unwrap(), 8);
+        assert_eq!(btf.field("outer", "first").unwrap(), 0);
+        assert!(btf.field("outer", "other").is_err());
+        let function = btf.id(FUNCTION, "takes").unwrap();
+        assert!(btf.takes(function, 0, "outer"));
+        assert!(!btf.takes(function, 0, "inner"));
+        assert!(!btf.takes(function, 1, "outer"));
+        assert!(btf.id(VARIABLE, "takes").is_err());
+    }
+
+    #[test]
+    fn what_is_cut_off_is_no_btf() {
+        let whole = sample();
+        let names = whole.len() - 32;
+        assert!((0..names).all(|length| Btf::parse(whole[..length].to_vec()).is_none()));
     }
 }

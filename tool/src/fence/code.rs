@@ -153,3 +153,22 @@ impl Code {
         self.push(0x95, 0, 0, 0, 0);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_leads_to_its_label() {
+        let mut code = Code::default();
+        code.jump_if(If::Equal, 1, 0, "out");
+        code.address_of_element(2, 7);
+        code.jump("out");
+        code.label("nowhere");
+        code.set(1, 1);
+        code.end("out");
+        let offsets: Vec<i16> = code.instructions().iter().map(|it| it.offset).collect();
+        assert_eq!(offsets, [4, 0, 0, 1, 0, 0, 0]);
+        assert!(code.jumps.is_empty());
+    }
+}

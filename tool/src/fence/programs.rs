@@ -69,9 +69,12 @@ pub fn hooks(btf: &Btf, counters: BorrowedFd) -> Result<Vec<Program>> {
             code.load(U64, 2, 1, context);
             code.jump_if(If::Equal, 2, 0, "out");
             code.load(U64, 1, 1, btf.field(VMA, "vm_mm")?);
+            // It never is, but the verifier of later kernels wants to know.
+            code.jump_if(If::Equal, 1, 0, "out");
         }
-        // Without an owner these loads give 0.
         code.load(U64, 1, 1, btf.field("mm_struct", "owner")?);
+        // The last task of this memory is on its way out.
+        code.jump_if(If::Equal, 1, 0, "out");
         code.load(U32, 1, 1, btf.field(TASK, "tgid")?);
         line(&mut code, 1, LINES);
         code.add(1, LINE as i32);

@@ -122,9 +122,11 @@ impl Service {
             // SAFETY: no address is asked for.
             let accepted =
                 unsafe { libc::accept4(self.listener.as_raw_fd(), null_mut(), null_mut(), flags) };
-            let Ok(process) = owned(accepted) else {
-                // None is left, or no descriptor: those that wait give theirs back.
-                return;
+            let process = match owned(accepted) {
+                Ok(process) => process,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The system has no descriptor left. Others give theirs back.
+                Err(_) => return std::thread::sleep(Duration::from_millis(10)),
             };
             if !serve(&process, files) {
                 if waiting.len() == WAITING {
