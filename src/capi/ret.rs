@@ -14,11 +14,10 @@ use core::ptr::null_mut;
 use errno::{Errno, set_errno};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_cache::dispatch;
-use rdmamr_config::disable_for_good;
 use rdmamr_fabric::errors::{self, Failure};
 use rdmamr_mr::explain::{self, Reason, Subject};
 use rdmamr_mr::mlx5::Umem;
-use rdmamr_mr::{Error, How, PANICKED, Registered};
+use rdmamr_mr::{Error, How, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -190,15 +189,7 @@ fn run<T>(
 /// The panic boundary.
 #[inline(always)]
 fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(body)).map_err(|_| panicked())
-}
-
-#[cold]
-fn panicked() -> Error {
-    disable_for_good();
-    dispatch::distrust_cache();
-    log::line(Level::Error, format_args!("{PANICKED}"));
-    Error::Panic
+    catch_unwind(AssertUnwindSafe(body)).map_err(|_| dispatch::panicked())
 }
 
 #[cold]

@@ -5,6 +5,7 @@
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
+use rdmamr_cache::dispatch;
 use std::panic::catch_unwind;
 
 /// Bytes of a thread's stack.
@@ -25,8 +26,9 @@ pub fn start(thread: &'static Background) -> bool {
         let thread = unsafe { &*thread.cast::<Background>() };
         // SAFETY: the name ends with a NUL.
         unsafe { libc::prctl(libc::PR_SET_NAME, thread.name.as_ptr()) };
-        // The panic's message is printed already, and the thread ends.
-        let _ = catch_unwind(thread.work);
+        if catch_unwind(thread.work).is_err() {
+            dispatch::panicked();
+        }
         null_mut()
     }
 

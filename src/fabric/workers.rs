@@ -8,8 +8,9 @@ use super::queue::Queue;
 use super::refusals::CANCELLED;
 use super::region::Region;
 use core::time::Duration;
+use rdmamr_cache::dispatch;
+use rdmamr_mr::How;
 use rdmamr_mr::explain::{self, Reason};
-use rdmamr_mr::{Error, How};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::process::PerProcess;
@@ -187,7 +188,7 @@ impl Workers {
         drop(work);
         let began = job.pending.and_then(|_| trace::begin());
         let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
-        let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
+        let result = result.unwrap_or_else(|_| Err(dispatch::panicked().into()));
         job.write_down(began, result);
         let context = job.region.context();
         match result {

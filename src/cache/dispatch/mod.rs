@@ -7,15 +7,14 @@
 
 pub mod bypassed;
 mod deregister;
+mod panicked;
 mod register;
 mod relaxed_calls;
 mod rereg;
 mod reuse;
 
 pub use crate::foresight;
-pub use crate::instance::{
-    distrust as distrust_cache, hits as relaxed_hits, totals as relaxed_totals,
-};
+pub use crate::instance::{hits as relaxed_hits, totals as relaxed_totals};
 pub use crate::life::flush::flush;
 pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
 pub use crate::life::release::release as release_relaxed;
@@ -24,6 +23,7 @@ pub use crate::start::set_limits;
 pub use crate::watch::in_place::are_in_place;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use deregister::{deregister, unimport_mr};
+pub use panicked::panicked;
 pub use rdmamr_mr::Mr;
 pub use rdmamr_mr::mlx5;
 pub use rdmamr_mr::state;
