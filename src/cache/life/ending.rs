@@ -93,7 +93,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         page_range.bytes(),
         u64::from(why)
     );
-    trace::ended(|| described(region));
+    let record = trace::end_of(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.page_range().bytes());
@@ -104,6 +104,10 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     released::ended(region, cause(region), region.hits());
     counters.add(thread, counter!(hits), region.forget_hits());
     leave(cache, &locked, id, by);
+    drop(locked);
+    if let Some(record) = record {
+        trace::ended(&record);
+    }
     Ok(())
 }
 
