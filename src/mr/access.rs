@@ -5,6 +5,10 @@
 use bitflags::bitflags;
 use core::fmt;
 use rdmamr_abi::rdma_core::*;
+use rdmamr_config::disabled;
+use rdmamr_next::{Context, Pd};
+use rdmamr_uverbs::Uverbs;
+use rdmamr_uverbs::context;
 
 bitflags! {
     /// Access flags as C passes them. Unnamed bits are kept, and the kernel judges them.
@@ -31,6 +35,23 @@ bitflags! {
 impl Access {
     /// The flags that some kernel understands: every named flag and the whole optional range.
     const KNOWN: Access = Access::from_bits_retain(0x3ff | Access::OPTIONAL_RANGE.bits());
+
+    /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
+    /// their flag. If the kernel does not tell, the device counts as able.
+    pub fn granted_by(pd: Pd) -> Access {
+        let ask = || {
+            // SAFETY: the context of a live protection domain stays open as long as the domain
+            // exists.
+            let fd = unsafe { Context::from_c(pd.context()) }?.fd()?;
+            let facts = context::identify(&Uverbs, fd).ok()?;
+            context::most(&Uverbs, fd, facts).ok()
+        };
+        if disabled() || ask().is_none_or(|most| most.atomics) {
+            Access::all()
+        } else {
+            Access::all().difference(Access::REMOTE_ATOMIC)
+        }
+    }
 
     /// Whether the region is paged on demand. The kernel pins none of its pages, and fork needs no
     /// care.
