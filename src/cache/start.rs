@@ -17,6 +17,7 @@ use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Watch;
+use rdmamr_config::CacheLimits;
 use rdmamr_stats as stats;
 use rdmamr_sys::allocator::has_memory;
 use rdmamr_sys::aside;
@@ -39,7 +40,7 @@ pub fn would_keep_files() -> bool {
 
 /// Sets the cache's limits ([`rdmamr_config::set_cache_limits`]). False if the cache has started, or
 /// is about to, in this process or its parent: it has read the limits.
-pub fn set_limits(limits: [u64; 4]) -> bool {
+pub fn set_limits(limits: CacheLimits) -> bool {
     if is_of_parent() || thread::is_inside() {
         return false;
     }
