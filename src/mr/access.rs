@@ -4,6 +4,7 @@
 
 use bitflags::bitflags;
 use core::fmt;
+use rdmamr_abi::names;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
 use rdmamr_next::{Context, Pd};
@@ -93,25 +94,13 @@ impl Access {
 /// Writes `local_write|remote_read`, and `0x...` for unnamed bits.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: &[(Access, &str)] = &[
-            (Access::LOCAL_WRITE, "local_write"),
-            (Access::REMOTE_WRITE, "remote_write"),
-            (Access::REMOTE_READ, "remote_read"),
-            (Access::REMOTE_ATOMIC, "remote_atomic"),
-            (Access::MW_BIND, "mw_bind"),
-            (Access::ZERO_BASED, "zero_based"),
-            (Access::ON_DEMAND, "on_demand"),
-            (Access::HUGETLB, "hugetlb"),
-            (Access::FLUSH_GLOBAL, "flush_global"),
-            (Access::FLUSH_PERSISTENT, "flush_persistent"),
-            (Access::RELAXED_ORDERING, "relaxed_ordering"),
-        ];
         if self.is_empty() {
             return f.write_str("none");
         }
         let mut rest = *self;
         let mut separator = "";
-        for &(flag, name) in NAMES {
+        for &(flag, name) in names::ACCESS {
+            let flag = Access::from_bits_retain(flag);
             if rest.contains(flag) {
                 write!(f, "{separator}{name}")?;
                 separator = "|";
