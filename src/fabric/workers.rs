@@ -99,6 +99,25 @@ impl Job {
         }
     }
 
+    /// Makes the registration, and reports it.
+    fn make(&self) {
+        let began = self.pending.and_then(|_| trace::begin());
+        let result = catch_unwind(AssertUnwindSafe(|| (self.register)(self.region)));
+        let result = result.unwrap_or_else(|_| Err(dispatch::panicked().into()));
+        self.write_down(began, result);
+        let (address, context) = (self.region.address(), self.region.context());
+        match result {
+            Ok(_) => self.queue.completed(address, context),
+            Err(failure) => {
+                let reason = self.reason(&failure);
+                stats::counters().count(counter!(reg_failed));
+                log::line(Level::Warn, format_args!("{reason}"));
+                self.region.has_failed();
+                self.queue.failed(address, context, &reason);
+            }
+        }
+    }
+
     /// Writes the call and its result to the trace. The region cannot have been closed yet.
     fn write_down(&self, began: Option<Began>, result: Result<How, Failure>) {
         let (Some(began), Some(pending)) = (began, self.pending) else {
@@ -186,20 +205,9 @@ impl Workers {
         let address = job.region.address();
         work.running.push(address);
         drop(work);
-        let began = job.pending.and_then(|_| trace::begin());
-        let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
-        let result = result.unwrap_or_else(|_| Err(dispatch::panicked().into()));
-        job.write_down(began, result);
-        let context = job.region.context();
-        match result {
-            Ok(_) => job.queue.completed(address, context),
-            Err(failure) => {
-                let reason = job.reason(&failure);
-                stats::counters().count(counter!(reg_failed));
-                log::line(Level::Warn, format_args!("{reason}"));
-                job.region.has_failed();
-                job.queue.failed(address, context, &reason);
-            }
+        // Whatever panics, the thread goes on, and the close of the region does not wait for ever.
+        if catch_unwind(AssertUnwindSafe(|| job.make())).is_err() {
+            dispatch::panicked();
         }
         let mut work = self.lock();
         work.running.retain(|&other| other != address);
