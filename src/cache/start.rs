@@ -12,6 +12,7 @@ use crate::life::limits_reader::LimitsReader;
 use crate::life::tasks;
 use crate::lock::{Owner, Patience};
 use crate::objects;
+use crate::panicked::panicked;
 use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
@@ -23,10 +24,14 @@ use rdmamr_sys::allocator::has_memory;
 use rdmamr_sys::aside;
 use rdmamr_sys::process;
 use rdmamr_sys::thread;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 unsafe extern "C" fn before_fork() {
-    if let Some(cache) = existing() {
-        flush::before_fork(cache);
+    // The C library calls this, so a panic ends here.
+    if let Some(cache) = existing()
+        && catch_unwind(AssertUnwindSafe(|| flush::before_fork(cache))).is_err()
+    {
+        panicked();
     }
 }
 

@@ -7,7 +7,6 @@
 
 pub mod bypassed;
 mod deregister;
-mod panicked;
 mod register;
 mod relaxed_calls;
 mod rereg;
@@ -19,11 +18,11 @@ pub use crate::life::flush::flush;
 pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
 pub use crate::life::release::release as release_relaxed;
 pub use crate::life::{change as changes, retire::retire, tasks};
+pub use crate::panicked::panicked;
 pub use crate::start::set_limits;
 pub use crate::watch::in_place::are_in_place;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use deregister::{deregister, unimport_mr};
-pub use panicked::panicked;
 pub use rdmamr_mr::Mr;
 pub use rdmamr_mr::mlx5;
 pub use rdmamr_mr::state;
