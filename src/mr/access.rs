@@ -38,8 +38,9 @@ impl Access {
     const KNOWN: Access = Access::from_bits_retain(0x3ff | Access::OPTIONAL_RANGE.bits());
 
     /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
-    /// their flag. If the kernel does not tell, the device counts as able.
+    /// their flag. If the kernel does not tell, the device counts as able. Leaves errno as it was.
     pub fn granted_by(pd: Pd) -> Access {
+        let errno = errno::errno();
         let ask = || {
             // SAFETY: the context of a live protection domain stays open as long as the domain
             // exists.
@@ -47,7 +48,9 @@ impl Access {
             let facts = context::identify(&Uverbs, fd).ok()?;
             context::most(&Uverbs, fd, facts).ok()
         };
-        if disabled() || ask().is_none_or(|most| most.atomics) {
+        let has_atomics = disabled() || ask().is_none_or(|most| most.atomics);
+        errno::set_errno(errno);
+        if has_atomics {
             Access::all()
         } else {
             Access::all().difference(Access::REMOTE_ATOMIC)
