@@ -55,3 +55,44 @@ pub fn start(thread: &'static Background) -> bool {
     unsafe { libc::pthread_attr_destroy(attr.as_mut_ptr()) };
     ret == 0
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdmamr_config::disabled;
+    use std::time::Duration;
+
+    static PANICS: Background = Background {
+        name: c"panics",
+        work: || panic!(),
+    };
+
+    fn a_panic_disables() -> bool {
+        std::panic::set_hook(Box::new(|_| {}));
+        let was_enabled = !disabled();
+        let started = start(&PANICS);
+        for _ in 0..6000 {
+            if disabled() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        was_enabled && started && disabled()
+    }
+
+    #[test]
+    fn a_panic_disables_the_library() {
+        // In a child: the other tests need the library.
+        // SAFETY: the child runs only the code below, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let failed = i32::from(!a_panic_disables());
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(failed) };
+        }
+        let mut status = -1;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
+}
