@@ -128,10 +128,10 @@ unsafe fn wipe_at_fork(page: *const u8) -> bool {
 #[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
 pub struct CallsUnderWay {
-    count: AtomicU64,
-    /// A number that the process's parent does not have; 0 before the first call.
-    process: AtomicU64,
-    rest: [u8; PAGE_SIZE - 2 * size_of::<u64>()],
+    /// The number of calls, and in the upper half a number that the process's parent does not have.
+    /// 0 before the first call. One word, since a signal handler may fork between any two.
+    word: AtomicU64,
+    rest: [u8; PAGE_SIZE - size_of::<u64>()],
 }
 const _: () = assert!(size_of::<CallsUnderWay>() == PAGE_SIZE);
 
@@ -140,12 +140,13 @@ const _: () = assert!(size_of::<CallsUnderWay>() == PAGE_SIZE);
 pub struct CountedCall(u64);
 
 impl CallsUnderWay {
+    const PROCESS: u32 = 32;
+
     /// No call.
     pub const fn new() -> Self {
         CallsUnderWay {
-            count: AtomicU64::new(0),
-            process: AtomicU64::new(0),
-            rest: [0; PAGE_SIZE - 2 * size_of::<u64>()],
+            word: AtomicU64::new(0),
+            rest: [0; PAGE_SIZE - size_of::<u64>()],
         }
     }
 
@@ -163,32 +164,36 @@ impl CallsUnderWay {
     pub fn begin(&self) -> CountedCall {
         /// Not on the page, so that a child goes on from its parent's number.
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let mut process = self.process.load(Relaxed);
-        if process == 0 {
-            let new = NEXT.fetch_add(1, Relaxed);
-            let exchanged = self.process.compare_exchange(0, new, Relaxed, Relaxed);
-            process = exchanged.map_or_else(|other| other, |_| new);
+        let mut word = self.word.load(Relaxed);
+        loop {
+            let process = match word >> Self::PROCESS {
+                0 => NEXT.fetch_add(1, Relaxed),
+                process => process,
+            };
+            let count = u64::from(word as u32) + 1;
+            let new = process << Self::PROCESS | count;
+            match self.word.compare_exchange(word, new, SeqCst, Relaxed) {
+                Ok(_) => return CountedCall(process),
+                Err(other) => word = other,
+            }
         }
-        self.count.fetch_add(1, SeqCst);
-        CountedCall(process)
     }
 
     /// The call has ended.
     pub fn end(&self, call: &CountedCall) {
-        if self.process.load(Relaxed) == call.0 {
-            self.count.fetch_sub(1, Release);
-        }
+        let is_here = |word: u64| word >> Self::PROCESS == call.0;
+        let fewer = |word: u64| is_here(word).then(|| word - 1);
+        let _ = self.word.fetch_update(Release, Relaxed, fewer);
     }
 
     /// Whether no call is under way.
     pub fn is_none(&self) -> bool {
-        self.count.load(Acquire) == 0
+        self.word.load(Acquire) as u32 == 0
     }
 
     /// Forgets the calls, as if none had been made.
     pub fn forget(&self) {
-        self.count.store(0, Relaxed);
-        self.process.store(0, Relaxed);
+        self.word.store(0, Relaxed);
     }
 }
 
