@@ -97,8 +97,9 @@ impl<T: Sync> PerProcess<T> {
 
     /// Whether the kernel gives the page to children as zeros.
     pub fn is_wiped_at_fork(&'static self) -> bool {
-        // SAFETY: the type fills a page, and a static holds it for ever.
-        unsafe { wipe_at_fork((&raw const *self).cast()) }
+        let page = (&raw const *self).cast_mut().cast();
+        // SAFETY: the page is whole, belongs to this static, and holds nothing else.
+        unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 }
     }
 
     /// Publishes another value. The one before is not freed: a thread may be using it.
@@ -113,27 +114,14 @@ impl<T: Sync> PerProcess<T> {
     }
 }
 
-/// Has the kernel give a page to children as zeros. False if the kernel cannot.
-///
-/// # Safety
-/// The page is whole, and holds nothing that a child may need.
-unsafe fn wipe_at_fork(page: *const u8) -> bool {
-    // SAFETY: the caller promised a page of which children need nothing.
-    unsafe { libc::madvise(page.cast_mut().cast(), PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 }
-}
-
 /// The number of calls that are under way in this process, as a static. A forked child begins with
-/// none: the other threads of its parent, whose calls these may be, do not exist there.
-#[repr(C)]
-#[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
-#[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
+/// none: the other threads of its parent, whose calls these may be, do not exist there. So a handler
+/// of pthread_atfork(3) calls [`CallsUnderWay::forget`] in the child.
 pub struct CallsUnderWay {
     /// The number of calls, and in the upper half a number that the process's parent does not have.
     /// 0 before the first call. One word, since a signal handler may fork between any two.
     word: AtomicU64,
-    rest: [u8; PAGE_SIZE - size_of::<u64>()],
 }
-const _: () = assert!(size_of::<CallsUnderWay>() == PAGE_SIZE);
 
 /// A call that is counted, by the number of its process. A signal handler may fork in a call, which
 /// then ends in the child too, where it does not count.
@@ -146,23 +134,12 @@ impl CallsUnderWay {
     pub const fn new() -> Self {
         CallsUnderWay {
             word: AtomicU64::new(0),
-            rest: [0; PAGE_SIZE - size_of::<u64>()],
-        }
-    }
-
-    /// Has children begin with no call, from now on. `forget` calls [`CallsUnderWay::forget`]: it
-    /// runs in children if the kernel does not wipe pages.
-    pub fn end_at_fork(&'static self, forget: unsafe extern "C" fn()) {
-        // SAFETY: the type fills a page, and a static holds it for ever.
-        if !unsafe { wipe_at_fork((&raw const *self).cast()) } {
-            // SAFETY: the handler is a function of this library, which is never unloaded.
-            unsafe { libc::pthread_atfork(None, None, Some(forget)) };
         }
     }
 
     /// A call begins.
     pub fn begin(&self) -> CountedCall {
-        /// Not on the page, so that a child goes on from its parent's number.
+        /// A child goes on from its parent's number.
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut word = self.word.load(Relaxed);
         loop {
@@ -238,7 +215,8 @@ mod tests {
 
     #[test]
     fn a_child_has_no_call_of_its_parents() {
-        CALLS.end_at_fork(forget_calls);
+        // SAFETY: the handler is a function of this program.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_calls)) };
         let of_parent = CALLS.begin();
         assert!(!CALLS.is_none());
         assert!(holds_in_a_child(|| {

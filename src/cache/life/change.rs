@@ -176,7 +176,8 @@ unsafe extern "C" fn forget() {
 /// Called when the library is loaded: a child forked during another thread's call must not wait for
 /// the end of that call, which never comes there.
 pub fn end_unannounced_at_fork() {
-    UNANNOUNCED.end_at_fork(forget);
+    // SAFETY: the handler is a function of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(forget)) };
 }
 
 /// Whether a change is under way that could not be announced. Asked after a region is pinned and
