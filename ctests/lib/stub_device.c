@@ -268,6 +268,7 @@ static int query(const struct ib_uverbs_ioctl_hdr *header)
 			  usable_slots < SLOTS ? usable_slots :
 						 1 << 24,
 		.max_mr_size = driver.max_mr_size,
+		.atomic_cap = 1, /* IB_ATOMIC_HCA */
 	};
 
 	if (!out || out->len < sizeof(answer))

@@ -11,7 +11,7 @@ BOUNDARY = re.compile(
     r"|\bregister_in\(|\bread_event\(|\$wished\(|\breg\(|\b(changing|around|touching|unregister|map|advising(_unreported)?)\(|\bwith_caller!|\b(slot|command)!"
 )
 # These neither allocate nor index, and call nothing that could panic.
-EXEMPT = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget", "load"}
+EXEMPT = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget"}
 
 
 def c_functions(text):

@@ -12,8 +12,7 @@ files=$PWD/docs/containers helper=$PWD/ctests/packages/containers.py
 profile=$files/seccomp.json
 work=$(mktemp -d)
 chmod 755 "$work"
-held=()
-trap 'kill ${held[*]:-} 2>/dev/null; rm -rf "$work"' EXIT
+trap 'rm -rf "$work"' EXIT
 unset LD_PRELOAD "${!RDMAMR_@}"
 . packaging/tree.sh
 finds() { ! "$@"; }
@@ -169,9 +168,10 @@ if [ -e $tools/.ready ]; then
 	mkfifo "$work/in"
 	mkdir -m 755 "$work/textfile"
 	container='mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 none /dev/shm'
-	inside "$container" 1001 -all env LD_PRELOAD="$library" "$built/holds" <>"$work/in" >"$work/out" 2>&1 &
-	held+=($!)
-	echo "register 3" >"$work/in"
+	# It ends when this script does, however that is: only the script has the pipe open to write.
+	exec 8<>"$work/in"
+	inside "$container" 1001 -all env LD_PRELOAD="$library" "$built/holds" <"$work/in" >"$work/out" 2>&1 8>&- &
+	echo "register 3" >&8
 	for _ in $(seq 600); do [ ! -s "$work/out" ] || break; sleep 0.1; done
 	top() { # BOUNDING: one round of the script
 		rm -f "$work/textfile/rdmamr.prom"

@@ -95,11 +95,11 @@ os.execv(sys.argv[2], sys.argv[2:])' "$@"
 }
 if [ "$(uname -m)" = x86_64 ]; then
 	says "userfaultfd is allowed" userfaultfd ok "allowed" cat "$work/text"
-	# Without a device libibverbs cannot ask the kernel, which needs no help from 5.12 on.
-	if [ ! -e /sys/class/infiniband ] && [ "$(printf '5.12\n%s\n' "$(uname -r)" | sort -V | head -1)" = 5.12 ]; then
+	# Without a device libibverbs cannot ask the kernel, which needs no help from 5.13 on.
+	if [ ! -e /sys/class/infiniband ] && [ "$(printf '5.13\n%s\n' "$(uname -r)" | sort -V | head -1)" = 5.13 ]; then
 		says "fork support is not needed" fork ok "not needed" cat "$work/text"
 	else
-		skip "fork support without a device" "there is one, or the kernel is older than 5.12"
+		skip "fork support without a device" "there is one, or the kernel is older than 5.13"
 	fi
 	if [ -z "$device" ]; then
 		if [ -r /dev/userfaultfd ]; then

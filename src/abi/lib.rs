@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Structures that others define: the kernel's uverbs interface, rdma-core's public headers and
-//! libfabric's. This crate has no logic.
+//! libfabric's, and the names of their numbers. This crate has no logic.
 //!
 //! Each structure has its C name. `layout_tests.rs` makes a C file of static assertions from these
 //! declarations, and `make check` compiles that file against the installed headers.
@@ -14,6 +14,7 @@
 pub mod libfabric;
 pub mod libfabric_monitor;
 pub mod libfabric_provider;
+pub mod names;
 pub mod rdma_core;
 mod target;
 pub mod uapi;

@@ -58,6 +58,9 @@ mirror! { "struct ib_uverbs_reg_mr_resp" =>
     }
 }
 
+/// A value of `ib_uverbs_query_device_resp.atomic_cap`, `enum ib_atomic_cap`: no atomic operations.
+pub const IB_ATOMIC_NONE: u32 = 0;
+
 mirror! { "struct ib_uverbs_query_device_resp" =>
     /// The kernel's answer about a device.
     pub struct ib_uverbs_query_device_resp {

@@ -37,6 +37,7 @@ mod mapping;
 mod model_tests;
 pub mod objects;
 mod overlapping;
+mod panicked;
 mod place;
 pub mod region;
 pub mod released;

@@ -12,20 +12,26 @@ use crate::life::limits_reader::LimitsReader;
 use crate::life::tasks;
 use crate::lock::{Owner, Patience};
 use crate::objects;
+use crate::panicked::panicked;
 use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Watch;
+use rdmamr_config::CacheLimits;
 use rdmamr_stats as stats;
 use rdmamr_sys::allocator::has_memory;
 use rdmamr_sys::aside;
 use rdmamr_sys::process;
 use rdmamr_sys::thread;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 unsafe extern "C" fn before_fork() {
-    if let Some(cache) = existing() {
-        flush::before_fork(cache);
+    // The C library calls this, so a panic ends here.
+    if let Some(cache) = existing()
+        && catch_unwind(AssertUnwindSafe(|| flush::before_fork(cache))).is_err()
+    {
+        panicked();
     }
 }
 
@@ -39,7 +45,7 @@ pub fn would_keep_files() -> bool {
 
 /// Sets the cache's limits ([`rdmamr_config::set_cache_limits`]). False if the cache has started, or
 /// is about to, in this process or its parent: it has read the limits.
-pub fn set_limits(limits: [u64; 4]) -> bool {
+pub fn set_limits(limits: CacheLimits) -> bool {
     if is_of_parent() || thread::is_inside() {
         return false;
     }

@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks up the next functions when the library is loaded.
+//! Looks up the next functions when the library is loaded, and prepares for children.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::{descriptors, memory, migration, tasks};
+use super::{descriptors, memory, migration, ret, tasks};
+use rdmamr_cache::dispatch::changes;
 
 unsafe extern "C" fn load() {
-    memory::find_all();
-    descriptors::find_next();
-    tasks::find_all();
-    migration::find_next();
+    ret::always((), || {
+        memory::find_all();
+        descriptors::find_next();
+        tasks::find_all();
+        migration::find_next();
+        changes::end_unannounced_at_fork();
+    })
 }
 
 #[cfg(not(test))]

@@ -295,7 +295,7 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if REALLOC.get().is_none() {
         // The caller is a constructor that runs before this library's. realloc is called neither in
         // a signal handler nor under a lock of the allocator, so a lookup is safe here.
-        find_realloc();
+        ret::always((), find_realloc);
     }
     match REALLOC.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.

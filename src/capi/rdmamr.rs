@@ -8,10 +8,11 @@ use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use rdmamr_cache::dispatch;
-use rdmamr_config::{Output, config};
+use rdmamr_config::{CacheLimits, Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
 use rdmamr_sys::standard_error;
@@ -113,7 +114,6 @@ versioned!(rdmamr_last_reason, "RDMAMR_1.0");
 
 /// The value of a limit that rdmamr_set_cache_limits() leaves as it is.
 pub const RDMAMR_UNCHANGED: u64 = 0xffff_ffff_ffff_ffff;
-const _: () = assert!(RDMAMR_UNCHANGED == rdmamr_config::UNCHANGED);
 
 /// Limits of the cache of registrations, for rdmamr_set_cache_limits(). A limit that is
 /// RDMAMR_UNCHANGED stays as the environment sets it, or else the library's default.
@@ -152,8 +152,6 @@ pub unsafe extern "C" fn rdmamr_set_cache_limits(
     limits: *const rdmamr_cache_limits,
     size: usize,
 ) -> c_int {
-    const KNOWN: usize = size_of::<rdmamr_cache_limits>() / size_of::<u64>();
-    const LONGEST: u64 = 1_000_000_000_000;
     if limits.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
         return libc::EINVAL;
     }
@@ -161,22 +159,37 @@ pub unsafe extern "C" fn rdmamr_set_cache_limits(
     // `u64`.
     let given =
         unsafe { core::slice::from_raw_parts(limits.cast::<u64>(), size / size_of::<u64>()) };
-    let mut limits = [RDMAMR_UNCHANGED; KNOWN];
-    for (n, &limit) in given.iter().enumerate() {
-        match limits.get_mut(n) {
-            Some(known) => *known = limit,
-            None if limit != RDMAMR_UNCHANGED => return libc::E2BIG,
-            None => {}
-        }
+    ret::always(libc::EBUSY, || match known_limits(given) {
+        Ok(limits) if dispatch::set_limits(limits) => 0,
+        Ok(_) => libc::EBUSY,
+        Err(errno) => errno,
+    })
+}
+
+/// The limits that the caller's structure names, in the order of [`rdmamr_cache_limits`]; an older
+/// structure has fewer. An error is an errno.
+fn known_limits(given: &[u64]) -> Result<CacheLimits, c_int> {
+    const KNOWN: usize = size_of::<rdmamr_cache_limits>() / size_of::<u64>();
+    const LONGEST: u64 = 1_000_000_000_000;
+    let limit = |n: usize| {
+        let limit = given.get(n).copied();
+        limit.filter(|&limit| limit != RDMAMR_UNCHANGED)
+    };
+    if (KNOWN..given.len()).any(|n| limit(n).is_some()) {
+        return Err(libc::E2BIG);
     }
-    let is_too_long = |&linger: &u64| linger != RDMAMR_UNCHANGED && linger >= LONGEST;
-    if limits[..2].iter().any(is_too_long) {
-        return libc::EINVAL;
+    let at = |offset: usize| limit(offset / size_of::<u64>());
+    let limits = CacheLimits {
+        linger_local: at(offset_of!(rdmamr_cache_limits, linger_local)),
+        linger_remote: at(offset_of!(rdmamr_cache_limits, linger_remote)),
+        max_idle: at(offset_of!(rdmamr_cache_limits, max_idle)),
+        max_idle_bytes: at(offset_of!(rdmamr_cache_limits, max_idle_bytes)),
+    };
+    let lingers = [limits.linger_local, limits.linger_remote];
+    if lingers.iter().flatten().any(|&linger| linger >= LONGEST) {
+        return Err(libc::EINVAL);
     }
-    match ret::always(false, || dispatch::set_limits(limits)) {
-        true => 0,
-        false => libc::EBUSY,
-    }
+    Ok(limits)
 }
 versioned!(rdmamr_set_cache_limits, "RDMAMR_1.1");
 

@@ -14,11 +14,10 @@ use core::ptr::null_mut;
 use errno::{Errno, set_errno};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_cache::dispatch;
-use rdmamr_config::disable_for_good;
 use rdmamr_fabric::errors::{self, Failure};
 use rdmamr_mr::explain::{self, Reason, Subject};
 use rdmamr_mr::mlx5::Umem;
-use rdmamr_mr::{Error, How, PANICKED, Registered};
+use rdmamr_mr::{Error, How, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -126,16 +125,16 @@ impl Convention for AsReregCode {
 }
 
 /// Runs the body of a function of libibverbs' family. The tracer sees the outcome after the reason
-/// of a failure has been stored.
+/// of a failure has been stored. A tracer that panics leaves the outcome as it is.
 #[inline(always)]
 pub fn verbs<K: Convention>(
     entry: impl FnOnce() -> Entry,
     tracer: impl Tracer<K::Value>,
     body: impl FnOnce() -> Result<K::Value, Error>,
 ) -> K::C {
-    let began = tracer.begin();
+    let began = guard(|| tracer.begin()).unwrap_or_default();
     let outcome = run(entry, body);
-    tracer.end(began, &outcome);
+    let _ = guard(|| tracer.end(began, &outcome));
     K::to_c(outcome)
 }
 
@@ -183,26 +182,23 @@ fn run<T>(
 ) -> Result<T, Error> {
     match guard(body) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) | Err(error) => Err(failed(entry(), error)),
+        Ok(Err(error)) | Err(error) => {
+            // The reason is in words, which read the memory and the limits of the process.
+            let _ = guard(|| failed(entry(), error));
+            Err(error)
+        }
     }
 }
 
 /// The panic boundary.
 #[inline(always)]
 fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(body)).map_err(|_| panicked())
+    catch_unwind(AssertUnwindSafe(body)).map_err(|_| dispatch::panicked())
 }
 
+/// Counts a failure, and stores its reason.
 #[cold]
-fn panicked() -> Error {
-    disable_for_good();
-    dispatch::distrust_cache();
-    log::line(Level::Error, format_args!("{PANICKED}"));
-    Error::Panic
-}
-
-#[cold]
-fn failed(entry: Entry, error: Error) -> Error {
+fn failed(entry: Entry, error: Error) {
     let reason = Reason {
         call: entry.name,
         error,
@@ -215,7 +211,6 @@ fn failed(entry: Entry, error: Error) -> Error {
     if log::wants(Level::Warn) {
         log::always(format_args!("{reason}"));
     }
-    error
 }
 
 #[cfg(all(test, not(loom)))]
@@ -243,6 +238,18 @@ mod tests {
         assert_eq!(status, 0);
     }
 
+    struct Panics;
+
+    impl<T> Tracer<T> for Panics {
+        type Before = ();
+        fn begin(&self) {
+            panic!()
+        }
+        fn end(self, (): (), _: &Result<T, Error>) {
+            panic!()
+        }
+    }
+
     fn every_panic_is_stopped() -> bool {
         std::panic::set_hook(Box::new(|_| {}));
         let entry = || Entry {
@@ -261,5 +268,7 @@ mod tests {
             && verbs::<AsReregCode>(entry, Nobody, || panic!()) == -1
             && code::<c_int>("call", None, || panic!()) == -libc::ENOMEM
             && always(7, || panic!()) == 7
+            && verbs::<AsErrno<()>>(|| panic!(), Panics, || Err(Error::Memory)) == libc::ENOMEM
+            && verbs::<AsErrno<()>>(|| panic!(), Panics, || Ok(())) == 0
     }
 }

@@ -15,7 +15,7 @@ use rdmamr_trace::{self as trace, Began};
 /// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
 pub trait Tracer<T> {
     /// The observations from before the call.
-    type Before;
+    type Before: Default;
     fn begin(&self) -> Self::Before;
     fn end(self, before: Self::Before, outcome: &Result<T, Error>);
 }

@@ -302,33 +302,60 @@ pub fn config() -> &'static Config {
     })
 }
 
-/// A limit of the cache that a call leaves as it is.
-pub const UNCHANGED: u64 = u64::MAX;
+/// Limits of the cache that a call sets; `None` leaves a limit as it is. [`CacheConfig`] says what
+/// they are.
+#[derive(Clone, Copy, Default)]
+pub struct CacheLimits {
+    pub linger_local: Option<u64>,
+    pub linger_remote: Option<u64>,
+    pub max_idle: Option<u64>,
+    pub max_idle_bytes: Option<u64>,
+}
 
-/// The limits of the cache that a call has set.
-static BY_CALL: [AtomicU64; 4] = [const { AtomicU64::new(UNCHANGED) }; 4];
+/// A limit that a call may have set.
+struct ByCall(AtomicU64);
+
+impl ByCall {
+    const UNSET: u64 = u64::MAX;
+
+    const fn new() -> ByCall {
+        ByCall(AtomicU64::new(ByCall::UNSET))
+    }
+
+    fn get(&self) -> Option<u64> {
+        Some(self.0.load(Relaxed)).filter(|&limit| limit != ByCall::UNSET)
+    }
+
+    fn set(&self, limit: Option<u64>) {
+        if let Some(limit) = limit {
+            self.0.store(limit, Relaxed);
+        }
+    }
+}
+
+static LINGER_LOCAL: ByCall = ByCall::new();
+static LINGER_REMOTE: ByCall = ByCall::new();
+static MAX_IDLE: ByCall = ByCall::new();
+static MAX_IDLE_BYTES: ByCall = ByCall::new();
 
 /// The settings of the cache: those of the environment, but for the limits that a call has set.
 pub fn cache() -> CacheConfig {
-    let by_call = |n: usize| Some(BY_CALL[n].load(Relaxed)).filter(|&limit| limit != UNCHANGED);
     let cache = config().cache;
     CacheConfig {
-        linger_local: by_call(0).unwrap_or(cache.linger_local),
-        linger_remote: by_call(1).unwrap_or(cache.linger_remote),
-        max_idle: by_call(2).unwrap_or(cache.max_idle),
-        max_idle_bytes: by_call(3).or(cache.max_idle_bytes),
+        linger_local: LINGER_LOCAL.get().unwrap_or(cache.linger_local),
+        linger_remote: LINGER_REMOTE.get().unwrap_or(cache.linger_remote),
+        max_idle: MAX_IDLE.get().unwrap_or(cache.max_idle),
+        max_idle_bytes: MAX_IDLE_BYTES.get().or(cache.max_idle_bytes),
         ..cache
     }
 }
 
-/// Sets the linger times of regions without and with remote rights, in ms, the number of idle
-/// regions and their bytes, but for those that are [`UNCHANGED`].
-pub fn set_cache_limits(limits: [u64; 4]) {
-    for (to, limit) in BY_CALL.iter().zip(limits) {
-        if limit != UNCHANGED {
-            to.store(limit, Relaxed);
-        }
-    }
+/// Sets limits of the cache.
+pub fn set_cache_limits(limits: CacheLimits) {
+    LINGER_LOCAL.set(limits.linger_local);
+    LINGER_REMOTE.set(limits.linger_remote);
+    MAX_IDLE.set(limits.max_idle);
+    MAX_IDLE_BYTES.set(limits.max_idle_bytes);
 }
 
 /// True once the library has failed internally: its tables may be half changed.

@@ -24,14 +24,15 @@ pub struct Rights {
 /// read registered memory. Read-only memory can therefore be registered, and no remote peer can
 /// write to it. By contrast, libfabric's verbs provider with its cache gives every region every
 /// right. With an access of 0, which the verbs provider accepts too, the region allows local reads
-/// only.
-pub fn map(access: u64, iwarp: bool) -> Result<Rights, Failure> {
+/// only. A device without atomic operations, which `granted` lacks, grants FI_REMOTE_WRITE without
+/// them.
+pub fn map(access: u64, iwarp: bool, granted: Access) -> Result<Rights, Failure> {
     ensure(access & !KNOWN == 0, UNKNOWN_ACCESS)?;
     let (local, remote) = flags_of(access, iwarp);
     Ok(Rights {
         is_local: access & LOCAL != 0 || access == 0,
         local,
-        remote,
+        remote: remote & granted,
     })
 }
 
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     fn mapped(access: u64, iwarp: bool) -> u32 {
-        let rights = map(access, iwarp).unwrap();
+        let rights = map(access, iwarp, Access::all()).unwrap();
         (rights.local | rights.remote).bits()
     }
 
@@ -103,7 +104,7 @@ mod tests {
     #[test]
     fn the_table_is_the_rule() {
         for bits in 0..1 << 15 {
-            let rights = map(bits, false).ok();
+            let rights = map(bits, false, Access::all()).ok();
             let all = rights.map(|rights| rights.local | rights.remote);
             assert_eq!(known(bits), all, "{bits:#x}");
         }
@@ -112,18 +113,27 @@ mod tests {
 
     #[test]
     fn sides_are_kept_apart() {
-        let rights = map(FI_READ | FI_REMOTE_READ, false).unwrap();
+        let map = |access| map(access, false, Access::all()).unwrap();
+        let rights = map(FI_READ | FI_REMOTE_READ);
         assert_eq!((rights.local.bits(), rights.remote.bits()), (1, 4));
         assert!(rights.is_local);
-        assert!(!map(FI_REMOTE_WRITE, false).unwrap().is_local);
-        assert!(map(FI_SEND, false).unwrap().is_local);
-        assert!(map(0, false).unwrap().is_local);
+        assert!(!map(FI_REMOTE_WRITE).is_local);
+        assert!(map(FI_SEND).is_local);
+        assert!(map(0).is_local);
+    }
+
+    #[test]
+    fn a_device_without_atomic_operations_is_not_asked_for_them() {
+        let granted = Access::all().difference(Access::REMOTE_ATOMIC);
+        let rights = map(FI_REMOTE_WRITE | FI_REMOTE_READ, false, granted).unwrap();
+        assert_eq!(rights.remote.bits(), 1 | 2 | 4);
     }
 
     #[test]
     fn unknown_bits_are_refused() {
         for bit in (0..64).filter(|bit| !(8..14).contains(bit)) {
-            assert!(map(FI_SEND | 1 << bit, false).is_err(), "{bit}");
+            let rights = map(FI_SEND | 1 << bit, false, Access::all());
+            assert!(rights.is_err(), "{bit}");
         }
     }
 }

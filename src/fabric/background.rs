@@ -5,6 +5,7 @@
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
+use rdmamr_cache::dispatch;
 use std::panic::catch_unwind;
 
 /// Bytes of a thread's stack.
@@ -25,8 +26,9 @@ pub fn start(thread: &'static Background) -> bool {
         let thread = unsafe { &*thread.cast::<Background>() };
         // SAFETY: the name ends with a NUL.
         unsafe { libc::prctl(libc::PR_SET_NAME, thread.name.as_ptr()) };
-        // The panic's message is printed already, and the thread ends.
-        let _ = catch_unwind(thread.work);
+        if catch_unwind(thread.work).is_err() {
+            dispatch::panicked();
+        }
         null_mut()
     }
 
@@ -52,4 +54,45 @@ pub fn start(thread: &'static Background) -> bool {
     // SAFETY: pthread_attr_init filled `attr`, which is not used again.
     unsafe { libc::pthread_attr_destroy(attr.as_mut_ptr()) };
     ret == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdmamr_config::disabled;
+    use std::time::Duration;
+
+    static PANICS: Background = Background {
+        name: c"panics",
+        work: || panic!(),
+    };
+
+    fn a_panic_disables() -> bool {
+        std::panic::set_hook(Box::new(|_| {}));
+        let was_enabled = !disabled();
+        let started = start(&PANICS);
+        for _ in 0..6000 {
+            if disabled() {
+                break;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        was_enabled && started && disabled()
+    }
+
+    #[test]
+    fn a_panic_disables_the_library() {
+        // In a child: the other tests need the library.
+        // SAFETY: the child runs only the code below, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let failed = i32::from(!a_panic_disables());
+            // SAFETY: the call does not return.
+            unsafe { libc::_exit(failed) };
+        }
+        let mut status = -1;
+        // SAFETY: the status is writable.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+    }
 }

@@ -46,13 +46,13 @@ pub fn release(region: &Region) -> bool {
 pub fn close(region: &Region) -> Result<How, Failure> {
     region.check()?;
     let domain = settle(region);
-    {
+    let before = {
         // Other threads replace a placed region and look up a key with the table locked.
         let in_table = region.is_placed || region.table_key.is_some();
         let _table = in_table.then(|| domain.keys.lock());
-        region.begin_to_close()?;
-    }
-    let how = region.end()?;
+        region.begin_to_close()?
+    };
+    let how = region.end(before)?;
     domain.keys.remove(region);
     if let Some(queue) = domain.queue() {
         queue.forget(region.address());

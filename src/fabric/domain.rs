@@ -42,6 +42,8 @@ pub struct Domain {
     pub mode: Mode,
     /// Whether the device is an iWARP device.
     pub iwarp: bool,
+    /// The access flags that the device can grant.
+    pub granted: Access,
     /// Whether a registration without flags may be a hit of the cache and nothing more: the domain
     /// is relaxed, its keys are the provider's and not raw, it does not page on demand, it is not
     /// iWARP, and no queue is bound to it.
@@ -101,6 +103,7 @@ impl Domain {
             pd,
             mode,
             iwarp,
+            granted: Access::granted_by(pd),
             fast: AtomicBool::new(
                 mode.cached && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),

@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// The state of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
-enum Phase {
+pub enum Phase {
     /// Closed. The memory waits to be used again.
     Closed,
     UnderWay,
@@ -372,8 +372,9 @@ impl Region {
         })
     }
 
+    /// Sets `some_gone` once one of the registrations has ended.
     #[inline(always)]
-    fn end_pieces(&self) -> Result<How, Error> {
+    fn end_pieces(&self, some_gone: &mut bool) -> Result<How, Error> {
         if let Some(mut piece) = self.single() {
             let how = piece.end()?;
             self.single.store(0, Relaxed);
@@ -382,7 +383,10 @@ impl Region {
         let mut how = How::Kernel;
         let mut pieces = self.lock();
         while let Some(piece) = pieces.last_mut() {
-            how = piece.end()?;
+            let before = piece.for_remote;
+            let ended = piece.end();
+            *some_gone |= ended.is_ok() || piece.for_remote != before;
+            how = ended?;
             pieces.pop();
         }
         *pieces = Vec::new();
@@ -417,25 +421,23 @@ impl Region {
     }
 
     /// Claims the region for its close, fi_close(3): from now on no other thread can replace or
-    /// close it. (For a placed region the caller has locked the table of keys.)
+    /// close it. (For a placed region the caller has locked the table of keys.) Returns the state
+    /// for [`Region::end`].
     #[inline(always)]
-    pub fn begin_to_close(&self) -> Result<(), Failure> {
+    pub fn begin_to_close(&self) -> Result<Phase, Failure> {
         let from = [Phase::Registered, Phase::Failed, Phase::Replaced];
-        let claimed = from.iter().any(|&from| self.change(from, Phase::Closing));
-        ensure(claimed, CLOSED_OR_CLOSING)
+        let mut from = from.into_iter();
+        let claimed = from.find(|&from| self.change(from, Phase::Closing));
+        claimed.ok_or(CLOSED_OR_CLOSING.into())
     }
 
     /// Ends the registrations of a claimed region. After an error the region is as it was before.
     /// If some registrations are gone, the region can only be closed again.
     #[inline(always)]
-    pub fn end(&self) -> Result<How, Failure> {
-        self.end_pieces().map_err(|error| {
-            let whole = self.single.load(Relaxed) != 0;
-            let now = if whole {
-                Phase::Registered
-            } else {
-                Phase::Failed
-            };
+    pub fn end(&self, before: Phase) -> Result<How, Failure> {
+        let mut some_gone = false;
+        self.end_pieces(&mut some_gone).map_err(|error| {
+            let now = if some_gone { Phase::Failed } else { before };
             self.state.store(now as u32, Release);
             let subject = Subject::Region;
             Failure { error, subject }

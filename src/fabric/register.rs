@@ -43,7 +43,7 @@ pub fn hit(
     if !domain.fast.load(Relaxed) || domain.process.check().is_err() {
         return None;
     }
-    let access = access::known(access)?;
+    let access = access::known(access)? & domain.granted;
     let mr = dispatch::hit_relaxed(domain.pd, addr, length, access)?;
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
@@ -77,7 +77,7 @@ pub fn register(
     pending: &mut Option<Pending>,
 ) -> Result<(), Failure> {
     may_allocate()?;
-    let rights = access::map(wish.access, domain.iwarp)?;
+    let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
     let table_key = table_key(&domain.mode, &wish)?;
     check_offset(domain, &wish, &buffers)?;
     let is_placed = wish.flags & MR_OFFSET != 0;

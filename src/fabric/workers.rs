@@ -8,8 +8,9 @@ use super::queue::Queue;
 use super::refusals::CANCELLED;
 use super::region::Region;
 use core::time::Duration;
+use rdmamr_cache::dispatch;
+use rdmamr_mr::How;
 use rdmamr_mr::explain::{self, Reason};
-use rdmamr_mr::{Error, How};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::process::PerProcess;
@@ -95,6 +96,25 @@ impl Job {
             call: self.call,
             error: failure.error,
             subject: failure.subject,
+        }
+    }
+
+    /// Makes the registration, and reports it.
+    fn make(&self) {
+        let began = self.pending.and_then(|_| trace::begin());
+        let result = catch_unwind(AssertUnwindSafe(|| (self.register)(self.region)));
+        let result = result.unwrap_or_else(|_| Err(dispatch::panicked().into()));
+        self.write_down(began, result);
+        let (address, context) = (self.region.address(), self.region.context());
+        match result {
+            Ok(_) => self.queue.completed(address, context),
+            Err(failure) => {
+                let reason = self.reason(&failure);
+                stats::counters().count(counter!(reg_failed));
+                log::line(Level::Warn, format_args!("{reason}"));
+                self.region.has_failed();
+                self.queue.failed(address, context, &reason);
+            }
         }
     }
 
@@ -185,20 +205,9 @@ impl Workers {
         let address = job.region.address();
         work.running.push(address);
         drop(work);
-        let began = job.pending.and_then(|_| trace::begin());
-        let result = catch_unwind(AssertUnwindSafe(|| (job.register)(job.region)));
-        let result = result.unwrap_or(Err(Failure::from(Error::Panic)));
-        job.write_down(began, result);
-        let context = job.region.context();
-        match result {
-            Ok(_) => job.queue.completed(address, context),
-            Err(failure) => {
-                let reason = job.reason(&failure);
-                stats::counters().count(counter!(reg_failed));
-                log::line(Level::Warn, format_args!("{reason}"));
-                job.region.has_failed();
-                job.queue.failed(address, context, &reason);
-            }
+        // Whatever panics, the thread goes on, and the close of the region does not wait for ever.
+        if catch_unwind(AssertUnwindSafe(|| job.make())).is_err() {
+            dispatch::panicked();
         }
         let mut work = self.lock();
         work.running.retain(|&other| other != address);

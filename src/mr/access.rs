@@ -4,7 +4,12 @@
 
 use bitflags::bitflags;
 use core::fmt;
+use rdmamr_abi::names;
 use rdmamr_abi::rdma_core::*;
+use rdmamr_config::disabled;
+use rdmamr_next::{Context, Pd};
+use rdmamr_uverbs::Uverbs;
+use rdmamr_uverbs::context;
 
 bitflags! {
     /// Access flags as C passes them. Unnamed bits are kept, and the kernel judges them.
@@ -31,6 +36,26 @@ bitflags! {
 impl Access {
     /// The flags that some kernel understands: every named flag and the whole optional range.
     const KNOWN: Access = Access::from_bits_retain(0x3ff | Access::OPTIONAL_RANGE.bits());
+
+    /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
+    /// their flag. If the kernel does not tell, the device counts as able. Leaves errno as it was.
+    pub fn granted_by(pd: Pd) -> Access {
+        let errno = errno::errno();
+        let ask = || {
+            // SAFETY: the context of a live protection domain stays open as long as the domain
+            // exists.
+            let fd = unsafe { Context::from_c(pd.context()) }?.fd()?;
+            let facts = context::identify(&Uverbs, fd).ok()?;
+            context::most(&Uverbs, fd, facts).ok()
+        };
+        let has_atomics = disabled() || ask().is_none_or(|most| most.atomics);
+        errno::set_errno(errno);
+        if has_atomics {
+            Access::all()
+        } else {
+            Access::all().difference(Access::REMOTE_ATOMIC)
+        }
+    }
 
     /// Whether the region is paged on demand. The kernel pins none of its pages, and fork needs no
     /// care.
@@ -72,25 +97,13 @@ impl Access {
 /// Writes `local_write|remote_read`, and `0x...` for unnamed bits.
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const NAMES: &[(Access, &str)] = &[
-            (Access::LOCAL_WRITE, "local_write"),
-            (Access::REMOTE_WRITE, "remote_write"),
-            (Access::REMOTE_READ, "remote_read"),
-            (Access::REMOTE_ATOMIC, "remote_atomic"),
-            (Access::MW_BIND, "mw_bind"),
-            (Access::ZERO_BASED, "zero_based"),
-            (Access::ON_DEMAND, "on_demand"),
-            (Access::HUGETLB, "hugetlb"),
-            (Access::FLUSH_GLOBAL, "flush_global"),
-            (Access::FLUSH_PERSISTENT, "flush_persistent"),
-            (Access::RELAXED_ORDERING, "relaxed_ordering"),
-        ];
         if self.is_empty() {
             return f.write_str("none");
         }
         let mut rest = *self;
         let mut separator = "";
-        for &(flag, name) in NAMES {
+        for &(flag, name) in names::ACCESS {
+            let flag = Access::from_bits_retain(flag);
             if rest.contains(flag) {
                 write!(f, "{separator}{name}")?;
                 separator = "|";

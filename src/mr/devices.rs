@@ -14,7 +14,7 @@
 
 use super::rows::Rows;
 use core::hash::{BuildHasherDefault, Hasher};
-use core::ptr::null_mut;
+use core::ptr::{null, null_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use dashmap::DashMap;
@@ -34,7 +34,13 @@ pub struct Device {
     context: AtomicUsize,
     pub facts: KnownFacts,
     pub rows: Rows,
+    /// The device made before this one, or null.
+    older: *const Device,
 }
+
+// SAFETY: `older` names a device that is never freed, and does not change once other threads can
+// reach this device. The other fields are for all threads.
+unsafe impl Sync for Device {}
 
 /// Hashes an address. Contexts come from malloc, so the low four bits carry no information, and the
 /// map takes its shard from the high bits.
@@ -90,6 +96,9 @@ pub struct Devices {
     last_found: [AtomicPtr<Device>; PLACES],
     by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
     unused: Mutex<Vec<&'static Device>>,
+    /// The device made last. By [`Device::older`] it leads to all devices, so that the statistics
+    /// need no lock.
+    newest: AtomicPtr<Device>,
 }
 
 impl Device {
@@ -109,7 +118,41 @@ impl Devices {
                 SHARDS,
             ),
             unused: Mutex::new(Vec::new()),
+            newest: AtomicPtr::new(null_mut()),
         }
+    }
+
+    /// Makes a device, for ever.
+    fn make(&self) -> &'static Device {
+        let device = Box::into_raw(Box::new(Device {
+            context: AtomicUsize::new(UNUSED),
+            facts: KnownFacts::new(),
+            rows: Rows::new(),
+            older: null(),
+        }));
+        let mut newest = self.newest.load(Relaxed);
+        loop {
+            // SAFETY: no other thread can reach the device before the exchange.
+            unsafe { (*device).older = newest };
+            match self
+                .newest
+                .compare_exchange(newest, device, Release, Relaxed)
+            {
+                // SAFETY: the box was leaked, so the device is never freed.
+                Ok(_) => return unsafe { &*device },
+                Err(other) => newest = other,
+            }
+        }
+    }
+
+    /// All devices, also those that wait for reuse.
+    fn all(&self) -> impl Iterator<Item = &'static Device> {
+        // SAFETY: the list has devices alone, which are never freed.
+        let at = |device: *const Device| unsafe { device.as_ref() };
+        core::iter::successors(
+            at(self.newest.load(Acquire)),
+            move |device| at(device.older),
+        )
     }
 
     #[inline(always)]
@@ -162,13 +205,7 @@ impl Devices {
         let device = *entry.or_insert_with(|| {
             let unused = self.unused.try_lock().ok();
             let unused = unused.and_then(|mut unused| unused.pop());
-            let device = unused.unwrap_or_else(|| {
-                Box::leak(Box::new(Device {
-                    context: AtomicUsize::new(UNUSED),
-                    facts: KnownFacts::new(),
-                    rows: Rows::new(),
-                }))
-            });
+            let device = unused.unwrap_or_else(|| self.make());
             device.facts.set(facts);
             device.rows.set_place(place);
             device.context.store(context, Release);
@@ -212,14 +249,10 @@ impl Devices {
         }
     }
 
-    /// The number of our regions on all devices, and the sum of their lengths. Zeros inside a
-    /// signal handler that interrupted this thread in this module.
+    /// The number of our regions on all devices, and the sum of their lengths. Takes no lock: a
+    /// device without a context has no regions, but for those that it has while it is closed.
     pub fn total(&self) -> (u64, u64) {
-        if thread::is_inside() {
-            return (0, 0);
-        }
-        let _inside = thread::enter();
-        self.by_context.iter().fold((0, 0), |sum, device| {
+        self.all().fold((0, 0), |sum, device| {
             let (count, bytes) = device.rows.total();
             (sum.0 + count, bytes.wrapping_add(sum.1))
         })
@@ -303,9 +336,9 @@ mod tests {
             let other = scope.spawn(|| {
                 let missing = contexts().find(|&context| devices.get(context).is_none());
                 let refused = devices.insert(0x150, &[0; 64], Facts::empty()).is_none();
-                (missing, refused)
+                (missing, refused, devices.total())
             });
-            assert_eq!(other.join().unwrap(), (Some(0x150), true));
+            assert_eq!(other.join().unwrap(), (Some(0x150), true, (0, 0)));
         });
         drop(stays);
         assert!(contexts().all(|context| devices.get(context).is_some()));
@@ -315,10 +348,17 @@ mod tests {
     fn a_handler_that_interrupts_an_operation_is_forwarded() {
         let devices = Devices::new();
         devices.insert(0x100, &[0; 64], Facts::empty());
+        let region = Known {
+            object: 1,
+            pd: 2,
+            length: 10,
+            lkey: 1,
+        };
+        devices.get(0x100).unwrap().rows.insert(0, region);
         let _interrupted = thread::enter();
         assert!(devices.insert(0x200, &[0; 64], Facts::empty()).is_none());
         assert!(devices.take(0x100).is_none() && devices.get(0x200).is_none());
-        assert_eq!(devices.total(), (0, 0));
+        assert_eq!(devices.total(), (1, 10), "the statistics need no lock");
         assert!(
             devices.get(0x100).is_some(),
             "what was found last needs no lock"

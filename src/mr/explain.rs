@@ -11,7 +11,7 @@ use super::request::Request;
 use core::cell::{Cell, RefCell};
 use core::ffi::CStr;
 use core::fmt::{self, Write};
-use rdmamr_abi::libfabric;
+use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
@@ -232,19 +232,6 @@ impl fmt::Display for Reason {
 
 /// The name of an errno, if these calls return that errno.
 pub struct Name(pub i32);
-
-#[rustfmt::skip]
-const ERRNOS: &[(i32, &str)] = &[
-    (libc::EPERM, "EPERM"), (libc::ENOENT, "ENOENT"), (libc::EIO, "EIO"), (libc::EBADF, "EBADF"),
-    (libc::EAGAIN, "EAGAIN"), (libc::ENOMEM, "ENOMEM"), (libc::EACCES, "EACCES"), (libc::EFAULT, "EFAULT"),
-    (libc::EBUSY, "EBUSY"), (libc::ENODEV, "ENODEV"), (libc::EINVAL, "EINVAL"), (libc::EMFILE, "EMFILE"), (libc::ENOSYS, "ENOSYS"),
-    (libc::EOPNOTSUPP, "EOPNOTSUPP"), (libc::ENOTTY, "ENOTTY"), (libc::EINTR, "EINTR"),
-    (libc::ENOSPC, "ENOSPC"), (libc::ETIMEDOUT, "ETIMEDOUT"), (libc::EPROTO, "EPROTO"),
-    (libc::ENODATA, "ENODATA"), (libc::ECANCELED, "ECANCELED"), (libc::EKEYREJECTED, "EKEYREJECTED"),
-    (libfabric::FI_EOTHER, "FI_EOTHER"), (libfabric::FI_ETOOSMALL, "FI_ETOOSMALL"),
-    (libfabric::FI_EOPBADSTATE, "FI_EOPBADSTATE"), (libfabric::FI_EAVAIL, "FI_EAVAIL"),
-    (libfabric::FI_EBADFLAGS, "FI_EBADFLAGS"), (libfabric::FI_ENOKEY, "FI_ENOKEY"),
-];
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

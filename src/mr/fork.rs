@@ -40,8 +40,8 @@ pub fn init() -> Result<(), Error> {
     }
 }
 
-/// Whether the kernel copies registered pages for a child (Linux 5.12 and later). libibverbs asks
-/// the kernel by RDMA netlink. False without an answer.
+/// Whether the kernel copies registered pages for a child, as it does since Linux 5.12. libibverbs
+/// asks the kernel by RDMA netlink, which answers since Linux 5.13. False without an answer.
 fn kernel_copies() -> bool {
     let Some(is_initialized) = next::IS_FORK_INITIALIZED.get() else {
         return false;

@@ -16,11 +16,12 @@
 //! handler may have stopped until this thread's handler answers too. Thread-local variables are
 //! those of the thread.
 
-use super::{helper_thread, signals, thread};
+use super::signals::Blocked;
+use super::{helper_thread, thread};
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// The stack's size. The work formats messages, and reads files line by line.
 const STACK: usize = 64 << 10;
@@ -82,16 +83,16 @@ pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
 }
 
 /// Runs `work` on a stack of its own, unless much is left of the thread's, and without
-/// cancellation. `None` if no memory could be mapped, or if the work has panicked. Leaves errno as
-/// it was.
+/// cancellation. `None` if no memory could be mapped. Leaves errno as it was. A panic of the work
+/// goes on in the caller, so that it reaches the boundary of the exported function.
 #[inline(never)]
 pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     let errno = errno::errno();
     if has_much_left() {
         let _uncancelled = thread::uncancelled();
-        let result = catch_unwind(AssertUnwindSafe(work)).ok();
+        let result = work();
         errno::set_errno(errno);
-        return result;
+        return Some(result);
     }
     let Some(memory) = take() else {
         errno::set_errno(errno);
@@ -101,7 +102,7 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
         work: Some(work),
         result: None,
     };
-    let blocked = is_on_signal_stack().then(signals::block);
+    let blocked = is_on_signal_stack().then(Blocked::new);
     let uncancelled = thread::uncancelled();
     // SAFETY: the stack is mapped and no other code uses it. `Job::run` does not unwind, and the
     // job outlives the call.
@@ -113,17 +114,18 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
         );
     }
     drop(uncancelled);
-    if let Some(blocked) = blocked {
-        signals::restore(blocked);
-    }
+    drop(blocked);
     put(memory);
     errno::set_errno(errno);
-    job.result
+    match job.result? {
+        Ok(result) => Some(result),
+        Err(panic) => resume_unwind(panic),
+    }
 }
 
 struct Job<W, R> {
     work: Option<W>,
-    result: Option<R>,
+    result: Option<std::thread::Result<R>>,
 }
 
 impl<W: FnOnce() -> R, R> Job<W, R> {
@@ -135,9 +137,9 @@ impl<W: FnOnce() -> R, R> Job<W, R> {
         // SAFETY: the argument is the job of `run`, which waits for this function.
         let job = unsafe { &mut *job.cast::<Self>() };
         if let Some(work) = job.work.take() {
-            // A panic ends here, as at the boundary to C: an unwinder cannot continue below this
-            // frame.
-            job.result = catch_unwind(AssertUnwindSafe(work)).ok();
+            // An unwinder cannot continue below this frame: `run` resumes a panic on the thread's
+            // own stack.
+            job.result = Some(catch_unwind(AssertUnwindSafe(work)));
         }
     }
 }
@@ -272,9 +274,10 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_ends_there() {
+    fn a_panic_goes_on_in_the_caller() {
         let panics = || {
-            assert_eq!(run(|| std::panic::resume_unwind(Box::new(()))), None::<()>);
+            let panic = catch_unwind(|| run(|| -> () { resume_unwind(Box::new(7)) })).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&7));
             assert_eq!(run(|| "goes on"), Some("goes on"));
         };
         on_little_stack(panics);

@@ -12,7 +12,7 @@ use super::aside;
 pub use super::pages::{FAR_AWAY, PAGE_SIZE};
 pub use super::thread::process_id as id;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
 /// A value of each process, as a static. The static fills a page of .bss. A mapping made when
 /// needed could fill a hole that the program has just made, and change what a later call finds
@@ -114,9 +114,69 @@ impl<T: Sync> PerProcess<T> {
     }
 }
 
+/// The number of calls that are under way in this process, as a static. A forked child begins with
+/// none: the other threads of its parent, whose calls these may be, do not exist there. So a handler
+/// of pthread_atfork(3) calls [`CallsUnderWay::forget`] in the child.
+pub struct CallsUnderWay {
+    /// The number of calls, and in the upper half a number that the process's parent does not have.
+    /// 0 before the first call. One word, since a signal handler may fork between any two.
+    word: AtomicU64,
+}
+
+/// A call that is counted, by the number of its process. A signal handler may fork in a call, which
+/// then ends in the child too, where it does not count.
+pub struct CountedCall(u64);
+
+impl CallsUnderWay {
+    const PROCESS: u32 = 32;
+
+    /// No call.
+    pub const fn new() -> Self {
+        CallsUnderWay {
+            word: AtomicU64::new(0),
+        }
+    }
+
+    /// A call begins.
+    pub fn begin(&self) -> CountedCall {
+        /// A child goes on from its parent's number.
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut word = self.word.load(Relaxed);
+        loop {
+            let process = match word >> Self::PROCESS {
+                0 => NEXT.fetch_add(1, Relaxed),
+                process => process,
+            };
+            let count = u64::from(word as u32) + 1;
+            let new = process << Self::PROCESS | count;
+            match self.word.compare_exchange(word, new, SeqCst, Relaxed) {
+                Ok(_) => return CountedCall(process),
+                Err(other) => word = other,
+            }
+        }
+    }
+
+    /// The call has ended.
+    pub fn end(&self, call: &CountedCall) {
+        let is_here = |word: u64| word >> Self::PROCESS == call.0;
+        let fewer = |word: u64| is_here(word).then(|| word - 1);
+        let _ = self.word.fetch_update(Release, Relaxed, fewer);
+    }
+
+    /// Whether no call is under way.
+    pub fn is_none(&self) -> bool {
+        self.word.load(Acquire) as u32 == 0
+    }
+
+    /// Forgets the calls, as if none had been made.
+    pub fn forget(&self) {
+        self.word.store(0, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::PerProcess;
+    use super::{CallsUnderWay, PerProcess};
 
     static NUMBER: PerProcess<u32> = PerProcess::new();
 
@@ -129,17 +189,48 @@ mod tests {
         assert_eq!(NUMBER.get(), None);
         assert_eq!(NUMBER.get_or_make(|| Box::new(7), forget), &7);
         assert_eq!(NUMBER.get_or_make(|| Box::new(8), forget), &7);
+        assert!(holds_in_a_child(|| NUMBER.get().is_none()));
+        assert_eq!(NUMBER.get(), Some(&7));
+    }
+
+    fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls no function that could wait for another thread's lock.
         let child = unsafe { libc::fork() };
         if child == 0 {
-            let status = NUMBER.get().map_or(42, |_| 1);
+            let status = if check() { 42 } else { 1 };
             // SAFETY: _exit ends the child.
             unsafe { libc::_exit(status) };
         }
         let mut status = 0;
         // SAFETY: the status is writable.
         assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(libc::WEXITSTATUS(status), 42);
-        assert_eq!(NUMBER.get(), Some(&7));
+        libc::WEXITSTATUS(status) == 42
+    }
+
+    static CALLS: CallsUnderWay = CallsUnderWay::new();
+
+    unsafe extern "C" fn forget_calls() {
+        CALLS.forget();
+    }
+
+    #[test]
+    fn a_child_has_no_call_of_its_parents() {
+        // SAFETY: the handler is a function of this program.
+        unsafe { libc::pthread_atfork(None, None, Some(forget_calls)) };
+        let of_parent = CALLS.begin();
+        assert!(!CALLS.is_none());
+        assert!(holds_in_a_child(|| {
+            let had_none = CALLS.is_none();
+            // A signal handler has forked in the parent's call.
+            CALLS.end(&of_parent);
+            let own = CALLS.begin();
+            CALLS.end(&of_parent);
+            let counts_its_own = !CALLS.is_none();
+            CALLS.end(&own);
+            had_none && counts_its_own && CALLS.is_none()
+        }));
+        assert!(!CALLS.is_none());
+        CALLS.end(&of_parent);
+        assert!(CALLS.is_none());
     }
 }

@@ -28,6 +28,21 @@ pub fn block() -> Signals {
     change_mask(libc::SIG_SETMASK, !0)
 }
 
+/// Blocks all signals until the value is dropped, also by a panic.
+pub struct Blocked(Signals);
+
+impl Blocked {
+    pub fn new() -> Blocked {
+        Blocked(block())
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        restore(self.0);
+    }
+}
+
 /// The set of one signal.
 pub const fn only(signal: c_int) -> Signals {
     1 << (signal - 1)

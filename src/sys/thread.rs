@@ -36,22 +36,30 @@ thread_local! {
 /// Held while this thread holds a lock of the library. A signal handler that interrupts the thread
 /// and calls the library would wait forever for the thread's own lock; it finds [`is_inside`] true
 /// and forwards the call.
-pub struct Inside(());
+pub struct Inside {
+    /// Whether the thread was inside before.
+    was_inside: bool,
+}
 
-/// Marks this thread as inside until the value is dropped.
+/// Marks this thread as inside until the value is dropped. A thread that is inside already stays
+/// inside when the inner value is dropped.
 #[inline]
 pub fn enter() -> Inside {
-    THREAD.with(|thread| thread.inside.store(true, Relaxed));
+    let was_inside = THREAD.with(|thread| {
+        let was_inside = thread.inside.load(Relaxed);
+        thread.inside.store(true, Relaxed);
+        was_inside
+    });
     // The handler runs on this very thread, so only the compiler could reorder what it sees.
     compiler_fence(SeqCst);
-    Inside(())
+    Inside { was_inside }
 }
 
 impl Drop for Inside {
     #[inline]
     fn drop(&mut self) {
         compiler_fence(SeqCst);
-        THREAD.with(|thread| thread.inside.store(false, Relaxed));
+        THREAD.with(|thread| thread.inside.store(self.was_inside, Relaxed));
     }
 }
 
@@ -198,4 +206,18 @@ pub fn number() -> Number {
         }
         Number(thread.number.get())
     })
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{enter, is_inside};
+
+    #[test]
+    fn the_outer_mark_outlasts_the_inner_one() {
+        let outer = enter();
+        drop(enter());
+        assert!(is_inside());
+        drop(outer);
+        assert!(!is_inside());
+    }
 }

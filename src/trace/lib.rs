@@ -154,31 +154,33 @@ pub const NOTHING: Call = Call {
     reason: 0,
 };
 
-/// Records that the cache has deregistered a region with the kernel. The cache's own threads call
-/// it too: they have no thread-local variables and must not call functions that another library may
-/// replace.
-pub fn ended(region: impl FnOnce() -> Call) {
-    if !is_on() {
-        return;
-    }
+/// The record of a region that the cache has just deregistered with the kernel, if calls are
+/// recorded.
+pub fn end_of(region: impl FnOnce() -> Call) -> Option<Call> {
+    is_on().then(|| Call {
+        time: clock::monotonic_by_kernel(),
+        call: call::CACHE,
+        how: how::KERNEL,
+        ..region()
+    })
+}
+
+/// Adds a record of [`end_of`]. The caller holds no lock: this may write to the file, whose file
+/// system may be slow. The cache's own threads call it too: they have no thread-local variables and
+/// must not call functions that another library may replace.
+pub fn ended(record: &Call) {
     // The cache exists, so the process has registered memory and has a trace; a child has no cache.
     let Some(trace) = TRACE.get() else {
         return;
     };
     let errno = errno();
-    let now = clock::monotonic_by_kernel();
-    let record = Call {
-        time: now,
-        call: call::CACHE,
-        how: how::KERNEL,
-        ..region()
-    };
+    let now = record.time;
     let file = &trace.file;
     // Only a thread of the program can write the block that identifies the process. The call that
     // made the region has written it.
     trace
         .buffers
-        .add(&record, 0, now, true, |block| file.calls(block));
+        .add(record, 0, now, true, |block| file.calls(block));
     set_errno(errno);
 }
 

@@ -124,16 +124,18 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
     Ok(Facts::UNKNOWN_DRIVER)
 }
 
-/// What the device can have at most.
+/// What the device can have at most, and what it can do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Most {
     /// Regions (`max_mr`).
     pub regions: u32,
     /// Bytes of a region (`max_mr_size`).
     pub bytes: u64,
+    /// Whether remote peers can do atomic operations (`atomic_cap`).
+    pub atomics: bool,
 }
 
-/// What the device can have at most. `facts` must name its driver.
+/// What the device can have at most, and what it can do. `facts` must name its driver.
 pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     if facts.contains(Facts::REG_BY_WRITE) {
@@ -157,6 +159,7 @@ pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> 
     Ok(Most {
         regions: answer.max_mr,
         bytes: answer.max_mr_size,
+        atomics: answer.atomic_cap != IB_ATOMIC_NONE,
     })
 }
 
@@ -287,12 +290,14 @@ mod tests {
                 let answer = &mut *(out.data as *mut ib_uverbs_query_device_resp);
                 answer.max_mr = 4711;
                 answer.max_mr_size = 1 << 40;
+                answer.atomic_cap = 1;
             }
             Ok(())
         });
         let expected = Most {
             regions: 4711,
             bytes: 1 << 40,
+            atomics: true,
         };
         assert_eq!(most(&kernel, 3, facts), Ok(expected));
         let refuses = Scripted::new(|_| Err(Errno(libc::EIO)));

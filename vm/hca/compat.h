@@ -15,7 +15,9 @@
 #include <linux/version.h>
 #include <rdma/ib_umem.h>
 #include <rdma/ib_verbs.h>
+#if __has_include(<rdma/iter.h>) /* In older kernels ib_verbs.h has it. */
 #include <rdma/iter.h>
+#endif
 #include <rdma/uverbs_ioctl.h>
 
 /* A constant: a condition of it costs nothing and still compiles on every kernel. */

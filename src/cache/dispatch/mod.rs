@@ -13,13 +13,12 @@ mod rereg;
 mod reuse;
 
 pub use crate::foresight;
-pub use crate::instance::{
-    distrust as distrust_cache, hits as relaxed_hits, totals as relaxed_totals,
-};
+pub use crate::instance::{hits as relaxed_hits, totals as relaxed_totals};
 pub use crate::life::flush::flush;
 pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
 pub use crate::life::release::release as release_relaxed;
 pub use crate::life::{change as changes, retire::retire, tasks};
+pub use crate::panicked::panicked;
 pub use crate::start::set_limits;
 pub use crate::watch::in_place::are_in_place;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};

@@ -18,10 +18,11 @@ use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, is_retired, listens};
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*, fence};
+use core::sync::atomic::{AtomicBool, Ordering::*, fence};
 use rdmamr_stats::log;
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::{clock, memory, thread};
 use rdmamr_trace as trace;
 
@@ -38,7 +39,7 @@ pub enum Changing<'f> {
     UnderWay(UnderWay<'f>),
     /// The change is counted in [`UNANNOUNCED`]. If the process has a cache once the call has
     /// returned, this range is recorded.
-    Counted(PageRange),
+    Counted(PageRange, CountedCall),
 }
 
 /// A change that the cache is told of.
@@ -164,17 +165,27 @@ pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing::UnderWay(begin(cache, frame, range, Neighbours::End))
 }
 
-/// The number of unreported changes under way that began when the process had no cache. (If a
-/// signal handler leaves such a call by siglongjmp(3), the count stays, and the cache keeps no
-/// region.)
-static UNANNOUNCED: AtomicU64 = AtomicU64::new(0);
+/// The unreported changes under way that began when the process had no cache. (If a signal handler
+/// leaves such a call by siglongjmp(3), the count stays, and the cache keeps no region.)
+static UNANNOUNCED: CallsUnderWay = CallsUnderWay::new();
+
+unsafe extern "C" fn forget() {
+    UNANNOUNCED.forget();
+}
+
+/// Called when the library is loaded: a child forked during another thread's call must not wait for
+/// the end of that call, which never comes there.
+pub fn end_unannounced_at_fork() {
+    // SAFETY: the handler is a function of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+}
 
 /// Whether a change is under way that could not be announced. Asked after a region is pinned and
 /// before it is kept: a change that takes effect after the pin is counted here, or has found the
 /// cache.
 pub fn is_unannounced() -> bool {
     fence(SeqCst);
-    UNANNOUNCED.load(Acquire) != 0
+    !UNANNOUNCED.is_none()
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report: protection, guard
@@ -213,26 +224,26 @@ fn begin_unreported(
     if let Some(cache) = heeding() {
         return begun(cache);
     }
-    UNANNOUNCED.fetch_add(1, SeqCst);
+    let counted = UNANNOUNCED.begin();
     // Either this thread finds the cache, or the thread that keeps a region finds the count.
     fence(SeqCst);
     match heeding() {
         Some(cache) => {
-            UNANNOUNCED.fetch_sub(1, Release);
+            UNANNOUNCED.end(&counted);
             begun(cache)
         }
-        None => Changing::Counted(range),
+        None => Changing::Counted(range, counted),
     }
 }
 
 /// A counted change has returned.
 #[cold]
-fn end_counted(range: PageRange) {
+fn end_counted(range: PageRange, counted: &CountedCall) {
     if let Some(cache) = heeding() {
         begin(cache, &Frame::new(), range, Neighbours::Stay).end();
     }
     // The count goes down only after the change is recorded.
-    UNANNOUNCED.fetch_sub(1, Release);
+    UNANNOUNCED.end(counted);
 }
 
 /// A call may change memory. The caller tells by [`Changing::changed`] whether it did, and which
@@ -403,7 +414,7 @@ impl Drop for Changing<'_> {
         match self {
             Changing::Nothing => {}
             Changing::UnderWay(under_way) => under_way.end(),
-            Changing::Counted(range) => end_counted(*range),
+            Changing::Counted(range, counted) => end_counted(*range, counted),
         }
     }
 }

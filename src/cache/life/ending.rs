@@ -19,18 +19,19 @@ use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::probe;
-use rdmamr_sys::{signals, thread};
+use rdmamr_sys::signals::Blocked;
+use rdmamr_sys::thread;
 use rdmamr_trace::{self as trace, format::Call};
 
 /// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
 /// Preserves errno.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> T {
     let errno = errno::errno();
-    let signals = signals::block();
+    let blocked = Blocked::new();
     let inside = thread::enter();
     let value = body();
     drop(inside);
-    signals::restore(signals);
+    drop(blocked);
     errno::set_errno(errno);
     value
 }
@@ -92,7 +93,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         page_range.bytes(),
         u64::from(why)
     );
-    trace::ended(|| described(region));
+    let record = trace::end_of(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.page_range().bytes());
@@ -103,6 +104,10 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     released::ended(region, cause(region), region.hits());
     counters.add(thread, counter!(hits), region.forget_hits());
     leave(cache, &locked, id, by);
+    drop(locked);
+    if let Some(record) = record {
+        trace::ended(&record);
+    }
     Ok(())
 }
 

@@ -141,7 +141,7 @@ fn pending(call: u8, caller: Caller) -> Option<Pending> {
         call,
         ..trace::NOTHING
     };
-    trace::begin().map(|began| Pending {
+    ret::always(None, trace::begin).map(|began| Pending {
         began,
         record,
         caller,

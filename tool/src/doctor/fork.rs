@@ -31,11 +31,12 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     };
     // SAFETY: the function may be called at any time.
     let mode = asked.map(|ask| unsafe { ask() });
-    // Without an RDMA device libibverbs cannot ask the kernel, and says that fork support is off.
+    // Without an RDMA device libibverbs cannot ask the kernel, and says that fork support is off. The
+    // kernel copies since 5.12, and answers since 5.13.
     let unneeded = match mode {
         Some(UNNEEDED) => true,
         Some(ENABLED) => false,
-        _ => kernel_version() >= (5, 12),
+        _ => kernel_version() >= (5, 13),
     };
     let set = VARIABLES
         .into_iter()
@@ -74,7 +75,7 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
         }
         (None, _) => Check::warning(SUBJECT, "fork support of libibverbs is off, and this kernel needs it")
             .meaning("A program that forks while memory is registered loses that memory to the child.")
-            .fix("RDMAV_FORK_SAFE=1, only for programs that fork (or Linux 5.12 and later)"),
+            .fix("RDMAV_FORK_SAFE=1, only for programs that fork (or Linux 5.13 and later)"),
     }
 }
 

@@ -99,8 +99,8 @@ pub fn check() -> Check {
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
             "Before Linux 5.11 userfaultfd(2), by which the cache watches memory, needs a privilege or a sysctl.",
         ),
-        version if version < (5, 12) => Check::warning(SUBJECT, found)
-            .meaning("Before Linux 5.12 a program that forks loses registered pages, unless it calls ibv_fork_init."),
+        version if version < (5, 13) => Check::warning(SUBJECT, found)
+            .meaning("Before Linux 5.13 a program that forks may lose registered pages, unless it calls ibv_fork_init."),
         _ => Check::ok(SUBJECT, found),
     }
 }

@@ -1,30 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Access flags, of verbs and of libfabric's calls.
+
+use rdmamr_abi::libfabric::{FI_REMOTE_READ, FI_REMOTE_WRITE};
+use rdmamr_abi::names::{ACCESS, FABRIC_ACCESS};
+use rdmamr_abi::rdma_core::IBV_ACCESS_ON_DEMAND;
 use rdmamr_trace_format::{Call, call, how};
 
-const VERBS: &[(u32, &str)] = &[
-    (1, "local_write"),
-    (2, "remote_write"),
-    (4, "remote_read"),
-    (8, "remote_atomic"),
-    (16, "mw_bind"),
-    (32, "zero_based"),
-    (64, "on_demand"),
-    (128, "hugetlb"),
-    (256, "flush_global"),
-    (512, "flush_persistent"),
-    (1 << 20, "relaxed_ordering"),
-];
-const ON_DEMAND: u32 = 64;
-const FABRIC: &[(u32, &str)] = &[
-    (1 << 8, "FI_READ"),
-    (1 << 9, "FI_WRITE"),
-    (1 << 10, "FI_RECV"),
-    (1 << 11, "FI_SEND"),
-    (1 << 12, "FI_REMOTE_READ"),
-    (1 << 13, "FI_REMOTE_WRITE"),
-];
-const FABRIC_REMOTE: u32 = 1 << 12 | 1 << 13;
+const FABRIC_REMOTE: u32 = (FI_REMOTE_READ | FI_REMOTE_WRITE) as u32;
 
 pub fn of_fabric(call: u8) -> bool {
     matches!(
@@ -43,7 +25,11 @@ pub fn remote(call: u8, access: u32) -> bool {
 }
 
 pub fn words(call: u8, access: u32) -> String {
-    let names = if of_fabric(call) { FABRIC } else { VERBS };
+    let names = if of_fabric(call) {
+        FABRIC_ACCESS
+    } else {
+        ACCESS
+    };
     let mut words: Vec<_> = names
         .iter()
         .filter(|(flag, _)| access & flag != 0)
@@ -69,6 +55,6 @@ pub fn pins(call: &Call) -> bool {
         call::REG_DMABUF_MR | call::MLX5DV_REG_DMABUF_MR => false,
         // A umem without an address is of a dma-buf.
         call::MLX5DV_DEVX_UMEM_REG_EX => call.addr != 0,
-        of => of_fabric(of) || call.access & ON_DEMAND == 0,
+        of => of_fabric(of) || call.access & IBV_ACCESS_ON_DEMAND == 0,
     }
 }

@@ -5,6 +5,7 @@ use super::limits::Devices;
 use super::sample::{Process, Sample};
 use super::table::{self, HEADS, Severity, View, cells};
 use crate::choices::name;
+use crate::report::units::{bytes, plural};
 use anyhow::Result;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -263,11 +264,10 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     let mut places = places.iter();
     for of in &process.devices {
         let Some(&place) = places.next() else { return };
-        let bytes = crate::report::units::bytes;
         let mut words = format!(
-            "{}: {} regions, {}; {} idle, {}",
+            "{}: {}, {}; {} idle, {}",
             of.device,
-            of.regions,
+            plural(of.regions, "region", "regions"),
             bytes(of.bytes),
             of.idle_regions,
             bytes(of.idle_bytes)
