@@ -192,6 +192,32 @@ for signal in TERM INT QUIT; do
 	wait $pid
 	check "SIG$signal to the launcher goes to the program" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
 done
+# The launcher sets its handlers late. No shell's handler has SA_SIGINFO.
+cat >late.c <<'EOF'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <unistd.h>
+
+int sigaction(int signal, const struct sigaction *action, struct sigaction *before)
+{
+	int (*next)(int, const struct sigaction *, struct sigaction *) = dlsym(RTLD_NEXT, "sigaction");
+	if (signal == SIGTERM && action && action->sa_flags & SA_SIGINFO)
+		sleep(2);
+	return next(signal, action, before);
+}
+EOF
+if "${CC:-cc}" -shared -fPIC late.c -o late.so; then
+	rm -f started
+	LD_PRELOAD=$work/late.so "$tool" run --report -- sh -c 'trap "echo caught; exit 5" USR1; : >started; sleep 20 & wait' >caught 2>/dev/null &
+	pid=$!
+	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
+	kill -USR1 $pid
+	wait $pid
+	check "a signal before the launcher has its handlers does, too" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+else
+	skip "a signal before the launcher has its handlers" "there is no C compiler"
+fi
 
 is "a trace that is gone is an error of its own" "rdmamr: the trace cannot be read: $work/lost: it cannot be opened: No such file or directory
 status 0" run --trace lost rm lost

@@ -35,13 +35,39 @@ extern "C" fn pass(signal: i32, info: &libc::siginfo_t, _: *const c_void) {
     }
 }
 
+/// Blocks the signals, and returns the mask before.
+fn block(signals: &[i32]) -> libc::sigset_t {
+    // SAFETY: all zeros is a valid `sigset_t`.
+    let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
+    for &signal in signals {
+        // SAFETY: the set is writable.
+        unsafe { libc::sigaddset(&mut set, signal) };
+    }
+    // SAFETY: the first set is readable, the second one writable.
+    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) };
+    before
+}
+
+fn set_mask(mask: &libc::sigset_t) {
+    // SAFETY: the set is readable.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, mask, std::ptr::null_mut()) };
+}
+
 /// Runs `become_program`, which returns only if it fails, in a child, and waits for its end.
 pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended, ExitCode>> {
+    // The program may run, and its user send a signal, before this process has its handlers. The
+    // kernel keeps a blocked signal even where it is ignored.
+    let mask_at_start = block(&PASSED);
     // SAFETY: this process has one thread, so the child may call any function.
     let child = unsafe { libc::fork() };
     match child {
-        -1 => return Err(io::Error::last_os_error()),
+        -1 => {
+            let error = io::Error::last_os_error();
+            set_mask(&mask_at_start);
+            return Err(error);
+        }
         0 => {
+            set_mask(&mask_at_start);
             // Whoever kills the launcher means the program.
             // SAFETY: PR_SET_PDEATHSIG takes no pointers.
             unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -57,6 +83,7 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
         // SAFETY: the handler calls kill alone, and has the type that SA_SIGINFO asks for.
         unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
     }
+    set_mask(&mask_at_start);
     // A reader of standard error that is gone must not change how this process ends.
     // SAFETY: the call sets no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
