@@ -42,11 +42,9 @@ finds() { ! "$@"; }
 counted() { [ "$(echo now | "$@" "$client" outlive 2>&1 | tail -n 1)" = "counted now" ]; }
 nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
 
-echo "# without the service: $("$client" cost)"
 check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool" doctor)
 start "the service starts"
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
-echo "# with the service: $("$client" cost)"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
 part "changes" "$client" changes
 part "rude clients" "$client" rude
