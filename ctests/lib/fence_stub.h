@@ -35,15 +35,15 @@ enum fence_kind {
 	WRITE_ONLY,
 	COUNTS_NOTHING,  /* the service is right, and the kernel does not count */
 	COUNTS_NO_MOVES,
-	COUNTS_NO_DROPS,
+	COUNTS_NO_UNMAPS,
 };
 
 /* The number of files that come with the right answer. */
-enum { FENCE_FILES = 5 };
+enum { FENCE_FILES = 4 };
 
 /* The process's counters, and how many clients have asked. */
 struct fence_stub {
-	_Atomic uint64_t *gaps, *open, *events, *moves;
+	_Atomic uint64_t *gaps, *open, *moves;
 	_Atomic int *asked;
 };
 extern struct fence_stub fence_stub;

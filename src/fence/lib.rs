@@ -13,8 +13,10 @@
 //! - Each further line belongs to the processes whose [`index`] is the line's. [`MOVES`] rises
 //!   when an unmap or an mremap of watched memory begins, while the kernel holds the mmap lock for
 //!   writing; it keeps the lock until it has marked the change as in flight. So who sees a new
-//!   number takes the lock once, and then asks for the mark. [`EVENTS`] rises when a call begins
-//!   that empties watched memory (`MADV_DONTNEED`), which has no effect before its event is read.
+//!   number takes the lock once, and then asks for the mark.
+//!
+//! Calls that empty watched memory (`MADV_DONTNEED`) are not counted: they have no effect before
+//! their event is read. A hook in them cost each such call of every process a tenth.
 //!
 //! Processes may share a line, a number may wrap, and the service may count what it need not: that
 //! costs a reader time, and never hides a change from it.
@@ -42,8 +44,8 @@ pub const MAGIC: [u8; 8] = *b"RDMAMRF1";
 pub const VERSION: u32 = 1;
 /// The size of the answer: [`MAGIC`], [`VERSION`] and the process's [`index`].
 pub const ANSWER: usize = 16;
-/// How many files come with the answer: the counters, and three to eight programs.
-pub const FILES: RangeInclusive<usize> = 4..=9;
+/// How many files come with the answer: the counters, and two to eight programs.
+pub const FILES: RangeInclusive<usize> = 3..=9;
 
 /// The size of a line, one cache line.
 pub const LINE: usize = 64;
@@ -56,10 +58,8 @@ pub const SIZE: usize = (1 + LINES as usize) * LINE;
 pub const GAPS: usize = 0;
 /// Where the first line has the number of processors that may skip counts now.
 pub const OPEN: usize = 8;
-/// Where a process's line has the number of calls that began to empty memory.
-pub const EVENTS: usize = 0;
 /// Where a process's line has the number of unmaps and moves that began.
-pub const MOVES: usize = 8;
+pub const MOVES: usize = 0;
 
 /// The index of a process's line, from the process's id in the initial PID namespace.
 pub const fn index(tgid: u32) -> u32 {

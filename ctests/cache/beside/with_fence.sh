@@ -17,7 +17,8 @@ if ! "$tool" fence --check 2>"$work/check" && [ -z "${VM:-}" ]; then
 fi
 "$tool" fence 2>>"$work/check" &
 service=$!
-for _ in $(seq 300); do [ ! -S /run/rdmamr/fence ] || break; sleep 0.1; done
+# Until it serves, only root may connect.
+for _ in $(seq 300); do [ "$(stat -c %a /run/rdmamr/fence 2>/dev/null)" != 666 ] || break; sleep 0.1; done
 said=$(RDMAMR_STATS="$work/stats" "$@" 2>&1)
 take_over "with the service" $? "$said"
 check "the counters were used" grep -q '"fence_asked":[1-9]' "$work/stats"

@@ -16,7 +16,7 @@
 use crate::watch::userfaultfd::Fence;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
-use rdmamr_fence::{EVENTS, GAPS, MOVES, OPEN};
+use rdmamr_fence::{GAPS, MOVES, OPEN};
 
 /// An atomic word: that of `core`, or loom's.
 pub trait Word {
@@ -54,13 +54,11 @@ pub struct Counters<'a, W = Plain> {
     /// How often a processor began to skip counts, and how many may skip counts now.
     pub gaps: &'a W,
     pub open: &'a W,
-    /// The calls that began to empty memory.
-    pub events: &'a W,
     /// The unmaps and moves that began.
     pub moves: &'a W,
 }
 
-/// The sum of `gaps`, `events` and `moves` before the fence last passed.
+/// The sum of `gaps` and `moves` before the fence last passed.
 #[repr(transparent)]
 pub struct Kept<W = Plain>(pub W);
 
@@ -77,8 +75,7 @@ impl<W: Word> Kept<W> {
     #[inline(always)]
     pub fn stands(&self, counters: &Counters<'_, W>) -> bool {
         let kept = self.0.get(Acquire);
-        let changes = (counters.events.get(Relaxed)).wrapping_add(counters.moves.get(Relaxed));
-        kept == changes.wrapping_add(counters.gaps.get(Relaxed))
+        kept == (counters.moves.get(Relaxed)).wrapping_add(counters.gaps.get(Relaxed))
     }
 
     /// Asks the kernel by `fence`, and keeps the counters if they are certain. `hold` takes and
@@ -96,12 +93,12 @@ impl<W: Word> Kept<W> {
         // the order of these loads.
         let gaps = counters.gaps.get(Acquire);
         let certain = counters.open.get(Acquire) == 0;
-        let changes = (counters.events.get(Acquire)).wrapping_add(counters.moves.get(Acquire));
+        let moves = counters.moves.get(Acquire);
         // The changes that are counted keep the mmap lock until they are marked.
         let certain = certain && hold();
         let answer = fence();
         if certain && answer == Fence::Passed {
-            self.0.set(changes.wrapping_add(gaps));
+            self.0.set(moves.wrapping_add(gaps));
         }
         answer
     }
@@ -134,32 +131,31 @@ impl Counts {
         self.own.store(own, Release);
     }
 
-    /// A forked child has no such counters.
+    /// From now on hits ask the kernel. The lines stay mapped, since a hit may be reading them.
     pub fn forget(&self) {
         self.own.store(null_mut(), Release);
+    }
+
+    /// The counters, if hits read them.
+    #[inline(always)]
+    pub fn get(&self) -> Option<Counters<'static>> {
+        let own = self.own.load(Acquire);
+        // SAFETY: `set` stored both pointers, to lines that stay mapped.
+        (!own.is_null()).then(|| unsafe { counters(self.first.load(Relaxed), own) })
     }
 
     /// Whether no change has begun since the fence last passed. `None` without counters.
     #[inline(always)]
     pub fn stand(&self) -> Option<bool> {
-        let own = self.own.load(Acquire);
-        if own.is_null() {
-            return None;
-        }
-        // SAFETY: `set` stored both pointers.
-        let counters = unsafe { counters(self.first.load(Relaxed), own) };
-        Some(self.kept.stands(&counters))
+        Some(self.kept.stands(&self.get()?))
     }
 
     /// As [`Kept::ask`]; as `fence` answers without counters.
     pub fn ask(&self, hold: impl FnOnce() -> bool, fence: impl FnOnce() -> Fence) -> Fence {
-        let own = self.own.load(Acquire);
-        if own.is_null() {
-            return fence();
+        match self.get() {
+            None => fence(),
+            Some(counters) => self.kept.ask(&counters, hold, fence),
         }
-        // SAFETY: `set` stored both pointers.
-        let counters = unsafe { counters(self.first.load(Relaxed), own) };
-        self.kept.ask(&counters, hold, fence)
     }
 }
 
@@ -177,7 +173,6 @@ pub unsafe fn counters(first: *mut u8, own: *mut u8) -> Counters<'static> {
     Counters {
         gaps: word(first, GAPS),
         open: word(first, OPEN),
-        events: word(own, EVENTS),
         moves: word(own, MOVES),
     }
 }

@@ -11,7 +11,7 @@
 
 use crate::watch::gate::GATE;
 use crate::watch::log::{Change, Kind, Log};
-use crate::watch::service::{self, Question};
+use crate::watch::service::{self, Counting, Question};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -115,11 +115,12 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
+    let mut counting = Counting::default();
     loop {
         if let Some(asked) = &mut question
             && !asked.waits_for(file)
         {
-            question.take().into_iter().for_each(Question::end);
+            counting = question.take().map(Question::end).unwrap_or_default();
             continue;
         }
         let ready = question.is_some() || file.wait();
@@ -127,14 +128,18 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         // that caused it goes on.
         changes.begin();
         GATE.pass();
-        let drained = drain(file, changes, &mut messages).is_ok() && ready;
-        if !drained {
+        let drained = drain(file, changes, &mut messages);
+        let failed = drained.is_err() || !ready;
+        if failed {
             // Written each time, because the log may have been full the last time.
             write(changes, PageRange::ALL, Kind::Lost);
         }
+        if drained == Ok(true) {
+            counting.check();
+        }
         changes.end();
         heard();
-        if !drained {
+        if failed {
             // The program's descriptor keeps the file open, so threads would wait for ever if this
             // thread stopped reading. It tries again.
             pause(Duration::from_millis(10));
@@ -146,22 +151,28 @@ fn pause(time: Duration) {
     futex::wait(&AtomicU32::new(0), 0, Some(time));
 }
 
-fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<(), Errno> {
+/// Reads all events. Whether the kernel counts one of them, if it counts (`counts.rs`).
+fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<bool, Errno> {
+    let mut counted = false;
     loop {
         let count = file.read(messages)?;
         for message in messages.iter().take(count) {
             match message.report() {
-                Report::Unmapped(range) => write(changes, range, Kind::Reported),
+                Report::Unmapped(range) => {
+                    write(changes, range, Kind::Reported);
+                    counted = true;
+                }
                 Report::Dropping(range) => write(changes, range, Kind::Dropping),
                 Report::Moved(from, to) => {
                     write(changes, from, Kind::Reported);
                     write(changes, to, Kind::Reported);
+                    counted = true;
                 }
                 Report::Other => {}
             }
         }
         if count == 0 {
-            return Ok(());
+            return Ok(counted);
         }
     }
 }

@@ -36,7 +36,7 @@ pub struct Question {
     limit: libc::timespec,
 }
 
-/// Asks the service. `None` if there is none: then this is one system call.
+/// Asks the service. `None` if there is none: then this is one system call, and a line in the log.
 pub fn ask() -> Option<Question> {
     let mut address = libc::sockaddr_un {
         sun_family: libc::AF_UNIX as libc::sa_family_t,
@@ -49,6 +49,7 @@ pub fn ask() -> Option<Question> {
     let (path, at) = (address.sun_path.as_ptr(), about.as_mut_ptr());
     // SAFETY: the path ends with a NUL, and the kernel fills `about`.
     if unsafe { syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, at, 0) } != 0 {
+        say("it does not run");
         return None;
     }
     // SAFETY: the call succeeded.
@@ -64,6 +65,10 @@ pub fn ask() -> Option<Question> {
 /// The process does without the counters. Closes all that the service sent.
 fn refuse(reason: &str) {
     helper_thread::close_from(1);
+    say(reason);
+}
+
+fn say(reason: &str) {
     if log::wants(Level::Info) {
         log::later(format_args!(
             "the service rdmamr fence counts no changes for this process: {reason}"
@@ -136,7 +141,7 @@ impl Question {
     }
 
     /// Reads the answer. If the counters are proven, hits use them from now on.
-    pub fn end(self) {
+    pub fn end(self) -> Counting {
         let proven = receive(self.socket).and_then(|(file, index)| map(file, index));
         // SAFETY: the number is this thread's own.
         unsafe { syscall(libc::SYS_close, self.socket) };
@@ -152,6 +157,43 @@ impl Question {
                 }
             }
         }
+        let last = WATCH_FD.counts.get().map(|it| it.moves.get(Acquire));
+        Counting {
+            last: last.unwrap_or(0),
+        }
+    }
+}
+
+/// Whether the kernel still counts. It stops without a word if an administrator sets
+/// kernel.ftrace_enabled to 0, and it counts on another line once a task that shares the memory and
+/// is no thread of this process has inherited the memory.
+#[derive(Default)]
+pub struct Counting {
+    /// The count after the events that were read last.
+    last: u64,
+}
+
+impl Counting {
+    /// The reader has read an event of a change that the kernel counts before the event. If the
+    /// count is the same as after the events before, either the change was counted before those
+    /// were read, or it was not counted. If not because a processor skips counts, hits ask the
+    /// kernel from now on.
+    pub fn check(&mut self) {
+        let Some(counters) = WATCH_FD.counts.get() else {
+            return;
+        };
+        let is_same = counters.moves.get(Acquire) == self.last;
+        let gaps = counters.gaps.get(Acquire);
+        let skips = || counters.open.get(Acquire) != 0 || counters.gaps.get(Acquire) != gaps;
+        if is_same && !skips() && !is_proven(&counters) && !skips() {
+            WATCH_FD.counts.forget();
+            if log::wants(Level::Warn) {
+                log::later(format_args!(
+                    "the kernel no longer counts changes for this process (kernel.ftrace_enabled=0?): each hit asks it again"
+                ));
+            }
+        }
+        self.last = counters.moves.get(Acquire);
     }
 }
 
@@ -195,9 +237,12 @@ fn receive(socket: c_int) -> Result<(c_int, u32), &'static str> {
         _ => usize::try_from(read)
             .ok()
             .and_then(|read| index_in(packet.get(..read)?))
-            .filter(|_| message.msg_flags & libc::MSG_CTRUNC == 0 && FILES.contains(&files))
             .map(|index| (control.files[0], index))
-            .ok_or("its answer is of another version"),
+            .ok_or("its answer is of another version")
+            .and_then(|answer| match message.msg_flags & libc::MSG_CTRUNC {
+                0 if FILES.contains(&files) => Ok(answer),
+                _ => Err("not all its files could be received"),
+            }),
     }
 }
 
@@ -225,13 +270,12 @@ fn map(file: c_int, index: u32) -> Result<(*mut u8, *mut u8), &'static str> {
 
 /// Whether the counters show each kind of change of watched memory at once.
 fn is_proven(counters: &Counters<'_>) -> bool {
-    const PAGES: usize = 3;
     let size = page_size() as usize;
-    let Some(memory) = helper_thread::map(PAGES * size) else {
+    let Some(one) = helper_thread::map(2 * size) else {
         return false;
     };
-    let [one, two, three] = [0, 1, 2].map(|page| memory.wrapping_byte_add(page * size));
-    let start = memory.addr() as u64;
+    let two = one.wrapping_byte_add(size);
+    let start = one.addr() as u64;
     let watched = PageRange {
         start,
         end: start + 2 * page_size(),
@@ -239,37 +283,31 @@ fn is_proven(counters: &Counters<'_>) -> bool {
     // No thread waits for a reader of this file.
     let file = Userfaultfd::open_without_events();
     let is_watched = file.is_some_and(|file| file.register(watched).is_ok());
-    let rises = |counter: &dyn Word, change: &dyn Fn() -> bool| {
-        let before = counter.get(Acquire);
-        change() && counter.get(Acquire) != before
+    let rises = |change: &dyn Fn() -> bool| {
+        let before = counters.moves.get(Acquire);
+        change() && counters.moves.get(Acquire) != before
     };
-    let dropped = rises(counters.events, &|| {
-        // MADV_DONTNEED, which also drops pages of mlockall(2).
-        const DONTNEED_LOCKED: c_int = 24;
-        // SAFETY: the page is this function's own, and holds nothing.
-        unsafe { syscall(libc::SYS_madvise, one, size, DONTNEED_LOCKED) == 0 }
-    });
-    // Before the move: the kernel may join a moved page with watched pages beside its new place, and
-    // then it ends the watch of all of them (`copy_vma`, `mremap_userfaultfd_prep`).
-    let unmapped = rises(counters.moves, &|| {
+    let unmapped = rises(&|| {
         // SAFETY: the page is this function's own, and nothing uses it.
         unsafe { helper_thread::unmap(two, size) };
         true
     });
-    let moved = rises(counters.moves, &|| {
-        // Without an unmap of the old place, which would be counted too.
-        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-        // SAFETY: both pages are this function's own.
-        let to = unsafe { syscall(libc::SYS_mremap, one, size, size, how, three) };
-        to == three.addr() as libc::c_long
+    let new = core::cell::Cell::new(-1);
+    let moved = rises(&|| {
+        // Without an unmap, which would be counted too: of the old place, or of a chosen new one.
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
+        // SAFETY: the page is this function's own, and the kernel chooses an unused place.
+        new.set(unsafe { syscall(libc::SYS_mremap, one, size, size, how, 0usize) });
+        new.get() != -1
     });
-    // Another thread may have mapped memory where `two` is gone.
-    for page in [one, three] {
-        // SAFETY: the page is this function's own, and nothing uses it.
-        unsafe { helper_thread::unmap(page, size) };
+    if new.get() != -1 {
+        // SAFETY: the kernel has mapped a page there, and nothing uses it.
+        unsafe { helper_thread::unmap(with_exposed_provenance_mut(new.get() as usize), size) };
     }
+    // SAFETY: the page is this function's own, and nothing uses it.
+    unsafe { helper_thread::unmap(one, size) };
     if let Some(file) = file {
         file.close();
     }
-    is_watched && dropped && moved && unmapped
+    is_watched && unmapped && moved
 }

@@ -10,10 +10,10 @@
 //!
 //! - `userfaultfd_unmap_prep` marks the unmap of watched memory as in flight, and
 //!   `move_page_tables` moves pages before `mremap_userfaultfd_prep` marks. The caller of each holds
-//!   the mmap lock for writing until it has marked. So both count in [`MOVES`], for which a reader
-//!   takes the lock.
-//! - `userfaultfd_remove` marks, and returns only after the process has read the event; the effect
-//!   follows. It counts in [`EVENTS`]. At its end the mapping may be gone.
+//!   the mmap lock for writing until it has marked. So a reader of [`MOVES`] takes the lock.
+//! - `userfaultfd_remove` marks a call that empties memory, and returns only after the process has
+//!   read the event; the effect follows. So the event itself tells the process in time, and there is
+//!   no hook.
 //!
 //! The kernel skips a program on a processor where it has preempted a task inside that program.
 //! Such a task cannot leave the processor (migration is disabled). So [`at_switches`] counts the
@@ -22,7 +22,7 @@
 use super::btf::{Btf, FUNCTION, TYPEDEF, VARIABLE};
 use super::code::{Code, If, Register, Size::*};
 use anyhow::{Result, bail};
-use rdmamr_fence::{EVENTS, GAPS, LINE, LINES, MOVES, OPEN};
+use rdmamr_fence::{GAPS, LINE, LINES, MOVES, OPEN};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// How the kernel enters a program.
@@ -42,17 +42,13 @@ const VMA: &str = "vm_area_struct";
 const MOVE: &str = "pagetable_move_control";
 const THIS_CPU_PTR: i32 = 154;
 
-/// The functions at whose entries a change begins, and the counter of each.
-const HOOKS: [(&str, usize); 3] = [
-    ("userfaultfd_unmap_prep", MOVES),
-    ("userfaultfd_remove", EVENTS),
-    ("move_page_tables", MOVES),
-];
+/// The functions at whose entries a change begins.
+const HOOKS: [&str; 2] = ["userfaultfd_unmap_prep", "move_page_tables"];
 
 /// The programs that count changes, each on the line of the process that has the memory. That need
 /// not be the one that runs.
 pub fn hooks(btf: &Btf, counters: BorrowedFd) -> Result<Vec<Program>> {
-    let hook = |(name, counter): (&'static str, usize)| {
+    let hook = |name: &'static str| {
         let target = btf.id(FUNCTION, name)?;
         let mut code = Code::default();
         // r1: the first argument, then what it leads to.
@@ -81,7 +77,7 @@ pub fn hooks(btf: &Btf, counters: BorrowedFd) -> Result<Vec<Program>> {
         code.address_of_element(2, counters.as_raw_fd());
         code.add_register(2, 1);
         code.set(3, 1);
-        code.fetch_add(2, counter as i16, 3);
+        code.fetch_add(2, MOVES as i16, 3);
         code.end("out");
         Ok(Program {
             name,
