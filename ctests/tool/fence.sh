@@ -14,9 +14,6 @@ socket=/run/rdmamr/fence
 if ! "$tool" fence --check 2>"$work/check"; then
 	[ -n "${VM:-}" ] || { echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"; exit; }
 fi
-check "--check: $(tail -n 1 "$work/check")" grep -q 'counts changes of memory' "$work/check"
-check "--check leaves no socket" [ ! -e $socket ]
-
 awaits() { # COMMAND...: it succeeds, sooner or later
 	for _ in $(seq 300); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done
 	return 1
@@ -41,9 +38,22 @@ refuses() { # WORDS COMMAND...: it ends with status 2 and says so
 finds() { ! "$@"; }
 counted() { [ "$(echo now | "$@" "$client" outlive 2>&1 | tail -n 1)" = "counted now" ]; }
 nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
+check "--check: $(tail -n 1 "$work/check")" grep -q 'counts changes of memory' "$work/check"
+check "--check leaves no socket" [ ! -e $socket ]
+sysctl=/proc/sys/kernel/unprivileged_bpf_disabled was=$(cat /proc/sys/kernel/unprivileged_bpf_disabled)
+if [ "$was" = 1 ] || ! echo 0 >$sysctl; then
+	skip "where any user may load programs it refuses" "this machine's setting cannot be changed"
+else
+	check "where any user may load programs it refuses" refuses unprivileged_bpf_disabled "$tool" fence --check
+	echo "$was" >$sysctl
+fi
 
 check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool" doctor)
-start "the service starts"
+mkdir -p ${socket%/*}
+"${nobody[@]}" flock ${socket%/*} sleep 1000 &
+locks=$!
+start "the service starts, although a user has locked its directory"
+kill $locks
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
 part "changes" "$client" changes
@@ -54,6 +64,11 @@ for kind in --pid --mount --user --net; do
 	check "a process in a namespace of its own: $kind" counted unshare --fork $kind
 done
 check "a user in all of them, without rights" counted "${nobody[@]}" unshare --fork --user --map-root-user --pid --mount --net
+kill -STOP $service
+check "the doctor sees that a stopped service does not answer" grep -q '^warning *fence: .*does not answer' <("$tool" doctor)
+kill -CONT $service
+check "the doctor sees that the library asks no service in a user namespace without root" \
+	grep -q '^warning *fence: .*not root' <("${nobody[@]}" unshare --user "$tool" doctor)
 check "a second service is refused" refuses 'another "rdmamr fence"' "$tool" fence
 check "which leaves the first alone" "$client" ask
 part "interrupted" "$client" load "$unmaps"

@@ -14,7 +14,7 @@ mod programs;
 mod service;
 mod trial;
 
-pub use self::service::answers as service_answers;
+pub use self::service::{Absent, answers as service_answers};
 use crate::files::{kernel_release, read};
 use crate::say;
 use anyhow::{Context, Result, bail, ensure};
@@ -58,6 +58,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         namespace.to_str() == Some(INITIAL),
         "this process has a PID namespace of its own: run the service in the machine's (hostPID: true, --pid=host)"
     );
+    ensure_nobody_else_loads_programs()?;
     // Before the programs: a second service would slow the calls of all for nothing.
     let service = (!args.check).then(service::Service::open).transpose()?;
     let fence = Fence::load().with_context(|| format!("Linux {}", kernel_release()))?;
@@ -72,6 +73,18 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         service.serve(&files.collect::<Vec<_>>())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Any user who may load a program could have it write the counters: freezing them keeps processes
+/// from writing, and not programs.
+fn ensure_nobody_else_loads_programs() -> Result<()> {
+    const SYSCTL: &str = "/proc/sys/kernel/unprivileged_bpf_disabled";
+    let value = std::fs::read_to_string(SYSCTL).context(SYSCTL)?;
+    ensure!(
+        matches!(value.trim(), "1" | "2"),
+        "any user may load BPF programs here, which could change the counters of others: set kernel.unprivileged_bpf_disabled to 1 or 2"
+    );
+    Ok(())
 }
 
 impl Fence {

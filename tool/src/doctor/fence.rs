@@ -3,8 +3,7 @@
 
 use super::check::Check;
 use super::userfaultfd::with_features;
-use crate::fence;
-use std::io::ErrorKind;
+use crate::fence::{self, Absent};
 use std::os::fd::AsRawFd;
 use std::time::Instant;
 
@@ -18,16 +17,16 @@ pub fn check() -> Check {
         Ok(()) => Check::ok(SUBJECT, "the service rdmamr fence runs").meaning(format!(
             "A hit of a program with threads reads counters, and makes no system call{cost}."
         )),
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-            Check::ok(SUBJECT, "the service rdmamr fence does not run")
-                .meaning(format!(
-                    "Each hit of a program with threads asks the kernel by a system call{cost}, \
+        Err(Absent::NotRunning) => Check::ok(SUBJECT, "the service rdmamr fence does not run")
+            .meaning(format!(
+                "Each hit of a program with threads asks the kernel by a system call{cost}, \
                      which the service saves."
-                ))
-                .fix("systemctl enable --now rdmamr-fence, as root (docs/containers.md has the unit)")
+            ))
+            .fix("systemctl enable --now rdmamr-fence, as root (docs/containers.md has the unit)"),
+        Err(Absent::Refused(why)) => {
+            Check::warning(SUBJECT, format!("the service rdmamr fence: {why}"))
+                .meaning("Each hit of a program with threads asks the kernel by a system call.")
         }
-        Err(error) => Check::warning(SUBJECT, format!("the service rdmamr fence: {error}"))
-            .meaning("Each hit of a program with threads asks the kernel by a system call."),
     }
 }
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The calls of bpf(2) that the service makes.
+//! The calls of bpf(2) that the service makes. No crate loads the programs: aya and libbpf-rs load
+//! objects that clang has compiled, and libbpf-rs links the C library libbpf too. The service has
+//! three programs of some 25 instructions, which it makes for the running kernel itself.
 
 use super::programs::Program;
 use anyhow::{Context, Result, anyhow};
@@ -150,6 +152,11 @@ pub fn attach(program: &Program) -> Result<OwnedFd> {
     // the program's file.
     unsafe { bpf(RAW_TRACEPOINT_OPEN, &open) }
         .map(owned)
-        .map_err(reason)
+        .map_err(|error| match error.raw_os_error() {
+            Some(libc::E2BIG) => reason(error).context(
+                "too many programs: processes hold those of 38 services that have ended, until they end",
+            ),
+            _ => reason(error),
+        })
         .with_context(|| format!("attaching to {}", program.name))
 }

@@ -2,20 +2,22 @@
 //! The socket at which processes ask for the counters. One thread serves all of them, and waits for
 //! none: a process gets its answer as soon as it has asked, and is forgotten.
 
-use anyhow::{Context, Result, bail};
-use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET, answer, index};
+use anyhow::{Context, Result, bail, ensure};
+use rdmamr_fence::{ANSWER, DIRECTORY, MAGIC, SOCKET, answer, index, index_in};
 use std::collections::VecDeque;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind};
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// The most processes that have connected and have not asked. One more ends the oldest: who asks
 /// does so at once.
 const WAITING: usize = 64;
+/// The file that a service locks. Others cannot open it: who may open a file may lock it.
+const LOCK: &str = "/run/rdmamr/lock";
 /// How long a process may wait before it asks.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -50,15 +52,26 @@ impl Drop for Service {
 
 impl Service {
     pub fn open() -> Result<Service> {
-        let opened = fs::DirBuilder::new()
+        fs::DirBuilder::new()
             .recursive(true)
             .mode(0o755)
-            .create(DIRECTORY);
-        let lock = opened
-            .and_then(|()| File::open(DIRECTORY))
+            .create(DIRECTORY)
             .context(DIRECTORY)?;
+        let about = fs::symlink_metadata(DIRECTORY).context(DIRECTORY)?;
+        ensure!(
+            about.is_dir() && about.uid() == 0 && about.mode() & 0o022 == 0,
+            "{DIRECTORY} must be a directory of root's that nobody else may write"
+        );
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(LOCK)
+            .context(LOCK)?;
         if lock.try_lock().is_err() {
-            bail!("another \"rdmamr fence\" serves this machine ({DIRECTORY} is locked)");
+            bail!("another \"rdmamr fence\" serves this machine ({LOCK} is locked)");
         }
         match fs::remove_file(SOCKET) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(SOCKET),
@@ -165,15 +178,87 @@ fn address() -> (libc::sockaddr_un, u32) {
     (address, size_of_val(&address) as u32)
 }
 
-/// Connects to the service that runs, and asks nothing.
-pub fn answers() -> std::io::Result<()> {
+/// Why a process of this user gets no counters.
+pub enum Absent {
+    /// No service runs.
+    NotRunning,
+    /// The library refuses the service, or gets no answer.
+    Refused(&'static str),
+}
+
+/// Asks the service that runs, with the library's checks (`src/cache/watch/service.rs`) and more
+/// patience.
+pub fn answers() -> Result<(), Absent> {
+    const PATIENCE: i32 = 200;
+    let about = fs::symlink_metadata(SOCKET).map_err(|_| Absent::NotRunning)?;
+    if about.uid() != 0 || !about.file_type().is_socket() {
+        return Err(Absent::Refused("its socket is not root's"));
+    }
     let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket takes no pointers.
-    let socket = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+    let socket = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })
+        .map_err(|_| Absent::Refused("no socket can be made"))?;
     let (address, length) = address();
+    let at = (&raw const address).cast();
     // SAFETY: the address is valid and as long.
-    result(unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
-    Ok(())
+    result(unsafe { libc::connect(socket.as_raw_fd(), at, length) }).map_err(
+        |error| match error.kind() {
+            ErrorKind::ConnectionRefused => Absent::NotRunning,
+            _ => Absent::Refused("it accepts no connection"),
+        },
+    )?;
+    if peer(&socket).is_none_or(|peer| peer.uid != 0) {
+        return Err(Absent::Refused("it does not run as root"));
+    }
+    let silent = Absent::Refused("it does not answer");
+    // SAFETY: the packet has as many bytes.
+    let sent = unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            MAGIC.as_ptr().cast(),
+            MAGIC.len(),
+            libc::MSG_NOSIGNAL,
+        )
+    };
+    let mut polled = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: the list has one element.
+    if sent != MAGIC.len() as isize || unsafe { libc::poll(&mut polled, 1, PATIENCE) } != 1 {
+        return Err(silent);
+    }
+    let mut packet = [0u8; ANSWER + 1];
+    // SAFETY: the buffer has as many bytes. Files that come along are closed.
+    let read = unsafe {
+        libc::recv(
+            socket.as_raw_fd(),
+            packet.as_mut_ptr().cast(),
+            packet.len(),
+            0,
+        )
+    };
+    match usize::try_from(read) {
+        Ok(0) => Err(Absent::Refused("it refuses this process")),
+        Ok(read) if packet.get(..read).and_then(index_in).is_some() => Ok(()),
+        Ok(_) => Err(Absent::Refused("it is of another version")),
+        Err(_) => Err(silent),
+    }
+}
+
+/// The process at the other end.
+fn peer(socket: &OwnedFd) -> Option<libc::ucred> {
+    let mut peer = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut length = size_of_val(&peer) as u32;
+    let (level, name, at) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
+    // SAFETY: the structure is the option's, and as long.
+    let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, at, &mut length) };
+    (got == 0).then_some(peer)
 }
 
 /// Makes the socket. Only root may connect yet.
@@ -201,17 +286,8 @@ fn serve(process: &OwnedFd, files: &[RawFd]) -> bool {
         Ok(read) if question.get(..read as usize) != Some(&MAGIC) => return true,
         Ok(_) => {}
     }
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut length = size_of_val(&peer) as u32;
-    let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
-    // SAFETY: the structure is the option's, and as long.
-    let got = unsafe { libc::getsockopt(socket, level, name, (&raw mut peer).cast(), &mut length) };
     // A process of a PID namespace that is not below this one's has no number here.
-    if got == 0 && peer.pid > 0 {
+    if let Some(peer) = peer(process).filter(|peer| peer.pid > 0) {
         let _ = send(socket, &answer(index(peer.pid as u32)), files);
     }
     true
