@@ -123,7 +123,7 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	must((listener = socket(AF_UNIX, SOCK_SEQPACKET, 0)) >= 0);
 	must(bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0 && chmod(PATH, 0666) == 0);
-	if (kind == ANOTHERS)
+	if (kind == OF_ANOTHER)
 		must(chown(PATH, 1, 1) == 0);
 	if (kind == BY_ANOTHER)
 		must(setresuid(1, 1, 1) == 0);

@@ -15,7 +15,7 @@ enum fence_kind {
 	SERVES,
 	NONE,            /* there is none */
 	NOT_A_SOCKET,
-	ANOTHERS,        /* the socket belongs to another user */
+	OF_ANOTHER,        /* the socket belongs to another user */
 	BY_ANOTHER,      /* the process runs as another user */
 	DEAF,            /* nothing listens */
 	NEVER_ACCEPTS,

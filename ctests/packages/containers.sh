@@ -1,8 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers and packaging/Containerfile are
-# valid by their schemas, and do what docs/containers.md says where this machine can try it: under
-# the seccomp profile, with a container's capabilities and limits, as root and as a user.
+# containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers, packaging/Containerfile and the
+# DaemonSet of packaging/fence are valid by their schemas. Those of docs/containers do what
+# docs/containers.md says where this machine can try it: under the seccomp profile, with a
+# container's capabilities and limits, as root and as a user.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -21,7 +22,7 @@ finds() { ! "$@"; }
 tools=target/tools/kubernetes-validate-1.32.0
 if [ ! -e $tools/.ready ] && python3 -m pip -q install --target $tools kubernetes-validate==1.32.0 >"$work/pip" 2>&1; then touch $tools/.ready; fi
 if [ -e $tools/.ready ]; then
-	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml $tools "$files"/*.yaml
+	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml $tools "$files"/*.yaml packaging/fence/*.yaml
 	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
 	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
 	check "an unknown field is found" finds python3 -B "$helper" yaml $tools "$work/pod.yaml"
@@ -36,7 +37,7 @@ check "a call that no container gets is found, and a field that OCI lacks" \
 check "the Containerfile's parts fit each other" python3 -B "$helper" containerfile packaging/Containerfile
 sed 's/ -y / /; s|opt/rdmamr/bin/rdmamr"|usr/bin/rdmamr"|; s/^CMD.*/CMD doctor/' packaging/Containerfile >"$work/Containerfile"
 check "its mistakes are found" [ "$(python3 -B "$helper" containerfile "$work/Containerfile" | wc -l)" = 3 ]
-versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
+versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* packaging/fence/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
 check "the files name this version: $(versions | paste -sd,)" [ "$(versions)" = "$tree_version" ]
 
 # The program of the suite faults_places: it asserts its data itself, and prints its hits.

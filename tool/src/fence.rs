@@ -123,8 +123,9 @@ fn processors() -> Result<u32> {
 /// How many times the kernel disables migration around a program at its switches.
 fn depth(btf: &Btf) -> Result<i32> {
     let seen = bpf::array(8, 0)?;
-    // SAFETY: gettid has no preconditions.
-    let thread = unsafe { libc::gettid() };
+    // The wheel's glibc, 2.28, has no gettid().
+    // SAFETY: gettid takes no arguments.
+    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
     let _attached = bpf::attach(&programs::measuring(btf, thread, seen.as_fd())?)?;
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(100));

@@ -209,7 +209,7 @@ static int uncounted(void)
 	bool right;
 
 	start();
-	right = kind == NONE || kind == NOT_A_SOCKET || kind == ANOTHERS || kind == BY_ANOTHER || kind == DEAF ||
+	right = kind == NONE || kind == NOT_A_SOCKET || kind == OF_ANOTHER || kind == BY_ANOTHER || kind == DEAF ||
 		kind == NEVER_ACCEPTS || getenv("RDMAMR_FENCE") || comes(*fence_stub.asked > 0);
 	usleep(30000);
 	right = comes(files_of_reader() == 1) && right;
@@ -387,7 +387,7 @@ static const struct row { const char *what; enum fence_kind kind; const char *pa
 	{ "RDMAMR_FENCE=ioctl", SERVES, "by_setting", "RDMAMR_FENCE=ioctl" },
 	{ "no service", NONE, "uncounted", NULL },
 	{ "a file in the socket's place", NOT_A_SOCKET, "uncounted", NULL },
-	{ "another user's socket", ANOTHERS, "uncounted", NULL },
+	{ "another user's socket", OF_ANOTHER, "uncounted", NULL },
 	{ "another user's process", BY_ANOTHER, "uncounted", NULL },
 	{ "a socket at which nothing listens", DEAF, "uncounted", NULL },
 	{ "a service that hangs before it accepts", NEVER_ACCEPTS, "uncounted", NULL },

@@ -271,10 +271,12 @@ fn map(file: c_int, index: u32) -> Result<(*mut u8, *mut u8), &'static str> {
 /// Whether the counters show each kind of change of watched memory at once.
 fn is_proven(counters: &Counters<'_>) -> bool {
     let size = page_size() as usize;
-    let Some(one) = helper_thread::map(2 * size) else {
+    let Some(one) = helper_thread::map(3 * size) else {
         return false;
     };
-    let two = one.wrapping_byte_add(size);
+    let [two, three] = [1, 2].map(|page| one.wrapping_byte_add(page * size));
+    // SAFETY: the page is this function's own, and nothing uses it.
+    unsafe { helper_thread::unmap(three, size) };
     let start = one.addr() as u64;
     let watched = PageRange {
         start,
@@ -294,10 +296,12 @@ fn is_proven(counters: &Counters<'_>) -> bool {
     });
     let new = core::cell::Cell::new(-1);
     let moved = rises(&|| {
-        // Without an unmap, which would be counted too: of the old place, or of a chosen new one.
+        // Without an unmap, which would be counted too: of the old place, or of a fixed new one.
+        // The hint keeps the page away from places that the program has just unmapped: it may map
+        // something there, which must not end with this page.
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_DONTUNMAP;
         // SAFETY: the page is this function's own, and the kernel chooses an unused place.
-        new.set(unsafe { syscall(libc::SYS_mremap, one, size, size, how, 0usize) });
+        new.set(unsafe { syscall(libc::SYS_mremap, one, size, size, how, three) });
         new.get() != -1
     });
     if new.get() != -1 {

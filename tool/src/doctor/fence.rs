@@ -22,7 +22,9 @@ pub fn check() -> Check {
                 "Each hit of a program with threads asks the kernel by a system call{cost}, \
                      which the service saves."
             ))
-            .fix("systemctl enable --now rdmamr-fence, as root (docs/containers.md has the unit)"),
+            .fix(
+                "systemctl enable --now rdmamr-fence, as root (docs/use.md says where the unit is)",
+            ),
         Err(Absent::Refused(why)) => {
             Check::warning(SUBJECT, format!("the service rdmamr fence: {why}"))
                 .meaning("Each hit of a program with threads asks the kernel by a system call.")
