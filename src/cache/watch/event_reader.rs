@@ -4,10 +4,10 @@
 //! for a few system calls. `helper_thread.rs` has the rules that the reader obeys.
 //!
 //! The reader has a table of descriptors of its own: a copy of the program's, in which it closes
-//! all files but its own. (Those of `service.rs` come later.) A fork with the closes in the child does the same. POSIX locks belong to
-//! a table, so the program keeps its locks. Pipes, sockets and open files have one more holder for
-//! the microseconds from the copy to the close. (unshare(2) would serve as well, but container
-//! runtimes refuse it.)
+//! all files but its own. (Those of `service.rs` come later.) A fork with the closes in the child
+//! does the same. POSIX locks belong to a table, so the program keeps its locks. Pipes, sockets and
+//! open files have one more holder for the microseconds from the copy to the close. (unshare(2)
+//! would serve as well, but container runtimes refuse it.)
 
 use crate::watch::gate::GATE;
 use crate::watch::log::{Change, Kind, Log};
