@@ -134,7 +134,7 @@ MUTANTS = [
 def copy():
     """Makes a fresh copy of the sources; the compiled crates of the last run stay."""
     shutil.rmtree(TREE, ignore_errors=True)
-    names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
+    names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|docs|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
     for name in names:
         to = TREE / name
