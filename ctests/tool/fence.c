@@ -228,7 +228,10 @@ static void crowd(int number)
 	for (int n = 0; n < number; n++) {
 		if (fork())
 			continue;
-		int got = ask() || ask(); /* A thousand at once: the backlog may be full. */
+		int got = 0;
+
+		for (int tries = 0; !got && tries < 10; tries++) /* A thousand at once: the backlog may be full. */
+			got = ask();
 
 		page = got ? watched(PAGE) : NULL;
 		uint64_t before = got ? moves() : 0;

@@ -19,8 +19,14 @@ fi
 service=$!
 # Until it serves, only root may connect.
 for _ in $(seq 300); do [ "$(stat -c %a /run/rdmamr/fence 2>/dev/null)" != 666 ] || break; sleep 0.1; done
-said=$(RDMAMR_STATS="$work/stats" "$@" 2>&1)
-take_over "with the service" $? "$said"
+# A process does without the counters if the answer takes more than 10 ms, as on a busy machine.
+for _ in 1 2 3 4 5; do
+	said=$(RDMAMR_STATS="$work/stats" "$@" 2>&1)
+	status=$?
+	! grep -q '"fence_asked":[1-9]' "$work/stats" || break
+	rm -f "$work/stats"
+done
+take_over "with the service" $status "$said"
 check "the counters were used" grep -q '"fence_asked":[1-9]' "$work/stats"
 check "the service still runs" kill -0 "$service"
 tap_done
