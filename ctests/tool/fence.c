@@ -6,11 +6,13 @@
  *   changes           which changes are counted, and that a process cannot write the counters
  *   outlive           asks, and checks its counters after each line of standard input
  *   crowd N           N processes ask, and keep what they got at the same time
- *   rude              clients that send nothing, garbage, too much, or never read
+ *   rude              clients that send nothing, garbage or too much
+ *   unread            clients that never read their answers
  *   load N            N unmaps that others interrupt: each is counted, or "open" is not 0
  *   cost N            ns of changes of memory, and of switches between processes
  */
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
 #include <sched.h>
@@ -19,6 +21,7 @@
 #include <stdint.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -270,11 +273,85 @@ static void rude(void)
 		send(it, long_one, n & 1 ? sizeof(long_one) : 9, MSG_NOSIGNAL);
 	}
 	ok(recv(it, long_one, 1, 0) <= 0, "who sends garbage gets nothing");
-	for (int n = 0; n < 300; n++) {
-		must((it = dial()) >= 0);
-		send(it, "RDMAMRF1", 8, MSG_NOSIGNAL);
+}
+
+static int in_child(int (*succeeds)(void))
+{
+	int status = 1;
+	pid_t pid = fork();
+
+	if (!pid)
+		_exit(!succeeds());
+	return waitpid(pid, &status, 0) == pid && !status;
+}
+
+static int another_asks(void) { return !seteuid(1) && ask(); }
+
+/* By a process of root without capabilities, which may open 1024 files. */
+static int sends_a_file(void)
+{
+	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
+	struct __user_cap_data_struct none[2] = { { 0 } };
+	struct rlimit limit = { 1024, 1024 };
+	union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control = {
+		.header = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS },
+	};
+	struct iovec part = { &limit, 1 };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	int pair[2];
+
+	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
+	memcpy(CMSG_DATA(&control.header), pair, sizeof(int));
+	must(!setrlimit(RLIMIT_NOFILE, &limit) && !syscall(SYS_capset, &head, none));
+	return sendmsg(pair[0], &message, MSG_NOSIGNAL) == 1;
+}
+
+/* A user asks by so many connections and reads no answer. The first are shut down with theirs. */
+static void ask_and_leave(uid_t user, struct pollfd *clients, int number)
+{
+	must(!seteuid(user));
+	for (int n = 0; n < number; n++) {
+		clients[n] = (struct pollfd){ dial(), POLLIN, 0 };
+		must(clients[n].fd >= 0);
+		send(clients[n].fd, "RDMAMRF1", 8, MSG_NOSIGNAL);
+		if (n < 16 && poll(clients + n, 1, 10000) == 1)
+			shutdown(clients[n].fd, SHUT_RDWR);
 	}
-	ok(ask(), "the service answers although 300 never read their answers");
+	must(!seteuid(0));
+}
+
+/* How many of them have an answer, when the service has closed the others. */
+static int answered(const struct pollfd *clients, int number)
+{
+	char byte;
+	int found = 0;
+
+	for (int n = 0; n < number; n++)
+		found += recv(clients[n].fd, &byte, 1, MSG_PEEK) == 1;
+	return found;
+}
+
+static void unread(void)
+{
+	enum { CLIENTS = 300, MOST = 32, USERS = 9, EACH = 40 };
+	static struct pollfd clients[USERS * EACH];
+	int most = 0;
+
+	ask_and_leave(0, clients, CLIENTS);
+	ok(in_child(another_asks), "the service answers another user although 300 never read their answers");
+	is(answered(clients, CLIENTS), MOST, "of a user's clients that never read 32 have an answer");
+	ok(!in_child(ask), "and no other of that user gets one");
+	for (int n = 0; n < CLIENTS; n++)
+		close(clients[n].fd);
+	ok(in_child(ask), "before they close");
+	for (int n = 0; n < USERS; n++) {
+		ask_and_leave(100 + n, clients + n * EACH, EACH);
+		int got = answered(clients + n * EACH, EACH);
+
+		most = got > most ? got : most;
+	}
+	is(most, MOST, "another user has as many");
+	ok(in_child(sends_a_file), "%d users who never read keep no process of root from sending files", USERS);
 }
 
 static void pinned(int policy, int priority)
@@ -413,6 +490,8 @@ int main(int argc, char **argv)
 		return crowd(number), done_testing();
 	if (!strcmp(part, "rude"))
 		return rude(), done_testing();
+	if (!strcmp(part, "unread"))
+		return unread(), done_testing();
 	must(ask());
 	if (!strcmp(part, "outlive"))
 		return outlive(), 0;

@@ -50,14 +50,17 @@ fi
 
 check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool" doctor)
 mkdir -p ${socket%/*}
-"${nobody[@]}" flock ${socket%/*} sleep 1000 &
+"${nobody[@]}" flock --no-fork ${socket%/*} sleep 1000 &
 locks=$!
+check "a user can lock the directory" awaits finds flock --nonblock ${socket%/*} true
 start "the service starts, although a user has locked its directory"
 kill $locks
+check "a user cannot lock the service's lock" finds "${nobody[@]}" flock --nonblock ${socket%/*}/lock true
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
 part "changes" "$client" changes
 part "rude clients" "$client" rude
+part "unread answers" "$client" unread
 part "a crowd" "$client" crowd 1000
 check "it serves a user" counted "${nobody[@]}"
 for kind in --pid --mount --user --net; do
@@ -94,6 +97,30 @@ check "and takes its socket away" [ ! -e $socket ]
 check "the old process counts" still ended
 kill "$old_PID"
 service=
+
+stands_in() { # NAME WORDS USER ANSWER: what the doctor says of a process of a user's in the service's place
+	python3 -c '
+import os, socket, sys
+it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+it.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+os.setuid(int(sys.argv[2]))
+it.listen()
+while True:
+    client = it.accept()[0]
+    client.recv(9)
+    client.send(bytes.fromhex(sys.argv[3])) if sys.argv[3] else None
+    client.close()
+' $socket "$3" "$4" &
+	local process=$!
+	says() { grep "^warning *fence: .*$1" <("$tool" doctor); }
+	check "$1" awaits says "$2"
+	kill $process
+	rm $socket
+}
+stands_in "the doctor sees that another user's process has the service's place" 'not run as root' 65534 ''
+stands_in "the doctor sees a service that refuses it" 'refuses this process' 0 ''
+stands_in "the doctor sees a service of another version" 'of another version' 0 "$(printf RDMAMRF1 | od -An -tx1 | tr -d ' ')0200000001000000"
 
 check "without rights it says what it needs" refuses CAP_BPF "${nobody[@]}" "$tool" fence --check
 check "two capabilities are enough" setpriv --inh-caps=-all --bounding-set=-all,+bpf,+perfmon "$tool" fence --check

@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The socket at which processes ask for the counters. One thread serves all of them, and waits for
-//! none: a process gets its answer as soon as it has asked, and is forgotten.
+//! none: a process gets its answer as soon as it has asked.
+//!
+//! The files of an answer that its process has not read are in flight on the account of this
+//! service's user, root, whose other processes can send no files when too many are. So the service
+//! keeps its end of the connection until the answer is read or gone, and gives no more than
+//! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{ANSWER, DIRECTORY, MAGIC, SOCKET, answer, index, index_in};
@@ -13,13 +18,20 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt,
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// The most processes that have connected and have not asked. One more ends the oldest: who asks
-/// does so at once.
-const WAITING: usize = 64;
+/// The most processes that have connected and have no answer. One more ends the oldest.
+const WAITING: usize = 256;
 /// The file that a service locks. Others cannot open it: who may open a file may lock it.
 const LOCK: &str = "/run/rdmamr/lock";
-/// How long a process may wait before it asks.
+/// How long a process may have no answer.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// When the service looks again whether the answers have been read that keep a process waiting.
+/// The library waits 10 ms.
+const AGAIN: Duration = Duration::from_millis(1);
+/// The most answers that the processes of a user have not read.
+const UNREAD: usize = 32;
+/// The most files of unread answers. A process of root without privileges can send files until as
+/// many are in flight as it may open itself, 1024 by default.
+const IN_FLIGHT: usize = 768;
 
 /// The result of a system call.
 fn result(value: impl Into<i64>) -> std::io::Result<i64> {
@@ -90,20 +102,29 @@ impl Service {
     pub fn serve(self, files: &[&OwnedFd]) -> Result<()> {
         // Processes may connect from now on.
         fs::set_permissions(SOCKET, Permissions::from_mode(0o666)).context(SOCKET)?;
-        let files: Vec<RawFd> = files.iter().map(|file| file.as_raw_fd()).collect();
-        let mut waiting: VecDeque<(OwnedFd, Instant)> = VecDeque::new();
+        let mut answers = Answers {
+            files: files.iter().map(|file| file.as_raw_fd()).collect(),
+            unread: Vec::new(),
+        };
+        let mut waiting: VecDeque<Waiting> = VecDeque::new();
         loop {
-            let fixed = [&self.signals, &self.listener];
-            let polled = fixed.into_iter().chain(waiting.iter().map(|it| &it.0));
-            let mut polled: Vec<_> = polled
-                .map(|file| libc::pollfd {
-                    fd: file.as_raw_fd(),
+            let fixed = [&self.signals, &self.listener].map(AsRawFd::as_raw_fd);
+            // What a process sends after its question is nothing to wake up for.
+            let silent = waiting.iter().filter(|it| it.asks.is_none());
+            let polled = silent.map(|it| it.connection.as_raw_fd());
+            let mut polled: Vec<_> = fixed
+                .into_iter()
+                .chain(polled)
+                .map(|fd| libc::pollfd {
+                    fd,
                     events: libc::POLLIN,
                     revents: 0,
                 })
                 .collect();
             let timeout = if waiting.is_empty() {
                 -1
+            } else if waiting.iter().any(|it| it.asks.is_some()) {
+                AGAIN.as_millis() as i32
             } else {
                 PATIENCE.as_millis() as i32
             };
@@ -116,36 +137,38 @@ impl Service {
             if polled[0].revents != 0 {
                 return Ok(());
             }
-            let mut ready = polled[2..].iter().map(|it| it.revents != 0);
-            waiting.retain(|(process, since)| {
-                // Answered or not, a process that has sent something, or has gone, is done with.
-                let asked = ready.next() == Some(true) && serve(process, &files);
-                !asked && since.elapsed() < PATIENCE
-            });
+            answers.unread.retain(Unread::is_unread);
+            let served = waiting.drain(..).filter_map(|it| answers.serve(it));
+            waiting = served.filter(|it| it.since.elapsed() < PATIENCE).collect();
             if polled[1].revents != 0 {
-                self.accept(&files, &mut waiting);
+                self.accept(&mut answers, &mut waiting);
             }
         }
     }
 
     /// Takes the processes that have connected, and answers those that have asked.
-    fn accept(&self, files: &[RawFd], waiting: &mut VecDeque<(OwnedFd, Instant)>) {
+    fn accept(&self, answers: &mut Answers, waiting: &mut VecDeque<Waiting>) {
         let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        for _ in 0..WAITING {
+        for _ in 0..64 {
             // SAFETY: no address is asked for.
             let accepted =
                 unsafe { libc::accept4(self.listener.as_raw_fd(), null_mut(), null_mut(), flags) };
-            let process = match owned(accepted) {
-                Ok(process) => process,
+            let connection = match owned(accepted) {
+                Ok(connection) => connection,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // The system has no descriptor left. Others give theirs back.
                 Err(_) => return std::thread::sleep(Duration::from_millis(10)),
             };
-            if !serve(&process, files) {
+            let process = Waiting {
+                connection,
+                since: Instant::now(),
+                asks: None,
+            };
+            if let Some(process) = answers.serve(process) {
                 if waiting.len() == WAITING {
                     waiting.pop_front();
                 }
-                waiting.push_back((process, Instant::now()));
+                waiting.push_back(process);
             }
         }
     }
@@ -275,22 +298,70 @@ fn listen() -> Result<OwnedFd> {
     Ok(listener)
 }
 
-/// Reads the question of a process and answers it. False: the process has not asked yet.
-fn serve(process: &OwnedFd, files: &[RawFd]) -> bool {
-    let socket = process.as_raw_fd();
-    let mut question = [0u8; MAGIC.len() + 1];
-    // SAFETY: the buffer has as many bytes. Files that come along are closed: none are asked for.
-    let read = unsafe { libc::recv(socket, question.as_mut_ptr().cast(), question.len(), 0) };
-    match result(read as i64) {
-        Err(error) => return error.kind() != ErrorKind::WouldBlock,
-        Ok(read) if question.get(..read as usize) != Some(&MAGIC) => return true,
-        Ok(_) => {}
+/// A process that has connected and has no answer.
+struct Waiting {
+    connection: OwnedFd,
+    since: Instant,
+    /// Who it is, when it has asked.
+    asks: Option<libc::ucred>,
+}
+
+/// A connection by which an answer went, and the user who got it.
+struct Unread {
+    connection: OwnedFd,
+    user: u32,
+}
+
+impl Unread {
+    /// The end of the connection would not tell: a process can shut it down with the answer in it.
+    fn is_unread(&self) -> bool {
+        let mut bytes = 0i32;
+        // SIOCOUTQ, by its other name: how much of what was sent has been neither read nor dropped.
+        let (socket, call) = (self.connection.as_raw_fd(), libc::TIOCOUTQ);
+        // SAFETY: the kernel writes one number.
+        let asked = unsafe { libc::ioctl(socket, call, &raw mut bytes) };
+        asked == 0 && bytes > 0
     }
-    // A process of a PID namespace that is not below this one's has no number here.
-    if let Some(peer) = peer(process).filter(|peer| peer.pid > 0) {
-        let _ = send(socket, &answer(index(peer.pid as u32)), files);
+}
+
+/// What processes get, and the answers that they have not read.
+struct Answers {
+    files: Vec<RawFd>,
+    unread: Vec<Unread>,
+}
+
+impl Answers {
+    /// Reads the question of a process and answers it. Returns the process if it has not asked yet,
+    /// or must wait. Answered or not, any other is done with.
+    fn serve(&mut self, mut process: Waiting) -> Option<Waiting> {
+        if process.asks.is_none() {
+            let mut question = [0u8; MAGIC.len() + 1];
+            let (socket, at) = (process.connection.as_raw_fd(), question.as_mut_ptr());
+            // SAFETY: the buffer has as many bytes. Files that come along are closed, as none are
+            // asked for.
+            let read = unsafe { libc::recv(socket, at.cast(), question.len(), 0) };
+            match result(read as i64) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(process),
+                Ok(read) if question.get(..read as usize) == Some(&MAGIC) => {}
+                _ => return None,
+            }
+            process.asks = peer(&process.connection);
+        }
+        // A process of a PID namespace that is not below this one's has no number here.
+        let peer = process.asks.filter(|peer| peer.pid > 0)?;
+        let of_user = self.unread.iter().filter(|it| it.user == peer.uid).count();
+        if of_user >= UNREAD || (self.unread.len() + 1) * self.files.len() > IN_FLIGHT {
+            return Some(process);
+        }
+        let packet = answer(index(peer.pid as u32));
+        if send(process.connection.as_raw_fd(), &packet, &self.files).is_ok() {
+            self.unread.push(Unread {
+                connection: process.connection,
+                user: peer.uid,
+            });
+        }
+        None
     }
-    true
 }
 
 /// Sends a packet with files. If it cannot be sent at once, the process does without.
