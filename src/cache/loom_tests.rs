@@ -263,19 +263,28 @@ fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
     model.check(test);
 }
 
-#[test]
-fn loom_a_call_that_changes_memory() {
-    explore(None, || {
-        let world = World::new();
+/// One thread changes the memory beside two hits. After it no hit may come.
+fn changed_beside_hits(
+    bound: Option<usize>,
+    counts: bool,
+    change: impl Fn(&World) + Copy + Send + Sync + 'static,
+) {
+    explore(bound, move || {
+        let world = World::with(counts);
         let other = world.clone();
-        let unmapping = thread::spawn(move || other.unmap_by_call(false));
+        let changing = thread::spawn(move || change(&other));
         world.register();
         world.apply();
         world.register();
-        unmapping.join().unwrap();
+        changing.join().unwrap();
         world.apply();
         assert_eq!(world.register(), None);
     });
+}
+
+#[test]
+fn loom_a_call_that_changes_memory() {
+    changed_beside_hits(None, false, |world| world.unmap_by_call(false));
 }
 
 #[test]
@@ -298,19 +307,9 @@ fn loom_a_change_that_only_the_kernel_sees() {
 
 /// Hits that know by the counters (W11).
 fn counted(change: fn(&World)) {
-    explore(Some(3), move || {
-        let world = World::with(true);
-        let other = world.clone();
-        let changing = thread::spawn(move || {
-            change(&other);
-            other.monitor();
-        });
-        world.register();
-        world.apply();
-        world.register();
-        changing.join().unwrap();
-        world.apply();
-        assert_eq!(world.register(), None);
+    changed_beside_hits(Some(3), true, move |world| {
+        change(world);
+        world.monitor();
     });
 }
 
