@@ -55,7 +55,7 @@ pub fn ask() -> Option<Question> {
     // SAFETY: the call succeeded.
     let about = unsafe { about.assume_init() };
     let asked = if about.st_uid != 0 || about.st_mode & libc::S_IFMT != libc::S_IFSOCK {
-        Err("it is not a socket of root's")
+        Err("its socket is not root's")
     } else {
         begin(&address)
     };
