@@ -10,14 +10,17 @@
  * stand-in too. Each part is a program of its own.
  */
 #include <limits.h>
+#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stddef.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -373,11 +376,32 @@ static int many_threads(void)
 	return wrong == 0 && hits(HITS, 0, NULL) ? RIGHT : WRONG;
 }
 
+#define UNLESS(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)
+
+/* A filter that also applies to the reader kills the process at calls by which the client ends. */
+static int filtered(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		UNLESS(SYS_recvmsg),
+		UNLESS(SYS_pselect6),
+		UNLESS(SYS_userfaultfd),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
+
+	start();
+	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
+	must(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
+	usleep(50000);
+	return is_right(page, 1) && stats().fence_asked == 0 ? RIGHT : WRONG;
+}
+
 static const struct part { const char *name; int (*run)(void); } parts[] = {
 	{ "counted", counted },       { "changes", changes },     { "uncounted", uncounted }, { "stops", stops }, { "skips", skips },
 	{ "by_setting", by_setting }, { "forks", forks },	  { "forks_first", forks_first },
 	{ "replaced", replaced },     { "locks_all", locks_all }, { "few_addresses", few_addresses },
-	{ "tables_apart", tables_apart }, { "many_threads", many_threads },
+	{ "filtered", filtered }, { "tables_apart", tables_apart }, { "many_threads", many_threads },
 };
 
 static const struct row { const char *what; enum fence_kind kind; const char *part, *setting; } rows[] = {
@@ -415,6 +439,7 @@ static const struct row { const char *what; enum fence_kind kind; const char *pa
 	{ "execve", SERVES, "replaced", NULL },
 	{ "mlockall", SERVES, "locks_all", NULL },
 	{ "no room for the counters (RLIMIT_AS)", SERVES, "few_addresses", NULL },
+	{ "a seccomp filter while a service hangs", NEVER_ANSWERS, "filtered", NULL },
 	{ "a thread in another table of descriptors", SERVES, "tables_apart", NULL },
 	{ "four threads while the counters move", SERVES, "many_threads", NULL },
 };

@@ -5,6 +5,7 @@
 
 use crate::instance::existing;
 use crate::life::tasks;
+use crate::watch::event_reader;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
 use rdmamr_stats::log::{self, Level};
 
@@ -24,6 +25,7 @@ pub fn retire(why: &str) {
     tasks::give_up_quietly(cache);
     cache.watch.close();
     cache.limits_reader.wait_to_rest();
+    event_reader::wait_to_rest();
     log::line(
         Level::Info,
         format_args!("regions are not reused from now on: {why}"),

@@ -28,6 +28,9 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 /// Not 0 once the reader has a table of descriptors with its file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
 
+/// Not 0 while the reader may make a system call other than the one in which it waits for events.
+static BUSY: AtomicU32 = AtomicU32::new(0);
+
 /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
 /// registered. False until the reader is ready.
 static KEEPS_APART: AtomicBool = AtomicBool::new(false);
@@ -52,11 +55,13 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
     FILE.store(file.fd(), Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
+    BUSY.store(1, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
     // no thread.
     if !unsafe { helper_thread::start_apart(run, null_mut()) } {
         let errno = errno::errno();
         READER.store(null_mut(), Relaxed);
+        BUSY.store(0, Relaxed);
         // SAFETY: the box was made above, and nothing uses it.
         drop(unsafe { Box::from_raw(argument) });
         return Err(errno);
@@ -79,6 +84,20 @@ pub fn wait_until_ready() {
         futex::wait(&READY, 0, Some(Duration::from_millis(10)));
     }
     WAITED.store(true, Relaxed);
+}
+
+/// Waits until the reader waits for events, for a second at most. No memory is watched any more, so
+/// that it waits forever.
+pub fn wait_to_rest() {
+    const TIMES: u32 = 1000;
+    let moment = Duration::from_millis(1);
+    for _ in 0..TIMES {
+        if BUSY.load(Acquire) == 0 {
+            return;
+        }
+        // Also when it has just come to rest: it is about to make that last call.
+        pause(moment);
+    }
 }
 
 /// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
@@ -123,7 +142,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             counting = question.take().map(Question::end).unwrap_or_default();
             continue;
         }
-        let ready = question.is_some() || file.wait();
+        let ready = question.is_some() || rests(file);
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
         changes.begin();
@@ -145,6 +164,14 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             pause(Duration::from_millis(10));
         }
     }
+}
+
+/// Waits for an event.
+fn rests(file: Userfaultfd) -> bool {
+    BUSY.store(0, Release);
+    let ready = file.wait();
+    BUSY.store(1, Relaxed);
+    ready
 }
 
 fn pause(time: Duration) {

@@ -30,6 +30,9 @@ const LIMIT: libc::timespec = libc::timespec {
     tv_nsec: 10_000_000,
 };
 
+/// How often the counters are tried at the start.
+const TRIES: usize = 3;
+
 /// The service has been asked, and has not answered.
 pub struct Question {
     socket: c_int,
@@ -189,7 +192,7 @@ impl Counting {
             WATCH_FD.counts.forget();
             if log::wants(Level::Warn) {
                 log::later(format_args!(
-                    "the kernel no longer counts changes for this process (kernel.ftrace_enabled=0?): each hit asks it again"
+                    "whether the kernel still counts changes for this process could not be verified (kernel.ftrace_enabled=0, or a limit of the process?): each hit asks it again"
                 ));
             }
         }
@@ -259,8 +262,10 @@ fn map(file: c_int, index: u32) -> Result<(*mut u8, *mut u8), &'static str> {
     // SAFETY: the mapping is the one just made. A child does without it.
     let kept = unsafe { syscall(libc::SYS_madvise, first, SIZE, libc::MADV_DONTFORK) } == 0;
     let own = first.wrapping_add(own);
-    // SAFETY: both lines are in the mapping. The references end before it does, if it ends.
-    if !is_retired() && kept && is_proven(&unsafe { counters(first, own) }) {
+    // SAFETY: both lines are in the mapping. The references are not used once it ends.
+    let counters = unsafe { counters(first, own) };
+    // The kernel may skip a count (`open`), and the next try has it.
+    if !is_retired() && kept && (0..TRIES).any(|_| is_proven(&counters)) {
         return Ok((first, own));
     }
     // SAFETY: the mapping is the one made above, and nothing uses it.
