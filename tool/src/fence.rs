@@ -20,7 +20,10 @@ use crate::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
 use rdmamr_fence::{LINE, SIZE};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 use trial::View;
@@ -30,10 +33,11 @@ use trial::View;
 #[command(after_help = "\
 Examples:
   sudo systemctl enable --now rdmamr-fence    on each node
-  sudo rdmamr fence --check                   whether this kernel can do it
+  sudo rdmamr fence --check                   whether this kernel can
 
-Needs root, or CAP_BPF and CAP_PERFMON. A process asks the service once, when its cache starts. The
-service may end at any time: processes that have asked keep what they have.")]
+Needs root; --check alone needs CAP_BPF and CAP_PERFMON. A process asks the
+service once, when its cache starts. The service may end at any time: processes
+that have asked keep what they have.")]
 pub struct Args {
     /// Load the programs, prove that they count, and end
     #[arg(long)]
@@ -59,6 +63,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "this process has a PID namespace of its own: run the service in the machine's (hostPID: true, --pid=host)"
     );
     ensure_nobody_else_loads_programs()?;
+    if let Some(what) = lacks() {
+        bail!("Linux {} lacks {what}", kernel_release());
+    }
     // Before the programs: a second service would slow the calls of all for nothing.
     let service = (!args.check).then(service::Service::open).transpose()?;
     let fence = Fence::load().with_context(|| format!("Linux {}", kernel_release()))?;
@@ -73,6 +80,20 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         service.serve(&files.collect::<Vec<_>>())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the running kernel lacks, as far as any user can see it.
+pub fn lacks() -> Option<&'static str> {
+    if !Path::new(btf::PATH).exists() {
+        return Some("BTF (CONFIG_DEBUG_INFO_BTF)");
+    }
+    // The kernel finds variables by this list, which has them only with that option.
+    let symbols = BufReader::new(File::open("/proc/kallsyms").ok()?);
+    let is_there = symbols
+        .split(b'\n')
+        .map_while(Result::ok)
+        .any(|line| line.ends_with(b" runqueues"));
+    (!is_there).then_some("the names of its variables (CONFIG_KALLSYMS_ALL)")
 }
 
 /// Any user who may load a program could have it write the counters: freezing them keeps processes

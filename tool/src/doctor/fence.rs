@@ -5,11 +5,19 @@ use super::check::Check;
 use super::userfaultfd::with_features;
 use crate::fence::{self, Absent};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::Instant;
 
 const SUBJECT: &str = "fence";
 const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 const ROUNDS: u32 = 2000;
+/// Where the packages, "make install" and an administrator put the service's unit.
+const UNITS: [&str; 4] = [
+    "/usr/lib/systemd/system/rdmamr-fence.service",
+    "/lib/systemd/system/rdmamr-fence.service",
+    "/usr/local/lib/systemd/system/rdmamr-fence.service",
+    "/etc/systemd/system/rdmamr-fence.service",
+];
 
 pub fn check() -> Check {
     let cost = cost().map_or_else(String::new, |ns| format!(" (about {ns} ns here)"));
@@ -17,14 +25,23 @@ pub fn check() -> Check {
         Ok(()) => Check::ok(SUBJECT, "the service rdmamr fence runs").meaning(format!(
             "A hit of a program with threads reads counters, and makes no system call{cost}."
         )),
-        Err(Absent::NotRunning) => Check::ok(SUBJECT, "the service rdmamr fence does not run")
-            .meaning(format!(
-                "Each hit of a program with threads asks the kernel by a system call{cost}, \
-                     which the service saves."
-            ))
-            .fix(
-                "systemctl enable --now rdmamr-fence, as root (docs/use.md says where the unit is)",
-            ),
+        Err(Absent::NotRunning) => {
+            let check = Check::ok(SUBJECT, "the service rdmamr fence does not run");
+            let asks = format!(
+                "Each hit of a program with threads asks the kernel by a system call{cost}"
+            );
+            match fence::lacks() {
+                Some(what) => check.meaning(format!(
+                    "{asks}. The service would save it, but this kernel lacks {what}."
+                )),
+                None => check
+                    .meaning(format!("{asks}, which the service saves."))
+                    .fix(match UNITS.iter().any(|unit| Path::new(unit).exists()) {
+                        true => "systemctl enable --now rdmamr-fence",
+                        false => "rdmamr fence",
+                    }),
+            }
+        }
         Err(Absent::Refused(why)) => {
             Check::warning(SUBJECT, format!("the service rdmamr fence: {why}"))
                 .meaning("Each hit of a program with threads asks the kernel by a system call.")

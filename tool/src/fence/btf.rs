@@ -17,7 +17,7 @@ const POINTER: u32 = 2;
 const UNION: u32 = 5;
 const PROTOTYPE: u32 = 13;
 
-const PATH: &str = "/sys/kernel/btf/vmlinux";
+pub const PATH: &str = "/sys/kernel/btf/vmlinux";
 
 /// The running kernel's BTF.
 pub struct Btf {

@@ -68,7 +68,7 @@ impl Service {
             .recursive(true)
             .mode(0o755)
             .create(DIRECTORY)
-            .context(DIRECTORY)?;
+            .with_context(|| format!("{DIRECTORY} (the service needs root)"))?;
         let about = fs::symlink_metadata(DIRECTORY).context(DIRECTORY)?;
         ensure!(
             about.is_dir() && about.uid() == 0 && about.mode() & 0o022 == 0,
@@ -81,7 +81,7 @@ impl Service {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW)
             .open(LOCK)
-            .context(LOCK)?;
+            .with_context(|| format!("{LOCK} (the service needs root)"))?;
         if lock.try_lock().is_err() {
             bail!("another \"rdmamr fence\" serves this machine ({LOCK} is locked)");
         }
