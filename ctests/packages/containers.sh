@@ -191,6 +191,7 @@ fi
 # Slurm: slurmd runs the prolog with the task's environment and obeys its lines.
 sed "s|^library=.*|library=$library|" "$files/task-prolog" >"$work/task-prolog"
 check "the task prolog leaves other jobs alone" [ -z "$(sh "$work/task-prolog")" ]
+check "and those whose module names the library" [ -z "$(RDMAMR_LIBRARY=$library sh "$work/task-prolog")" ]
 line=$(RDMAMR_CACHE=local LD_PRELOAD=/other.so sh "$work/task-prolog" 2>/dev/null)
 check "it preloads the library into a job that asks for it, before what is there" [ "$line" = "export LD_PRELOAD=$library:/other.so" ]
 line=$(RDMAMR_CACHE=local sh "$work/task-prolog")
