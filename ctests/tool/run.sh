@@ -168,6 +168,8 @@ wait $!
 run --trace trace true 2>/dev/null
 check "until that has ended" bash -c '! grep -qs "new block" trace'
 # A report at the end.
+refused "a page in a folder that is missing" 125 "--report=nowhere/page.html: No such file or directory" --report=nowhere/page.html echo it ran
+refused "statistics in a folder that is missing" 125 "--stats=nowhere/stats: No such file or directory" --stats=nowhere/stats echo it ran
 check "--report ends as the program does" [ "$(status_of run --report -- sh -c './failing >/dev/null 2>&1; exit 7' | tail -1)" = "status 7" ]
 check "and has written the page by the program's name" grep -q '<html' sh.html
 check "with the call that failed" grep -q ibv_reg_mr sh.html

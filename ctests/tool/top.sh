@@ -246,6 +246,14 @@ ln -sf "$work/target" "$work/link.prom"
 is "a link is replaced, not followed" kept "$(cat "$work/target")"
 is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
 check "a missing folder is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
+if command -v script >/dev/null; then
+	for width in 60 80 120; do
+		widest=$(script -qec "stty cols $width; '$tool' top --once" /dev/null | tr -d '\r' | grep '^ *\(PID\|[0-9]\)' | grep -v '^[0-9]*: ' | awk 'length > most { most = length } END { print most }')
+		check "--once fits into a terminal of $width columns: $widest" [ "$widest" -le "$width" ]
+	done
+else
+	skip "--once on a terminal" "no script(1)"
+fi
 check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
 
 # The terminal.
@@ -309,6 +317,22 @@ check "a file that is no trace is unchanged" bash -c '! "$1" trace --pid "$2" -o
 	"$tool" "$first" "$work/other.trace"
 ln -s "$work/attach.trace" "$work/link.trace"
 check "a link is not followed" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null' - "$tool" "$first" "$work/link.trace"
+# The process makes no call now.
+quiet() { # NAME OPTION...: the tool's status, and whether there is a file
+	local name=$1 status=0
+	shift
+	timeout --preserve-status -s INT 60 "$@" "$tool" trace --pid "$first" -o "$work/$name.trace" ${seconds:+--for "$seconds"} >"$work/$name.said" 2>&1 || status=$?
+	echo "$status, $(ls "$work" | grep -c "^$name.trace$") file, $(grep -c "^rdmamr: no call is recorded: process $first has registered nothing" "$work/$name.said") line"
+}
+seconds=1
+is "--for ends a wait for a process that registers nothing" "1, 0 file, 1 line" "$(quiet idle)"
+seconds=
+is "so does Ctrl-C" "1, 0 file, 1 line" "$(quiet interrupted timeout --preserve-status -s INT 1)"
+check "the process records on request after that" attached --on -o "$work/late.trace"
+"$tool" trace --pid "$first" --off 2>"$work/stop.said"
+check "it says when the last calls come" grep -q "^rdmamr: the process writes its last calls, and stops, with its next registration" "$work/stop.said"
+check "a report does not call a leak what it cannot know" grep -qx "No recorded call failed. Which regions were left registered is not known." \
+	<("$tool" report --text "$work/late.trace")
 check "for a process without the library it prints the command for bpftrace" bash -c \
 	'"$1" trace --pid $$ 2>&1 | grep -q "^  bpftrace .*pid == $$ "' - "$tool"
 check "and for a missing process that there is none" bash -c '"$1" trace --pid 4194304 2>&1 | grep -q "there is no process"' - "$tool"

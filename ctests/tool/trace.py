@@ -108,10 +108,10 @@ def known(path, program, library):
             one.call((1510 + n) * ms + us, 200, DEREG_RELAXED, KEPT, cached, 0, 0x40, send, 1)
         one.call(2500 * ms, 15 * us, CACHE, KERNEL, (0x60000000, MiB), 0, 0x40, 0, 3)
         one.block(CALLS, b"".join(one.pending), longer=b"of later")
-        one.dropped = 7
         one.end(3000 * ms)
         # Another process, with another monotonic clock, is killed while it writes its last block.
         two = Process(out, 4712, ["./worker"], began + 1 * s, 5 * s)
+        two.dropped = 7
         two.modules(program, library)
         two.call(1 * s, 400 * us, REG_MR, KERNEL, (0x70000000, 2 * MiB), 7, 0x50, fetch, 9)
         two.call(1100 * ms, 10 * us, REG_MR, KERNEL, (0x71000000, 4096), 1, 0x51, fetch, 9)

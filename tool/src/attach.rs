@@ -3,6 +3,7 @@
 //! request lies in the process's live page. Its next registration sees the request: nothing
 //! interrupts it.
 
+use crate::choices::number;
 use crate::report::units;
 use crate::run::traces;
 use crate::say;
@@ -35,13 +36,13 @@ Examples:
 The process must run under the library and have registered memory.")]
 pub struct Args {
     /// The process
-    #[arg(long, value_name = "PID")]
+    #[arg(long, value_name = "PID", value_parser = number(1, i32::MAX as u32))]
     pid: u32,
     /// The file of the trace; PID.trace if not given
     #[arg(short, long, value_name = "FILE", conflicts_with = "off")]
     output: Option<PathBuf>,
-    /// Stop after so many seconds
-    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"])]
+    /// Record for so many seconds; wait as long for the first registration
+    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"], value_parser = number(0, u32::MAX))]
     seconds: Option<u32>,
     /// Start recording, and exit
     #[arg(long, conflicts_with = "off")]
@@ -60,7 +61,7 @@ extern "C" fn interrupt(_: i32) {
     INTERRUPTED.store(true, Relaxed);
 }
 
-/// The exit status is 2 if the process cannot be asked.
+/// The exit status is 2 if the process cannot be asked, and 1 if it has recorded no call.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let Some(found) = pages::of(args.pid) else {
         bail!("{}", why_not(args.pid));
@@ -77,7 +78,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if args.off {
         let file = recorded_into(&found);
-        request(&found, None)?;
+        stop(&found)?;
         if let Some(file) = file {
             mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
         }
@@ -87,15 +88,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let file = file.unwrap_or_else(|| format!("{}.trace", args.pid).into());
     let file = std::path::absolute(file)?;
     create(&file, &found).with_context(|| file.display().to_string())?;
-    if !request(&found, Some(&file))? {
-        // The process has not answered: this request cancels the one above.
-        request(&found, None)?;
+    let seconds = args.seconds.map(Into::into).map(Duration::from_secs);
+    if !begin(&found, &file, seconds)? {
+        // This request cancels the one above.
+        ask(&found, None)?;
+        if fs::metadata(&file).is_ok_and(|it| it.len() == 0) {
+            fs::remove_file(&file)?;
+        }
+        say(format_args!(
+            "no call is recorded: process {} has registered nothing meanwhile",
+            args.pid
+        ));
         return Ok(ExitCode::from(1));
     }
+    let mut whole = true;
     if !args.on {
-        let end = args.seconds.map(|seconds| {
-            say(format_args!("recording for {seconds} s"));
-            Instant::now() + Duration::from_secs(seconds.into())
+        let end = seconds.map(|seconds| {
+            say(format_args!("recording for {} s", seconds.as_secs()));
+            Instant::now() + seconds
         });
         if end.is_none() {
             say("recording; Ctrl-C stops it");
@@ -108,12 +118,16 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         INTERRUPTED.store(false, Relaxed);
         if is_alive(&found) {
-            request(&found, None)?;
+            whole = stop(&found)?;
             mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
         }
     }
     let file = units::quoted(&file.display().to_string());
-    say(format_args!("next: rdmamr report {file}"));
+    let when = match whole {
+        true => "next",
+        false => "next, when the process has registered again",
+    };
+    say(format_args!("{when}: rdmamr report {file}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -195,8 +209,44 @@ fn create(path: &Path, found: &Found) -> Result<()> {
     traces::empty(path)
 }
 
-/// Asks the process to record into a file, or to stop. Waits for the answer: true if it has come.
-fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
+/// Has the process record into a file. False if the user has interrupted the wait for its answer, or
+/// if it has not come by `limit`.
+fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
+    let number = ask(found, Some(file))?;
+    let began = Instant::now();
+    let mut said = false;
+    while !has_answered(found, number)? {
+        if INTERRUPTED.load(Relaxed) || limit.is_some_and(|limit| began.elapsed() > limit) {
+            return Ok(false);
+        }
+        if began.elapsed() > PATIENCE && !said {
+            say("waiting: recording begins with the process's next registration");
+            said = true;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    if word(found, offset_of!(TraceSwitch, state))? > 1 {
+        bail!("process {} cannot write the file", found.pid);
+    }
+    Ok(true)
+}
+
+/// Has the process stop. False if its last calls come with its next registration.
+fn stop(found: &Found) -> Result<bool> {
+    let number = ask(found, None)?;
+    let began = Instant::now();
+    while !has_answered(found, number)? {
+        if INTERRUPTED.load(Relaxed) || began.elapsed() > PATIENCE {
+            say("the process writes its last calls, and stops, with its next registration");
+            return Ok(false);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}
+
+/// Asks the process to record into a file, or to stop. The answer has the returned number.
+fn ask(found: &Found, file: Option<&Path>) -> Result<u32> {
     let mut bytes = [0; PATH];
     if let Some(file) = file {
         let path = file.as_os_str().as_bytes();
@@ -208,41 +258,28 @@ fn request(found: &Found, file: Option<&Path>) -> Result<bool> {
         let place = offset_of!(Page, trace) + at;
         page.write_all_at(bytes, place as u64)
     };
-    let read = |at: usize| -> Result<u32> {
-        let mut word = [0; 4];
-        page.read_exact_at(&mut word, (offset_of!(Page, trace) + at) as u64)?;
-        Ok(u32::from_ne_bytes(word))
-    };
     write(&bytes, offset_of!(TraceSwitch, path))?;
     let wanted = u32::from(file.is_some());
     write(&wanted.to_ne_bytes(), offset_of!(TraceSwitch, wanted))?;
-    let number = read(offset_of!(TraceSwitch, number))?.wrapping_add(1);
+    let number = word(found, offset_of!(TraceSwitch, number))?.wrapping_add(1);
     write(&number.to_ne_bytes(), offset_of!(TraceSwitch, number))?;
-    let began = Instant::now();
-    let mut said = false;
-    while read(offset_of!(TraceSwitch, answered))? != number {
-        if !is_alive(found) {
-            bail!("process {} has ended", found.pid);
-        }
-        if INTERRUPTED.load(Relaxed) {
-            return Ok(false);
-        }
-        if began.elapsed() > PATIENCE {
-            if file.is_none() {
-                say("recording stops with the process's next registration");
-                return Ok(false);
-            }
-            if !said {
-                say("waiting: recording begins with the process's next registration");
-                said = true;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    Ok(number)
+}
+
+fn has_answered(found: &Found, number: u32) -> Result<bool> {
+    let answered = word(found, offset_of!(TraceSwitch, answered))? == number;
+    if !answered && !is_alive(found) {
+        bail!("process {} has ended", found.pid);
     }
-    if read(offset_of!(TraceSwitch, state))? > 1 {
-        bail!("process {} cannot write the file", found.pid);
-    }
-    Ok(true)
+    Ok(answered)
+}
+
+/// A word of the page's switch.
+fn word(found: &Found, at: usize) -> Result<u32> {
+    let page = found.file.as_ref().context("the page cannot be read")?;
+    let mut word = [0; 4];
+    page.read_exact_at(&mut word, (offset_of!(Page, trace) + at) as u64)?;
+    Ok(u32::from_ne_bytes(word))
 }
 
 fn is_alive(found: &Found) -> bool {

@@ -1,9 +1,58 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The names of choices, as the command line spells them.
+//! Choices and numbers on the command line, and what a mistyped word may have meant.
 
 use clap::ValueEnum;
+use strsim::damerau_levenshtein;
 
 pub fn name(choice: impl ValueEnum) -> String {
     let value = choice.to_possible_value();
     value.map_or(String::new(), |value| value.get_name().to_owned())
+}
+
+/// A parser of whole numbers from `least` to `most`.
+pub fn number(least: u32, most: u32) -> impl Fn(&str) -> Result<u32, String> + Clone {
+    move |text| {
+        let number = text.parse().ok();
+        number
+            .filter(|number| (least..=most).contains(number))
+            .ok_or_else(|| match most {
+                u32::MAX => format!("it takes a whole number, {least} or more"),
+                most => format!("it takes a whole number from {least} to {most}"),
+            })
+    }
+}
+
+/// The word that a mistyped one is likely to mean: at most two letters are wrong.
+pub fn nearest<'a>(given: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let near = words
+        .into_iter()
+        .map(|word| (damerau_levenshtein(given, word), word));
+    near.filter(|&(distance, word)| distance <= 2 && distance < word.len())
+        .min_by_key(|near| near.0)
+        .map(|near| near.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistyped_word_has_a_near_one() {
+        let words = ["run", "report", "top", "trace"];
+        assert_eq!(nearest("tpo", words), Some("top"));
+        assert_eq!(nearest("rport", words), Some("report"));
+        assert_eq!(nearest("doctor", words), None);
+    }
+
+    #[test]
+    fn a_number_lies_within_its_limits() {
+        let parse = number(1, 64);
+        assert_eq!(parse("64"), Ok(64));
+        for wrong in ["0", "65", "x", "", "-1", "1.5"] {
+            let words = "it takes a whole number from 1 to 64";
+            assert_eq!(parse(wrong), Err(words.into()), "{wrong}");
+        }
+        let words = "it takes a whole number, 1 or more";
+        assert_eq!(number(1, u32::MAX)("0"), Err(words.into()));
+    }
 }

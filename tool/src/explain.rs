@@ -3,6 +3,7 @@
 //! finding about each. The words are those of docs/troubleshooting.md, so that each rule stands in
 //! one place.
 
+use crate::choices::nearest;
 use crate::doctor;
 use crate::doctor::check::Check;
 use crate::report::errno;
@@ -63,10 +64,14 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         None => other(&wanted),
     };
     let Some(text) = text else {
+        let names = names();
+        let names = names.iter().map(|name| name.as_ref());
+        let near = nearest(&wanted, names.clone());
+        let near = near.map_or(".".into(), |near| format!(": did you mean {near}?"));
         bail!(
-            "there is no explanation of {}; there are: {}",
+            "there is no explanation of {}{near} There are: {}",
             args.errno,
-            names().join(", ")
+            names.collect::<Vec<&str>>().join(", ")
         );
     };
     anstream::stdout().lock().write_all(text.as_bytes())?;

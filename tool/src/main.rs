@@ -26,7 +26,7 @@ mod trace;
 mod verbs;
 mod version;
 
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use std::fmt::Display;
@@ -46,7 +46,7 @@ Examples:
   rdmamr top                                  what is registered now, by process
   rdmamr trace --pid 4711 -o app.trace        record a running process
   rdmamr bench mlx5_0                         what a registration costs here
-  sudo rdmamr fence                           quicker hits on this machine, while it runs
+  sudo rdmamr fence                           quicker hits, while it runs
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
 struct Cli {
@@ -91,7 +91,8 @@ fn main() -> ExitCode {
         .try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(error) => {
+        Err(mut error) => {
+            suggest(&mut error);
             let printed = match error.kind() {
                 ErrorKind::DisplayVersion => print(version::lines()),
                 _ => error.print(),
@@ -119,6 +120,20 @@ fn main() -> ExitCode {
         Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };
     end(result, usage)
+}
+
+/// Clap takes "tpo" for nothing like "top".
+fn suggest(error: &mut clap::Error) {
+    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else {
+        return;
+    };
+    let command = Cli::command();
+    let names = command.get_subcommands().map(|command| command.get_name());
+    let near = choices::nearest(given, names).map(str::to_owned);
+    if let (Some(near), None) = (near, error.get(ContextKind::SuggestedSubcommand)) {
+        let near = ContextValue::Strings(vec![near]);
+        error.insert(ContextKind::SuggestedSubcommand, near);
+    }
 }
 
 /// Prints by way of a buffer: clap_complete panics if it cannot write.

@@ -39,6 +39,8 @@ mod timeline;
 pub mod units;
 mod verdict;
 
+pub use self::output::ensure_writable;
+
 /// Report what the registrations in a trace cost, by caller, and what would avoid them
 #[derive(clap::Args)]
 #[command(after_help = "\

@@ -10,7 +10,7 @@ pub mod traces;
 mod wait;
 
 use crate::bench;
-use crate::choices::name;
+use crate::choices::{name, number};
 use crate::library;
 use crate::report::{self, units};
 use crate::say;
@@ -24,12 +24,15 @@ use std::io::{self, IsTerminal};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tempfile::TempDir;
 
 /// The exit status that timeout(1), env(1) and nohup(1) use for their own failures.
 pub const REFUSED: u8 = 125;
 /// Tells the library which process is the program, by its number, and the file to remove once the
 /// program's statistics are written. The program alone has a line about them if it registered nothing.
 const PROGRAM: &str = "_RDMAMR_PROGRAM";
+/// The trace in a folder of its own.
+const TRACE: &str = "trace";
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
@@ -43,8 +46,8 @@ Examples:
   rdmamr run --cache=local -- ./app
   mpirun -np 4 rdmamr run --cache=local -- ./app
 
-Exit status: the program's. 125: the library cannot be preloaded, for the printed reason;
-126: the program cannot be run; 127: it is not found.")]
+Exit status: the program's. 125: the library cannot be preloaded.
+126: the program cannot be run. 127: it is not found.")]
 pub struct Args {
     /// Reuse registrations: off, local (without remote access), all
     #[arg(long, value_name = "WHICH", hide_possible_values = true)]
@@ -62,7 +65,7 @@ pub struct Args {
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
     /// Populate untouched memory with N threads while it is registered
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = number(1, 64))]
     prefault: Option<u32>,
     /// On a terminal, show progress while a registration takes longer than a second
     #[arg(long)]
@@ -155,7 +158,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         (Some(_), None) => Some(tempfile::tempdir()?),
         _ => None,
     };
-    let trace = folder.as_ref().map(|folder| folder.path().join("trace"));
+    let trace = folder.as_ref().map(|folder| folder.path().join(TRACE));
     let trace = args.trace.clone().or(trace);
     let trace = trace.map(std::path::absolute).transpose()?;
     if let Some(trace) = &trace {
@@ -164,6 +167,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         if let Some(limit) = args.trace_limit {
             set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
         }
+    }
+    if let Some(page) = &page {
+        report::ensure_writable(page).with_context(|| format!("--report={}", page.display()))?;
     }
     // What has not grown at the end is of other runs.
     let before = trace.as_deref().map(traces::existing).unwrap_or_default();
@@ -187,7 +193,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let stats = match stats.to_str() {
             Some("table") => stats.clone(),
             Some("json" | "stderr") => "stderr".into(),
-            _ => std::path::absolute(stats)?,
+            _ => {
+                report::ensure_writable(stats)
+                    .with_context(|| format!("--stats={}", stats.display()))?;
+                std::path::absolute(stats)?
+            }
         };
         set("RDMAMR_STATS", stats.as_os_str());
     }
@@ -249,23 +259,34 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let mut files = traces::existing(&trace);
         files.retain(|file| !before.contains(file));
         let files: Vec<_> = files.into_iter().map(|(file, _)| file).collect();
-        if let Err(why) = report_trace(&files, page, next.filter(|_| !is_told)) {
+        if let Err(why) = report_trace(&files, page, folder, next.filter(|_| !is_told)) {
             say(units::printable(&units::reason(&why)));
         }
     }
-    drop(folder);
     Ok(ended.follow())
 }
 
 /// Writes the report, or says in one line how many calls the program's traces have, whatever ended it.
-fn report_trace(files: &[PathBuf], page: Option<PathBuf>, next: Option<String>) -> Result<()> {
+/// Removes the trace's own folder, if it has one and the report is written.
+fn report_trace(
+    files: &[PathBuf],
+    page: Option<PathBuf>,
+    folder: Option<TempDir>,
+    next: Option<String>,
+) -> Result<()> {
     let trace = Trace::of(files).context("the trace cannot be read")?;
     let (calls, dropped) = trace.count();
     if calls == 0 && dropped == 0 {
         bail!("no call is recorded: the program has registered no memory");
     }
     if let Some(page) = page {
-        return report::after_run(&trace, files, &page).context("no report");
+        return report::after_run(&trace, files, &page).with_context(|| match folder {
+            Some(folder) => {
+                let trace = folder.keep().join(TRACE);
+                format!("no report (the trace is {})", trace.display())
+            }
+            None => "no report".into(),
+        });
     }
     let limited = match dropped {
         0 => String::new(),

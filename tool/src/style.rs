@@ -13,11 +13,16 @@ pub const STRONG: Style = Style::new().bold();
 
 /// How wide text is: as the terminal, within reason; 80 columns where there is none.
 pub fn columns() -> usize {
-    static COLUMNS: OnceLock<usize> = OnceLock::new();
-    *COLUMNS.get_or_init(|| {
+    width().unwrap_or(80)
+}
+
+/// How wide text is on this terminal, within reason. `None` where there is none.
+pub fn width() -> Option<usize> {
+    static WIDTH: OnceLock<Option<usize>> = OnceLock::new();
+    *WIDTH.get_or_init(|| {
         let is_terminal = std::io::stdout().is_terminal() && !cfg!(test);
         let width = is_terminal.then(width_of_terminal).flatten();
-        width.map_or(80, |width| width.clamp(40, 160))
+        width.map(|width| width.clamp(40, 160))
     })
 }
 

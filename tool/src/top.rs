@@ -25,7 +25,7 @@ use table::View;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  rdmamr top                                    on a terminal; q ends it, ? helps
+  rdmamr top                                    q ends it, ? helps
   rdmamr top --once --sort rate                 one table
   rdmamr top --json | jq '.processes[] | {pid, bytes}'
   rdmamr top --openmetrics                      for a scraper
@@ -127,6 +127,6 @@ fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
     let for_all = Permissions::from_mode(0o644);
     temporary.as_file().set_permissions(for_all)?;
     temporary.write_all(bytes)?;
-    temporary.persist(file)?;
+    temporary.persist(file).map_err(|error| error.error)?;
     Ok(())
 }

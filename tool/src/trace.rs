@@ -157,6 +157,11 @@ impl Process {
         }
     }
 
+    /// Whether a region without a deregistration in the trace was left registered.
+    pub fn tells_leaks(&self) -> bool {
+        self.dropped == 0 && !self.stopped
+    }
+
     /// The header of a block of that kind beside the process's own.
     pub fn header(&self, kind: u16, length: usize) -> Header {
         Header {

@@ -142,6 +142,7 @@ check "with a limit: the program runs as without" [ "$status" = 0 ]
 check "the file's calls stay within it" [ "$(stat -c %s limited)" -le $((112 * 1024)) ]
 check "which is reported, once a process at most" bash -c '[ "$(grep -c "RDMAMR_TRACE_LIMIT: the trace is full" limited.said)" -ge 1 ]'
 is "each call is in the trace, or counted" 2503 limited 'report["totals"]["calls"] + report["totals"]["dropped"]'
+check "the verdict says that the trace lacks calls" grep -q '^Cannot be known: the trace has ' <<<"$("$rdmamr" report --text limited)"
 check "the trace is its user's alone" [ "$(stat -c %a limited)" = 600 ]
 
 # Two programs at once share a file.

@@ -2,6 +2,7 @@
 //! The arguments of `rdmamr bench`.
 
 use super::memory::Kind;
+use crate::choices::number;
 use std::path::PathBuf;
 
 /// Measure what a registration costs on a device, by size
@@ -30,13 +31,13 @@ pub struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
     pub sizes: Option<Vec<u64>>,
     /// Rounds of each way at each size: by default 30, with --large 5
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = number(1, u32::MAX))]
     pub rounds: Option<u32>,
     /// Measure how fast untouched memory is registered, by kind, and its lower bounds
     #[arg(long)]
     pub large: bool,
     /// With --large: numbers of threads (RDMAMR_PREFAULT)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = clap::value_parser!(u32).range(1..=64), requires = "large")]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = number(1, 64), requires = "large")]
     pub threads: Vec<u32>,
     /// With --large: kinds of memory, by default all
     #[arg(long, value_name = "LIST", value_delimiter = ',', requires = "large")]

@@ -144,7 +144,12 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
         advice.launch = job::commands(found.processes, found.ranks, &run);
     }
     advice.verdict = verdict::of(&advice, found.totals, which);
-    advice.sentence = sentence(found, &advice, which);
+    advice.sentence = match verdict::is_whole(found.totals) {
+        true => sentence(found, &advice, which),
+        false => "Too few of the calls are in the trace: record with a higher --trace-limit \
+                  (RDMAMR_TRACE_LIMIT)."
+            .to_string(),
+    };
     advice
 }
 

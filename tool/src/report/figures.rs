@@ -185,8 +185,13 @@ impl Replay<'_> {
 
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
         let mut by_site: FxHashMap<(u32, bool), (u64, u64)> = FxHashMap::default();
+        self.totals.leaks_known = self.trace.processes.iter().all(Process::tells_leaks);
         for ((process, ..), region) in self.regions.iter() {
-            let ended = self.trace.processes[*process as usize].ended;
+            let process = &self.trace.processes[*process as usize];
+            if !process.tells_leaks() {
+                continue;
+            }
+            let ended = process.ended;
             for holder in region.holders() {
                 let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
                 *regions += 1;
@@ -255,9 +260,16 @@ impl Replay<'_> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
-                "{} not in the trace, because it reached RDMAMR_TRACE_LIMIT or no buffer was free: every figure here \
-                 is too low.",
+                "{} not in the trace, because it reached RDMAMR_TRACE_LIMIT or no buffer was free. The figures lack \
+                 them, and which regions were left registered is not known.",
                 units::plural(self.totals.dropped, "call is", "calls are")
+            ));
+        }
+        for process in processes.iter().filter(|process| process.stopped) {
+            notes.push(format!(
+                "Process {} ran on when the recording stopped. Its calls after that are not in the trace, and which \
+                 regions it leaves registered is not known.",
+                process.pid
             ));
         }
         let killed: Vec<_> = processes

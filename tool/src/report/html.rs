@@ -227,7 +227,10 @@ fn head(report: &Report, program: &str) -> Markup {
                 &format!("{}, {}", plural(totals.hits, "hit", "hits"), plural(totals.misses, "miss", "misses"))))
             (tile("Deregistrations", &count(totals.deregistrations), &format!("{} cached", count(totals.kept))))
             (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
-            (tile("Left registered", &count(totals.leaked_regions), &bytes(totals.leaked_bytes)))
+            (tile("Left registered", &count(totals.leaked_regions), &match totals.leaks_known {
+                true => bytes(totals.leaked_bytes),
+                false => format!("{}, and perhaps others", bytes(totals.leaked_bytes)),
+            }))
             (tile("Failed", &count(totals.failed), &share(totals.failed, totals.calls)))
         }
     }

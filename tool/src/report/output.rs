@@ -2,8 +2,10 @@
 //! The output of a report: to standard output, or to a file that is whole or absent. A file is
 //! written beside its place and renamed, so no link is followed, and no reader sees half a page.
 use anyhow::{Context, Result, bail};
+use std::ffi::CString;
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
@@ -12,6 +14,28 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) ->
         return buffered(io::stdout().lock(), content);
     }
     to_file(path, content).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+/// Refuses a path that [`write`] cannot write, before a program runs whose results go there.
+pub fn ensure_writable(path: &Path) -> Result<()> {
+    let there = path.metadata().ok().filter(|there| !there.is_file());
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    if there.as_ref().is_some_and(|there| there.is_dir()) {
+        bail!("it is a directory");
+    }
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    let place = match there {
+        Some(_) => path,
+        None => folder.unwrap_or(Path::new(".")),
+    };
+    let place = CString::new(place.as_os_str().as_bytes())?;
+    // SAFETY: the path ends with a NUL.
+    match unsafe { libc::access(place.as_ptr(), libc::W_OK) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error().into()),
+    }
 }
 
 fn buffered(file: impl Write, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
@@ -49,7 +73,7 @@ fn to_file(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> R
         file.as_file().set_permissions(there.permissions())?;
     }
     buffered(file.as_file(), content)?;
-    file.persist(path)?;
+    file.persist(path).map_err(|error| error.error)?;
     Ok(())
 }
 
@@ -84,6 +108,18 @@ mod tests {
         fs::set_permissions(&page, Permissions::from_mode(0o600)).unwrap();
         put(&page, "new").unwrap();
         assert_eq!(page.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_path_that_cannot_be_written_is_refused_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for good in [at("page"), "-".into(), "/dev/null".into(), "page".into()] {
+            ensure_writable(&good).unwrap();
+        }
+        for bad in [at("none/page"), folder.path().to_path_buf()] {
+            assert!(ensure_writable(&bad).is_err(), "{}", bad.display());
+        }
     }
 
     #[test]

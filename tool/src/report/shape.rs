@@ -71,6 +71,8 @@ pub struct Totals {
     pub repeated_ranges: u64,
     /// The number of callers, by access, that registered such ranges.
     pub repeating_callers: u64,
+    /// Whether the trace tells for every process which regions it left registered.
+    pub leaks_known: bool,
     /// Regions that were registered and never deregistered.
     pub leaked_regions: u64,
     pub leaked_bytes: u64,

@@ -647,13 +647,16 @@ fn a_killed_process_had_its_regions_in_use() {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
     one.start(&mut sample, "program\0");
-    one.dropped = 2;
     one.calls(
         &mut sample,
         &[register(0, 1, 0x1000, 4096), deregister(MS, 9, 0, 0)],
     );
     let report = read(&sample);
-    assert!(!report.leaks[0].ended);
+    assert!(report.totals.leaks_known && !report.leaks[0].ended);
+    one.dropped = 2;
+    one.calls(&mut sample, &[register(2 * MS, 2, 0x2000, 4096)]);
+    let report = read(&sample);
+    assert!(!report.totals.leaks_known && report.leaks.is_empty());
     assert_eq!(report.totals.dropped, 2);
     assert!(
         report.notes[0].starts_with("2 calls are not in the trace"),

@@ -232,7 +232,10 @@ pub fn where_they_ran(ranks: &Ranks) -> String {
 fn trouble(out: &mut String, report: &Report) {
     let totals = &report.totals;
     if report.failures.is_empty() && report.leaks.is_empty() {
-        out.push_str("No call failed, and no region was left registered.\n");
+        out.push_str(match totals.leaks_known {
+            true => "No call failed, and no region was left registered.\n",
+            false => "No recorded call failed. Which regions were left registered is not known.\n",
+        });
     }
     if !report.failures.is_empty() {
         heading(
@@ -276,8 +279,12 @@ fn trouble(out: &mut String, report: &Report) {
 
 /// The regions that were never deregistered.
 pub fn leaked(totals: &Totals) -> String {
+    if !totals.leaks_known && totals.leaked_regions == 0 {
+        return "not known".to_string();
+    }
     format!(
-        "{}, {}",
+        "{}{}, {}",
+        if totals.leaks_known { "" } else { "at least " },
         plural(totals.leaked_regions, "region", "regions"),
         bytes(totals.leaked_bytes)
     )

@@ -2,11 +2,13 @@
 //! The report's first line: whether the cache is worth it in this program. A person reads it in ten
 //! seconds; the reasons stand below it.
 use super::shape::{Advice, Saving, Totals};
-use super::units::{plural, share, time};
+use super::units::{count, plural, share, time};
 use serde::Serialize;
 
 /// A saving below this part of the run is not worth a setting.
 const LEAST: i64 = 100;
+/// A trace that lacks more than this part of the calls tells nothing of the run.
+const LACKING: u64 = 10;
 /// The saving is foretold if it is wrong by at most this part of it.
 const RIGHT: u64 = 4;
 
@@ -52,6 +54,11 @@ pub fn is_of_fabric(advice: &Advice) -> bool {
     std::ptr::eq(best(advice), &advice.fabric)
 }
 
+/// Whether the trace has so many of the calls that it tells of all.
+pub fn is_whole(totals: &Totals) -> bool {
+    totals.dropped.saturating_mul(LACKING) <= totals.calls
+}
+
 /// `which` is the value of `--cache` that the advice recommends.
 pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
     let saving = best(advice);
@@ -72,6 +79,12 @@ pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
         Kind::NotWorthIt
     } else {
         Kind::CannotKnow
+    };
+    let is_whole = is_whole(totals);
+    let (kind, foretold) = if is_whole {
+        (kind, foretold)
+    } else {
+        (Kind::CannotKnow, false)
     };
     let setting = match which {
         _ if is_of_fabric(advice) => "`RDMAMR_FABRIC_CACHE=1`".to_string(),
@@ -99,6 +112,11 @@ pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
         _ => format!("; {outliers} cannot be foretold"),
     };
     let line = match kind {
+        _ if !is_whole => format!(
+            "Cannot be known: the trace has {} of {} calls.",
+            count(totals.calls),
+            count(totals.calls.saturating_add(totals.dropped))
+        ),
         Kind::WorthIt if foretold => format!("Worth it: {setting} saves {amount}."),
         Kind::WorthIt => format!("Worth it: {setting} saves {amount}{doubts}."),
         Kind::NotWorthIt if saved > 0 => format!("Not worth it: {setting} saves {amount}."),
@@ -205,6 +223,28 @@ mod tests {
         let served = verdict(0, 0, 0, 594);
         assert_eq!(served.kind, Kind::Served);
         assert!(served.line.starts_with("Already cached: 99.0 %"));
+    }
+
+    #[test]
+    fn a_trace_that_lacks_calls_tells_nothing() {
+        let advice = Advice::default();
+        let verdict = |calls, dropped| {
+            let totals = Totals {
+                calls,
+                dropped,
+                ..Totals::default()
+            };
+            of(&advice, &totals, None)
+        };
+        let found = verdict(2, 7_998);
+        assert_eq!((found.kind, found.foretold), (Kind::CannotKnow, false));
+        assert_eq!(
+            found.line,
+            "Cannot be known: the trace has 2 of 8 000 calls."
+        );
+        assert_eq!(verdict(0, 1).kind, Kind::CannotKnow);
+        assert_eq!(verdict(9, 1).kind, Kind::CannotKnow);
+        assert_eq!(verdict(10, 1).kind, Kind::NotWorthIt);
     }
 
     #[test]

@@ -141,10 +141,12 @@ impl Screen {
             .get(selected.min(self.shown.len().saturating_sub(1)));
         let details = chosen.map_or(0, |process| lines_of(process) + 2);
         let height = (details as u16).min(frame.area().height / 2);
-        let [top, middle, bottom, foot] = Layout::vertical([
+        let unlisted = self.sample.kernel_error.as_deref().map(table::unlisted);
+        let [top, middle, bottom, note, foot] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
             Constraint::Length(height),
+            Constraint::Length(unlisted.is_some().into()),
             Constraint::Length(1),
         ])
         .areas(frame.area());
@@ -153,6 +155,9 @@ impl Screen {
             details_of(process, frame, bottom);
         }
         self.draw_table(frame, middle);
+        if let Some(why) = unlisted {
+            frame.render_widget(Line::from(why), note);
+        }
         frame.render_widget(self.foot(), foot);
         if self.help {
             help(frame);
@@ -228,9 +233,6 @@ impl Screen {
         );
         if !self.view.filter.is_empty() {
             words += &format!(", filter: {}", self.view.filter);
-        }
-        if let Some(why) = &self.sample.kernel_error {
-            words += &format!("; the kernel lists no regions: {why}");
         }
         Line::from(vec![
             Span::styled(

@@ -84,9 +84,9 @@ pub const HEADS: [(&str, u16); 12] = [
     ("REG/S", 7),
     ("HITS/S", 7),
     ("HITS", 6),
-    ("% IN CALLS", 10),
+    ("% IN CALLS", 11),
     ("TIME", 8),
-    ("COMMAND", 15),
+    ("COMMAND", 14),
 ];
 /// The columns whose colour says how bad it is.
 pub const IN_USE: usize = 4;
@@ -280,11 +280,21 @@ pub fn summary(sample: &Sample) -> String {
     )
 }
 
+/// That the kernel lists no regions, and why.
+pub fn unlisted(why: &str) -> String {
+    format!("The kernel does not list regions: {why}")
+}
+
 /// The table as text, for `--once`.
 pub fn text(sample: &Sample) -> String {
     let mut text = summary(sample) + "\n";
-    // A reader that is no terminal gets the name alone.
-    let others: u16 = HEADS[..COMMAND].iter().map(|head| head.1 + 1).sum();
+    // A reader that is no terminal gets all columns, and the name of the command alone.
+    let shown = match style::width() {
+        Some(width) => columns(width as u16),
+        None => (0..HEADS.len()).collect(),
+    };
+    let others = shown.iter().filter(|&&n| n != COMMAND);
+    let others: u16 = others.map(|&n| HEADS[n].1 + 1).sum();
     let room = style::columns().saturating_sub(others.into());
     let row = |process: &Process| cells(process, room);
     let rows: Vec<_> = sample.processes.iter().map(row).collect();
@@ -303,7 +313,8 @@ pub fn text(sample: &Sample) -> String {
     let none = std::iter::once([Severity::Good; HEADS.len()]);
     let lines = std::iter::once(&heads).chain(&rows);
     for (row, severities) in lines.zip(none.chain(severities)) {
-        for (n, (width, cell)) in widths.iter().zip(row).enumerate() {
+        for &n in &shown {
+            let (width, cell) = (widths[n], &row[n]);
             let colour = match severities[n] {
                 Severity::Good => Style::new(),
                 Severity::Doubtful => style::DOUBTFUL,
@@ -332,7 +343,7 @@ pub fn text(sample: &Sample) -> String {
         }
     }
     if let Some(why) = &sample.kernel_error {
-        let _ = writeln!(text, "The kernel does not list regions: {why}");
+        let _ = writeln!(text, "{}", unlisted(why));
     }
     text
 }
