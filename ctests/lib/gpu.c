@@ -30,6 +30,7 @@ const char *gpu_begin(void)
 	*(void **)&gpu.exports_by_pcie = dlsym(runtime, "gpu_exports_by_pcie");
 	*(void **)&gpu.retained = dlsym(runtime, "gpu_retained");
 	must(gpu.allocate && gpu.bytes && gpu.rules && gpu.exports && gpu.exports_by_pcie && gpu.retained);
+	*(void **)&gpu.other = dlsym(runtime, "gpu_other");
 	gpu.is_cuda = dlsym(runtime, "cuCtxGetCurrent") != NULL;
 	return device;
 }

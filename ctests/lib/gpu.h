@@ -17,6 +17,7 @@ extern struct gpu {
 	gpu_bytes_call bytes;
 	gpu_rules_call rules;
 	gpu_exports_call exports, exports_by_pcie, retained;
+	gpu_other_call other;
 	bool is_cuda;
 } gpu;
 

@@ -104,16 +104,47 @@ static void as_the_driver_likes(uint64_t at)
 		gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
 		as_case(good("context", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "without a current context");
 		must(pthread_create(&thread, NULL, in_a_thread, (void *)at) == 0 && pthread_join(thread, NULL) == 0);
+		gpu.rules((USUAL & ~GPU_TAKES_PARTS) | GPU_NEEDS_CONTEXT);
+		gpu.other(1);
+		as_case(good("other", registered(at + PAGE, PAGE), at + PAGE, PAGE, at + PAGE, ibv_dereg_mr), "under a context of another GPU");
+		is(gpu.other(0), 1, "which is current afterwards");
 		is(gpu.retained(), 0, "no context stays retained");
 		gpu.rules(USUAL | GPU_IS_COHERENT);
 		before = gpu.exports_by_pcie();
 		as_case(good("coherent", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform");
 		is(gpu.exports_by_pcie() - before, 1, "there it is mapped by PCIe");
+		must(hca_run(device, "fail", "reg_dmabuf_mr 524 1") == 0);
+		as_case(good("host", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform, by a device that refuses that");
+		is(gpu.exports_by_pcie() - before, 2, "it has been asked by PCIe first");
 		gpu.rules(USUAL | GPU_IS_COHERENT | GPU_REFUSES_PCIE);
 		as_case(good("older", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform with an older driver");
-		is(gpu.exports_by_pcie() - before, 1, "there it is mapped as the driver likes");
+		is(gpu.exports_by_pcie() - before, 2, "there it is mapped as the driver likes");
 	}
 	gpu.rules(USUAL);
+}
+
+/* The kernel checks the limit of locked memory before it looks at the pages. */
+static void beyond_a_limit(uint64_t at)
+{
+	static const struct { int error; const char *what; } errors[] = {
+		{ ENOMEM, "where the limit of locked memory is too low" },
+		{ EPERM, "where no memory may be locked" },
+	};
+	char words[32];
+
+	for (size_t n = 0; n < sizeof(errors) / sizeof(*errors); n++) {
+		snprintf(words, sizeof(words), "reg_mr %d 1", errors[n].error);
+		must(hca_run(device, "fail", words) == 0);
+		as_case(good("limit", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), errors[n].what);
+	}
+}
+
+/* Hints, which the kernel refuses for a dma-buf. */
+static void with_hints(uint64_t at)
+{
+	errno = 77;
+	as_case(good("hints", ibv_reg_mr(pd, (void *)at, SIZE, LOCAL_AND_REMOTE | IBV_ACCESS_HUGETLB | IBV_ACCESS_RELAXED_ORDERING | 1 << 28),
+		     at, SIZE, at, ibv_dereg_mr), "with access flags that are hints");
 }
 
 static void refusals(uint64_t at)
@@ -193,6 +224,8 @@ int main(void)
 		as_case(good("VMM", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of cuMemCreate");
 	}
 	as_the_driver_likes(at);
+	beyond_a_limit(at);
+	with_hints(at);
 	refusals(at);
 	on_a_full_device(at);
 	ok(stats().reg_gpu > 10 && stats().live == 0, "the statistics count %llu registrations", (unsigned long long)stats().reg_gpu);

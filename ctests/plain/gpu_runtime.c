@@ -116,11 +116,41 @@ static bool may_export(const struct allocation *of, uint64_t start, size_t size)
 }
 
 #ifndef ROCM
-enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_SUPPORTED = 801 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, INVALID_CONTEXT = 201, NOT_FOUND = 500, NOT_SUPPORTED = 801 };
 
-static char own_context, primary_context;
+static char own_context, primary_context, other_context;
 static __thread void *contexts[8];
 static __thread int depth;
+
+int gpu_other(int current)
+{
+	bool was = depth == 1 && contexts[0] == &other_context;
+
+	depth = current;
+	contexts[0] = &other_context;
+	return was;
+}
+
+/* Whether the rules let a thread of this context find the memory. */
+static bool has_context(void)
+{
+	return !(rules & GPU_NEEDS_CONTEXT) || (depth && contexts[depth - 1] != &other_context);
+}
+
+int cuCtxGetDevice(int *device)
+{
+	if (!depth)
+		return INVALID_CONTEXT;
+	*device = contexts[depth - 1] == &other_context ? DEVICE + 1 : DEVICE;
+	return SUCCESS;
+}
+
+int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active)
+{
+	*flags = 0;
+	*active = device == DEVICE;
+	return SUCCESS;
+}
 
 int cuCtxGetCurrent(void **context)
 {
@@ -218,6 +248,8 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long poi
 
 	if (!of)
 		return INVALID_VALUE;
+	if (!has_context())
+		return NOT_FOUND;
 	/* Of several handles it is the one at the address. */
 	*base = of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
 	*size = of->kind == GPU_TWO_HANDLES ? HANDLE : of->size;
@@ -228,7 +260,7 @@ int cuMemGetHandleForAddressRange(void *handle, unsigned long long pointer, size
 {
 	struct allocation *of = at(pointer);
 
-	if (rules & GPU_NEEDS_CONTEXT && !depth)
+	if (!has_context())
 		return INVALID_CONTEXT;
 	if (type != 1 || flags > 1 || (flags && (!(rules & GPU_IS_COHERENT) || rules & GPU_REFUSES_PCIE)))
 		return INVALID_VALUE;

@@ -23,7 +23,7 @@ enum gpu_rule {
 	GPU_HAS_DMA_BUF = 1 << 0,   /* the driver's module exports dma-bufs */
 	GPU_TAKES_PARTS = 1 << 1,   /* an export may be of a part of an allocation */
 	GPU_TAKES_WHOLES = 1 << 2,  /* or of a whole one */
-	GPU_NEEDS_CONTEXT = 1 << 3, /* the calling thread must have a current context */
+	GPU_NEEDS_CONTEXT = 1 << 3, /* the calling thread must have a current context of this GPU */
 	GPU_IS_COHERENT = 1 << 4,   /* and takes the flag that maps by PCIe */
 	GPU_REFUSES_PCIE = 1 << 5,  /* an older driver, which does not know that flag */
 };
@@ -34,5 +34,7 @@ typedef void *(*gpu_bytes_call)(uint64_t address);
 typedef void (*gpu_rules_call)(int rules);
 /* How many exports have succeeded, of a whole allocation if `whole`; how many had the PCIe flag. */
 typedef int (*gpu_exports_call)(void);
+/* Makes a context of another GPU current, or no context. Returns whether that other one is current. */
+typedef int (*gpu_other_call)(int current);
 
 #endif

@@ -27,15 +27,35 @@ const IO_MEMORY: c_uint = 4;
 /// `cudaHostRegisterReadOnly` and `CU_MEMHOSTREGISTER_READ_ONLY`.
 const READ_ONLY: c_uint = 8;
 
+/// CUDA's libraries.
+const FILES: [&CStr; 4] = [
+    c"libcudart.so.13",
+    c"libcudart.so.12",
+    c"libcudart.so.11.0",
+    c"libcuda.so.1",
+];
+
 /// The next function of that name. A program that loaded CUDA's library by dlopen(3) has it in a scope
 /// of its own, so the caller's file is asked too: the linker looks through the files that it needs.
-fn next(name: &CStr, known: &Function<HostRegister>, caller: Caller) -> Option<HostRegister> {
+/// If that file needs this library before CUDA's, the linker finds `ours`, and CUDA's file is asked.
+fn next(
+    name: &CStr,
+    known: &Function<HostRegister>,
+    ours: HostRegister,
+    caller: Caller,
+) -> Option<HostRegister> {
     known.get().or_else(|| {
+        let is_next = |found: &NonZeroUsize| found.get() != ours as usize;
         let of_caller = || {
             let library = Library::with_code(NonZeroUsize::new(caller.address())?)?;
-            symbols::find(Scope::In(library), name, None)
+            symbols::find(Scope::In(library), name, None).filter(is_next)
         };
-        known.set(symbols::find(Scope::Next, name, None).or_else(of_caller));
+        let of_cuda = || FILES.iter().find_map(|file| Library::find_in(file, name));
+        known.set(
+            symbols::find(Scope::Next, name, None)
+                .or_else(of_caller)
+                .or_else(of_cuda),
+        );
         known.get()
     })
 }
@@ -83,7 +103,7 @@ macro_rules! host_register {
             flags: c_uint,
             caller: Caller,
         ) -> c_int {
-            let next = ret::always(None, || next($name, &$next, caller));
+            let next = ret::always(None, || next($name, &$next, $symbol, caller));
             register(next, addr, size, flags)
         }
 

@@ -63,6 +63,15 @@ impl Access {
         self.contains(Access::ON_DEMAND)
     }
 
+    /// Without the hints that the kernel takes for memory and refuses for a dma-buf
+    /// (`UVERBS_METHOD_REG_DMABUF_MR`, uverbs_std_types_mr.c).
+    pub const fn of_dmabuf(self) -> Access {
+        let hints = Access::OPTIONAL_RANGE
+            .difference(Access::RELAXED_ORDERING)
+            .union(Access::HUGETLB);
+        self.difference(hints)
+    }
+
     /// Whether a bit of the optional range is set.
     pub const fn has_optional(self) -> bool {
         self.intersects(Access::OPTIONAL_RANGE)

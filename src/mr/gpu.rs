@@ -45,7 +45,13 @@ trait Runtime {
     fn has(&self, addr: u64) -> bool;
 
     /// Exports the range, or fails with the runtime's error.
-    fn export(&self, range: PageRange) -> Result<Export, Why>;
+    fn export(&self, range: PageRange, way: Way) -> Result<Export, Why>;
+
+    /// Whether the ways of an export differ for the memory at `addr`.
+    fn has_second_way(&self, addr: u64) -> bool {
+        let _ = addr;
+        false
+    }
 
     /// The whole allocation that the address lies in.
     fn allocation(&self, addr: u64) -> Option<PageRange>;
@@ -58,6 +64,14 @@ trait Runtime {
         let _ = addr;
         body()
     }
+}
+
+/// How a runtime maps memory for a device. Where processor and GPU share page tables, the first is by
+/// PCIe, which some devices need and others refuse.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Way {
+    First,
+    Second,
 }
 
 /// A runtime that says that the memory is a GPU's.
@@ -84,6 +98,10 @@ impl RuntimeKind {
         }
     }
 }
+
+/// The kernel's own number for a call that a driver lacks (include/linux/errno.h). It may reach user
+/// space.
+const ENOTSUPP: i32 = 524;
 
 /// Memory of a GPU that cannot be registered as a dma-buf.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,7 +178,7 @@ impl Obstacle {
                     out,
                     "{}",
                     match errno.0 {
-                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT =>
+                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT | ENOTSUPP =>
                             "the device's provider or the kernel (before Linux 5.12) takes no dma-buf",
                         libc::ENOMEM | libc::ENOSPC =>
                             "the GPU's BAR, the IOMMU or the device has no room for it",
@@ -219,6 +237,9 @@ fn may_be_gpu(pd: Pd, request: &Request, errno: i32) -> bool {
     match errno {
         _ if disabled() || request.length == 0 || request.access.on_demand() => false,
         libc::EFAULT | libc::EOPNOTSUPP => true,
+        // The kernel checks the limit of locked memory before it looks at the pages. A dma-buf does
+        // not count against the limit.
+        libc::ENOMEM | libc::EPERM => true,
         // Some drivers answer so.
         libc::EINVAL => refused.wrong_argument().is_none(),
         _ => errno == says(refused.device).unmapped,
@@ -242,6 +263,8 @@ pub fn instead(
         return Err(error);
     }
     let refused = errno::errno();
+    // The runtime, and the close of the export, may be cancellation points. `ibv_reg_mr` is none.
+    let _uncancelled = thread::uncancelled();
     let registered = by::<cuda::Cuda>(pd, request).or_else(|| by::<rocm::Rocm>(pd, request));
     let Some(registered) = registered else {
         errno::set_errno(refused);
@@ -274,10 +297,19 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
         return Some(Err(obstacle(Why::Off)));
     }
     let range = PageRange::around(addr, request.length as u64)?;
-    let exported = runtime.in_context(addr, || export(&runtime, addr, range));
+    let attempt = |way| {
+        let exported = runtime.in_context(addr, || export(&runtime, addr, range, way));
+        let (export, start) = exported?;
+        register(pd, request, &export, addr - start)
+    };
     Some(
-        exported
-            .and_then(|(export, start)| register(pd, request, &export, addr - start))
+        attempt(Way::First)
+            .or_else(|why| match why {
+                Why::Register(_) if runtime.has_second_way(addr) => {
+                    attempt(Way::Second).map_err(|_| why)
+                }
+                why => Err(why),
+            })
             .inspect(|_| {
                 let length = request.length;
                 log::line(
@@ -294,18 +326,23 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
 
 /// Exports the range, or the whole allocation: drivers differ in which of the two they take. Also
 /// returns where the exported memory starts.
-fn export<R: Runtime>(runtime: &R, addr: u64, range: PageRange) -> Result<(Export, u64), Why> {
+fn export<R: Runtime>(
+    runtime: &R,
+    addr: u64,
+    range: PageRange,
+    way: Way,
+) -> Result<(Export, u64), Why> {
     let whole = || {
         runtime
             .allocation(addr)
             .filter(|whole| whole.contains(range) && *whole != range)
     };
     runtime
-        .export(range)
+        .export(range, way)
         .map(|export| (export, range.start))
         .or_else(|why| {
             let whole = whole().ok_or(why)?;
-            Ok((runtime.export(whole).map_err(|_| why)?, whole.start))
+            Ok((runtime.export(whole, way).map_err(|_| why)?, whole.start))
         })
         .map_err(|why| runtime.cause(addr, range.end - addr).unwrap_or(why))
 }
@@ -314,9 +351,10 @@ fn export<R: Runtime>(runtime: &R, addr: u64, range: PageRange) -> Result<(Expor
 /// exported. The kernel holds the dma-buf from then on, so its file need not stay open.
 fn register(pd: Pd, request: &Request, export: &Export, within: u64) -> Result<Registered, Why> {
     let place = (export.offset + within, request.length, request.iova);
+    let access = request.access.of_dmabuf();
     // SAFETY: the file is a dma-buf, which this function has to itself.
     let registered =
-        unsafe { forwarded::reg_dmabuf_mr(pd, place, export.file.as_raw_fd(), request.access) };
+        unsafe { forwarded::reg_dmabuf_mr(pd, place, export.file.as_raw_fd(), access) };
     let mr = registered
         .map_err(|error| match error {
             Error::NoNext(_) => Why::NoRegister,

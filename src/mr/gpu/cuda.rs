@@ -3,7 +3,7 @@
 //! Addressing").
 
 use super::runtime::{find, function};
-use super::{Address, Export, Runtime, RuntimeKind, Why};
+use super::{Address, Export, Runtime, RuntimeKind, Way, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
 use rdmamr_sys::pages::PageRange;
@@ -69,8 +69,12 @@ calls! {
         file: *mut c_int, addr: u64, size: usize, kind: c_int, flags: c_ulonglong
     ) = c"cuMemGetHandleForAddressRange";
     fn current(context: *mut Context) = c"cuCtxGetCurrent";
+    fn current_device(device: *mut c_int) = c"cuCtxGetDevice";
     fn push(context: Context) = c"cuCtxPushCurrent_v2";
     fn pop(context: *mut Context) = c"cuCtxPopCurrent_v2";
+    fn primary_state(
+        device: c_int, flags: *mut c_uint, active: *mut c_int
+    ) = c"cuDevicePrimaryCtxGetState";
     fn retain_primary(context: *mut Context, device: c_int) = c"cuDevicePrimaryCtxRetain";
     fn release_primary(device: c_int) = c"cuDevicePrimaryCtxRelease_v2";
 }
@@ -80,6 +84,24 @@ impl Cuda {
     fn attribute<T: Copy>(&self, attribute: c_int, addr: u64, mut value: T) -> Option<T> {
         let asked = self.pointer_attribute((&raw mut value).cast(), attribute, addr)?;
         (asked == SUCCESS).then_some(value)
+    }
+
+    /// Whether processor and GPU share page tables.
+    fn is_coherent(&self, addr: u64) -> bool {
+        let attribute = device::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        self.of_device(addr, attribute) == Some(1)
+    }
+
+    /// The primary context of a device. Nothing makes one for a thread that has another context:
+    /// it takes much of the GPU's memory.
+    fn primary(&self, device: c_int, has_current: bool) -> Option<Context> {
+        let (mut flags, mut active) = (0, 0);
+        let asked = self.primary_state(device, &raw mut flags, &raw mut active);
+        if has_current && (asked != Some(SUCCESS) || active == 0) {
+            return None;
+        }
+        let mut primary: Context = null_mut();
+        (self.retain_primary(&raw mut primary, device) == Some(SUCCESS)).then_some(primary)
     }
 
     fn device(&self, addr: u64) -> Option<c_int> {
@@ -118,13 +140,18 @@ impl Runtime for Cuda {
         self.attribute::<c_uint>(pointer::MEMORY_TYPE, addr, 0) == Some(DEVICE_MEMORY)
     }
 
-    fn export(&self, range: PageRange) -> Result<Export, Why> {
-        let attribute = device::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
-        let is_coherent = self.of_device(range.start, attribute) == Some(1);
-        if is_coherent && let Ok(export) = self.export_by(range, BY_PCIE) {
+    fn export(&self, range: PageRange, way: Way) -> Result<Export, Why> {
+        if way == Way::First
+            && self.is_coherent(range.start)
+            && let Ok(export) = self.export_by(range, BY_PCIE)
+        {
             return Ok(export);
         }
         self.export_by(range, 0)
+    }
+
+    fn has_second_way(&self, addr: u64) -> bool {
+        self.is_coherent(addr)
     }
 
     fn allocation(&self, addr: u64) -> Option<PageRange> {
@@ -156,31 +183,37 @@ impl Runtime for Cuda {
         (is(pointer::IS_GPU_DIRECT_RDMA_CAPABLE) == Some(0)).then_some(Why::NotCapable)
     }
 
-    /// A thread without a current context gets the memory's own for the call. Memory of a pool and of
-    /// `cuMemMap` belongs to no context: for that it is the device's primary one.
+    /// A thread without a context of the memory's GPU gets the memory's own for the call: CUDA does
+    /// not find memory under the context of another GPU. Memory of a pool and of `cuMemMap` belongs
+    /// to no context: for that it is the device's primary one.
     fn in_context<T>(&self, addr: u64, body: impl FnOnce() -> T) -> T {
         let mut current: Context = null_mut();
-        let known = self.current(&raw mut current) == Some(SUCCESS);
-        if !known || !current.is_null() {
+        if self.current(&raw mut current) != Some(SUCCESS) {
+            return body();
+        }
+        let has_current = !current.is_null();
+        let device = self.device(addr);
+        let mut current_device = -1;
+        if has_current
+            && self.current_device(&raw mut current_device) == Some(SUCCESS)
+            && device == Some(current_device)
+        {
             return body();
         }
         let own = self
             .attribute::<Context>(pointer::CONTEXT, addr, null_mut())
             .filter(|own| !own.is_null());
-        let mut primary: Context = null_mut();
-        let retained = match own {
+        let primary = match own {
             Some(_) => None,
-            None => self
-                .device(addr)
-                .filter(|&device| self.retain_primary(&raw mut primary, device) == Some(SUCCESS)),
+            None => device.and_then(|device| self.primary(device, has_current)),
         };
-        let context = own.unwrap_or(primary);
-        let is_pushed = !context.is_null() && self.push(context) == Some(SUCCESS);
+        let context = own.or(primary);
+        let is_pushed = context.is_some_and(|context| self.push(context) == Some(SUCCESS));
         let value = body();
         if is_pushed {
             self.pop(&raw mut current);
         }
-        if let Some(device) = retained {
+        if let (Some(_), Some(device)) = (primary, device) {
             self.release_primary(device);
         }
         value

@@ -2,7 +2,7 @@
 //! ROCm, by the functions of its runtime's library (hsa.h, hsa_ext_amd.h).
 
 use super::runtime::{find, function};
-use super::{Export, Runtime, RuntimeKind, Why};
+use super::{Export, Runtime, RuntimeKind, Way, Why};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
 use rdmamr_sys::pages::PageRange;
@@ -83,7 +83,7 @@ impl Runtime for Rocm {
         self.info(addr).is_some_and(|info| self.is_gpu(info.owner))
     }
 
-    fn export(&self, range: PageRange) -> Result<Export, Why> {
+    fn export(&self, range: PageRange, _: Way) -> Result<Export, Why> {
         // SAFETY: hsa_ext_amd.h declares the function so.
         let export: Option<ExportFn> =
             unsafe { function(self.0, c"hsa_amd_portable_export_dmabuf") };

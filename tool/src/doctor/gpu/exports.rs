@@ -7,6 +7,9 @@ use super::Obstacle;
 use super::libcuda::{Answer, Asked};
 use super::pci::{Gpu, Pci, Vendor};
 use crate::files::read;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::Path;
 
 /// The driver of a vendor's GPUs.
 pub struct Exports {
@@ -78,6 +81,10 @@ fn modules(text: &str) -> Option<Modules> {
 fn nvidia(pci: &Pci, answer: Answer) -> Exports {
     const OPEN: &str =
         "install NVIDIA's open kernel modules (nvidia-open), or: modprobe nvidia_peermem";
+    /// The step of `libcuda.rs` that fails if the driver serves no program.
+    const NO_DRIVER: &str = "cuInit";
+    /// `CUDA_ERROR_NO_DEVICE`, also by a setting for this process alone (CUDA_VISIBLE_DEVICES).
+    const NO_DEVICE: &str = "error 100";
     let modules = read(pci.root.join("proc/driver/nvidia/version")).and_then(|text| modules(&text));
     let has_peer_memory = pci.root.join("sys/module/nvidia_peermem").exists();
     let peer_memory = match has_peer_memory {
@@ -113,6 +120,9 @@ fn nvidia(pci: &Pci, answer: Answer) -> Exports {
             "libcuda.so.1 says that the driver exports none (it needs Linux 5.12, and a GPU that supports it)",
             "modprobe nvidia_peermem",
         )),
+        (Some(why), _) if why.starts_with(NO_DRIVER) && !why.ends_with(NO_DEVICE) => Err(
+            Obstacle::new(format!("no program can use the GPUs ({why})"), "nvidia-smi"),
+        ),
         _ => Ok(()),
     };
     let says = match unknown {
@@ -133,16 +143,50 @@ fn nvidia(pci: &Pci, answer: Answer) -> Exports {
     }
 }
 
+/// The version of amdgpu's interface for computing, AMDKFD_IOC_GET_VERSION (linux/kfd_ioctl.h).
+fn kfd(device: &Path) -> Option<(u32, u32)> {
+    const GET_VERSION: libc::c_ulong = 0x8008_4b01;
+    let device = File::open(device).ok()?;
+    let mut version = [0u32; 2];
+    // SAFETY: the call writes two numbers.
+    let asked = unsafe { libc::ioctl(device.as_raw_fd(), GET_VERSION, version.as_mut_ptr()) };
+    (asked == 0).then_some((version[0], version[1]))
+}
+
+/// The first version of that interface that exports a dma-buf.
+const EXPORTS: (u32, u32) = (1, 12);
+
 fn amd(pci: &Pci) -> Exports {
     let module = pci.root.join("sys/module/amdgpu");
     let (found, dma_buf) = match module.exists() {
         true => {
             let version = read(module.join("version")).map(|version| format!(" {version}"));
-            let found = format!(
-                "amdgpu{} is loaded; it exports dma-bufs",
-                version.unwrap_or_default()
-            );
-            (found, Ok(()))
+            let version = version.unwrap_or_default();
+            match kfd(&pci.root.join("dev/kfd")) {
+                Some(kfd) if kfd < EXPORTS => (
+                    format!(
+                        "amdgpu{version} is loaded; its kfd {}.{} exports no dma-bufs",
+                        kfd.0, kfd.1
+                    ),
+                    Err(Obstacle::new(
+                        format!(
+                            "amdgpu's kfd {}.{} exports none: {}.{} and later do",
+                            kfd.0, kfd.1, EXPORTS.0, EXPORTS.1
+                        ),
+                        "a later kernel, or AMD's own driver (amdgpu-dkms)",
+                    )),
+                ),
+                Some(_) => (
+                    format!("amdgpu{version} is loaded; it exports dma-bufs"),
+                    Ok(()),
+                ),
+                None => (
+                    format!(
+                        "amdgpu{version} is loaded; /dev/kfd does not say whether it exports dma-bufs"
+                    ),
+                    Ok(()),
+                ),
+            }
         }
         false => (
             "AMD: no driver".into(),
@@ -229,6 +273,8 @@ mod tests {
         // Without the library the kind of the modules decides.
         let silent = || Err("libcuda.so.1 is not installed".into());
         assert!(of_nvidia(Some(OPEN), false, silent()).dma_buf.is_ok());
+        let broken = of_nvidia(Some(OPEN), false, Err("cuInit: error 803".into()));
+        assert!(broken.dma_buf.unwrap_err().why.contains("error 803"));
         for answer in [silent(), says(false)] {
             let closed = of_nvidia(Some(CLOSED), false, answer).dma_buf.unwrap_err();
             assert!(
@@ -252,7 +298,7 @@ mod tests {
         assert!(found[0].dma_buf.is_ok() && found[0].is_only);
         assert_eq!(
             found[0].found,
-            "amdgpu 6.10.5 is loaded; it exports dma-bufs"
+            "amdgpu 6.10.5 is loaded; /dev/kfd does not say whether it exports dma-bufs"
         );
         fake.gpu("pci0000:17/0000:17:02.0/0000:19:00.0", "0x10de", "0");
         let found = of(&fake.pci, &fake.pci.gpus(), silent);

@@ -17,13 +17,13 @@ use std::ffi::c_int;
 const PROVIDERS: &[(&str, u32)] = &[
     ("mlx5", 34), ("efa", 38), ("irdma", 45), ("bnxt_re", 48), ("mana", 57), ("ionic", 61),
 ];
-/// Drivers in software, whose memory is never a module's of a GPU.
-const SOFT: &[&str] = &["rxe", "siw"];
+/// The drivers of NVIDIA's own devices, by which nvidia_peermem is called.
+const WITH_PEER_MEMORY: &[&str] = &["mlx4", "mlx5"];
 
 /// An RDMA device.
 pub struct Imports {
     pub dma_buf: Result<(), Obstacle>,
-    /// Whether a module such as nvidia_peermem may serve it: it is open, and not software.
+    /// Whether nvidia_peermem may serve it.
     pub takes_peer_memory: bool,
 }
 
@@ -49,7 +49,7 @@ pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
             rdma_core::release_of(verbs),
             &kernel_release(),
         ),
-        takes_peer_memory: !SOFT.contains(&driver),
+        takes_peer_memory: WITH_PEER_MEMORY.contains(&driver),
     }
 }
 
