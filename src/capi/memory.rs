@@ -261,7 +261,9 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     const IS_MAPPED: usize = 2;
     const FLAGS: usize = 7;
     const HEADER: usize = 16;
-    if block.is_null() || !IS_GLIBCS.load(Relaxed) {
+    // A block with a memory tag: its header has another one, and to read it by this pointer is a fault.
+    let is_tagged = block.addr() >> 56 != 0;
+    if block.is_null() || is_tagged || !IS_GLIBCS.load(Relaxed) {
         return None;
     }
     let header = block.cast::<usize>().wrapping_sub(2);

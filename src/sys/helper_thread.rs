@@ -129,11 +129,12 @@ unsafe fn start_with(
     let running = thread.running().as_ptr().cast::<c_int>();
     let blocked = signals::block();
     // Without CLONE_FS: setns(2) of a mount namespace refuses a thread that shares its directories.
+    // Without CLONE_SYSVSEM: a thread that leaves the list of semaphore adjustments, by unshare(2),
+    // undoes them only if it was the last.
     let flags = libc::CLONE_VM
         | files
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
-        | libc::CLONE_SYSVSEM
         | libc::CLONE_SETTLS
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;

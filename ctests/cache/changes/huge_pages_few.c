@@ -2,10 +2,11 @@
 /*
  * The machine has eight huge pages of 2 MiB, and the program maps all of them anew each round, by
  * calls of the C library. No idle region holds one of them: each mmap succeeds, as it does without
- * the cache.
+ * the cache. So does each fork.
  *
  * Runs only in the machine of vm/, where the test may set the number of huge pages.
  */
+#include <sys/wait.h>
 #include "../../lib/observe.h"
 
 enum { HUGE_PAGES = 8, ROUNDS = 50 };
@@ -85,6 +86,32 @@ static void rounds(struct ibv_pd *pd, enum way way, bool whole)
 	must(munmap(memory, SIZE) == 0);
 }
 
+/*
+ * For a pinned page the kernel takes another one at fork. No page is free then, so fork fails if an
+ * idle region still holds one.
+ */
+static void forks(struct ibv_pd *pd)
+{
+	char *memory = map_huge(NULL, SIZE);
+	int refused = 0;
+
+	must(memory);
+	memset(memory, 1, SIZE);
+	for (int n = 0; n < 10; n++) {
+		pid_t pid;
+
+		for (int times = 0; times < 3; times++)
+			must(deregister_region(register_region(pd, memory + 4096, 4096, LOCAL_AND_REMOTE)) == 0);
+		pid = fork();
+		if (!pid)
+			_exit(0);
+		refused += pid < 0;
+		must(pid < 0 || waitpid(pid, NULL, 0) == pid);
+	}
+	is(refused, 0, "no fork fails beside a small idle region in a huge page");
+	must(munmap(memory, SIZE) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	struct ibv_context *context;
@@ -108,6 +135,8 @@ int main(int argc, char **argv)
 		for (enum way way = UNMAPPED; way <= REPLACED_IN_PART; way++)
 			for (int whole = 0; whole < 2; whole++)
 				rounds(pd, way, whole);
+	if (setting(-1) == HUGE_PAGES)
+		forks(pd);
 	setting(before);
 	is(ibv_dealloc_pd(pd), 0, "the domain ends");
 	is(ibv_close_device(context), 0, "the device is closed");

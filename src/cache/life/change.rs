@@ -62,8 +62,12 @@ const LONG: u64 = 16 << 20;
 
 /// The page range around a range. An empty range, or one that runs past the end of the address
 /// space, gives [`NOTHING`].
+///
+/// The kernel ignores the tag in an address where the processor has them (arm64's top byte, x86's
+/// LAM), and no address of memory has such high bits.
 fn pages(addr: usize, length: usize) -> PageRange {
-    PageRange::around(addr as u64, length as u64).unwrap_or(NOTHING)
+    const TAG: u64 = 0xff << 56;
+    PageRange::around(addr as u64 & !TAG, length as u64).unwrap_or(NOTHING)
 }
 
 /// This process's cache, if it must be told of changes: unless it is retired or has given up.

@@ -7,6 +7,7 @@ use crate::life::ending::{self, in_call};
 use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_mr::Error;
 use rdmamr_next::Pd;
@@ -87,8 +88,17 @@ pub fn each_idle(
     true
 }
 
+/// Whether a region in huge pages has been kept.
+static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
+
+/// From now on a fork also ends idle regions that are small: for a pinned huge page of hugetlbfs the
+/// kernel takes another huge page, and if there is none, fork fails.
+pub fn mind_huge_pages() {
+    HUGE_PAGES.store(true, Relaxed);
+}
+
 /// Called when this thread is about to fork. Has the kernel deregister the idle regions, unless
-/// they are small together. Otherwise the kernel would copy their pages for the child, which takes
+/// they are small together, and none was ever in huge pages. Otherwise the kernel would copy their pages for the child, which takes
 /// memory, and more time than to register them again.
 ///
 /// This function runs like an interposed memory call (`change.rs`): fork handlers of the program
@@ -101,7 +111,8 @@ pub fn before_fork(cache: &Cache) {
         return;
     }
     let all = cache.regions.account.registered().bytes as u64;
-    if all <= SMALL || !cache.regions.is_more_idle_than(SMALL) {
+    let are_small = all <= SMALL || !cache.regions.is_more_idle_than(SMALL);
+    if are_small && !HUGE_PAGES.load(Relaxed) {
         return;
     }
     in_call(|| {

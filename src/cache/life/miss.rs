@@ -9,7 +9,7 @@ use crate::life::change;
 use crate::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
 use crate::life::cleaning;
 use crate::life::ending;
-use crate::life::flush::relieve;
+use crate::life::flush::{self, relieve};
 use crate::life::hit::{Answer, hit};
 use crate::locked::{By, Locked, New};
 use crate::region::key::LookupKey;
@@ -464,6 +464,9 @@ impl Cache {
     ) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let huge_pages = watched.is_ok_and(|watched| watched.huge_pages);
+        if huge_pages {
+            flush::mind_huge_pages();
+        }
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
