@@ -359,7 +359,8 @@ static int start_many(struct fid_domain *domain, struct fid_mr *mrs[MANY])
 	return refused;
 }
 
-static void under_way(void)
+/* Whether a registration was seen under way: on a busy machine all may have ended by then. */
+static bool try_under_way(void)
 {
 	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
 	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
@@ -387,7 +388,7 @@ static void under_way(void)
 			odd += state != 0;
 		}
 	}
-	ok(seen > 0, "under way: %d of %d report it", seen, MANY);
+	printf("# under way: %d of %d report it\n", seen, MANY);
 	is(odd, 0, "fi_mr_enable says so, or 0");
 	/*
 	 * Each of the library's four threads may be at the end of a registration: it writes key and
@@ -416,6 +417,16 @@ static void under_way(void)
 		must(fi_close(&mrs[n]->fid) == 0);
 	is(fi_close(&queue->fid), -FI_EBUSY, "the regions are closed: the queue is busy while the domain is bound");
 	close_both("under way", domain, queue);
+	return seen > 0;
+}
+
+static void under_way(void)
+{
+	int tries = 0;
+
+	while (!try_under_way() && tries < 20)
+		tries++;
+	ok(tries < 20, "under way: registrations report it");
 }
 
 static bool readable(int fd, int timeout)
