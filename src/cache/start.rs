@@ -16,7 +16,7 @@ use crate::panicked::panicked;
 use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, listen};
-use crate::watch::watch_fd::TABLE;
+use crate::watch::watch_fd::{TABLE, WATCH_FD};
 use crate::watch::watcher::Watch;
 use rdmamr_config::CacheLimits;
 use rdmamr_stats as stats;
@@ -33,6 +33,18 @@ unsafe extern "C" fn before_fork() {
     {
         panicked();
     }
+}
+
+unsafe extern "C" fn in_child() {
+    WATCH_FD.close_in_child();
+    change::forget_unannounced();
+}
+
+/// Prepares for forks. Called when the library is loaded: the cache may start inside another fork
+/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36.
+pub fn mind_forks() {
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }
 
 /// Whether a start of the cache by this thread would keep files open that the program expects to be
@@ -112,8 +124,6 @@ fn make() -> Option<&'static Cache> {
     cleaning::start(cache);
     objects::take(regions.objects());
     publish(cache);
-    // SAFETY: the handler is a function of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), None, None) };
     change::mind_keys(&regions.changes);
     if tasks::were_made() {
         tasks::give_up(cache);

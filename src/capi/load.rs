@@ -4,7 +4,7 @@
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::{descriptors, memory, migration, ret, tasks};
-use rdmamr_cache::dispatch::changes;
+use rdmamr_cache::dispatch;
 
 unsafe extern "C" fn load() {
     ret::always((), || {
@@ -12,7 +12,7 @@ unsafe extern "C" fn load() {
         descriptors::find_next();
         tasks::find_all();
         migration::find_next();
-        changes::end_unannounced_at_fork();
+        dispatch::mind_forks();
     })
 }
 

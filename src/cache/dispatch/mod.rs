@@ -19,7 +19,7 @@ pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
 pub use crate::life::release::release as release_relaxed;
 pub use crate::life::{change as changes, retire::retire, tasks};
 pub use crate::panicked::panicked;
-pub use crate::start::set_limits;
+pub use crate::start::{mind_forks, set_limits};
 pub use crate::watch::in_place::are_in_place;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use deregister::{deregister, unimport_mr};

@@ -173,15 +173,10 @@ pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 /// leaves such a call by siglongjmp(3), the count stays, and the cache keeps no region.)
 static UNANNOUNCED: CallsUnderWay = CallsUnderWay::new();
 
-unsafe extern "C" fn forget() {
+/// This process is a forked child, which must not wait for the end of a call of its parent's other
+/// threads: that end never comes here.
+pub fn forget_unannounced() {
     UNANNOUNCED.forget();
-}
-
-/// Called when the library is loaded: a child forked during another thread's call must not wait for
-/// the end of that call, which never comes there.
-pub fn end_unannounced_at_fork() {
-    // SAFETY: the handler is a function of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(None, None, Some(forget)) };
 }
 
 /// Whether a change is under way that could not be announced. Asked after a region is pinned and

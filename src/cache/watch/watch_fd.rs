@@ -372,7 +372,8 @@ impl WatchFd {
         drop(touching);
     }
 
-    /// Closes a forked child's copy of the file, if the number still means our file.
+    /// Closes a forked child's copy of the file, if the number still means our file: the parent
+    /// would wait for a child that holds the file.
     pub fn close_in_child(&self) {
         self.counts.forget();
         let before = errno();

@@ -67,12 +67,6 @@ const ATTEMPTS_APART: u64 = 1_000_000_000;
 /// In place of a time: no attempt is to be made.
 const NEVER: u64 = u64::MAX;
 
-/// A forked child closes its copy of the file, because the parent would wait for a child that holds
-/// the file.
-unsafe extern "C" fn close_in_child() {
-    WATCH_FD.close_in_child();
-}
-
 impl Watch {
     /// How many of its first bytes each hit reads.
     pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
@@ -121,8 +115,6 @@ impl Watch {
         match started {
             Ok((file, which)) => {
                 WATCH_FD.set(file, which);
-                // SAFETY: the handler is a function of this library, which is never unloaded.
-                unsafe { libc::pthread_atfork(None, None, Some(close_in_child)) };
                 line(
                     Level::Info,
                     format_args!("relaxed regions: userfaultfd watches anonymous memory"),
