@@ -7,7 +7,7 @@ use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
-use rdmamr_sys::{clock, futex};
+use rdmamr_sys::futex::{self, Remaining};
 
 impl Regions {
     /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock,
@@ -79,8 +79,8 @@ impl Regions {
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&CachedRegion) -> bool) -> bool {
         /// The kernel may take seconds to unpin a region.
         const PATIENCE: Duration = Duration::from_secs(5);
-        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let (mut seen, mut since, mut all) = (self.ended.load(SeqCst), now(), true);
+        let patience = || Remaining::new(PATIENCE, Duration::from_millis(100));
+        let (mut seen, mut remaining, mut all) = (self.ended.load(SeqCst), patience(), true);
         self.waiting.fetch_add(1, SeqCst);
         // A slot without such a claim never gets one, because later claims have larger numbers.
         let mut from = Id(0);
@@ -101,13 +101,13 @@ impl Regions {
                 None => break,
             }
             if ended != seen {
-                (seen, since) = (ended, now());
-            } else if now() - since > PATIENCE {
+                (seen, remaining) = (ended, patience());
+            } else if remaining.is_over() {
                 self.claims_in_vain.fetch_max(until, Relaxed);
                 all = false;
                 break;
             }
-            futex::wait(&self.ended, ended, Some(Duration::from_millis(100)));
+            remaining.wait(&self.ended, ended);
         }
         self.waiting.fetch_sub(1, SeqCst);
         all

@@ -13,8 +13,7 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
-use rdmamr_sys::clock;
-use rdmamr_sys::futex::{wait, wake};
+use rdmamr_sys::futex::{Remaining, wake};
 use rdmamr_sys::thread;
 
 const FREE: u32 = 0;
@@ -39,6 +38,9 @@ const BRIEFLY: Duration = Duration::from_millis(2);
 /// How long a call waits that cannot do without the lock: a flush, the end of a domain. By then a
 /// thread that holds the lock and merely lacks a processor has got one.
 const LONG: Duration = Duration::from_secs(1);
+
+/// A thread waits in this many parts. If the process is stopped in one, its owner has the others.
+const PARTS: u32 = 8;
 
 /// A lock. Zeroed memory is a free lock.
 #[repr(transparent)]
@@ -121,8 +123,8 @@ impl Lock {
 
     #[cold]
     fn wait(&self, by: Owner, patience: Patience, mut word: u32) -> Result<Held<'_>, Owner> {
-        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let (first, mut end) = (word & OWNER, now() + patience.limit());
+        let (first, limit) = (word & OWNER, patience.limit());
+        let mut remaining = Remaining::new(limit, limit / PARTS);
         loop {
             let exchange = |new| self.0.compare_exchange(word, new, Acquire, Relaxed);
             if word == FREE {
@@ -140,9 +142,9 @@ impl Lock {
                 }
                 // If the owner merely lacks a processor, it gets this thread's. Otherwise this
                 // thread would meanwhile go on without the lock thousands of times.
-                end = end.min(now() + BRIEFLY);
+                remaining.shorten(BRIEFLY);
             }
-            let Some(left) = end.checked_sub(now()).filter(|left| !left.is_zero()) else {
+            if remaining.is_over() {
                 // Several owners may have had the lock in turn.
                 if owner.0 != first {
                     return Err(owner);
@@ -152,14 +154,14 @@ impl Lock {
                     Err(other) => word = other,
                 }
                 continue;
-            };
+            }
             if word & WANTED == 0
                 && let Err(other) = exchange(word | WANTED)
             {
                 word = other;
                 continue;
             }
-            wait(&self.0, word | WANTED, Some(left));
+            remaining.wait(&self.0, word | WANTED);
             word = self.0.load(Relaxed);
         }
     }

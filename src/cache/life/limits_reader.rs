@@ -12,7 +12,7 @@ use crate::watch::listeners::is_retired;
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use core::time::Duration;
-use rdmamr_sys::{clock, futex};
+use rdmamr_sys::futex::{self, Remaining};
 
 /// The limits reader, as the other threads see it.
 pub struct LimitsReader {
@@ -82,16 +82,14 @@ impl LimitsReader {
     }
 
     fn wait_for(&self, number: u32, patience: Duration) {
-        let now = || Duration::from_nanos(clock::monotonic_by_kernel());
-        let end = now() + patience;
+        let mut remaining = Remaining::new(patience, patience / 8);
         loop {
             let answered = self.answered.load(SeqCst);
             let is_answered = number.wrapping_sub(answered) as i32 <= 0;
-            let left = end.checked_sub(now()).filter(|left| !left.is_zero());
-            let Some(left) = left.filter(|_| !is_answered && self.running.load(SeqCst)) else {
+            if is_answered || remaining.is_over() || !self.running.load(SeqCst) {
                 return;
-            };
-            futex::wait(&self.answered, answered, Some(left));
+            }
+            remaining.wait(&self.answered, answered);
         }
     }
 
