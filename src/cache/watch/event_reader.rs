@@ -91,12 +91,15 @@ pub fn wait_until_ready() {
 pub fn wait_to_rest() {
     const TIMES: u32 = 1000;
     let moment = Duration::from_millis(1);
+    let mut waited = false;
     for _ in 0..TIMES {
-        if BUSY.load(Acquire) == 0 {
+        let is_busy = BUSY.load(Acquire) != 0;
+        if !is_busy && !waited {
             return;
         }
         // Also when it has just come to rest: it is about to make that last call.
         pause(moment);
+        waited = is_busy;
     }
 }
 
