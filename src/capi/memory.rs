@@ -191,6 +191,7 @@ unsafe extern "C" fn mremap(
             libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
         } as usize),
     };
+    let before = errno::errno();
     let mut moved = call(old_size);
     let once =
         |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
@@ -212,6 +213,7 @@ unsafe extern "C" fn mremap(
         if joined && (!fixed || reserve(old, new, new_size)) {
             // With a fixed address the first call has cut off the source's end, and another thread
             // may have mapped memory there.
+            errno::set_errno(before);
             moved = call(old_size.min(new_size));
         }
     }

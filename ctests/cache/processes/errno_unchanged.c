@@ -3,6 +3,7 @@
  * A registration or deregistration that succeeds leaves errno unchanged, as libibverbs' does: the
  * first one of a process, in which the library asks the device for its driver and starts the cache,
  * one that misses, one that hits, and the memory calls between.
+ * So does an mremap that the library repeats, because its watch has split the mapping.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -14,7 +15,7 @@
 #include "../../lib/tap.h"
 #include "../../lib/stub_device.h"
 
-enum { TIMES = 4, PLACES = 40, MINE = 12345 };
+enum { TIMES = 4, PLACES = 40, MINE = 12345, LARGE = 8 << 20 };
 
 static const char *const settings[][4] = {
 	{ "RDMAMR_LOG=error" },
@@ -39,7 +40,7 @@ static void look(const char *after)
 
 static int calls(bool relaxed)
 {
-	char *memory = pages(PLACES);
+	char *memory = pages(PLACES), *large;
 
 	errno = MINE;
 	for (int time = 0; time < TIMES; time++)
@@ -57,7 +58,19 @@ static int calls(bool relaxed)
 				look("madvise");
 			}
 		}
-	must(munmap(memory, PLACES * PAGE) == 0);
+	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(large != MAP_FAILED);
+	errno = MINE;
+	for (int time = 0; time < TIMES; time++) {
+		struct ibv_mr *mr = relaxed ? ibv_reg_mr_relaxed(stub_pd(), large + PAGE, PAGE, IBV_ACCESS_LOCAL_WRITE) :
+					      ibv_reg_mr(stub_pd(), large + PAGE, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+		must(mr && (relaxed ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr)) == 0);
+	}
+	large = mremap(large, LARGE, 2 * LARGE, MREMAP_MAYMOVE);
+	must(large != MAP_FAILED);
+	look("mremap");
+	must(munmap(large, 2 * LARGE) == 0 && munmap(memory, PLACES * PAGE) == 0);
 	look("munmap");
 	return changed > 100 ? 100 : changed;
 }
