@@ -20,7 +20,6 @@ pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
 use rdmamr_stats::log;
-use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::{clock, memory, thread};
@@ -349,7 +348,7 @@ fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
     if thread::is_inside() {
         return None;
     }
-    in_call(|| aside::run_if_little(body))
+    in_call(body)
 }
 
 impl Changing<'_> {

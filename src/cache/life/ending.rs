@@ -17,23 +17,19 @@ use core::time::Duration;
 use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_stats::{Change, Counter, counter};
+use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::probe;
-use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::thread;
 use rdmamr_trace::{self as trace, format::Call};
 
 /// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
-/// Preserves errno.
-pub fn in_call<T>(body: impl FnOnce() -> T) -> T {
-    let errno = errno::errno();
-    let blocked = Blocked::new();
-    let inside = thread::enter();
-    let value = body();
-    drop(inside);
-    drop(blocked);
-    errno::set_errno(errno);
-    value
+/// Preserves errno. `None` if the thread has too little stack.
+pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
+    aside::run_blocked(|| {
+        let _inside = thread::enter();
+        body()
+    })
 }
 
 /// The trace's record of a region.
