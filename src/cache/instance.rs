@@ -53,14 +53,14 @@ pub(super) fn starting() -> &'static Lock {
     STARTING.get_or_make(|| Box::new(Lock::new()), forget)
 }
 
-/// Waits a moment for a thread that is starting the cache.
-pub(super) fn wait_for_start() {
+/// Waits for a thread that is starting the cache.
+pub(super) fn wait_for_start(patience: Patience) {
     if existing().is_none()
         && !thread::is_inside()
         && let Some(starting) = STARTING.get()
     {
         let _inside = thread::enter();
-        drop(starting.lock(Owner::ask(), Patience::Moment));
+        drop(starting.lock(Owner::ask(), patience));
     }
 }
 

@@ -9,13 +9,14 @@ use crate::life::cleaning;
 use crate::life::flush;
 use crate::life::limits::{Limits, may_pin, settings};
 use crate::life::limits_reader::LimitsReader;
+use crate::life::retire;
 use crate::life::tasks;
 use crate::lock::{Owner, Patience};
 use crate::objects;
 use crate::panicked::panicked;
 use crate::place;
 use crate::watch::event_reader::Reader;
-use crate::watch::listeners::{CACHE, listen};
+use crate::watch::listeners::{CACHE, is_retired, listen};
 use crate::watch::watch_fd::{TABLE, WATCH_FD};
 use crate::watch::watcher::Watch;
 use rdmamr_config::CacheLimits;
@@ -127,6 +128,10 @@ fn make() -> Option<&'static Cache> {
     change::mind_keys(&regions.changes);
     if tasks::were_made() {
         tasks::give_up(cache);
+    }
+    // This thread still holds the lock, for which the thread that has retired the cache waits.
+    if is_retired() {
+        retire::end(cache);
     }
     Some(cache)
 }

@@ -11,11 +11,11 @@
 //! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
 //! they hold it, so that no signal handler can jump out of a call that holds the lock.
 
-use crate::instance::{self, Cache, cache_gave_up};
+use crate::instance::{Cache, cache_gave_up, existing};
 use crate::life::ending::{self, in_call};
 use crate::released::memory_changes;
 use crate::watch::in_place;
-use crate::watch::listeners::{CACHE, RANGES, is_retired, listens};
+use crate::watch::listeners::{CACHE, RANGES, listens};
 pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
@@ -24,12 +24,6 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::{clock, memory, thread};
 use rdmamr_trace as trace;
-
-/// This process's cache, unless it is retired.
-#[inline(always)]
-fn existing() -> Option<&'static Cache> {
-    instance::existing().filter(|_| !is_retired())
-}
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub enum Changing<'f> {
@@ -69,7 +63,7 @@ fn pages(addr: usize, length: usize) -> PageRange {
     PageRange::around(addr as u64 & !TAG, length as u64).unwrap_or(NOTHING)
 }
 
-/// This process's cache, if it must be told of changes: unless it is retired or has given up.
+/// This process's cache, if it must be told of changes: unless it has given up.
 #[inline(always)]
 fn heeding() -> Option<&'static Cache> {
     existing().filter(|_| !cache_gave_up())
@@ -425,7 +419,7 @@ static KEYED: AtomicBool = AtomicBool::new(false);
 /// keeps no region from now on.
 pub fn keyed() {
     if !KEYED.swap(true, SeqCst)
-        && let Some(cache) = existing()
+        && let Some(cache) = heeding()
     {
         keep_nothing(&cache.regions.changes);
     }
@@ -524,7 +518,7 @@ pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
 /// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (It also
 /// refuses a target that has pages.)
 pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
-    existing()?;
+    heeding()?;
     // If the address is wrong, the kernel tells the caller.
     let [_target, source, length] = memory::read(argument as u64).ok()?;
     Some(unwatched(frame, source as usize, length as usize))

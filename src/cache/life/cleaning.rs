@@ -16,6 +16,7 @@ use crate::life::owners;
 use crate::life::reading;
 use crate::locked::By;
 use crate::region::slot::CachedRegion;
+use crate::watch::listeners::is_retired;
 use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
@@ -74,6 +75,9 @@ fn try_to_start(cache: &'static Cache) {
 }
 
 fn start_thread(cache: &'static Cache) -> bool {
+    if is_retired() {
+        return false;
+    }
     let argument = (&raw const *cache).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.
     let Some(number) = (unsafe { helper_thread::start(run, argument.cast()) }) else {

@@ -3,10 +3,12 @@
 //! allows the calls that it makes itself; a call of the cache may kill it. So the cache gives up
 //! (`tasks.rs`), and from then on no thread of the program makes a system call for it.
 
-use crate::instance::existing;
+use crate::instance::{Cache, existing, wait_for_start};
 use crate::life::tasks;
+use crate::lock::Patience;
 use crate::watch::event_reader;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
+use core::sync::atomic::{Ordering::SeqCst, fence};
 use rdmamr_stats::log::{self, Level};
 
 /// Ends the cache, or prevents its start. Idle regions are deregistered; a region in use ends with
@@ -18,17 +20,24 @@ pub fn retire(why: &str) {
     if is_retired() || of_another() || !retire_watch() {
         return;
     }
-    let Some(cache) = existing() else {
-        return;
-    };
     let errno = errno::errno();
+    // Either this thread finds the cache, or the thread that starts it finds the mark.
+    fence(SeqCst);
+    wait_for_start(Patience::Long);
+    if let Some(cache) = existing() {
+        end(cache);
+        log::line(
+            Level::Info,
+            format_args!("regions are not reused from now on: {why}"),
+        );
+    }
+    errno::set_errno(errno);
+}
+
+/// Ends the cache, and waits until its threads make no system call any more.
+pub fn end(cache: &Cache) {
     tasks::give_up_quietly(cache);
     cache.watch.close();
     cache.limits_reader.wait_to_rest();
     event_reader::wait_to_rest();
-    log::line(
-        Level::Info,
-        format_args!("regions are not reused from now on: {why}"),
-    );
-    errno::set_errno(errno);
 }

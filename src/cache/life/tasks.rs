@@ -23,6 +23,7 @@
 
 use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::life::flush;
+use crate::lock::Patience;
 use crate::watch::log::{Change, Kind};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
@@ -60,7 +61,7 @@ fn sharing_memory() {
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     fence(SeqCst);
-    wait_for_start();
+    wait_for_start(Patience::Moment);
     if let Some(cache) = existing() {
         give_up(cache);
     }

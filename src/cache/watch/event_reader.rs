@@ -10,12 +10,13 @@
 //! would serve as well, but container runtimes refuse it.)
 
 use crate::watch::gate::GATE;
+use crate::watch::listeners::is_retired;
 use crate::watch::log::{Change, Kind, Log};
 use crate::watch::service::{self, Counting, Question};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
 use rdmamr_sys::futex;
@@ -50,12 +51,20 @@ pub struct Reader {
     pub asks_service: bool,
 }
 
-/// Starts the reader. An error is the kernel's refusal of a thread.
+/// Starts the reader. An error is the kernel's refusal of a thread, or EPERM: the program is about to
+/// filter its system calls.
 pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
+    // Either this thread finds that the cache has ended, or the thread that ends it waits for the
+    // reader's rest (`retire.rs`).
+    BUSY.store(1, SeqCst);
+    fence(SeqCst);
+    if is_retired() {
+        BUSY.store(0, Relaxed);
+        return Err(Errno(libc::EPERM));
+    }
     FILE.store(file.fd(), Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
-    BUSY.store(1, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
     // no thread.
     if !unsafe { helper_thread::start_apart(run, null_mut()) } {

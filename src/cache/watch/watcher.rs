@@ -115,6 +115,10 @@ impl Watch {
         match started {
             Ok((file, which)) => {
                 WATCH_FD.set(file, which);
+                if is_retired() {
+                    WATCH_FD.close();
+                    return;
+                }
                 line(
                     Level::Info,
                     format_args!("relaxed regions: userfaultfd watches anonymous memory"),
@@ -124,7 +128,7 @@ impl Watch {
                 }
             }
             Err(failure) => {
-                if is_first {
+                if is_first && !is_retired() {
                     failure.say();
                 }
                 if failure.is_passing() {
