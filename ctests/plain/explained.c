@@ -104,7 +104,7 @@ static void names_and_devices(void)
 	if (huge == MAP_FAILED)
 		skip("huge pages", "none can be mapped");
 	else
-		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "the huge pages are not to be had");
+		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "no huge pages are available");
 	reasons("ordinary memory", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT, "PROT_NONE");
 	if (!stand_in)
 		return;

@@ -506,7 +506,7 @@ fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result 
         (Kind::Device, Mapped::Whole) => device_file(name, out),
         (Kind::HugePages, Mapped::Whole) => write!(
             out,
-            "all of it is mapped{name}, but the huge pages are not to be had: vm.nr_hugepages, or hugetlb.*.max of \
+            "all of it is mapped{name}, but no huge pages are available: vm.nr_hugepages, or hugetlb.*.max of \
              the cgroup"
         ),
         (_, Mapped::Unfit(at, why)) => write!(out, "memory at {at:#x}{name} {why}"),

@@ -243,7 +243,7 @@ impl File {
             }
         } else if !self.failed.swap(true, Relaxed) {
             log::always(format_args!(
-                "RDMAMR_TRACE: cannot be written, and no more is: {why}"
+                "RDMAMR_TRACE: cannot be written, tracing stops: {why}"
             ));
         }
         false

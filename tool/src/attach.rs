@@ -202,7 +202,7 @@ fn create(path: &Path, found: &Found) -> Result<()> {
     let same = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
     if same(Path::new(&inside)) != same(path) {
         bail!(
-            "process {} does not see this file: it has mounts of its own",
+            "process {} does not see this file: it is in another mount namespace",
             found.pid
         );
     }
@@ -237,7 +237,7 @@ fn stop(found: &Found) -> Result<bool> {
     let began = Instant::now();
     while !has_answered(found, number)? {
         if INTERRUPTED.load(Relaxed) || began.elapsed() > PATIENCE {
-            say("the process writes its last calls, and stops, with its next registration");
+            say("the process writes its last calls and stops recording at its next registration");
             return Ok(false);
         }
         std::thread::sleep(Duration::from_millis(20));

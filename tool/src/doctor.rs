@@ -36,7 +36,7 @@ use crate::verbs::Verbs;
 use check::{Check, State};
 use std::process::ExitCode;
 
-/// Check what hinders memory registration, and how to fix it
+/// Check this machine for problems with memory registration, and print the fixes
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -28,7 +28,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 use trial::View;
 
-/// Let the caches of all processes know by shared counters that no memory has changed
+/// Count memory changes in the kernel, so that cache hits need no system call
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:

@@ -46,7 +46,7 @@ Examples:
   rdmamr run --cache=local -- ./app
   mpirun -np 4 rdmamr run --cache=local -- ./app
 
-Exit status: the program's. 125: the library cannot be preloaded.
+Exit status: the program's. 125: wrong usage, or the library cannot be preloaded.
 126: the program cannot be run. 127: it is not found.")]
 pub struct Args {
     /// Reuse registrations: off, local (without remote access), all

@@ -31,7 +31,7 @@ Examples:
   rdmamr top --openmetrics                      for a scraper
   rdmamr top --textfile /var/lib/node_exporter/rdmamr.prom
 
-Root sees all processes, others their own.")]
+Root sees the counters of all processes, others those of their own.")]
 pub struct Args {
     /// Print one table, and end
     #[arg(long, conflicts_with_all = ["json", "openmetrics", "textfile"])]

@@ -229,7 +229,7 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     }
 }
 
-const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls pass it by. \
+const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls bypass it. \
     Preload the library (LD_PRELOAD), or link the program to it";
 const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from children (ibv_fork_init, \
     RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \

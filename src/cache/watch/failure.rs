@@ -33,7 +33,7 @@ impl Failure {
         match self {
             Failure::PassedBy => always(format_args!(
                 "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
-                 calls pass it by. Preload the library (LD_PRELOAD), or link the program to it"
+                 calls bypass it. Preload the library (LD_PRELOAD), or link the program to it"
             )),
             Failure::File(NO_WRITE_PROTECTION) => always(format_args!(
                 "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \

@@ -192,7 +192,7 @@ impl Counting {
             WATCH_FD.counts.forget();
             if log::wants(Level::Warn) {
                 log::later(format_args!(
-                    "whether the kernel still counts changes for this process could not be verified (kernel.ftrace_enabled=0, or a limit of the process?): each hit asks it again"
+                    "cannot verify that the kernel still counts changes for this process (kernel.ftrace_enabled=0, or a limit of the process?): from now on each hit asks the kernel"
                 ));
             }
         }

@@ -142,7 +142,10 @@ fn open(flags: i32) -> Result<OwnedFd, Errno> {
     let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if fd < 0 {
         let refused = errno();
-        if let Ok(device) = std::fs::File::open(DEVICE) {
+        // As the library does, which leaves other errors as they are.
+        if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS)
+            && let Ok(device) = std::fs::File::open(DEVICE)
+        {
             // SAFETY: the argument of this ioctl is a number.
             fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) }.into();
         }

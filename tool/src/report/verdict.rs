@@ -109,7 +109,7 @@ pub fn of(advice: &Advice, totals: &Totals, which: Option<&str>) -> Verdict {
     );
     let doubts = match saving.outliers {
         0 => format!(", give or take {}", time(saving.unsure_ns)),
-        _ => format!("; {outliers} cannot be foretold"),
+        _ => format!("; {outliers} cannot be predicted"),
     };
     let line = match kind {
         _ if !is_whole => format!(
@@ -263,7 +263,7 @@ mod tests {
         assert!(
             found
                 .line
-                .ends_with("run; 3.06 s of outliers (13 calls) cannot be foretold.")
+                .ends_with("run; 3.06 s of outliers (13 calls) cannot be predicted.")
         );
         // The outliers are too few to matter.
         assert!(verdict(800, 0, 190, 0).foretold);
