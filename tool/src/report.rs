@@ -115,9 +115,7 @@ fn write(args: &Args) -> Result<()> {
     } else if args.folded {
         print(&flame::folded(&report))
     } else if let Some(place) = &args.flamegraph {
-        output(&[&trace], place, |out| {
-            Ok(out.write_all(flame::svg(&report).as_bytes())?)
-        })
+        output(&[&trace], place, whole(&flame::svg(&report)))
     } else if args.perfetto {
         let place = place(args, "json");
         output(&[&trace], &place, |out| {
@@ -125,9 +123,7 @@ fn write(args: &Args) -> Result<()> {
         })
     } else {
         let page = html::render(&report)?;
-        output(&[&trace], &place(args, "html"), |out| {
-            Ok(out.write_all(page.as_bytes())?)
-        })
+        output(&[&trace], &place(args, "html"), whole(&page))
     }
 }
 
@@ -143,10 +139,8 @@ fn compare(args: &Args) -> Result<()> {
     } else if args.json {
         print(&json::render(&diff)?)
     } else {
-        let page = html::compare(&diff);
-        output(&[&one, &other], &place(args, "diff.html"), |out| {
-            Ok(out.write_all(page.as_bytes())?)
-        })
+        let place = place(args, "diff.html");
+        output(&[&one, &other], &place, whole(&html::compare(&diff)))
     }
 }
 
@@ -163,6 +157,11 @@ fn report_on(trace: &Trace, paths: &[PathBuf]) -> Result<Report> {
 
 fn print(text: &str) -> Result<()> {
     Ok(io::stdout().write_all(text.as_bytes())?)
+}
+
+/// The content of a file that is this text.
+fn whole(text: &str) -> impl FnOnce(&mut dyn Write) -> Result<()> {
+    |out| Ok(out.write_all(text.as_bytes())?)
 }
 
 /// Writes a file, and prints its name.
@@ -198,7 +197,7 @@ fn save(
 pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path) -> Result<()> {
     let report = report_on(trace, paths)?;
     let page = html::render(&report)?;
-    save(&[trace], place, |out| Ok(out.write_all(page.as_bytes())?))?;
+    save(&[trace], place, whole(&page))?;
     let verdict = units::printable(&report.advice.verdict.line);
     say(format_args!("{verdict} More: {}", place.display()));
     for command in report.advice.commands() {

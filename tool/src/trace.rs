@@ -31,6 +31,8 @@ const LATEST: u64 = 1 << 62;
 const RUN: usize = 4096;
 /// How many lists of modules before and after a call's own may name its caller.
 const NEAR: usize = 8;
+/// The most stacks of a process; no writer has as many.
+const MOST_STACKS: usize = 1 << 16;
 /// The most bytes of a block of a kind that is read; a command line, for one, may be longer than a
 /// report needs. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
@@ -54,6 +56,7 @@ pub struct Trace {
 }
 
 /// A process that wrote into the trace. Times are CLOCK_REALTIME in ns.
+#[derive(Default)]
 pub struct Process {
     pub pid: u32,
     /// When the process began to write.
@@ -80,10 +83,10 @@ pub struct Process {
     last_sequence: u64,
     /// CLOCK_REALTIME minus the process's CLOCK_MONOTONIC, once known.
     realtime: Option<i128>,
-    /// The file, the place and the length of each reason.
-    reasons: FxHashMap<u32, (u32, u64, usize)>,
+    reasons: FxHashMap<u32, Place>,
     modules: Vec<Vec<Mapping>>,
-    stacks: stacks::Stacks,
+    /// The stacks by their number, each with the list of modules that was valid.
+    stacks: FxHashMap<u32, (Place, u32)>,
 }
 
 /// The addresses of a file's code: [`kind::MODULES`].
@@ -137,23 +140,10 @@ impl Process {
         Process {
             pid: header.pid,
             process: header.process,
-            command: Vec::new(),
-            host: None,
-            rank: None,
             page: 4096,
             begin: header.process,
             end: header.process,
-            ended: false,
-            stopped: false,
-            dropped: 0,
-            cache: None,
-            unkept: Vec::new(),
-            blocks: 0,
-            last_sequence: 0,
-            realtime: None,
-            reasons: FxHashMap::default(),
-            modules: Vec::new(),
-            stacks: stacks::Stacks::default(),
+            ..Process::default()
         }
     }
 
@@ -478,15 +468,22 @@ impl Trace {
             }
             kind::REASON => {
                 if let Some(number) = u32::read(&bytes) {
-                    let place = (source, at + 4, kept - 4);
+                    let (at, length) = (at + 4, kept as u64 - 4);
+                    let place = Place { source, at, length };
                     process.reasons.insert(number, place);
                 }
             }
             kind::STACK => {
-                let length = kept as u64;
-                let modules = process.modules.len().saturating_sub(1) as u32;
-                let place = Place { source, at, length };
-                process.stacks.note(&bytes, place, modules);
+                let (modules, length) = (process.modules.len(), kept as u64);
+                let stack = (
+                    Place { source, at, length },
+                    modules.saturating_sub(1) as u32,
+                );
+                if let Some(number) =
+                    u32::read(&bytes).filter(|_| process.stacks.len() < MOST_STACKS)
+                {
+                    process.stacks.entry(number).or_insert(stack);
+                }
             }
             kind::PLACE => process.place(&bytes),
             kind::CACHE => process.cache(&bytes),
@@ -563,43 +560,43 @@ impl Trace {
         }
     }
 
+    fn content(&self, place: &Place) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.sources[place.source as usize]
+            .read(place.at, place.length as usize, &mut bytes)
+            .ok()?;
+        Some(bytes)
+    }
+
     /// Why a call failed, in the library's words.
     pub fn reason(&self, process: u32, number: u32) -> Option<String> {
-        let &(source, at, length) = self.processes[process as usize].reasons.get(&number)?;
-        let mut bytes = Vec::new();
-        let source = &self.sources[source as usize];
-        source.read(at, length, &mut bytes).ok()?;
-        Some(
-            String::from_utf8_lossy(&bytes)
-                .trim_end_matches(['\0', '\n'])
-                .to_string(),
-        )
+        let place = self.processes[process as usize].reasons.get(&number)?;
+        let bytes = self.content(place)?;
+        let text = String::from_utf8_lossy(&bytes);
+        Some(text.trim_end_matches(['\0', '\n']).to_string())
     }
 
     /// The stack of that number. `None` for 0, and if the trace does not have it.
     pub fn stack(&self, process: u32, number: u32) -> Option<Stack> {
-        let (place, modules) = self.processes[process as usize].stacks.get(number)?;
-        let source = &self.sources[place.source as usize];
-        let mut bytes = Vec::new();
-        source
-            .read(place.at, place.length as usize, &mut bytes)
-            .ok()?;
-        Stack::parse(&bytes, modules)
+        let stacks = &self.processes[process as usize].stacks;
+        let (place, modules) = stacks.get(&number).filter(|_| number != 0)?;
+        Stack::parse(&self.content(place)?, *modules)
     }
 
     /// The file that contains an address, by its index in `paths`, and the address in the file's
-    /// own terms. If the module list of that time lacks the address, a later list may have it: the
+    /// own terms; or no file, and the address itself. If the module list of that time lacks the address, a later list may have it: the
     /// library writes a list when code was loaded that the last list lacks. Lists that are not near
     /// belong to other code.
-    pub fn locate(&self, process: u32, modules: u32, address: u64) -> Option<(u32, u64)> {
+    pub fn locate(&self, process: u32, modules: u32, address: u64) -> (Option<u32>, u64) {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
         let (later, earlier) = (later.iter().take(NEAR), earlier.iter().rev().take(NEAR));
-        later.chain(earlier).find_map(|list| {
-            let mapping = &list[list
-                .partition_point(|mapping| mapping.start <= address)
-                .checked_sub(1)?];
-            (address < mapping.end).then(|| (mapping.path, address.wrapping_sub(mapping.bias)))
+        let mapping = later.chain(earlier).find_map(|list| {
+            let after = list.partition_point(|mapping| mapping.start <= address);
+            Some(&list[after.checked_sub(1)?]).filter(|mapping| address < mapping.end)
+        });
+        mapping.map_or((None, address), |mapping| {
+            (Some(mapping.path), address.wrapping_sub(mapping.bias))
         })
     }
 }

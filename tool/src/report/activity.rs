@@ -11,17 +11,11 @@ const LANE_STEP: u64 = 4;
 /// The most processes that have a lane, so that the memory for them has a bound.
 const MOST_LANES: usize = 1024;
 
-#[derive(Clone, Copy, Default)]
-struct Step {
-    calls: u64,
-    time: u64,
-    longest: u32,
-}
-
 pub struct Counts {
     begin: u64,
     step: u64,
-    steps: Vec<Step>,
+    /// Until the end their means are sums.
+    steps: Vec<Moment>,
     lanes: Vec<Vec<u64>>,
 }
 
@@ -30,7 +24,7 @@ impl Counts {
         Counts {
             begin,
             step: span / POINTS + 1,
-            steps: vec![Step::default(); POINTS as usize],
+            steps: vec![Moment::default(); POINTS as usize],
             lanes: vec![Vec::new(); processes.min(MOST_LANES)],
         }
     }
@@ -40,8 +34,8 @@ impl Counts {
         let at = ((effect / self.step) as usize).min(self.steps.len() - 1);
         let step = &mut self.steps[at];
         step.calls += 1;
-        step.time += u64::from(call.duration);
-        step.longest = step.longest.max(call.duration);
+        step.mean_ns += u64::from(call.duration);
+        step.longest_ns = step.longest_ns.max(call.duration.into());
         if let Some(lane) = self.lanes.get_mut(process as usize) {
             if lane.is_empty() {
                 *lane = vec![0; (POINTS / LANE_STEP) as usize];
@@ -52,13 +46,12 @@ impl Counts {
 
     pub fn finish(self, processes: &[Process]) -> (Activity, Vec<Lane>) {
         let (begin, step_ns) = (self.begin, self.step);
-        let moment = |(n, step): (usize, &Step)| Moment {
+        let moment = |(n, step): (usize, Moment)| Moment {
             time_ns: n as u64 * step_ns,
-            calls: step.calls,
-            mean_ns: step.time / step.calls.max(1),
-            longest_ns: step.longest.into(),
+            mean_ns: step.mean_ns / step.calls,
+            ..step
         };
-        let steps = self.steps.iter().enumerate();
+        let steps = self.steps.into_iter().enumerate();
         let moments = steps.filter(|(_, step)| step.calls > 0).map(moment);
         let activity = Activity {
             step_ns,

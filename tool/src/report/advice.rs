@@ -2,7 +2,7 @@
 //! Advice on the trace, in words. Commands stand between backticks.
 use super::cache::{Cache, Class};
 use super::durations::Durations;
-use super::ranges::{Costs, LeftOut, Medians, OUTLIER, Ranges, Served};
+use super::ranges::{Costs, Medians, OUTLIER, Ranges, Served};
 use super::shape::{Advice, ProcessTotals, Ranks, Saving, Totals, Unserved, What};
 use super::start::Start;
 use super::{job, units, verdict};
@@ -85,7 +85,8 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
     };
     let saving = |classes: &[Class]| {
         let mut saving = Saving::default();
-        let (mut left_out, mut paid, mut hits) = (LeftOut::default(), 0, 0);
+        let left_out = found.ranges.left_out(classes, found.medians);
+        let (mut paid, mut hits) = (0, 0);
         for &class in classes {
             let ends = found.cache.ends[class as usize];
             let served = Served {
@@ -96,7 +97,6 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
             saving.ranges += found.ranges.with_hits(class);
             saving.hits += u64::from(served.hits);
             saving.misses += u64::from(served.made);
-            left_out.add(found.ranges.left_out(class, found.medians));
             paid += served.paid(costs);
             hits += u64::from(served.hits) * costs.hit;
             saving.evictions += u64::from(ends.evicted);
@@ -116,8 +116,6 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
         saving
     };
     let mut advice = Advice {
-        verdict: verdict::Verdict::default(),
-        sentence: String::new(),
         assumption: assumption(costs, hit_measured, found.start),
         hit_ns: costs.hit,
         hit_measured,
@@ -125,12 +123,11 @@ pub fn advice(found: &Found, costs: Costs, hit_measured: bool) -> Advice {
         change_ns: costs.change,
         start_ns: found.start.ns,
         start_measured: found.start.measured,
-        command: None,
-        launch: Vec::new(),
         local: saving(&[Class::Local]),
         all: saving(&[Class::Local, Class::Remote]),
         fabric: saving(&[Class::Fabric]),
         unserved: unserved(found.unserved),
+        ..Advice::default()
     };
     let which = advice.recommended();
     let run = match which {

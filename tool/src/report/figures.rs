@@ -12,6 +12,7 @@ use anyhow::Result;
 use rdmamr_trace_format::call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -143,15 +144,7 @@ impl Replay<'_> {
     }
 
     fn latencies(&self) -> Vec<Latency> {
-        let kinds = [
-            What::Plain,
-            What::Hit,
-            What::Miss,
-            What::Gpu,
-            What::Past,
-            What::Deregister,
-            What::Kept,
-        ];
+        let kinds: BTreeSet<What> = self.sizes.keys().map(|key| key.1).collect();
         let of_kind = |what| {
             let steps = self.durations(what).steps().into_iter();
             steps.map(move |(from_ns, calls, time_ns)| Latency {
@@ -168,17 +161,14 @@ impl Replay<'_> {
 
     /// The largest sums first.
     fn past(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Past> {
-        let mut past: Vec<_> = self.past.iter().collect();
-        past.sort_by_key(|(of, counts)| (Reverse(counts.bytes), **of));
+        let mut past: Vec<_> = std::mem::take(&mut self.past).into_iter().collect();
+        past.sort_by_key(|(of, past)| (Reverse(past.bytes), *of));
         self.totals.past_callers = past.len() as u64;
         let list = past.into_iter().take(LISTED);
-        let list = list.map(|(&(site, call), counts)| Past {
+        let list = list.map(|((site, call), past)| Past {
             caller: caller(site),
             call: name_of(call),
-            registrations: counts.registrations,
-            bytes: counts.bytes,
-            largest_bytes: counts.largest,
-            time_ns: counts.time,
+            ..past
         });
         list.collect()
     }
@@ -321,7 +311,7 @@ impl Replay<'_> {
     }
 }
 
-fn name_of(call: u8) -> &'static str {
+pub fn name_of(call: u8) -> &'static str {
     let name = call::NAMES.get(usize::from(call)).copied();
     name.unwrap_or("a call that this program does not know")
 }

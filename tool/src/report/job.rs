@@ -8,16 +8,6 @@ use super::units::{self, count, time};
 /// Stands for words that differ.
 const DIFFERS: &str = "...";
 
-/// The launchers, and other names of each.
-const LAUNCHERS: [(&str, &[&str]); 3] = [
-    ("mpirun", &["mpiexec", "orterun", "prterun"]),
-    ("srun", &[]),
-    (
-        "torchrun",
-        &["torch.distributed.run", "torch.distributed.launch"],
-    ),
-];
-
 /// Processes of one program.
 pub struct Group<'a> {
     pub command: Vec<String>,
@@ -163,27 +153,29 @@ pub fn commands(processes: &[ProcessTotals], ranks: &Ranks, run: &str) -> Vec<St
         .unwrap_or(0)
         .max(1);
     let line = |launcher: &str| format!("{launcher} {run} {program}");
+    // Each launcher's line, by the launcher's names.
     let mut all = vec![
-        ("mpirun", line(&format!("mpirun -np {of_ranks}"))),
-        ("srun", line(&format!("srun -n {of_ranks}"))),
+        (
+            &["mpirun", "mpiexec", "orterun", "prterun"][..],
+            line(&format!("mpirun -np {of_ranks}")),
+        ),
+        (&["srun"][..], line(&format!("srun -n {of_ranks}"))),
     ];
     if is_python {
         let nodes = ranks.hosts.max(1);
         let launcher = format!("torchrun --nnodes={nodes} --nproc-per-node={each} --no-python");
-        all.push(("torchrun", line(&launcher)));
+        let names = &[
+            "torchrun",
+            "torch.distributed.run",
+            "torch.distributed.launch",
+        ];
+        all.push((names, line(&launcher)));
     }
     // A launcher that runs under the library itself is in the trace, and registers nothing.
     let launchers = processes.iter().filter(|process| process.calls == 0);
     let launchers: Vec<String> = launchers.map(|of| units::program(&of.command)).collect();
-    let known = all.iter().position(|(name, _)| {
-        let (_, aliases) = LAUNCHERS
-            .iter()
-            .find(|row| row.0 == *name)
-            .unwrap_or(&("", &[]));
-        launchers
-            .iter()
-            .any(|of| of == name || aliases.contains(&of.as_str()))
-    });
+    let is_known = |names: &[&str]| launchers.iter().any(|of| names.contains(&of.as_str()));
+    let known = all.iter().position(|(names, _)| is_known(names));
     match known {
         Some(at) => vec![all.swap_remove(at).1],
         None => all.into_iter().map(|(_, line)| line).collect(),

@@ -3,6 +3,7 @@
 //! show: each call on the track of its thread, and pinned memory as a counter.
 use super::access;
 use super::callers::Resolver;
+use super::figures;
 use super::json::escaped;
 use super::shape::Report;
 use super::units::name_of;
@@ -89,8 +90,7 @@ fn title(process: &Process) -> String {
 
 fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
     let (process, address) = (event.process, event.call.caller);
-    let place = trace.locate(process, event.modules, address);
-    let (path, offset) = place.map_or((None, address), |(path, offset)| (Some(path), offset));
+    let (path, offset) = trace.locate(process, event.modules, address);
     let module = path.map(|path| trace.paths[path as usize].as_str());
     let caller = resolver.resolve(module, offset, trace.processes[process as usize].process);
     caller.name()
@@ -98,13 +98,12 @@ fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
 
 fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
     let of = &event.call;
-    let name = call::NAMES.get(usize::from(of.call)).copied();
     let how = how::NAMES.get(usize::from(of.how)).copied();
     // A call that counts at its end has begun earlier.
     let ends = of.errno != 0 || call::registers(of.call);
     let began = event.effect - if ends { u64::from(of.duration) } else { 0 };
     let mut value = json!({
-        "name": name.unwrap_or("a call that this program does not know"),
+        "name": figures::name_of(of.call),
         "cat": how.filter(|how| !how.is_empty()).unwrap_or("none"),
         "pid": pid,
         "tid": of.thread,

@@ -71,15 +71,6 @@ pub struct LeftOut {
     pub skew: u64,
 }
 
-impl LeftOut {
-    pub fn add(&mut self, other: LeftOut) {
-        self.typical += other.typical;
-        self.outliers += other.outliers;
-        self.excess += other.excess;
-        self.skew += other.skew;
-    }
-}
-
 /// A call is an outlier if it takes this many medians of its kind. Among the calls of a kind are
 /// lengths that differ by a factor of 2.
 pub const OUTLIER: u64 = 8;
@@ -209,10 +200,11 @@ impl Ranges {
         Medians(self.left_out.iter().map(median).collect())
     }
 
-    /// The time that the cache would leave out of the calls of a class.
-    pub fn left_out(&self, class: Class, medians: &Medians) -> LeftOut {
+    /// The time that the cache would leave out of the calls of these classes.
+    pub fn left_out(&self, classes: &[Class], medians: &Medians) -> LeftOut {
         let mut sum = LeftOut::default();
-        for (&kind, durations) in self.left_out.iter().filter(|(kind, _)| kind.0 == class) {
+        let left_out = self.left_out.iter();
+        for (kind, durations) in left_out.filter(|(kind, _)| classes.contains(&kind.0)) {
             let median = medians.of(kind.0, kind.1, kind.2);
             let (outliers, time) = durations.above(OUTLIER * median);
             sum.typical += durations.count * median;

@@ -6,7 +6,7 @@ use super::activity::Counts;
 use super::cache::{self, Cache, Class, Done};
 use super::durations::Durations;
 use super::ranges::{self, Ranges};
-use super::shape::{Totals, What};
+use super::shape::{Past, Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
 use crate::trace::{Event, Trace, cached};
@@ -22,21 +22,12 @@ use std::collections::BTreeMap;
 pub const MOST_SITES: usize = 1 << 17;
 
 /// The place in the program that a call comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Site {
     pub path: Option<u32>,
     pub offset: u64,
     /// The call stack beyond it, by its number in [`Stacks`].
     pub stack: u32,
-}
-
-impl Site {
-    /// Stands for all sites beyond [`MOST_SITES`].
-    pub const OTHERS: Site = Site {
-        path: None,
-        offset: 0,
-        stack: Stacks::NONE,
-    };
 }
 
 /// Calls, and the time in them.
@@ -120,15 +111,7 @@ pub struct ProcessCounts {
     gpu: u64,
 }
 
-/// Registrations past the library, of one call site by one function.
-#[derive(Default)]
-pub struct PastCounts {
-    pub registrations: u64,
-    pub bytes: u64,
-    pub largest: u64,
-    pub time: u64,
-}
-
+#[derive(Clone, Copy)]
 pub struct FailureCounts {
     pub count: u64,
     pub process: u32,
@@ -161,8 +144,8 @@ pub struct Replay<'a> {
     /// The ends of processes, the latest first.
     pub ends: Vec<(u64, usize)>,
     pub failures: FxHashMap<(u8, u16), FailureCounts>,
-    /// By site and function.
-    pub past: FxHashMap<(u32, u8), PastCounts>,
+    /// Registrations past the library, by site and function.
+    pub past: FxHashMap<(u32, u8), Past>,
     /// Deregistrations and hits of regions whose registration is not in the trace; registrations
     /// whose key was taken.
     pub unknown: u64,
@@ -287,14 +270,15 @@ impl Replay<'_> {
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
-        let place = self.trace.locate(process, modules, caller);
+        let (path, offset) = self.trace.locate(process, modules, caller);
         let mut site = Site {
-            path: place.map(|(path, _)| path),
-            offset: place.map_or(caller, |(_, offset)| offset),
+            path,
+            offset,
             stack: self.stacks.number(self.trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
-            site = Site::OTHERS;
+            // All further sites are one.
+            site = Site::default();
         }
         let number = *self.site_numbers.entry(site).or_insert_with(|| {
             self.site_totals
@@ -338,19 +322,15 @@ impl Replay<'_> {
             reason: call.reason,
             site,
         };
-        let failure = self
-            .failures
-            .entry((call.call, call.errno))
-            .or_insert(example);
-        failure.count += 1;
+        let failure = self.failures.entry((call.call, call.errno));
+        let failure = failure.or_insert(example);
         if failure.reason == 0 && call.reason != 0 {
             *failure = FailureCounts {
                 count: failure.count,
-                process,
-                reason: call.reason,
-                site,
+                ..example
             };
         }
+        failure.count += 1;
     }
 
     fn register(&mut self, process: u32, site: u32, since: u64, call: &Call) {
@@ -414,8 +394,8 @@ impl Replay<'_> {
         let past = self.past.entry((site, call.call)).or_default();
         past.registrations += 1;
         past.bytes = past.bytes.saturating_add(call.length);
-        past.largest = past.largest.max(call.length);
-        past.time += u64::from(call.duration);
+        past.largest_bytes = past.largest_bytes.max(call.length);
+        past.time_ns += u64::from(call.duration);
     }
 
     /// Returns whether the trace has the registration of the region.
@@ -523,26 +503,26 @@ impl Replay<'_> {
     }
 
     fn pin(&mut self, process: u32, since: u64, region: &Region) {
-        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
-        *pinned = pinned.saturating_add(region.pinned);
-        let of_process = &mut self.processes[process as usize];
-        let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
-        of_process.peak = of_process.peak.max(all);
-        of_process.gpu = of_process.gpu.saturating_add(region.gpu);
-        self.gpu_bytes = self.gpu_bytes.saturating_add(region.gpu);
-        self.totals.gpu_peak_bytes = self.totals.gpu_peak_bytes.max(self.gpu_bytes);
+        self.adjust(process, region, u64::saturating_add);
         self.timeline
             .pin(since, region.pinned, region.cache, self.cache.idle());
     }
 
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
-        let pinned = &mut self.processes[process as usize].pinned[usize::from(region.cache)];
-        *pinned = pinned.saturating_sub(region.pinned);
-        let gpu = &mut self.processes[process as usize].gpu;
-        *gpu = gpu.saturating_sub(region.gpu);
-        self.gpu_bytes = self.gpu_bytes.saturating_sub(region.gpu);
+        self.adjust(process, region, u64::saturating_sub);
         self.timeline
             .unpin(since, region.pinned, region.cache, self.cache.idle());
+    }
+
+    fn adjust(&mut self, process: u32, region: &Region, change: fn(u64, u64) -> u64) {
+        let of_process = &mut self.processes[process as usize];
+        let pinned = &mut of_process.pinned[usize::from(region.cache)];
+        *pinned = change(*pinned, region.pinned);
+        let all = of_process.pinned[0].saturating_add(of_process.pinned[1]);
+        of_process.peak = of_process.peak.max(all);
+        of_process.gpu = change(of_process.gpu, region.gpu);
+        self.gpu_bytes = change(self.gpu_bytes, region.gpu);
+        self.totals.gpu_peak_bytes = self.totals.gpu_peak_bytes.max(self.gpu_bytes);
     }
 
     /// The kernel unpins the regions of each process that ended before `since`. The trace does not

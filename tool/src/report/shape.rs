@@ -258,7 +258,7 @@ pub struct Activity {
     pub moments: Vec<Moment>,
 }
 
-#[derive(Serialize)]
+#[derive(Clone, Default, Serialize)]
 pub struct Moment {
     pub time_ns: u64,
     pub calls: u64,
@@ -391,7 +391,7 @@ pub struct Again {
 }
 
 /// What one caller registers past the library by one function.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Past {
     pub caller: Caller,
     pub call: &'static str,

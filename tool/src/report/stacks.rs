@@ -54,10 +54,7 @@ impl Stacks {
         };
         // The first is the caller.
         let beyond = stack.addresses.iter().skip(1);
-        let place = |&address: &u64| match trace.locate(process, stack.modules, address) {
-            Some((path, offset)) => (Some(path), offset),
-            None => (None, address),
-        };
+        let place = |&address: &u64| trace.locate(process, stack.modules, address);
         let places = std::rc::Rc::new(Places {
             native: beyond.map(place).collect(),
             python: stack.python,

@@ -14,70 +14,52 @@ const RANKS: usize = 5;
 
 /// Rows of cells. If a row is too wide, its last column loses the middle.
 pub struct Table {
-    /// A heading that begins with '<' aligns its column to the left; others align to the right.
-    rows: Vec<Vec<String>>,
-    /// The text in lines of its own below a row, by the row.
-    below: Vec<(usize, String)>,
+    /// Whether each column aligns to the left.
+    left: Vec<bool>,
+    /// The cells of each row, and the text in lines of its own below the row.
+    rows: Vec<(Vec<String>, Option<String>)>,
 }
 
 impl Table {
-    /// `headings` are separated by bars.
+    /// `headings` are separated by bars. One that begins with '<' aligns its column to the left.
     pub fn new(headings: &str) -> Table {
+        let headings = headings.split('|');
+        let left = headings.clone().map(|heading| heading.starts_with('<'));
+        let heads = headings.map(|heading| heading.trim_start_matches('<').to_string());
         Table {
-            rows: vec![headings.split('|').map(str::to_string).collect()],
-            below: Vec::new(),
+            left: left.collect(),
+            rows: vec![(heads.collect(), None)],
         }
     }
 
     /// Adds the frames beyond the caller below the last row.
     pub fn stack(&mut self, caller: &Caller) {
-        if let Some(beyond) = caller.beyond() {
-            self.below.push((self.rows.len() - 1, beyond));
+        if let Some((_, below)) = self.rows.last_mut() {
+            *below = caller.beyond();
         }
     }
 
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        self.rows
-            .push(cells.into_iter().map(|cell| printable(&cell)).collect());
+        let cells = cells.into_iter().map(|cell| printable(&cell)).collect();
+        self.rows.push((cells, None));
     }
 
-    pub fn write(mut self, out: &mut String) {
-        let left: Vec<bool> = self.rows[0]
-            .iter()
-            .map(|heading| heading.starts_with('<'))
-            .collect();
-        for heading in &mut self.rows[0] {
-            *heading = heading.trim_start_matches('<').to_string();
-        }
-        let widths: Vec<usize> = (0..left.len())
-            .map(|column| {
-                self.rows
-                    .iter()
-                    .map(|row| row[column].chars().count())
-                    .max()
-                    .unwrap_or(0)
-            })
-            .collect();
-        let before: usize = widths[..widths.len() - 1]
-            .iter()
-            .map(|width| width + 2)
-            .sum();
-        let last = columns().saturating_sub(2 + before);
-        let mut below = self.below.iter().peekable();
-        for (number, row) in self.rows.iter().enumerate() {
+    pub fn write(&self, out: &mut String) {
+        let last = self.left.len() - 1;
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|(row, _)| row[column].chars().count());
+            cells.max().unwrap_or(0)
+        };
+        let mut widths: Vec<usize> = (0..last).map(width).collect();
+        let before: usize = widths.iter().map(|width| width + 2).sum();
+        let room = columns().saturating_sub(2 + before);
+        widths.push(0);
+        for (row, below) in &self.rows {
             let mut line = String::from(" ");
             for (column, cell) in row.iter().enumerate() {
-                let cell = if column + 1 == row.len() {
-                    shortened(cell, last)
-                } else {
-                    cell.clone()
-                };
-                let width = if column + 1 == row.len() {
-                    0
-                } else {
-                    widths[column]
-                };
-                let _ = if left[column] {
+                let width = widths[column];
+                let cell = shortened(cell, if column == last { room } else { usize::MAX });
+                let _ = if self.left[column] {
                     write!(line, " {cell:<width$} ")
                 } else {
                     write!(line, " {cell:>width$} ")
@@ -85,7 +67,7 @@ impl Table {
             }
             out.push_str(line.trim_end());
             out.push('\n');
-            if let Some((_, text)) = below.next_if(|(row, _)| *row == number) {
+            if let Some(text) = below {
                 wrapped(out, "      < ", "        ", text);
             }
         }

@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The call stacks of a trace: [`kind::STACK`](rdmamr_trace_format::kind::STACK).
-use super::source::Place;
-use rdmamr_trace_format::Numbers;
-use rustc_hash::FxHashMap;
 
-/// The most stacks of a process, and the most frames of a stack; no writer has as many.
-const MOST_STACKS: usize = 1 << 16;
+/// The most frames of a stack; no writer has as many.
 const MOST_FRAMES: usize = 256;
-
-/// The stacks of a process, by their number: the place of each in the file, and the list of modules
-/// that was valid.
-#[derive(Default)]
-pub struct Stacks(FxHashMap<u32, (Place, u32)>);
 
 /// A call stack, innermost frame first.
 #[derive(Default)]
@@ -57,21 +48,6 @@ impl Stack {
             addresses: addresses.map(|&bytes| u64::from_le_bytes(bytes)).collect(),
             python: python.take(MOST_FRAMES).collect(),
         })
-    }
-}
-
-impl Stacks {
-    /// Records the place of a stack; the first four bytes of its block are `head`.
-    pub fn note(&mut self, head: &[u8], place: Place, modules: u32) {
-        if let Some(number) = u32::read(head).filter(|_| self.0.len() < MOST_STACKS) {
-            self.0.entry(number).or_insert((place, modules));
-        }
-    }
-
-    /// The place of a stack, and its list of modules.
-    pub fn get(&self, number: u32) -> Option<(&Place, u32)> {
-        let (place, modules) = self.0.get(&number).filter(|_| number != 0)?;
-        Some((place, *modules))
     }
 }
 
