@@ -18,13 +18,6 @@ const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
 const MORE_MAPPINGS: u64 = 1 << 12;
 
-#[repr(C)]
-struct Api {
-    api: u64,
-    features: u64,
-    ioctls: u64,
-}
-
 const SUBJECT: &str = "userfaultfd";
 const COST: &str = "Every registration makes a new region: relaxed registration and RDMAMR_CACHE cost as much as \
                     plain registration.";
@@ -125,14 +118,11 @@ pub fn with_features(features: u64) -> Result<(OwnedFd, u64), Errno> {
         Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
         opened => opened?,
     };
-    let mut api = Api {
-        api: 0xaa,
-        features,
-        ioctls: 0,
-    };
-    // SAFETY: the structure is the one that the call takes.
+    // The version of the interface, the features, and the ioctls that the kernel returns.
+    let mut api = [0xaa, features, 0];
+    // SAFETY: the structure that the call takes is three such numbers.
     match unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API, &raw mut api) } {
-        0 => Ok((file, api.features)),
+        0 => Ok((file, api[1])),
         _ => Err(errno()),
     }
 }

@@ -50,21 +50,8 @@ fn reason(error: Error) -> anyhow::Error {
 
 /// An array of one element.
 pub fn array(size: usize, flags: u32) -> Result<OwnedFd> {
-    #[repr(C)]
-    struct Map {
-        kind: u32,
-        key: u32,
-        value: u32,
-        entries: u32,
-        flags: u32,
-    }
-    let map = Map {
-        kind: MAP_TYPE_ARRAY,
-        key: 4,
-        value: u32::try_from(size)?,
-        entries: 1,
-        flags,
-    };
+    // The kind, the sizes of a key and of a value, the number of elements, and the flags.
+    let map = [MAP_TYPE_ARRAY, 4, u32::try_from(size)?, 1, flags];
     // SAFETY: the structure is the one of BPF_MAP_CREATE, as far as it is used.
     unsafe { bpf(MAP_CREATE, &map) }.map(owned).map_err(reason)
 }

@@ -21,20 +21,16 @@ enum Values {
     /// Of each process on each device, by state if there is one.
     OfDevices(fn(&OfDevice) -> States),
     OfProcesses(fn(&Process) -> Option<f64>),
-    /// Of each limit on bytes, or on a device's objects.
-    OfLimits(Amount, fn(&Limit) -> u64),
+    /// Of each limit on bytes, or on a device's objects, by [`Limit::bytes`].
+    OfLimits(bool, fn(&Limit) -> u64),
     /// Of each device, for all processes.
     Devices(fn(&Device) -> Option<u64>),
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Amount {
-    Bytes,
-    Objects,
-}
-
 use Values::*;
 
+const BYTES: bool = true;
+const OBJECTS: bool = false;
 const COUNTER: &str = "counter";
 /// A value that may go down.
 const GAUGE: &str = "gauge";
@@ -63,13 +59,13 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 17] = [
     ("rdmamr_registration_seconds", COUNTER, "seconds", "The time that registrations took in the kernel.",
         OfProcesses(|process| process.registration_seconds)),
     ("rdmamr_limit_bytes", GAUGE, "bytes", "A limit on memory that holds for the process.",
-        OfLimits(Amount::Bytes, |limit| limit.most)),
+        OfLimits(BYTES, |limit| limit.most)),
     ("rdmamr_limit_used_bytes", GAUGE, "bytes", "How much of the limit is used, by all that count.",
-        OfLimits(Amount::Bytes, |limit| limit.used)),
+        OfLimits(BYTES, |limit| limit.used)),
     ("rdmamr_limit_objects", GAUGE, "objects", "A limit on a device's objects that holds for the process.",
-        OfLimits(Amount::Objects, |limit| limit.most)),
+        OfLimits(OBJECTS, |limit| limit.most)),
     ("rdmamr_limit_used_objects", GAUGE, "objects", "How much of the limit is used, by all that count.",
-        OfLimits(Amount::Objects, |limit| limit.used)),
+        OfLimits(OBJECTS, |limit| limit.used)),
     ("rdmamr_device_regions", GAUGE, "", "Regions of all processes on the device.",
         Devices(|device| Some(device.regions))),
     ("rdmamr_device_registered_bytes", GAUGE, "bytes", "The sum of their lengths.",
@@ -159,8 +155,8 @@ impl Values {
                         put(Vec::new(), value);
                     }
                 }
-                OfLimits(amount, value) => {
-                    for (limit, device) in tightest(process, *amount) {
+                OfLimits(bytes, value) => {
+                    for (limit, device) in tightest(process, *bytes) {
                         put(
                             vec![("limit", limit.name), ("device", device)],
                             value(limit) as f64,
@@ -175,9 +171,9 @@ impl Values {
 
 /// The limits of a process, each with its device. The process has a limit in each of the groups
 /// that it is in: the tightest counts.
-fn tightest(process: &Process, amount: Amount) -> Vec<(&Limit, &str)> {
+fn tightest(process: &Process, bytes: bool) -> Vec<(&Limit, &str)> {
     let mut limits: Vec<_> = process.limits.iter().collect();
-    limits.retain(|limit| limit.bytes == (amount == Amount::Bytes));
+    limits.retain(|limit| limit.bytes == bytes);
     limits.sort_by_key(|limit| limit.most.saturating_sub(limit.used));
     let mut tightest: Vec<(&Limit, &str)> = Vec::new();
     for limit in limits {

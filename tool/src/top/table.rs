@@ -203,14 +203,6 @@ fn short(rate: f64) -> String {
     }
 }
 
-/// The registrations of GPUs' memory, of a process that has made some.
-fn of_gpus(process: &Process) -> Option<String> {
-    let counter = |name| process.counters.get(name).copied().unwrap_or(0);
-    let (registered, failed) = (counter("reg_gpu"), counter("reg_gpu_failed"));
-    (registered + failed > 0)
-        .then(|| format!("memory of GPUs: {registered} registered as a dma-buf, {failed} failed"))
-}
-
 /// A limit in words: the used amount, and the most.
 pub fn words(limit: &Limit) -> String {
     let amount = |amount: u64| {
@@ -237,33 +229,27 @@ pub fn share(limit: &Limit) -> f64 {
     (limit.used as f64 / limit.most as f64).clamp(0.0, 1.0)
 }
 
-/// What the process has registered past the library, in words.
-fn past(process: &Process) -> Option<String> {
-    let counter = |name: &str| process.counters.get(name).copied().unwrap_or(0);
-    let registrations = counter("reg_past");
-    (registrations > 0).then(|| {
-        format!(
-            "registered past the library so far: {} of {}, by libmlx5",
-            units::plural(registrations, "registration", "registrations"),
-            units::bytes(counter("reg_past_bytes"))
-        )
-    })
-}
-
-/// How often the cache asked the kernel, of a process for which the kernel counts changes.
-fn asked(process: &Process) -> Option<String> {
-    let asked = process.counters.get("fence_asked").copied().unwrap_or(0);
-    (asked > 0).then(|| {
-        let asks = units::plural(asked, "question", "questions");
-        format!("hits read the counters of rdmamr fence: {asks} to the kernel so far")
-    })
-}
-
 /// The lines on a process beside its devices and limits: GPUs' memory, past the library, the fence.
 pub fn notes(process: &Process) -> impl Iterator<Item = String> {
-    [of_gpus(process), past(process), asked(process)]
-        .into_iter()
-        .flatten()
+    let counter = |name| process.counters.get(name).copied().unwrap_or(0);
+    let (registered, failed) = (counter("reg_gpu"), counter("reg_gpu_failed"));
+    let gpus = (registered + failed > 0)
+        .then(|| format!("memory of GPUs: {registered} registered as a dma-buf, {failed} failed"));
+    let past = counter("reg_past");
+    let past = (past > 0).then(|| {
+        format!(
+            "registered past the library so far: {} of {}, by libmlx5",
+            units::plural(past, "registration", "registrations"),
+            units::bytes(counter("reg_past_bytes"))
+        )
+    });
+    // How often the cache asked the kernel, if the kernel counts changes for the process.
+    let asked = counter("fence_asked");
+    let asked = (asked > 0).then(|| {
+        let asks = units::plural(asked, "question", "questions");
+        format!("hits read the counters of rdmamr fence: {asks} to the kernel so far")
+    });
+    [gpus, past, asked].into_iter().flatten()
 }
 
 /// The sums over all processes.
@@ -435,13 +421,13 @@ mod tests {
     #[test]
     fn memory_of_gpus_has_a_line() {
         let mut process = Process::default();
-        assert_eq!(of_gpus(&process), None);
+        assert_eq!(notes(&process).next(), None);
         process.counters.insert("reg_gpu".into(), 0);
         process.counters.insert("reg_gpu_failed".into(), 0);
-        assert_eq!(of_gpus(&process), None);
+        assert_eq!(notes(&process).next(), None);
         process.counters.insert("reg_gpu_failed".into(), 2);
         let words = "memory of GPUs: 0 registered as a dma-buf, 2 failed";
-        assert_eq!(of_gpus(&process).as_deref(), Some(words));
+        assert_eq!(notes(&process).collect::<Vec<_>>(), [words]);
     }
 
     #[test]

@@ -67,8 +67,6 @@ pub fn ask() -> Answer {
         .unwrap_or_else(|_| Err(format!("the process that asked it ended: {status}")))
 }
 
-type Status = c_int;
-const SUCCESS: Status = 0;
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const DMA_BUF_SUPPORTED: c_int = 124;
 /// "00000000:17:00.0" and its NUL.
@@ -77,45 +75,27 @@ const ADDRESS: usize = 32;
 fn gpus() -> Answer {
     let library = Loaded::open(c"libcuda.so.1").map_err(|_| "libcuda.so.1 is not installed")?;
     macro_rules! function {
-        ($name:literal, $type:ty) => {
+        ($name:literal, $($argument:ty),+) => {
             // SAFETY: cuda.h declares the function so.
-            unsafe { library.function::<$type>($name) }
+            unsafe { library.function::<unsafe extern "C" fn($($argument),+) -> c_int>($name) }
                 .ok_or_else(|| format!("it has no {}", $name.to_string_lossy()))
         };
     }
-    let failed = |name: &str, status: Status| format!("{name}: error {status}");
-    let init = function!(c"cuInit", unsafe extern "C" fn(c_uint) -> Status)?;
+    let done = |name: &str, status: c_int| match status {
+        0 => Ok(()),
+        status => Err(format!("{name}: error {status}")),
+    };
+    let init = function!(c"cuInit", c_uint)?;
     // SAFETY: the call takes no memory of ours.
-    match unsafe { init(0) } {
-        SUCCESS => {}
-        status => return Err(failed("cuInit", status)),
-    }
-    let count = function!(
-        c"cuDeviceGetCount",
-        unsafe extern "C" fn(*mut c_int) -> Status
-    )?;
-    let get = function!(
-        c"cuDeviceGet",
-        unsafe extern "C" fn(*mut c_int, c_int) -> Status
-    )?;
-    let attribute = function!(
-        c"cuDeviceGetAttribute",
-        unsafe extern "C" fn(*mut c_int, c_int, c_int) -> Status
-    )?;
-    let address = function!(
-        c"cuDeviceGetPCIBusId",
-        unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Status
-    )?;
-    let memory = function!(
-        c"cuDeviceTotalMem_v2",
-        unsafe extern "C" fn(*mut usize, c_int) -> Status
-    );
+    done("cuInit", unsafe { init(0) })?;
+    let count = function!(c"cuDeviceGetCount", *mut c_int)?;
+    let get = function!(c"cuDeviceGet", *mut c_int, c_int)?;
+    let attribute = function!(c"cuDeviceGetAttribute", *mut c_int, c_int, c_int)?;
+    let address = function!(c"cuDeviceGetPCIBusId", *mut c_char, c_int, c_int)?;
+    let memory = function!(c"cuDeviceTotalMem_v2", *mut usize, c_int);
     let mut number = 0;
     // SAFETY: the number is writable.
-    match unsafe { count(&raw mut number) } {
-        SUCCESS => {}
-        status => return Err(failed("cuDeviceGetCount", status)),
-    }
+    done("cuDeviceGetCount", unsafe { count(&raw mut number) })?;
     let gpu = |ordinal| {
         let (mut device, mut has_dma_buf, mut bytes) = (0, 0, 0);
         let mut text: [c_char; ADDRESS] = [0; ADDRESS];
@@ -123,9 +103,7 @@ fn gpus() -> Answer {
         let got = unsafe { get(&raw mut device, ordinal) };
         // SAFETY: the call writes at most as many characters as it is told, with a NUL.
         let named = unsafe { address(text.as_mut_ptr(), ADDRESS as c_int, device) };
-        if got != SUCCESS || named != SUCCESS {
-            return Err(failed("cuDeviceGetPCIBusId", got.max(named)));
-        }
+        done("cuDeviceGetPCIBusId", got.max(named))?;
         // SAFETY: the value is writable. A driver that does not know the attribute refuses it.
         let known = unsafe { attribute(&raw mut has_dma_buf, DMA_BUF_SUPPORTED, device) };
         if let Ok(memory) = &memory {
@@ -136,7 +114,7 @@ fn gpus() -> Answer {
         let text = unsafe { CStr::from_ptr(text.as_ptr()) };
         Ok(Asked {
             address: address_of_sysfs(&text.to_string_lossy()),
-            has_dma_buf: known == SUCCESS && has_dma_buf == 1,
+            has_dma_buf: known == 0 && has_dma_buf == 1,
             memory: bytes as u64,
         })
     };
