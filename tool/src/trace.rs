@@ -8,8 +8,7 @@
 use crate::report::units::plural;
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
-    CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, how,
-    kind,
+    CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, kind,
 };
 use rustc_hash::FxHashMap;
 use source::{Place, Source};
@@ -611,11 +610,6 @@ fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Optio
         bias,
         path: path_number(parts.next()?),
     })
-}
-
-/// Whether the cache served a registration.
-pub fn cached(how: u8) -> bool {
-    matches!(how, how::HIT | how::MISS)
 }
 
 #[cfg(test)]

@@ -35,15 +35,13 @@ impl Frame {
     }
 
     fn draw(&self, whole: u64) -> Markup {
-        let mut within: Vec<&Frame> = self.within.iter().collect();
-        within.sort_by_key(|frame| std::cmp::Reverse(frame.time));
-        let narrowest = whole / NARROWEST;
+        let within = self.longest(whole);
+        let rest = self.time - within.iter().map(|frame| frame.time).sum::<u64>();
         html! { div.frame style=(format!("flex:{} 0 0", self.time.max(1))) {
             div.name title=(self.label(whole)) { (self.name) " " span.unit { (time(self.time)) } }
-            @if !within.is_empty() {
+            @if !self.within.is_empty() {
                 div.within {
-                    @for frame in within.iter().filter(|frame| frame.time > narrowest) { (frame.draw(whole)) }
-                    @let rest = self.time - within.iter().filter(|frame| frame.time > narrowest).map(|frame| frame.time).sum::<u64>();
+                    @for frame in within { (frame.draw(whole)) }
                     @if rest > 0 { div.rest style=(format!("flex:{rest} 0 0")) {} }
                 }
             }
@@ -125,53 +123,17 @@ const LETTER: f64 = 7.0;
 pub fn svg(report: &Report) -> String {
     let all = tree(report);
     let height = 30.0 + ROW * all.depth() as f64;
-    let mut frames = Vec::new();
-    all.place(0.0, 0, all.time.max(1), &mut frames);
     let markup = html! {
         svg xmlns="http://www.w3.org/2000/svg" width=(WIDTH) height=(height) viewBox=(format!("0 0 {WIDTH} {height}"))
             font-family="monospace" font-size="12" {
             rect width="100%" height="100%" fill="#ffffff" {}
             text x="4" y="16" { "Time in calls by caller: " (time(all.time)) }
-            @for placed in &frames { (placed.draw(all.time)) }
+            (all.place(0.0, 0, all.time))
         }
     };
     let content = markup.into_string();
     let content: String = content.chars().filter(|&c| !controls(c)).collect();
     format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{content}\n")
-}
-
-/// A frame with its place in the drawing.
-struct Placed<'a> {
-    frame: &'a Frame,
-    left: f64,
-    width: f64,
-    depth: usize,
-}
-
-impl Placed<'_> {
-    fn draw(&self, whole: u64) -> Markup {
-        let top = 26.0 + ROW * self.depth as f64;
-        let letters = (self.width / LETTER) as usize;
-        let words = format!("{} {}", self.frame.name, time(self.frame.time));
-        let shown: String = match words.chars().count() > letters {
-            true => words
-                .chars()
-                .take(letters.saturating_sub(1))
-                .chain(['\u{2026}'])
-                .collect(),
-            false => words,
-        };
-        let colour = if self.depth.is_multiple_of(2) {
-            "#ffd9a8"
-        } else {
-            "#ffe9cc"
-        };
-        html! { g {
-            title { (self.frame.label(whole)) }
-            rect x=(format!("{:.1}", self.left)) y=(top) width=(format!("{:.1}", self.width)) height=(ROW - 1.0) fill=(colour) stroke="#ffffff" {}
-            @if letters > 3 { text x=(format!("{:.1}", self.left + 3.0)) y=(top + 14.0) { (shown) } }
-        } }
-    }
 }
 
 impl Frame {
@@ -188,21 +150,43 @@ impl Frame {
         1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
     }
 
-    /// Places the frame and those within it, the longest first.
-    fn place<'a>(&'a self, left: f64, depth: usize, whole: u64, into: &mut Vec<Placed<'a>>) {
-        let width = WIDTH * self.time as f64 / whole as f64;
-        into.push(Placed {
-            frame: self,
-            left,
-            width,
-            depth,
-        });
-        let mut within: Vec<&Frame> = self.within.iter().collect();
+    /// The frames within that are wide enough, the longest first.
+    fn longest(&self, whole: u64) -> Vec<&Frame> {
+        let within = self.within.iter();
+        let mut within: Vec<&Frame> = within.filter(|of| of.time > whole / NARROWEST).collect();
         within.sort_by_key(|frame| std::cmp::Reverse(frame.time));
+        within
+    }
+
+    /// Draws the frame and those within it, the longest first.
+    fn place(&self, left: f64, depth: usize, whole: u64) -> Markup {
+        let wide = |frame: &Frame| WIDTH * frame.time as f64 / whole.max(1) as f64;
+        let width = wide(self);
+        let top = 26.0 + ROW * depth as f64;
+        let letters = (width / LETTER) as usize;
+        let mut shown = format!("{} {}", self.name, time(self.time));
+        if shown.chars().count() > letters {
+            let whole = shown.chars().take(letters.saturating_sub(1));
+            shown = whole.chain(['\u{2026}']).collect();
+        }
+        let colour = if depth.is_multiple_of(2) {
+            "#ffd9a8"
+        } else {
+            "#ffe9cc"
+        };
         let mut at = left;
-        for frame in within.iter().filter(|of| of.time > whole / NARROWEST) {
-            frame.place(at, depth + 1, whole, into);
-            at += WIDTH * frame.time as f64 / whole as f64;
+        let within = self.longest(whole).into_iter().map(|frame| {
+            let drawn = frame.place(at, depth + 1, whole);
+            at += wide(frame);
+            drawn
+        });
+        html! {
+            g {
+                title { (self.label(whole)) }
+                rect x=(format!("{left:.1}")) y=(top) width=(format!("{width:.1}")) height=(ROW - 1.0) fill=(colour) stroke="#ffffff" {}
+                @if letters > 3 { text x=(format!("{:.1}", left + 3.0)) y=(top + 14.0) { (shown) } }
+            }
+            @for frame in within { (frame) }
         }
     }
 }

@@ -107,7 +107,7 @@ fn heights(top: f64, size: f64) -> Vec<(f64, String)> {
 }
 
 /// The outline of heights from 0 to 1, each from a place of 0 to [`POINTS`] up to the next.
-fn outline(heights: impl Iterator<Item = (f64, f64)>, closed: bool) -> String {
+fn outline(heights: impl Iterator<Item = (f64, f64)>) -> String {
     let mut path = String::new();
     let mut last = None;
     for (x, height) in heights {
@@ -117,17 +117,13 @@ fn outline(heights: impl Iterator<Item = (f64, f64)>, closed: bool) -> String {
         }
         let x = x.round();
         let _ = match last {
-            None if closed => write!(path, "M{x} {HEIGHT}V{y}"),
-            None => write!(path, "M{x} {y}"),
+            None => write!(path, "M{x} {HEIGHT}V{y}"),
             Some(_) => write!(path, "H{x}V{y}"),
         };
         last = Some(y);
     }
     if last.is_some() {
-        let _ = write!(path, "H{POINTS}");
-        if closed {
-            let _ = write!(path, "V{HEIGHT}Z");
-        }
+        let _ = write!(path, "H{POINTS}V{HEIGHT}Z");
     }
     path
 }
@@ -144,41 +140,48 @@ fn columns(heights: impl Iterator<Item = (usize, f64)>) -> String {
     path
 }
 
-fn of_points(
+type Shape = (&'static str, fn(&Point) -> u64);
+
+/// A plot of pinned memory, with its peak and the moment of that if it is to be pointed at.
+fn of_memory(
+    title: &'static str,
+    (peak, moment): (u64, Option<u64>),
+    shapes: &[Shape],
     pinned: &Pinned,
     span: u64,
-    top: f64,
-    bytes: impl Fn(&Point) -> u64,
-    closed: bool,
-) -> String {
-    let points = pinned.points.iter().map(|point| {
-        let x = point.time_ns as f64 / span.max(1) as f64 * POINTS as f64;
-        (x, bytes(point) as f64 / top)
-    });
-    outline(points, closed)
+) -> Plot {
+    let (size, name) = unit(peak, BYTES);
+    let top = (peak as f64 * 1.08).max(1.0);
+    let place = |time_ns: u64| time_ns as f64 / span.max(1) as f64;
+    let shape = |&(class, bytes): &Shape| {
+        let points = pinned.points.iter();
+        let points = points.map(|point| {
+            (
+                place(point.time_ns) * POINTS as f64,
+                bytes(point) as f64 / top,
+            )
+        });
+        (class, outline(points))
+    };
+    Plot {
+        title,
+        unit: name.to_string(),
+        ticks: heights(top, size),
+        shapes: shapes.iter().map(shape).collect(),
+        dot: moment.map(|moment| (place(moment), peak as f64 / top)),
+    }
 }
 
 fn pinned(pinned: &Pinned, span: u64) -> Plot {
-    let (size, name) = unit(pinned.peak_bytes, BYTES);
-    let top = (pinned.peak_bytes as f64 * 1.08).max(1.0);
-    let path = |bytes: fn(&Point) -> u64| of_points(pinned, span, top, bytes, true);
-    Plot {
-        title: "Pinned memory",
-        unit: name.to_string(),
-        ticks: heights(top, size),
-        // Behind the plain one, an equal shape would show at its edges.
-        shapes: match pinned.points.iter().any(|point| point.cache_bytes > 0) {
-            true => vec![
-                ("cache", path(Point::bytes)),
-                ("plain", path(|point| point.plain_bytes)),
-            ],
-            false => vec![("plain", path(|point| point.plain_bytes))],
-        },
-        dot: Some((
-            pinned.peak_at_ns as f64 / span.max(1) as f64,
-            pinned.peak_bytes as f64 / top,
-        )),
-    }
+    let shapes: [Shape; 2] = [
+        ("cache", Point::bytes),
+        ("plain", |point| point.plain_bytes),
+    ];
+    // Behind the plain one, an equal shape would show at its edges.
+    let has_cache = pinned.points.iter().any(|point| point.cache_bytes > 0);
+    let shapes = &shapes[usize::from(!has_cache)..];
+    let peak = (pinned.peak_bytes, Some(pinned.peak_at_ns));
+    of_memory("Pinned memory", peak, shapes, pinned, span)
 }
 
 /// Whether regions would be idle in the cache at that point.
@@ -189,19 +192,13 @@ pub fn is_kept(point: &Point) -> bool {
 /// The memory that would be pinned with the cache, if that differs.
 fn cached(pinned: &Pinned, span: u64) -> Option<Plot> {
     pinned.points.iter().find(|point| is_kept(point))?;
-    let (size, name) = unit(pinned.cached_peak_bytes, BYTES);
-    let top = (pinned.cached_peak_bytes as f64 * 1.08).max(1.0);
-    let all = |point: &Point| point.cached_bytes;
-    Some(Plot {
-        title: "Pinned memory that --cache=all would need",
-        unit: name.to_string(),
-        ticks: heights(top, size),
-        shapes: vec![
-            ("kept", of_points(pinned, span, top, all, true)),
-            ("plain", of_points(pinned, span, top, Point::bytes, true)),
-        ],
-        dot: None,
-    })
+    let title = "Pinned memory that --cache=all would need";
+    let shapes: [Shape; 2] = [
+        ("kept", |point| point.cached_bytes),
+        ("plain", Point::bytes),
+    ];
+    let peak = (pinned.cached_peak_bytes, None);
+    Some(of_memory(title, peak, &shapes, pinned, span))
 }
 
 fn rate(activity: &Activity) -> Plot {

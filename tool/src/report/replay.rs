@@ -9,7 +9,7 @@ use super::ranges::{self, Ranges};
 use super::shape::{Past, Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
-use crate::trace::{Event, Trace, cached};
+use crate::trace::{Event, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, call, how};
@@ -348,7 +348,7 @@ impl Replay<'_> {
             memory: (call.addr, call.length),
             site,
         };
-        let cache = cached(call.how);
+        let cache = matches!(call.how, how::HIT | how::MISS);
         if call.how == how::HIT {
             if let Some(region) = self.regions.get_mut(&key) {
                 region.hold(holder);
