@@ -209,21 +209,10 @@ fn create(path: &Path, found: &Found) -> Result<()> {
     traces::empty(path)
 }
 
-/// Has the process record into a file. False if the user has interrupted the wait for its answer, or
-/// if it has not come by `limit`.
+/// Has the process record into a file. False if its answer has not come.
 fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
-    let number = ask(found, Some(file))?;
-    let began = Instant::now();
-    let mut said = false;
-    while !has_answered(found, number)? {
-        if INTERRUPTED.load(Relaxed) || limit.is_some_and(|limit| began.elapsed() > limit) {
-            return Ok(false);
-        }
-        if began.elapsed() > PATIENCE && !said {
-            say("waiting: recording begins with the process's next registration");
-            said = true;
-        }
-        std::thread::sleep(Duration::from_millis(20));
+    if !wait(found, ask(found, Some(file))?, limit)? {
+        return Ok(false);
     }
     if word(found, offset_of!(TraceSwitch, state))? > 1 {
         bail!("process {} cannot write the file", found.pid);
@@ -233,12 +222,26 @@ fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
 
 /// Has the process stop. False if its last calls come with its next registration.
 fn stop(found: &Found) -> Result<bool> {
-    let number = ask(found, None)?;
+    let answered = wait(found, ask(found, None)?, Some(PATIENCE))?;
+    if !answered {
+        say("the process writes its last calls and stops recording at its next registration");
+    }
+    Ok(answered)
+}
+
+/// Waits for the answer of that number. False if the user has interrupted the wait, or if the answer
+/// has not come by `limit`.
+fn wait(found: &Found, number: u32, limit: Option<Duration>) -> Result<bool> {
     let began = Instant::now();
+    let mut said = false;
     while !has_answered(found, number)? {
-        if INTERRUPTED.load(Relaxed) || began.elapsed() > PATIENCE {
-            say("the process writes its last calls and stops recording at its next registration");
+        let waited = began.elapsed();
+        if INTERRUPTED.load(Relaxed) || limit.is_some_and(|limit| waited > limit) {
             return Ok(false);
+        }
+        if waited > PATIENCE && !said {
+            say("waiting: recording begins with the process's next registration");
+            said = true;
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -140,12 +140,8 @@ fn other(errno: &str) -> Option<String> {
 /// The errnos that have an explanation.
 pub fn names() -> Vec<String> {
     let sections = SECTIONS.iter().map(|row| row.0.to_owned());
-    sections.chain(others()).collect()
-}
-
-fn others() -> Vec<String> {
     let name = |cells: Vec<String>| cells[0].split(' ').next().map(str::to_owned);
-    let mut names: Vec<_> = rows_of_others().filter_map(name).collect();
+    let mut names: Vec<_> = sections.chain(rows_of_others().filter_map(name)).collect();
     names.dedup();
     names
 }

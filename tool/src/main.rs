@@ -80,10 +80,7 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    if let Some(measured) = bench::as_worker() {
-        return end(measured.map(|()| ExitCode::SUCCESS), usage);
-    }
-    if let Some(answered) = doctor::as_child() {
+    if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
     let parsed = Cli::command()

@@ -114,15 +114,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Ok(program) => program,
         Err(refused) => {
             say(format_args!("{}: {}", called.display(), refused.why));
-            return Ok(ExitCode::from(if refused.exists {
-                CANNOT_RUN
-            } else {
-                NOT_FOUND
-            }));
+            return Ok(ExitCode::from(refused.status));
         }
     };
     let library = library::find()?;
-    if let Err(why) = judge::judge(&program, &args.command[1..], &library) {
+    let arguments = &args.command[1..];
+    if let Err(why) = judge::judge(&program, arguments, &library, judge::MOST_SCRIPTS) {
         bail!(
             "{} cannot have the library preloaded: {why}",
             program.display()

@@ -13,14 +13,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The kernel follows at most this many scripts that interpret scripts.
-const MOST_SCRIPTS: usize = 5;
+pub const MOST_SCRIPTS: usize = 5;
 
-/// An error says why the library cannot be preloaded.
-pub fn judge(program: &Path, arguments: &[OsString], library: &Library) -> Result<(), String> {
-    judge_file(program, arguments, library, MOST_SCRIPTS)
-}
-
-fn judge_file(
+/// An error says why the library cannot be preloaded. `scripts` is how many may follow.
+pub fn judge(
     program: &Path,
     arguments: &[OsString],
     library: &Library,
@@ -59,7 +55,7 @@ fn judge_file(
             let Ok(path) = search::find(&started) else {
                 return Ok(());
             };
-            judge_file(&path, &[], library, scripts - 1)
+            judge(&path, &[], library, scripts - 1)
                 .map_err(|why| format!("it starts {}, and {why}", path.display()))
         }
         _ => Ok(()),
@@ -195,7 +191,7 @@ fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), 
         ));
     }
     let arguments: Vec<OsString> = argument.into_iter().collect();
-    judge_file(&interpreter, &arguments, library, scripts - 1)
+    judge(&interpreter, &arguments, library, scripts - 1)
         .map_err(|why| format!("it is a script, run by {}: {why}", interpreter.display()))
 }
 

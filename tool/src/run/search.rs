@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Finds the file for a program's name as execvp(3) does.
 
+use super::{CANNOT_RUN, NOT_FOUND};
 use crate::report::units::reason;
 use std::env;
 use std::ffi::{CString, OsStr};
-use std::io;
+use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Why no file can be run by that name.
 pub struct Refused {
     pub why: String,
-    /// A file of that name exists.
-    pub exists: bool,
+    /// The exit status: [`CANNOT_RUN`] if a file of that name exists.
+    pub status: u8,
 }
 
 /// Finds the file. The returned path contains a slash, so that exec does not search again.
@@ -31,38 +32,38 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
         };
         match check(&file) {
             Ok(()) => return Ok(file),
-            Err(why) if why.exists => refused = refused.or(Some(why)),
+            Err(why) if why.status == CANNOT_RUN => refused = refused.or(Some(why)),
             Err(_) => {}
         }
     }
     Err(refused.unwrap_or_else(|| Refused {
         why: "there is no program of that name in PATH".into(),
-        exists: false,
+        status: NOT_FOUND,
     }))
 }
 
 fn check(file: &Path) -> Result<(), Refused> {
-    let refuse = |why: String, exists| Err(Refused { why, exists });
+    let refuse = |why: String, status| Err(Refused { why, status });
     match file.metadata() {
         Err(error) => {
-            let exists = !matches!(
-                error.kind(),
-                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-            );
-            return refuse(reason(&error.into()), exists);
+            let status = match error.kind() {
+                ErrorKind::NotFound | ErrorKind::NotADirectory => NOT_FOUND,
+                _ => CANNOT_RUN,
+            };
+            return refuse(reason(&error.into()), status);
         }
-        Ok(metadata) if metadata.is_dir() => return refuse("it is a directory".into(), true),
+        Ok(metadata) if metadata.is_dir() => return refuse("it is a directory".into(), CANNOT_RUN),
         Ok(_) => {}
     }
     let Ok(path) = CString::new(file.as_os_str().as_bytes()) else {
-        return refuse("its name holds a NUL".into(), false);
+        return refuse("its name holds a NUL".into(), NOT_FOUND);
     };
     // SAFETY: the path ends with a NUL.
     match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
         0 => Ok(()),
         _ => refuse(
             format!("it may not be executed (chmod +x {})", file.display()),
-            true,
+            CANNOT_RUN,
         ),
     }
 }

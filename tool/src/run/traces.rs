@@ -2,10 +2,10 @@
 //! The traces of a program: the file that its processes share, or a file for each, whose name has
 //! `%p`, `%h` or `%r` (rdmamr(7), `RDMAMR_TRACE`).
 
+use crate::files::read;
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
 use rdmamr_trace_format::MAGIC;
-use std::ffi::CStr;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -68,8 +68,9 @@ fn matching(name: &Path) -> Vec<PathBuf> {
         return Vec::new();
     };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let (pattern, host) = (pattern.as_bytes(), host());
     let named =
-        entries.filter(|entry| fits(pattern.as_bytes(), entry.file_name().as_bytes(), &host()));
+        entries.filter(|entry| fits(pattern, entry.file_name().as_bytes(), host.as_bytes()));
     let traces = named.map(|entry| entry.path()).filter(|path| {
         let header = header(path);
         header.is_some_and(|header| header.starts_with(&MAGIC))
@@ -79,16 +80,9 @@ fn matching(name: &Path) -> Vec<PathBuf> {
     traces
 }
 
-fn host() -> Vec<u8> {
-    // SAFETY: all zeros is a valid `utsname`.
-    let mut system: libc::utsname = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    unsafe { libc::uname(&mut system) };
-    // SAFETY: uname ends the name with a NUL, and so do the zeros.
-    let name = unsafe { CStr::from_ptr(system.nodename.as_ptr()) };
-    let name = name.to_bytes().iter();
-    name.map(|&byte| if byte == b'/' { b'_' } else { byte })
-        .collect()
+fn host() -> String {
+    let name = read("/proc/sys/kernel/hostname");
+    name.unwrap_or_default().replace('/', "_")
 }
 
 /// Whether a file's name may come from a pattern: of any process and any rank, on that host.
