@@ -1,8 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Small files of proc(5) and sysfs(5), and the kernel's release, which is in one of them.
+//! Files: those that system calls open, small ones of proc(5) and sysfs(5), and the kernel's release, which is in one of them.
 
 use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
+
+/// The file that a system call has just opened, by the call's result.
+pub fn owned(opened: impl Into<i64>) -> io::Result<OwnedFd> {
+    match opened.into() {
+        -1 => Err(io::Error::last_os_error()),
+        // SAFETY: the call gave this file to nobody else.
+        file => Ok(unsafe { OwnedFd::from_raw_fd(file as i32) }),
+    }
+}
 
 /// The content of a file, without white space around it.
 pub fn read(path: impl AsRef<Path>) -> Option<String> {

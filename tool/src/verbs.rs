@@ -2,8 +2,8 @@
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
 use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::path::PathBuf;
+use std::ffi::{CStr, c_int, c_void};
+use std::fs;
 
 /// A library that was loaded and is never unloaded.
 #[derive(Clone, Copy)]
@@ -20,14 +20,9 @@ impl Loaded {
         }
         // SAFETY: dlerror has no preconditions.
         let error = unsafe { libc::dlerror() };
-        if error.is_null() {
-            return Err("dlopen failed without a reason".into());
-        }
-        // SAFETY: a non-null message is a NUL-terminated string, valid until the next call of
-        // dlerror.
-        Err(unsafe { CStr::from_ptr(error) }
-            .to_string_lossy()
-            .into_owned())
+        // SAFETY: after a failure it is a NUL-terminated string, valid until the next call of dlerror.
+        let error = unsafe { CStr::from_ptr(error) };
+        Err(error.to_string_lossy().into_owned())
     }
 
     /// The program itself and all libraries that were loaded with it; a preloaded library comes
@@ -49,24 +44,24 @@ impl Loaded {
         (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 
-    /// The path of the file that has a function of that name.
-    pub fn path_of(self, name: &CStr) -> Option<PathBuf> {
+    /// The path of the file that has a function of that name, through any links; empty if none has.
+    pub fn path_of(self, name: &CStr) -> String {
         // SAFETY: the handle is valid, and the name ends with a NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
         // SAFETY: all zeros is a valid `Dl_info`.
         let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
         // SAFETY: dladdr accepts any address, and `info` is writable.
         if address.is_null() || unsafe { libc::dladdr(address, &mut info) } == 0 {
-            return None;
+            return String::new();
         }
         // SAFETY: dladdr has set the name to a string of the linker's.
-        let path = unsafe { CStr::from_ptr(info.dli_fname) };
-        Some(PathBuf::from(path.to_str().ok()?))
+        let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_str();
+        let path = path.ok().and_then(|path| fs::canonicalize(path).ok());
+        path.map_or(String::new(), |path| path.display().to_string())
     }
 }
 
 type GetDeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
-type GetDeviceName = unsafe extern "C" fn(*mut ibv_device) -> *const c_char;
 type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
 type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut ibv_context) -> c_int;
@@ -80,7 +75,6 @@ pub type DeregMr = unsafe extern "C" fn(*mut ibv_mr) -> c_int;
 pub struct Verbs {
     pub library: Loaded,
     get_device_list: GetDeviceList,
-    get_device_name: GetDeviceName,
     open_device: OpenDevice,
     alloc_pd: AllocPd,
 }
@@ -102,7 +96,6 @@ impl Verbs {
         Ok(Verbs {
             library,
             get_device_list: function!(c"ibv_get_device_list"),
-            get_device_name: function!(c"ibv_get_device_name"),
             open_device: function!(c"ibv_open_device"),
             alloc_pd: function!(c"ibv_alloc_pd"),
         })
@@ -120,9 +113,9 @@ impl Verbs {
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
         let named = list.iter().map(|&device| {
             // SAFETY: the device is of a list that is never freed.
-            let name = unsafe { (self.get_device_name)(device) };
-            // SAFETY: the name is a NUL-terminated string in the device.
-            let name = unsafe { CStr::from_ptr(name) };
+            let name = unsafe { &(*device).name };
+            // SAFETY: the name ends with a NUL.
+            let name = unsafe { CStr::from_ptr(name.as_ptr()) };
             (name.to_string_lossy().into_owned(), device)
         });
         Ok(named.collect())

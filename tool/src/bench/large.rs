@@ -3,8 +3,9 @@
 //! threads, beside its lower bounds: populating alone, and pinning memory that is present.
 
 use super::args::Args;
-use super::large_worker::{Large, Phase, Turn};
+use super::large_worker::{Turn, ask, start};
 use super::memory::Kind;
+use super::process::Process;
 use super::results::{median, size};
 use crate::choices::name;
 use crate::files::kernel_release;
@@ -55,9 +56,9 @@ struct Row {
 /// Measures, and prints the result.
 pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
     let library = library::find()?;
-    let mut workers = vec![Large::start(&device, None)?];
+    let mut workers = vec![start(&device, None)?];
     for &threads in &args.threads {
-        workers.push(Large::start(&device, Some((&library.path, threads)))?);
+        workers.push(start(&device, Some((&library.path, threads)))?);
     }
     let sizes = args.sizes.clone().unwrap_or_else(|| vec![1 << 30]);
     let rounds = args.rounds.unwrap_or(5);
@@ -96,7 +97,7 @@ pub fn run(args: &Args, device: String) -> anyhow::Result<ExitCode> {
 }
 
 fn measure(
-    workers: &mut [Large],
+    workers: &mut [Process],
     kind: Kind,
     bytes: u64,
     rounds: u32,
@@ -107,14 +108,14 @@ fn measure(
     let mut error = None;
     // The first round warms up: its memory may be new to the machine.
     for round in 0..=rounds as usize {
-        match workers[0].turn(kind, bytes, Phase::Present)? {
+        match ask(&mut workers[0], kind, bytes, true)? {
             Ok(turn) if round > 0 => present.push(turn),
             Ok(_) => {}
             Err(why) => error = Some(why),
         }
         for turn in 0..workers.len() {
             let way = (turn + round) % workers.len();
-            match workers[way].turn(kind, bytes, Phase::Fresh)? {
+            match ask(&mut workers[way], kind, bytes, false)? {
                 Ok(turn) if round > 0 => fresh[way].push(turn),
                 Ok(_) => {}
                 Err(why) => error = Some(why),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A process that registers large memory when it is its turn, and its protocol: a line `KIND BYTES
-//! PHASE` in, a line of JSON out.
+//! IS_PRESENT` in, a line of JSON out.
 
 use super::memory::{Kind, map};
 use super::process::{Calls, Process, answer_each};
@@ -15,13 +15,6 @@ use std::io;
 use std::path::Path;
 use std::time::Instant;
 
-/// Whether the memory is present before it is registered.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Phase {
-    Fresh,
-    Present,
-}
-
 /// The times of a turn, in seconds.
 #[derive(Serialize, Deserialize)]
 pub struct Turn {
@@ -31,28 +24,22 @@ pub struct Turn {
     pub unmap: f64,
 }
 
-/// The process, as its parent sees it.
-pub struct Large(Process);
+/// Starts a process: libibverbs alone, or the library with this number of threads.
+pub fn start(device: &str, library: Option<(&Path, u32)>) -> anyhow::Result<Process> {
+    let settings = library.map(|(_, threads)| ("RDMAMR_PREFAULT", threads.to_string()));
+    let library = library.map(|(path, _)| path);
+    Process::start(&[COMMAND, device], library, settings.as_slice())
+}
 
-impl Large {
-    /// Starts a process: libibverbs alone, or the library with this number of threads.
-    pub fn start(device: &str, library: Option<(&Path, u32)>) -> anyhow::Result<Large> {
-        let settings = library.map(|(_, threads)| ("RDMAMR_PREFAULT", threads.to_string()));
-        let library = library.map(|(path, _)| path);
-        Process::start(&[COMMAND, device], library, settings.as_slice()).map(Large)
-    }
-
-    /// Makes the process register memory once. The inner error is a registration's, or says that
-    /// this machine has no such memory.
-    pub fn turn(
-        &mut self,
-        kind: Kind,
-        bytes: u64,
-        phase: Phase,
-    ) -> anyhow::Result<Result<Turn, String>> {
-        self.0
-            .ask(&format!("{} {bytes} {}", name(kind), name(phase)))
-    }
+/// Makes a process register memory once, which is present before or not. The inner error is a
+/// registration's, or says that this machine has no such memory.
+pub fn ask(
+    worker: &mut Process,
+    kind: Kind,
+    bytes: u64,
+    is_present: bool,
+) -> anyhow::Result<Result<Turn, String>> {
+    worker.ask(&format!("{} {bytes} {is_present}", name(kind)))
 }
 
 /// The hidden command that starts the process.
@@ -66,17 +53,16 @@ pub fn run(device: &str) -> anyhow::Result<()> {
     let calls = Calls::open(device, c"ibv_reg_mr", c"ibv_dereg_mr", preloaded)?;
     answer_each(|line| {
         let words: Vec<&str> = line.split(' ').collect();
-        let [kind, bytes, phase] = words[..] else {
-            bail!("KIND BYTES PHASE");
+        let [kind, bytes, is_present] = words[..] else {
+            bail!("KIND BYTES IS_PRESENT");
         };
         let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
-        let phase = Phase::from_str(phase, false).map_err(anyhow::Error::msg)?;
-        let turn = turn(&calls, kind, bytes.parse()?, phase);
+        let turn = turn(&calls, kind, bytes.parse()?, is_present.parse()?);
         Ok(turn.map_err(|why| units::reason(&why)))
     })
 }
 
-fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> anyhow::Result<Turn> {
+fn turn(calls: &Calls, kind: Kind, bytes: usize, is_present: bool) -> anyhow::Result<Turn> {
     let memory = map(kind, bytes).with_context(|| match kind {
         Kind::Huge | Kind::HugeShared => "vm.nr_hugepages has too few huge pages",
         _ => "mmap",
@@ -87,7 +73,7 @@ fn turn(calls: &Calls, kind: Kind, bytes: usize, phase: Phase) -> anyhow::Result
         start = Instant::now();
         took
     };
-    if phase == Phase::Present {
+    if is_present {
         // SAFETY: the advice populates a mapping of this process.
         let failed =
             unsafe { libc::madvise(memory.address, bytes, libc::MADV_POPULATE_WRITE) } != 0;

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of the kinds that are measured.
 
+use crate::files::owned;
 use clap::ValueEnum;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
 
 /// A kind of memory.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -42,34 +46,22 @@ impl Drop for Memory {
 
 /// Maps memory of a kind, without populating it.
 pub fn map(kind: Kind, length: usize) -> io::Result<Memory> {
-    let (private, none) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
-    let (flags, fd) = match kind {
-        Kind::Anonymous | Kind::Transparent => (private, none),
-        Kind::Shared => (libc::MAP_SHARED | libc::MAP_ANONYMOUS, none),
-        Kind::Huge => (private | libc::MAP_HUGETLB, none),
-        Kind::HugeShared => (
-            libc::MAP_SHARED | libc::MAP_ANONYMOUS | libc::MAP_HUGETLB,
-            none,
-        ),
-        Kind::Memfd | Kind::File => (
-            if kind == Kind::File {
-                libc::MAP_PRIVATE
-            } else {
-                libc::MAP_SHARED
-            },
-            file(kind, length)?,
-        ),
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let shared = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+    let (flags, file) = match kind {
+        Kind::Anonymous | Kind::Transparent => (private, None),
+        Kind::Shared => (shared, None),
+        Kind::Huge => (private | libc::MAP_HUGETLB, None),
+        Kind::HugeShared => (shared | libc::MAP_HUGETLB, None),
+        Kind::Memfd => (libc::MAP_SHARED, Some(file(kind, length)?)),
+        Kind::File => (libc::MAP_PRIVATE, Some(file(kind, length)?)),
     };
+    let fd = file.as_ref().map_or(-1, File::as_raw_fd);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the call makes a new mapping and touches no other.
+    // SAFETY: the call makes a new mapping and touches no other. It stays without the file.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0) };
-    let error = io::Error::last_os_error();
-    if fd >= 0 {
-        // SAFETY: `file` has opened the descriptor. The mapping stays.
-        unsafe { libc::close(fd) };
-    }
     if address == libc::MAP_FAILED {
-        return Err(error);
+        return Err(io::Error::last_os_error());
     }
     let advice = match kind {
         Kind::Transparent => libc::MADV_HUGEPAGE,
@@ -82,18 +74,15 @@ pub fn map(kind: Kind, length: usize) -> io::Result<Memory> {
 }
 
 /// A file in memory, or an empty one on the disk, which has no name.
-fn file(kind: Kind, bytes: usize) -> io::Result<c_int> {
-    let fd = if kind == Kind::Memfd {
+fn file(kind: Kind, bytes: usize) -> io::Result<File> {
+    let file = if kind == Kind::Memfd {
         // SAFETY: the name ends with a NUL.
-        unsafe { libc::memfd_create(c"rdmamr bench".as_ptr(), libc::MFD_CLOEXEC) }
+        owned(unsafe { libc::memfd_create(c"rdmamr bench".as_ptr(), libc::MFD_CLOEXEC) })?.into()
     } else {
-        let flags = libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-        // SAFETY: the path ends with a NUL.
-        unsafe { libc::open(c"/var/tmp".as_ptr(), flags, 0o600) }
+        let mut options = File::options();
+        options.read(true).write(true).mode(0o600);
+        options.custom_flags(libc::O_TMPFILE).open("/var/tmp")?
     };
-    // SAFETY: the call takes no pointers.
-    if fd < 0 || unsafe { libc::ftruncate(fd, bytes as libc::off_t) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(fd)
+    file.set_len(bytes as u64)?;
+    Ok(file)
 }

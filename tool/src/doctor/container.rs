@@ -12,55 +12,45 @@ const SUBJECT: &str = "container";
 /// A container runtime, and the way to raise RLIMIT_MEMLOCK in it.
 pub struct Runtime {
     pub name: &'static str,
-    /// The sign of the runtime, besides its name in the environment variable `container`.
-    sign: Sign,
+    /// Looks for its sign, besides its name in the environment variable `container`.
+    shows: fn() -> bool,
     /// How a process in it may pin more memory.
     pub memlock: &'static str,
-}
-
-enum Sign {
-    Name,
-    Variable(&'static str),
-    File(&'static str),
 }
 
 /// Kubernetes comes first: its containers show the signs of the runtime below as well.
 #[rustfmt::skip]
 const RUNTIMES: &[Runtime] = &[
     Runtime {
-        name: "Kubernetes", sign: Sign::Variable("KUBERNETES_SERVICE_HOST"),
+        name: "Kubernetes", shows: || env::var_os("KUBERNETES_SERVICE_HOST").is_some(),
         memlock: "on the node: systemctl edit containerd (or crio): [Service] LimitMEMLOCK=infinity; systemctl restart it",
     },
     Runtime {
-        name: "Apptainer", sign: Sign::Variable("APPTAINER_CONTAINER"),
+        name: "Apptainer", shows: || env::var_os("APPTAINER_CONTAINER").is_some(),
         memlock: "ulimit -l unlimited (before apptainer starts: it passes the limit on)",
     },
     Runtime {
-        name: "Podman", sign: Sign::File("/run/.containerenv"),
+        name: "Podman", shows: || Path::new("/run/.containerenv").exists(),
         memlock: "podman run --ulimit memlock=-1 ... (rootless: the user's own hard limit is the most)",
     },
     Runtime {
-        name: "Docker", sign: Sign::File("/.dockerenv"),
+        name: "Docker", shows: || Path::new("/.dockerenv").exists(),
         memlock: "docker run --ulimit memlock=-1 ...",
     },
     Runtime {
-        name: "systemd-nspawn", sign: Sign::Name,
+        name: "systemd-nspawn", shows: || false,
         memlock: "systemd-nspawn --rlimit=MEMLOCK=infinity ...",
     },
     Runtime {
-        name: "LXC", sign: Sign::Name,
+        name: "LXC", shows: || false,
         memlock: "lxc.prlimit.memlock = unlimited (in the container's configuration)",
     },
 ];
 
 /// The runtime of this process's container, if it runs in one.
 pub fn runtime() -> Option<&'static Runtime> {
-    let shows = |runtime: &&Runtime| match runtime.sign {
-        Sign::Variable(name) => env::var_os(name).is_some(),
-        Sign::File(path) => Path::new(path).exists(),
-        Sign::Name => false,
-    };
-    RUNTIMES.iter().find(shows).or_else(|| {
+    let shown = RUNTIMES.iter().find(|runtime| (runtime.shows)());
+    shown.or_else(|| {
         let word = name_of_runtime()?;
         RUNTIMES.iter().find(|runtime| is_called(runtime, &word))
     })

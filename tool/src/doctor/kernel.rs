@@ -12,28 +12,37 @@ use std::io::ErrorKind;
 const ABI: &str = "6";
 const NODES: &str = "/sys/class/infiniband_verbs";
 
-/// Opens a device by its file, then by libibverbs, and adds a check for each obstacle.
+const SUBJECT: &str = "uverbs";
+
+/// Opens a device by its file, then by libibverbs, and adds a check: that it opens, or the obstacle.
 pub fn open(
     device: &str,
     verbs: &Result<Verbs, String>,
     checks: &mut Vec<Check>,
 ) -> Option<Context> {
-    const SUBJECT: &str = "uverbs";
+    let (check, context) = match try_open(device, verbs) {
+        Ok((path, context)) => (Check::ok(SUBJECT, format!("{path} opens")), Some(context)),
+        Err(obstacle) => (obstacle, None),
+    };
+    checks.push(check.of(device));
+    context
+}
+
+/// The path of a device's file, and the device.
+fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Context), Check> {
     let Some(node) = node(device) else {
-        let check = Check::failure(
+        return Err(Check::failure(
             SUBJECT,
             "the device has no uverbs file in /sys/class/infiniband_verbs",
         )
         .meaning("The module ib_uverbs is not loaded.")
-        .fix("modprobe ib_uverbs");
-        checks.push(check.of(device));
-        return None;
+        .fix("modprobe ib_uverbs"));
     };
     let path = format!("/dev/infiniband/{node}");
     if let Err(error) = OpenOptions::new().read(true).write(true).open(&path) {
         let (kind, why) = (error.kind(), reason(&error.into()));
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {why}"));
-        let check = match kind {
+        return Err(match kind {
             ErrorKind::NotFound => check
                 .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
                 .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
@@ -41,38 +50,27 @@ pub fn open(
                 .meaning("The file's mode, or the device cgroup of this container or service, forbids it.")
                 .fix(format!("chmod 666 {path} (a service: DeviceAllow=char-infiniband_verbs rw)")),
             _ => check.meaning("The device is gone, or its driver has failed: see dmesg."),
-        };
-        checks.push(check.of(device));
-        return None;
+        });
     }
     let opened = match verbs {
         Ok(verbs) if !verbs.names().iter().any(|name| name == device) => {
-            let check = Check::failure(
+            return Err(Check::failure(
                 SUBJECT,
                 format!("{path} opens, but libibverbs has no provider for the device"),
             )
             .meaning("Programs do not see it.")
-            .fix("apt-get install ibverbs-providers");
-            checks.push(check.of(device));
-            return None;
+            .fix("apt-get install ibverbs-providers"));
         }
         Ok(verbs) => verbs.open(device),
         Err(error) => Err(error.clone()),
     };
     match opened {
-        Ok(context) => {
-            checks.push(Check::ok(SUBJECT, format!("{path} opens")).of(device));
-            Some(context)
-        }
-        Err(error) => {
-            let check = Check::failure(
-                SUBJECT,
-                format!("{path} opens, but the device does not: {error}"),
-            )
-            .meaning("No program can use it; the error comes from libibverbs or its provider.");
-            checks.push(check.of(device));
-            None
-        }
+        Ok(context) => Ok((path, context)),
+        Err(error) => Err(Check::failure(
+            SUBJECT,
+            format!("{path} opens, but the device does not: {error}"),
+        )
+        .meaning("No program can use it; the error comes from libibverbs or its provider.")),
     }
 }
 

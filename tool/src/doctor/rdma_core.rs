@@ -50,13 +50,7 @@ pub fn found(verbs: &Verbs) -> (String, u32) {
         unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
     };
     let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);
-    let path = verbs
-        .library
-        .path_of(c"ibv_get_device_list")
-        .and_then(|path| path.canonicalize().ok());
-    let path = path
-        .map(|path| path.display().to_string())
-        .unwrap_or_default();
+    let path = verbs.library.path_of(c"ibv_get_device_list");
     let found = match (release(&path), at_least) {
         (Some(release), _) => format!("{release} ({path})"),
         (None, 0) => format!("24 or earlier ({path})"),
@@ -68,11 +62,8 @@ pub fn found(verbs: &Verbs) -> (String, u32) {
 /// The number of the release, such as 44, or the earliest that the functions allow.
 pub fn release_of(verbs: &Verbs) -> u32 {
     let (found, at_least) = found(verbs);
-    let number = found
-        .split(['.', ' '])
-        .next()
-        .and_then(|number| number.parse().ok());
-    number.unwrap_or(at_least)
+    let number = found.split(['.', ' ']).next();
+    number.map_or(at_least, |number| number.parse().unwrap_or(at_least))
 }
 
 /// "44.0" of ".../libibverbs.so.1.14.44.0", where 1.14 is the latest version node.

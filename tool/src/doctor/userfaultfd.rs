@@ -4,9 +4,9 @@
 
 use super::check::Check;
 use super::container;
-use crate::files::{field, kernel_version, read};
+use crate::files::{field, kernel_version, owned, read};
 use errno::{Errno, errno};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 const UFFD_USER_MODE_ONLY: i32 = 1;
 const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
@@ -129,20 +129,17 @@ pub fn with_features(features: u64) -> Result<(OwnedFd, u64), Errno> {
 
 fn open(flags: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: userfaultfd takes no pointers.
-    let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    if fd < 0 {
+    owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) }).or_else(|_| {
         let refused = errno();
         // As the library does, which leaves other errors as they are.
         if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS)
             && let Ok(device) = std::fs::File::open(DEVICE)
         {
+            let device = device.as_raw_fd();
             // SAFETY: the argument of this ioctl is a number.
-            fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) }.into();
+            let opened = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
+            return owned(opened).map_err(|_| refused);
         }
-        if fd < 0 {
-            return Err(refused);
-        }
-    }
-    // SAFETY: the descriptor was opened just now, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+        Err(refused)
+    })
 }

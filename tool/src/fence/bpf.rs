@@ -4,9 +4,10 @@
 //! three programs of some 25 instructions, which it makes for the running kernel itself.
 
 use super::programs::Program;
+use crate::files::owned;
 use anyhow::{Context, Result, anyhow};
 use std::io::{Error, ErrorKind};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 
 const MAP_CREATE: i32 = 0;
 const PROG_LOAD: i32 = 5;
@@ -31,11 +32,6 @@ unsafe fn bpf<T>(call: i32, argument: &T) -> std::io::Result<i32> {
     }
 }
 
-fn owned(file: i32) -> OwnedFd {
-    // SAFETY: bpf(2) has opened the file, and nothing else owns it.
-    unsafe { OwnedFd::from_raw_fd(file) }
-}
-
 fn reason(error: Error) -> anyhow::Error {
     match error.kind() {
         ErrorKind::PermissionDenied => anyhow!(
@@ -53,7 +49,9 @@ pub fn array(size: usize, flags: u32) -> Result<OwnedFd> {
     // The kind, the sizes of a key and of a value, the number of elements, and the flags.
     let map = [MAP_TYPE_ARRAY, 4, u32::try_from(size)?, 1, flags];
     // SAFETY: the structure is the one of BPF_MAP_CREATE, as far as it is used.
-    unsafe { bpf(MAP_CREATE, &map) }.map(owned).map_err(reason)
+    unsafe { bpf(MAP_CREATE, &map) }
+        .and_then(owned)
+        .map_err(reason)
 }
 
 /// The number that is an array's only element.
@@ -125,7 +123,7 @@ pub fn attach(program: &Program) -> Result<OwnedFd> {
         // SAFETY: likewise, and the log has as many bytes.
         loaded = unsafe { bpf(PROG_LOAD, &load) };
     }
-    let loaded = loaded.map(owned).map_err(|error| {
+    let loaded = loaded.and_then(owned).map_err(|error| {
         let log = String::from_utf8_lossy(&log);
         let lines: Vec<_> = log.trim_end_matches(['\0', '\n']).lines().collect();
         match lines[lines.len().saturating_sub(5)..].join("\n  ") {
@@ -138,7 +136,7 @@ pub fn attach(program: &Program) -> Result<OwnedFd> {
     // SAFETY: the structure of BPF_RAW_TRACEPOINT_OPEN has no name, as the program has its target, and
     // the program's file.
     unsafe { bpf(RAW_TRACEPOINT_OPEN, &open) }
-        .map(owned)
+        .and_then(owned)
         .map_err(|error| match error.raw_os_error() {
             Some(libc::E2BIG) => reason(error).context(
                 "too many programs: processes hold those of 38 services that have ended, until they end",

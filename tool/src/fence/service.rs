@@ -7,13 +7,14 @@
 //! keeps its end of the connection until the answer is read or gone, and gives no more than
 //! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
+use crate::files::owned;
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{ANSWER, DIRECTORY, MAGIC, SOCKET, answer, index, index_in};
 use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{Error, ErrorKind};
 use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
@@ -39,12 +40,6 @@ fn result(value: impl Into<i64>) -> std::io::Result<i64> {
         -1 => Err(Error::last_os_error()),
         value => Ok(value),
     }
-}
-
-fn owned(opened: i32) -> std::io::Result<OwnedFd> {
-    result(opened)?;
-    // SAFETY: the call that has just returned this file gave it to nobody else.
-    Ok(unsafe { OwnedFd::from_raw_fd(opened) })
 }
 
 /// The socket, and the lock that keeps a second service away.

@@ -3,9 +3,10 @@
 //! number and their length for each device and process. The kernel lists the regions that are
 //! visible in this PID namespace.
 
+use crate::files::owned;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 
 /// The regions of a process on a device, and the sum of their lengths.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -40,57 +41,36 @@ const DUMP: u16 = 0x301;
 pub fn regions() -> io::Result<(Vec<String>, Table)> {
     let mut devices = Vec::new();
     dump(CMD_GET, &[], |message| {
-        let (mut index, mut name) = (None, None);
-        each(message, |kind, value| match kind {
-            ATTR_DEV_INDEX => index = number(value),
-            ATTR_DEV_NAME => name = Some(text(value)),
-            _ => {}
-        });
-        devices.extend(index.zip(name));
+        let index = values(message, ATTR_DEV_INDEX).last().and_then(number);
+        devices.extend(index.zip(values(message, ATTR_DEV_NAME).last().map(text)));
     })?;
     let mut table = Table::new();
     for (index, name) in &devices {
-        let mut request = Vec::new();
-        request.extend(8u16.to_ne_bytes());
-        request.extend(ATTR_DEV_INDEX.to_ne_bytes());
-        request.extend((*index as u32).to_ne_bytes());
+        let head = [8u16, ATTR_DEV_INDEX].map(u16::to_ne_bytes).concat();
+        let request = [&head[..], &(*index as u32).to_ne_bytes()].concat();
         dump(CMD_RES_MR_GET, &request, |message| {
-            each(message, |kind, list| {
-                if kind == ATTR_RES_MR {
-                    each(list, |kind, entry| {
-                        if kind == ATTR_RES_MR_ENTRY {
-                            add(&mut table, name, entry);
-                        }
-                    });
-                }
-            });
+            let lists = values(message, ATTR_RES_MR);
+            lists
+                .flat_map(|list| values(list, ATTR_RES_MR_ENTRY))
+                .for_each(|entry| add(&mut table, name, entry));
         })?;
     }
     Ok((devices.into_iter().map(|device| device.1).collect(), table))
 }
 
 fn add(table: &mut Table, device: &str, entry: &[u8]) {
-    let (mut pid, mut length) = (0, 0);
-    each(entry, |kind, value| match kind {
-        ATTR_RES_PID => pid = number(value).unwrap_or(0),
-        ATTR_RES_MRLEN => length = number(value).unwrap_or(0),
-        _ => {}
-    });
-    let held = table.entry((device.to_owned(), pid as u32)).or_default();
+    let value = |kind| values(entry, kind).last().and_then(number).unwrap_or(0);
+    let pid = value(ATTR_RES_PID) as u32;
+    let held = table.entry((device.to_owned(), pid)).or_default();
     held.regions += 1;
-    held.bytes = held.bytes.saturating_add(length);
+    held.bytes = held.bytes.saturating_add(value(ATTR_RES_MRLEN));
 }
 
 /// Asks for a list, and calls `each` with the attributes of each message of the answer.
 fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
     // SAFETY: socket takes no pointers.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_RDMA) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just opened, and no other code owns it.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    let socket = owned(unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_RDMA) })?;
     let mut request = Vec::new();
     request.extend(((HEADER + attributes.len()) as u32).to_ne_bytes());
     request.extend((NLDEV << 10 | command).to_ne_bytes());
@@ -147,20 +127,17 @@ fn head(bytes: &[u8]) -> Option<(usize, u16)> {
         .then_some((length, kind))
 }
 
-/// Calls `each` with the kind and the value of each attribute.
-fn each(mut bytes: &[u8], mut each: impl FnMut(u16, &[u8])) {
+/// The values of the attributes of that kind.
+fn values(mut bytes: &[u8], wanted: u16) -> impl Iterator<Item = &[u8]> {
     const KIND: u16 = 0x3fff;
-    while let (Some(length), Some(kind)) = (
-        bytes.get(..2).and_then(number),
-        bytes.get(2..4).and_then(number),
-    ) {
-        let length = length as usize;
-        let Some(value) = bytes.get(4..length) else {
-            return;
-        };
-        each(kind as u16 & KIND, value);
+    let attributes = std::iter::from_fn(move || {
+        let length = number(bytes.get(..2)?)? as usize;
+        let kind = number(bytes.get(2..4)?)? as u16 & KIND;
+        let value = bytes.get(4..length)?;
         bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-    }
+        Some((kind, value))
+    });
+    attributes.filter_map(move |(kind, value)| (kind == wanted).then_some(value))
 }
 
 fn number(bytes: &[u8]) -> Option<u64> {
@@ -218,9 +195,10 @@ mod tests {
     fn a_message_cut_anywhere_is_no_trouble() {
         let whole = attribute(ATTR_DEV_NAME, b"rxe0\0");
         for length in 0..whole.len() {
-            each(&whole[..length], |_, value| assert_eq!(text(value), "rxe0"));
+            assert!(values(&whole[..length], ATTR_DEV_NAME).all(|value| text(value) == "rxe0"));
         }
-        each(&[0, 0, 1, 0], |_, _| panic!("shorter than itself"));
+        // Shorter than itself.
+        assert_eq!(values(&[0, 0, 1, 0], 1).next(), None);
         assert_eq!(head(&[0; 15]), None);
         assert_eq!(head(&[1; 64]), None);
     }

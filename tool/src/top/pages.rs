@@ -6,13 +6,13 @@
 //! is its user's own, belongs to that user alone, and names a process of that user. No link is
 //! followed.
 
-use crate::files::{names, processes, status};
+use crate::files::{names, owned, processes, status};
 use rdmamr_live_page::{DIRECTORY, MAGIC, PARENTS, Page, VERSION, name, parse_name, start_of};
 use std::collections::HashSet;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -144,7 +144,7 @@ fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
         let path = CString::new(below.as_os_str().as_bytes())?;
         let how = [(flags | libc::O_CLOEXEC) as u64, 0, RESOLVE_NO_SYMLINKS];
         // SAFETY: the path ends with a NUL, and the structure of openat2(2) is three such numbers.
-        let fd = unsafe {
+        let opened = unsafe {
             libc::syscall(
                 libc::SYS_openat2,
                 top.as_raw_fd(),
@@ -153,11 +153,7 @@ fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
                 size_of_val(&how),
             )
         };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just opened, and no other code owns it.
-        unsafe { OwnedFd::from_raw_fd(fd as i32) }.into()
+        owned(opened)?.into()
     };
     let about = file.metadata()?;
     if about.uid() == user && about.mode() & 0o7777 == 0o700 {

@@ -264,8 +264,7 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     frame.render_widget(block, area);
     let places = Layout::vertical(vec![Constraint::Length(1); lines_of(process)]).split(inside);
     let mut places = places.iter();
-    for of in &process.devices {
-        let Some(&place) = places.next() else { return };
+    let devices = process.devices.iter().map(|of| {
         let mut words = format!(
             "{}: {}, {}; {} idle, {}",
             of.device,
@@ -277,23 +276,19 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
         if let Some(regions) = of.kernel_regions {
             words += &format!("; the kernel lists {regions}");
         }
+        words
+    });
+    for (words, &place) in devices.chain(table::notes(process)).zip(&mut places) {
         frame.render_widget(Line::from(words), place);
     }
-    for words in table::notes(process) {
-        let Some(&place) = places.next() else { return };
-        frame.render_widget(Line::from(words), place);
-    }
-    for limit in &process.limits {
-        let Some(&place) = places.next() else { return };
-        let share = table::share(limit);
-        let style = painted(Severity::of_limit(limit), Color::Green);
+    for (limit, &place) in process.limits.iter().zip(places) {
         let label = format!("{:<24} {:<26}", table::name(limit), table::words(limit));
         let gauge = LineGauge::default()
-            .ratio(share)
+            .ratio(table::share(limit))
             .label(label)
             .filled_symbol("█")
             .unfilled_symbol("░")
-            .filled_style(style);
+            .filled_style(painted(Severity::of_limit(limit), Color::Green));
         frame.render_widget(gauge, place);
     }
 }

@@ -26,6 +26,17 @@ pub struct Exports {
 }
 
 impl Exports {
+    fn new(vendor: Vendor, found: impl Into<String>, dma_buf: Result<(), Obstacle>) -> Exports {
+        Exports {
+            vendor,
+            is_only: true,
+            dma_buf,
+            has_peer_memory: false,
+            found: found.into(),
+            asked: Vec::new(),
+        }
+    }
+
     /// The size of a GPU's memory.
     pub fn memory_of(&self, address: &str) -> Option<u64> {
         let asked = self.asked.iter().find(|asked| asked.address == address)?;
@@ -92,17 +103,11 @@ fn nvidia(pci: &Pci, answer: Answer) -> Exports {
         false => "nvidia_peermem is not loaded",
     };
     let Some(modules) = modules else {
-        return Exports {
-            vendor: Vendor::Nvidia,
-            is_only: true,
-            dma_buf: Err(Obstacle::new(
-                "NVIDIA's kernel modules are not loaded",
-                "install NVIDIA's driver, with the open kernel modules (nvidia-open), and: modprobe nvidia",
-            )),
-            has_peer_memory: false,
-            found: "NVIDIA: no driver".into(),
-            asked: Vec::new(),
-        };
+        let obstacle = Obstacle::new(
+            "NVIDIA's kernel modules are not loaded",
+            "install NVIDIA's driver, with the open kernel modules (nvidia-open), and: modprobe nvidia",
+        );
+        return Exports::new(Vendor::Nvidia, "NVIDIA: no driver", Err(obstacle));
     };
     let kind = if modules.are_open { "open" } else { "closed" };
     let (asked, unknown) = match answer {
@@ -130,16 +135,14 @@ fn nvidia(pci: &Pci, answer: Answer) -> Exports {
         None if refusing == 0 => "it exports dma-bufs".into(),
         None => format!("{refusing} of {} GPUs export no dma-buf", asked.len()),
     };
+    let found = format!(
+        "NVIDIA {}, {kind} kernel modules; {says}; {peer_memory}",
+        modules.version
+    );
     Exports {
-        vendor: Vendor::Nvidia,
-        is_only: true,
-        dma_buf,
         has_peer_memory,
-        found: format!(
-            "NVIDIA {}, {kind} kernel modules; {says}; {peer_memory}",
-            modules.version
-        ),
         asked,
+        ..Exports::new(Vendor::Nvidia, found, dma_buf)
     }
 }
 
@@ -158,52 +161,31 @@ const EXPORTS: (u32, u32) = (1, 12);
 
 fn amd(pci: &Pci) -> Exports {
     let module = pci.root.join("sys/module/amdgpu");
-    let (found, dma_buf) = match module.exists() {
-        true => {
-            let version = read(module.join("version")).map(|version| format!(" {version}"));
-            let version = version.unwrap_or_default();
-            match kfd(&pci.root.join("dev/kfd")) {
-                Some(kfd) if kfd < EXPORTS => (
-                    format!(
-                        "amdgpu{version} is loaded; its kfd {}.{} exports no dma-bufs",
-                        kfd.0, kfd.1
-                    ),
-                    Err(Obstacle::new(
-                        format!(
-                            "amdgpu's kfd {}.{} exports none: {}.{} and later do",
-                            kfd.0, kfd.1, EXPORTS.0, EXPORTS.1
-                        ),
-                        "a later kernel, or AMD's own driver (amdgpu-dkms)",
-                    )),
-                ),
-                Some(_) => (
-                    format!("amdgpu{version} is loaded; it exports dma-bufs"),
-                    Ok(()),
-                ),
-                None => (
-                    format!(
-                        "amdgpu{version} is loaded; /dev/kfd does not say whether it exports dma-bufs"
-                    ),
-                    Ok(()),
-                ),
-            }
-        }
-        false => (
-            "AMD: no driver".into(),
+    if !module.exists() {
+        let obstacle = Obstacle::new("the module amdgpu is not loaded", "modprobe amdgpu");
+        return Exports::new(Vendor::Amd, "AMD: no driver", Err(obstacle));
+    }
+    let version = read(module.join("version")).map(|version| format!(" {version}"));
+    let version = version.unwrap_or_default();
+    let (says, dma_buf) = match kfd(&pci.root.join("dev/kfd")) {
+        Some(kfd) if kfd < EXPORTS => (
+            format!("its kfd {}.{} exports no dma-bufs", kfd.0, kfd.1),
             Err(Obstacle::new(
-                "the module amdgpu is not loaded",
-                "modprobe amdgpu",
+                format!(
+                    "amdgpu's kfd {}.{} exports none: {}.{} and later do",
+                    kfd.0, kfd.1, EXPORTS.0, EXPORTS.1
+                ),
+                "a later kernel, or AMD's own driver (amdgpu-dkms)",
             )),
         ),
+        Some(_) => ("it exports dma-bufs".into(), Ok(())),
+        None => (
+            "/dev/kfd does not say whether it exports dma-bufs".into(),
+            Ok(()),
+        ),
     };
-    Exports {
-        vendor: Vendor::Amd,
-        is_only: true,
-        dma_buf,
-        has_peer_memory: false,
-        found,
-        asked: Vec::new(),
-    }
+    let found = format!("amdgpu{version} is loaded; {says}");
+    Exports::new(Vendor::Amd, found, dma_buf)
 }
 
 #[cfg(test)]
