@@ -211,13 +211,11 @@ fn create(path: &Path, found: &Found) -> Result<()> {
 
 /// Has the process record into a file. False if its answer has not come.
 fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
-    if !wait(found, ask(found, Some(file))?, limit)? {
-        return Ok(false);
-    }
-    if word(found, offset_of!(TraceSwitch, state))? > 1 {
+    let answered = wait(found, ask(found, Some(file))?, limit)?;
+    if answered && word(found, offset_of!(TraceSwitch, state))? > 1 {
         bail!("process {} cannot write the file", found.pid);
     }
-    Ok(true)
+    Ok(answered)
 }
 
 /// Has the process stop. False if its last calls come with its next registration.
