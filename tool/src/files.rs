@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files: those that system calls open, small ones of proc(5) and sysfs(5), and the kernel's release, which is in one of them.
+//! Files that system calls open, small files of proc(5) and sysfs(5), and the kernel's release, which
+//! is in one of them.
 
 use std::fs;
 use std::io;

@@ -583,9 +583,9 @@ impl Trace {
     }
 
     /// The file that contains an address, by its index in `paths`, and the address in the file's
-    /// own terms; or no file, and the address itself. If the module list of that time lacks the address, a later list may have it: the
-    /// library writes a list when code was loaded that the last list lacks. Lists that are not near
-    /// belong to other code.
+    /// own terms; or no file, and the address itself. If the module list of that time lacks the
+    /// address, a later list may have it: the library writes a list when code was loaded that the
+    /// last list lacks. Lists that are not near belong to other code.
     pub fn locate(&self, process: u32, modules: u32, address: u64) -> (Option<u32>, u64) {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));

@@ -44,7 +44,7 @@ impl Loaded {
         (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
     }
 
-    /// The path of the file that has a function of that name, through any links; empty if none has.
+    /// The path of the file that has a function of that name, with links resolved; empty if none has it.
     pub fn path_of(self, name: &CStr) -> String {
         // SAFETY: the handle is valid, and the name ends with a NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };

@@ -58,7 +58,7 @@ pub fn map(kind: Kind, length: usize) -> io::Result<Memory> {
     };
     let fd = file.as_ref().map_or(-1, File::as_raw_fd);
     let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the call makes a new mapping and touches no other. It stays without the file.
+    // SAFETY: the call makes a new mapping and touches no other. The mapping outlives the file.
     let address = unsafe { libc::mmap(std::ptr::null_mut(), length, protection, flags, fd, 0) };
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());

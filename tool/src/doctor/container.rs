@@ -12,7 +12,7 @@ const SUBJECT: &str = "container";
 /// A container runtime, and the way to raise RLIMIT_MEMLOCK in it.
 pub struct Runtime {
     pub name: &'static str,
-    /// Looks for its sign, besides its name in the environment variable `container`.
+    /// Whether its sign is there, besides its name in the environment variable `container`.
     shows: fn() -> bool,
     /// How a process in it may pin more memory.
     pub memlock: &'static str,

@@ -11,7 +11,6 @@ use std::io::ErrorKind;
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
 const ABI: &str = "6";
 const NODES: &str = "/sys/class/infiniband_verbs";
-
 const SUBJECT: &str = "uverbs";
 
 /// Opens a device by its file, then by libibverbs, and adds a check: that it opens, or the obstacle.

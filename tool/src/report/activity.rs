@@ -14,7 +14,7 @@ const MOST_LANES: usize = 1024;
 pub struct Counts {
     begin: u64,
     step: u64,
-    /// Until the end their means are sums.
+    /// [`Moment::mean_ns`] is a sum until [`Counts::finish`] divides it.
     steps: Vec<Moment>,
     lanes: Vec<Vec<u64>>,
 }
