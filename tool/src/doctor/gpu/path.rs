@@ -10,28 +10,39 @@ use std::fs;
 use std::path::{Component, PathBuf};
 
 /// How far two PCI devices are from each other, the nearest first.
-const WORDS: [&str; 5] = [
-    "below the same PCIe switch",
-    "at the same root complex",
-    "at another root complex of the same NUMA node",
-    "at another root complex",
-    "on another NUMA node",
-];
-const SWITCH: usize = 0;
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Distance {
+    Switch,
+    Root,
+    Node,
+    OtherRoot,
+    OtherNode,
+}
 
-/// The distance of two devices, as an index of [`WORDS`].
-fn distance(one: &Place, other: &Place) -> usize {
-    let (one_way, other_way) = (way(one), way(other));
-    let shared = one_way
-        .iter()
-        .zip(&other_way)
-        .take_while(|(one, other)| one == other);
-    match (shared.count(), one.node, other.node) {
-        (2.., ..) => SWITCH,
-        (1, ..) => 1,
-        (_, Some(one), Some(other)) if one == other => 2,
-        (_, Some(_), Some(_)) => 4,
-        _ => 3,
+impl Distance {
+    fn words(self) -> &'static str {
+        match self {
+            Distance::Switch => "below the same PCIe switch",
+            Distance::Root => "at the same root complex",
+            Distance::Node => "at another root complex of the same NUMA node",
+            Distance::OtherRoot => "at another root complex",
+            Distance::OtherNode => "on another NUMA node",
+        }
+    }
+
+    fn between(one: &Place, other: &Place) -> Distance {
+        let (one_way, other_way) = (way(one), way(other));
+        let shared = one_way
+            .iter()
+            .zip(&other_way)
+            .take_while(|(one, other)| one == other);
+        match (shared.count(), one.node, other.node) {
+            (2.., ..) => Distance::Switch,
+            (1, ..) => Distance::Root,
+            (_, Some(one), Some(other)) if one == other => Distance::Node,
+            (_, Some(_), Some(_)) => Distance::OtherNode,
+            _ => Distance::OtherRoot,
+        }
     }
 }
 
@@ -60,19 +71,22 @@ pub fn nearest(nic: Option<&Place>, gpus: &[Gpu]) -> String {
     let Some(nic) = nic else {
         return "The device is no PCI device.".into();
     };
-    let mut by_distance: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
-    for Gpu { place, .. } in gpus {
-        let near = by_distance.entry(distance(nic, place)).or_default();
-        near.push(&place.address);
+    let mut by_distance: BTreeMap<Distance, Vec<&str>> = BTreeMap::new();
+    for gpu in gpus {
+        let distance = Distance::between(nic, &gpu.place);
+        by_distance
+            .entry(distance)
+            .or_default()
+            .push(&gpu.place.address);
     }
     let words = by_distance
         .into_iter()
         .enumerate()
         .map(|(n, (distance, gpus))| match (n, &gpus[..]) {
-            (_, [one]) => format!("{one} is {}", WORDS[distance]),
+            (_, [one]) => format!("{one} is {}", distance.words()),
             // The nearest are those to use.
-            (0, _) => format!("{} are {}", gpus.join(", "), WORDS[distance]),
-            (_, _) => format!("{} are {}", gpus.len(), WORDS[distance]),
+            (0, _) => format!("{} are {}", gpus.join(", "), distance.words()),
+            (_, _) => format!("{} are {}", gpus.len(), distance.words()),
         });
     format!("{}.", words.collect::<Vec<_>>().join("; "))
 }
@@ -110,7 +124,7 @@ pub fn access_control(gpus: &[Gpu], nics: &[Place]) -> Option<Check> {
     for nic in nics {
         for gpu in gpus
             .iter()
-            .filter(|gpu| distance(nic, &gpu.place) == SWITCH)
+            .filter(|gpu| Distance::between(nic, &gpu.place) == Distance::Switch)
         {
             for place in [nic, &gpu.place] {
                 let above = place.folder.ancestors().skip(1);
