@@ -24,7 +24,7 @@ pub fn retire(why: &str) {
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     fence(SeqCst);
     wait_for_start(Patience::Long);
-    if let Some(cache) = existing() {
+    if let Some(cache) = existing().filter(|cache| cache.is_of_this_process()) {
         end(cache);
         log::line(
             Level::Info,
