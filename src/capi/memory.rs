@@ -380,35 +380,26 @@ fn minds_pins(advice: c_int) -> bool {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
     let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
-    // One function for each kind: together they would need 1 KiB of the stack.
     if is_unreported(advice) {
-        advising_unreported(addr, length, call)
+        advising(changes::unreported, addr, length, call)
     } else if drops_pages(advice) {
-        advising(addr, length, call)
+        advising(changes::changing, addr, length, call)
     } else if minds_pins(advice) {
-        advising_unwatched(addr, length, call)
+        advising(changes::changing_unwatched, addr, length, call)
     } else {
         call()
     }
 }
 
 #[inline(never)]
-fn advising(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
+fn advising(
+    begin: for<'f> fn(&'f Frame, usize, usize) -> Changing<'f>,
+    addr: Address,
+    length: usize,
+    advise: impl FnOnce() -> c_int,
+) -> c_int {
     let frame = Frame::new();
-    changing(|| changes::changing(&frame, addr.addr(), length), advise)
-}
-
-#[inline(never)]
-fn advising_unwatched(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
-    let frame = Frame::new();
-    let begin = || changes::changing_unwatched(&frame, addr.addr(), length);
-    changing(begin, advise)
-}
-
-#[inline(never)]
-fn advising_unreported(addr: Address, length: usize, advise: impl FnOnce() -> c_int) -> c_int {
-    let frame = Frame::new();
-    changing(|| changes::unreported(&frame, addr.addr(), length), advise)
+    changing(|| begin(&frame, addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]

@@ -38,29 +38,19 @@ fn entry(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entr
     }
 }
 
-/// A registering function: the name of its symbol, and its number in the trace.
-struct Registering {
-    name: &'static str,
-    call: u8,
-}
-
 /// The common body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
+/// `call` is the function's number in the trace.
 #[inline(always)]
-unsafe fn reg(
-    function: &'static Registering,
-    pd: *mut ibv_pd,
-    request: Request,
-    caller: Caller,
-) -> *mut ibv_mr {
+unsafe fn reg(call: u8, pd: *mut ibv_pd, request: Request, caller: Caller) -> *mut ibv_mr {
     let tracer = TracedRegistration {
-        call: function.call,
+        call,
         pd,
         request: &request,
         caller,
     };
     let failing = || {
         entry(
-            function.name,
+            call::NAMES[usize::from(call)],
             // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
             Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
             Some(counter!(reg_failed)),
@@ -73,10 +63,6 @@ unsafe fn reg(
     })
 }
 
-static REG_MR: Registering = Registering {
-    name: "ibv_reg_mr",
-    call: call::REG_MR,
-};
 unsafe extern "C" fn ibv_reg_mr(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -86,14 +72,10 @@ unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(&REG_MR, pd, request, caller) }
+    unsafe { reg(call::REG_MR, pd, request, caller) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
-static REG_MR_IOVA: Registering = Registering {
-    name: "ibv_reg_mr_iova",
-    call: call::REG_MR_IOVA,
-};
 unsafe extern "C" fn ibv_reg_mr_iova(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -107,14 +89,10 @@ unsafe extern "C" fn ibv_reg_mr_iova(
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(&REG_MR_IOVA, pd, request, caller) }
+    unsafe { reg(call::REG_MR_IOVA, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
-static REG_MR_IOVA2: Registering = Registering {
-    name: "ibv_reg_mr_iova2",
-    call: call::REG_MR_IOVA2,
-};
 unsafe extern "C" fn ibv_reg_mr_iova2(
     pd: *mut ibv_pd,
     addr: *mut c_void,
@@ -128,14 +106,10 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(&REG_MR_IOVA2, pd, request, caller) }
+    unsafe { reg(call::REG_MR_IOVA2, pd, request, caller) }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
-static REG_MR_EX: Registering = Registering {
-    name: "ibv_reg_mr_ex",
-    call: call::REG_MR_EX,
-};
 unsafe extern "C" fn ibv_reg_mr_ex(
     pd: *mut ibv_pd,
     mr_init_attr: *mut ibv_mr_init_attr,
@@ -145,7 +119,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     // set.
     if let Some(request) = unsafe { dispatch::plain_memory(mr_init_attr) } {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
-        return unsafe { reg(&REG_MR_EX, pd, request, caller) };
+        return unsafe { reg(call::REG_MR_EX, pd, request, caller) };
     }
     // The tracer records no address: only libibverbs knows all the ways in which attributes name
     // memory.

@@ -9,35 +9,28 @@ use rdmamr_trace::format::how;
 
 /// The part that did the work of a successful call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum How {
     /// The library, by its own call of the kernel.
-    Kernel,
+    Kernel = how::KERNEL,
     /// libibverbs, because the library forwarded the call.
-    Forwarded,
+    Forwarded = how::FORWARDED,
     /// The cache had a region that serves, and handed it out.
-    Hit,
+    Hit = how::HIT,
     /// The cache made a new region, which it may keep.
-    Miss,
+    Miss = how::MISS,
     /// The region that the program deregistered stays registered, idle in the cache.
-    Kept,
+    Kept = how::KEPT,
     /// libibverbs registered memory of a GPU as a dma-buf, after the kernel had refused its address.
-    Gpu,
+    Gpu = how::GPU,
     /// A provider's own call did it, past the library.
-    Past,
+    Past = how::PAST,
 }
 
 impl How {
     /// The number in the trace.
     pub const fn code(self) -> u8 {
-        match self {
-            How::Kernel => how::KERNEL,
-            How::Forwarded => how::FORWARDED,
-            How::Hit => how::HIT,
-            How::Miss => how::MISS,
-            How::Kept => how::KEPT,
-            How::Gpu => how::GPU,
-            How::Past => how::PAST,
-        }
+        self as u8
     }
 }
 

@@ -199,26 +199,15 @@ pub unsafe extern "C" fn reg(
         context,
     };
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { reg_slowly(fid, buf, len, &wish, mr) }
-}
-
-/// A separate function, so that the short path has a small stack frame.
-#[inline(never)]
-unsafe fn reg_slowly(
-    fid: *mut fid,
-    buf: *const c_void,
-    len: usize,
-    wish: &Wish,
-    mr: *mut *mut fid_mr,
-) -> c_int {
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { reg_wished(fid, (buf, len), *wish, mr, &mut None) }
+    unsafe { reg_wished(fid, (buf, len), wish, mr, &mut None) }
 }
 
 /// `fi_mr_reg`. `pending` is the record of the call for the trace.
 ///
 /// # Safety
 /// The contracts **our object** and **caller's memory** of this module.
+// Not inlined: the short path keeps a small stack frame.
+#[inline(never)]
 pub unsafe fn reg_wished(
     fid: *mut fid,
     (buf, len): (*const c_void, usize),
