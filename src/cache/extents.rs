@@ -53,10 +53,10 @@ impl Locked<'_> {
     /// that the next call that changes memory there need not take the lock. A region without an
     /// extent may become watched at any moment.
     pub fn note_clear(&self, range: PageRange) {
-        let mut part = PageRange {
-            start: range.start - range.start % CHUNK,
-            end: range.start - range.start % CHUNK + CHUNK,
-        };
+        let mut part = PageRange::new(
+            range.start - range.start % CHUNK,
+            range.start - range.start % CHUNK + CHUNK,
+        );
         if !part.contains(range) || range.start >= range.end {
             return;
         }
@@ -100,14 +100,8 @@ impl Locked<'_> {
                 return true;
             };
             region.lose_memory(gone);
-            let below = PageRange {
-                start: before.start,
-                end: gone.start,
-            };
-            let above = PageRange {
-                start: gone.end,
-                end: before.end,
-            };
+            let below = PageRange::new(before.start, gone.start);
+            let above = PageRange::new(gone.end, before.end);
             for part in [below, above] {
                 let is_left = |extent: PageRange| extent.contains(part);
                 if part.start < part.end
@@ -197,17 +191,14 @@ impl Locked<'_> {
         let mut grows = watched;
         while grows {
             grows = false;
-            let around = PageRange {
-                start: memory.start.saturating_sub(page_size()),
-                end: memory.end.saturating_add(page_size()),
-            };
+            let around = PageRange::new(
+                memory.start.saturating_sub(page_size()),
+                memory.end.saturating_add(page_size()),
+            );
             self.watching(around, |id, extent| {
                 if self.invalidate(id, Cause::Hook) || !memory.contains(extent) {
                     grows |= !memory.contains(extent);
-                    memory = PageRange {
-                        start: memory.start.min(extent.start),
-                        end: memory.end.max(extent.end),
-                    };
+                    memory = memory.joined_with(extent);
                 }
                 true
             });

@@ -159,10 +159,7 @@ fn watch_time(file: Userfaultfd) -> u64 {
     // Only every other range is watched: the kernel would merge adjacent ones into one VMA, which
     // takes longer.
     let times = (0..REGIONS).step_by(2).map(|n| {
-        let range = PageRange {
-            start: start + n * REGION,
-            end: start + (n + 1) * REGION,
-        };
+        let range = PageRange::new(start + n * REGION, start + (n + 1) * REGION);
         let began = clock::monotonic();
         let watched = file.register(range);
         watched.map_or(u64::MAX, |_| clock::monotonic() - began)

@@ -23,11 +23,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use rdmamr_sys::process::PAGE_SIZE;
 
 /// The largest number of slots: regions and further handles.
-pub const MOST: usize = if cfg!(any(test, feature = "tiny")) {
-    48
-} else {
-    1 << 18
-};
+pub const MOST: usize = tiny_or!(48, 1 << 18);
 
 /// The cache. Zeroed memory is an empty cache. The structure is so large that only parts of its
 /// address range are mapped (`place.rs`): all fields before the table, and the parts in use of the

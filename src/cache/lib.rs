@@ -17,6 +17,17 @@
 //!   operations under the lock.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it.
 
+/// The second size; the first one in tests and in the models, whose few regions must fill the tables.
+macro_rules! tiny_or {
+    ($tiny:expr, $size:expr) => {
+        if cfg!(any(test, feature = "tiny")) {
+            $tiny
+        } else {
+            $size
+        }
+    };
+}
+
 mod batch;
 pub mod cause;
 mod claims;

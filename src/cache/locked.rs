@@ -6,7 +6,6 @@ use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::life::account::Amount;
-use crate::life::admission::Foreign;
 use crate::lock::{Held, Owner, Patience};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -141,7 +140,7 @@ const CROWD: u32 = 32;
 /// A region that is kept and not admitted yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct New {
-    id: Id,
+    pub id: Id,
     pub page_range: PageRange,
     /// Its number among those that were kept.
     pub kept: u64,
@@ -160,12 +159,6 @@ pub struct Applied {
     pub by_event: u64,
     /// userfaultfd reports nothing any more.
     pub lost: bool,
-}
-
-impl New {
-    pub fn id(&self) -> Id {
-        self.id
-    }
 }
 
 impl Locked<'_> {
@@ -240,12 +233,10 @@ impl Locked<'_> {
             end: start + 1,
         };
         let mut count = 0;
-        regions
-            .index
-            .overlapping(&*regions.slots, page, |_, region| {
-                count += u32::from(region.page_range().start == start);
-                count < CROWD
-            });
+        regions.overlapping(page, |_, region| {
+            count += u32::from(region.page_range().start == start);
+            count < CROWD
+        });
         count == CROWD
     }
 
@@ -253,16 +244,14 @@ impl Locked<'_> {
     pub fn new_region(&self, lookup_key: &LookupKey) -> Option<New> {
         let regions = self.0;
         let (mut found, mut looked_at) = (None, 0);
-        regions
-            .index
-            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
-                let seen = region.state.load();
-                if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
-                    found = self.unadmitted(id);
-                }
-                looked_at += 1;
-                found.is_none() && looked_at < LOOK_AT_MOST
-            });
+        regions.overlapping(lookup_key.page_range, |id, region| {
+            let seen = region.state.load();
+            if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
+                found = self.unadmitted(id);
+            }
+            looked_at += 1;
+            found.is_none() && looked_at < LOOK_AT_MOST
+        });
         found
     }
 
@@ -303,15 +292,13 @@ impl Locked<'_> {
     pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
         let regions = self.0;
         let (mut taken, mut looked_at) = (None, 0);
-        regions
-            .index
-            .overlapping(&*regions.slots, lookup_key.page_range, |id, region| {
-                if region.serves(lookup_key) {
-                    taken = regions.take_this(id, lookup_key);
-                }
-                looked_at += 1;
-                taken.is_none() && looked_at < LOOK_AT_MOST
-            });
+        regions.overlapping(lookup_key.page_range, |id, region| {
+            if region.serves(lookup_key) {
+                taken = regions.take_this(id, lookup_key);
+            }
+            looked_at += 1;
+            taken.is_none() && looked_at < LOOK_AT_MOST
+        });
         if let Some((id, _)) = taken {
             self.add_entry(lookup_key.domain.pd, lookup_key.page_range.start, id);
         }
@@ -519,11 +506,6 @@ impl Locked<'_> {
     pub fn restore(&self, id: Id) {
         self.0.region(id).state.restore();
         self.0.claim_ended();
-    }
-
-    /// The notes of foreign memory: memory that can change without an event.
-    pub fn foreign(&self) -> &Foreign {
-        &self.0.foreign
     }
 }
 

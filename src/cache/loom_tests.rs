@@ -40,15 +40,9 @@ const GAPS: usize = 0;
 const OPEN: usize = 1;
 const MOVES: usize = 2;
 
-const MEMORY: PageRange = PageRange {
-    start: 0x1000,
-    end: 0x2000,
-};
+const MEMORY: PageRange = PageRange::new(0x1000, 0x2000);
 
-const ELSEWHERE: PageRange = PageRange {
-    start: 0x8000,
-    end: 0x9000,
-};
+const ELSEWHERE: PageRange = PageRange::new(0x8000, 0x9000);
 
 const CHANGE: Change = Change {
     range: MEMORY,

@@ -35,10 +35,7 @@ fn address(page: u64) -> u64 {
 /// A range within a group of eight contiguous pages.
 fn range(first: u64, count: u64) -> PageRange {
     let count = count.min(8 - first % 8);
-    PageRange {
-        start: address(first),
-        end: address(first) + count * page_size(),
-    }
+    PageRange::new(address(first), address(first) + count * page_size())
 }
 
 fn pages(range: PageRange) -> impl Iterator<Item = u64> {
@@ -383,10 +380,7 @@ impl Test {
                 let kinds = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
                 let everywhere = usize::from(kind) == 3;
                 let changed = if everywhere {
-                    PageRange {
-                        start: 0,
-                        end: u64::MAX,
-                    }
+                    PageRange::ALL
                 } else {
                     range(first, count)
                 };
@@ -394,10 +388,7 @@ impl Test {
             }
             Step::ManyChanges => {
                 // More changes than the log holds, in other memory: all regions are invalidated.
-                let elsewhere = PageRange {
-                    start: 0x1000,
-                    end: 0x2000,
-                };
+                let elsewhere = PageRange::new(0x1000, 0x2000);
                 for _ in 0..5000 {
                     self.change(elsewhere, Kind::Called);
                 }

@@ -181,10 +181,7 @@ impl Telling {
     /// The percentage of the memory that is in huge pages. A mapping that reaches beyond the memory
     /// counts in full.
     fn percent_huge(&self) -> u64 {
-        let range = PageRange {
-            start: self.pages.start as u64,
-            end: self.pages.end as u64,
-        };
+        let range = PageRange::new(self.pages.start as u64, self.pages.end as u64);
         let huge = proc::huge_bytes(range).unwrap_or(0);
         (huge * 100 / range.bytes()).min(100)
     }

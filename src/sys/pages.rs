@@ -47,6 +47,10 @@ impl PageRange {
         end: u64::MAX,
     };
 
+    pub const fn new(start: u64, end: u64) -> PageRange {
+        PageRange { start, end }
+    }
+
     /// The whole pages that hold the memory. `None` if the length is 0 or the memory runs past the
     /// last page.
     #[inline(always)]
@@ -55,6 +59,11 @@ impl PageRange {
         let end = addr.checked_add(length)?.checked_add(page - 1)? & !(page - 1);
         let start = addr & !(page - 1);
         (length > 0).then_some(PageRange { start, end })
+    }
+
+    /// The smallest range that contains both.
+    pub fn joined_with(self, other: PageRange) -> PageRange {
+        PageRange::new(self.start.min(other.start), self.end.max(other.end))
     }
 
     /// The length in bytes.

@@ -284,10 +284,7 @@ pub fn each_mapping_in(
             Err(Errno(libc::ENOENT)) => break,
             result => result?,
         }
-        let mapping = PageRange {
-            start: query.vma_start,
-            end: query.vma_end,
-        };
+        let mapping = PageRange::new(query.vma_start, query.vma_end);
         if mapping.start >= range.end {
             break;
         }
@@ -612,10 +609,7 @@ mod tests {
             listed.push((mapping.range, mapping.is_own()));
             true
         }));
-        let everything = PageRange {
-            start: 0,
-            end: u64::MAX,
-        };
+        let everything = PageRange::ALL;
         let mut found = 0;
         let asked = each_mapping_in(everything, |range, own| {
             found += usize::from(listed.contains(&(range, own)));

@@ -7,45 +7,25 @@ use crate::watch::extent::CHUNK;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 
-const COUNTS: usize = if cfg!(any(test, feature = "tiny")) {
-    64
-} else {
-    1 << 16
-};
+const COUNTS: usize = tiny_or!(64, 1 << 16);
 
 /// The memory that one count of the coarse counts covers.
 const BLOCK: u64 = 512 * CHUNK;
 
-const BLOCK_COUNTS: usize = if cfg!(any(test, feature = "tiny")) {
-    64
-} else {
-    1 << 12
-};
+const BLOCK_COUNTS: usize = tiny_or!(64, 1 << 12);
 
 /// A region of more chunks than this is noted in `large`, not in each of its chunks.
-const MANY: u64 = if cfg!(any(test, feature = "tiny")) {
-    8
-} else {
-    512
-};
+const MANY: u64 = tiny_or!(8, 512);
 
 /// How many large regions are noted with their ranges. Once there are more, every range is assumed
 /// to hold a region.
-const LARGE: usize = if cfg!(any(test, feature = "tiny")) {
-    2
-} else {
-    64
-};
+const LARGE: usize = tiny_or!(2, 64);
 
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
 /// The number of chunks for which a clear part can be noted.
-const CLEAR: usize = if cfg!(any(test, feature = "tiny")) {
-    4
-} else {
-    256
-};
+const CLEAR: usize = tiny_or!(4, 256);
 
 /// A range of more chunks than this is not looked up among the clear parts.
 const FEW_CHUNKS: u64 = 4;
@@ -63,10 +43,7 @@ impl NotedRange {
     /// The range, or `None` if a thread is changing it.
     fn get(&self) -> Option<PageRange> {
         let turn = self.turn.load(Acquire);
-        let range = PageRange {
-            start: self.start.load(Relaxed),
-            end: self.end.load(Relaxed),
-        };
+        let range = PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed));
         fence(Acquire);
         (turn.is_multiple_of(2) && self.turn.load(Relaxed) == turn).then_some(range)
     }
@@ -107,10 +84,10 @@ fn blocks(range: PageRange) -> core::ops::RangeInclusive<u64> {
 
 /// The part of a range that lies in the unit of this number and size.
 fn part(range: PageRange, number: u64, size: u64) -> PageRange {
-    PageRange {
-        start: range.start.max(number * size),
-        end: range.end.min((number + 1) * size),
-    }
+    PageRange::new(
+        range.start.max(number * size),
+        range.end.min((number + 1) * size),
+    )
 }
 
 fn count_of(chunks: &core::ops::RangeInclusive<u64>) -> u64 {
@@ -277,19 +254,15 @@ mod tests {
         // SAFETY: all zeros is an empty filter.
         let filter: Filter = unsafe { core::mem::zeroed() };
         let page = 4096;
-        let in_chunk = |chunk: u64, from: u64, to: u64| PageRange {
-            start: chunk * CHUNK + from * page,
-            end: chunk * CHUNK + to * page,
+        let in_chunk = |chunk: u64, from: u64, to: u64| {
+            PageRange::new(chunk * CHUNK + from * page, chunk * CHUNK + to * page)
         };
         filter.add(in_chunk(7, 0, 1));
         assert!(filter.may_touch(in_chunk(7, 20, 30)));
         filter.note_clear(in_chunk(7, 10, 512));
         assert!(!filter.may_touch(in_chunk(7, 20, 30)) && !filter.may_touch(in_chunk(7, 10, 512)));
         assert!(filter.may_touch(in_chunk(7, 9, 30)) && filter.may_hold(in_chunk(7, 20, 30)));
-        let over_the_end = PageRange {
-            start: 7 * CHUNK + 20 * page,
-            end: 8 * CHUNK + page,
-        };
+        let over_the_end = PageRange::new(7 * CHUNK + 20 * page, 8 * CHUNK + page);
         assert!(filter.may_touch(over_the_end));
         filter.note_clear(in_chunk(8, 0, 512));
         assert!(!filter.may_touch(over_the_end));
@@ -306,10 +279,7 @@ mod tests {
     fn what_is_there_may_be_there() {
         // SAFETY: all zeros is an empty filter.
         let filter: Filter = unsafe { core::mem::zeroed() };
-        let range = |start, end| PageRange {
-            start: start * CHUNK / 2,
-            end: end * CHUNK / 2,
-        };
+        let range = |start, end| PageRange::new(start * CHUNK / 2, end * CHUNK / 2);
         assert!(!filter.may_hold(range(0, 20)));
         filter.add(range(3, 4));
         assert!(filter.may_hold(range(2, 3)), "the same chunk");

@@ -19,16 +19,8 @@ const CLASSES: usize = 40;
 
 /// The most lists, and the number of lists of an empty index. Classes and granules share the lists
 /// by hashing.
-const LISTS: usize = if cfg!(any(test, feature = "tiny")) {
-    16
-} else {
-    1 << 17
-};
-const FIRST: usize = if cfg!(any(test, feature = "tiny")) {
-    4
-} else {
-    1 << 10
-};
+const LISTS: usize = tiny_or!(16, 1 << 17);
+const FIRST: usize = tiny_or!(4, 1 << 10);
 
 /// Once the kernel has refused memory, the index adds no list for this many additions.
 const REFUSED: u32 = 1024;
@@ -196,24 +188,14 @@ impl Index {
         self.count(class, u32::MAX);
     }
 
-    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
-    /// not change the index. Returns whether `each` always returned true.
-    pub fn overlapping(
-        &self,
-        regions: &[CachedRegion],
-        range: PageRange,
-        mut each: impl FnMut(Id, &CachedRegion) -> bool,
-    ) -> bool {
-        self.overlapping_of(u64::MAX, regions, range, &mut each)
-    }
-
     /// The classes of regions that have fewer bytes than `size`, a power of two, as a set of bits.
     pub fn smaller_than(size: u64) -> u64 {
         (1 << (size / page_size()).ilog2()) - 1
     }
 
-    /// As [`Index::overlapping`], for the regions of some classes. `each` is `dyn`, so that this
-    /// code exists once, and not once for each caller.
+    /// Calls `each` for the regions of some classes that overlap a range, until `each` returns false.
+    /// `each` must not change the index. Returns whether `each` always returned true. `each` is
+    /// `dyn`, so that this code exists once, and not once for each caller.
     pub fn overlapping_of(
         &self,
         classes: u64,

@@ -18,40 +18,20 @@ use rdmamr_sys::process::PAGE_SIZE;
 
 /// The binary logarithm of the largest table's number of entries; below it, of the smallest
 /// table's.
-const LARGEST: u32 = if cfg!(any(test, feature = "tiny")) {
-    6
-} else {
-    20
-};
-const SMALLEST: u32 = if cfg!(any(test, feature = "tiny")) {
-    3
-} else {
-    10
-};
+const LARGEST: u32 = tiny_or!(6, 20);
+const SMALLEST: u32 = tiny_or!(3, 10);
 
 /// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
 /// page occupies the place of their huge pages.
-const SMALL: u32 = if cfg!(any(test, feature = "tiny")) {
-    5
-} else {
-    17
-};
+const SMALL: u32 = tiny_or!(5, 17);
 
 /// Filling of the other table begins once only this fraction of the table's places is free below
 /// its [`fill`].
-const EARLY: u64 = if cfg!(any(test, feature = "tiny")) {
-    4
-} else {
-    16
-};
+const EARLY: u64 = tiny_or!(4, 16);
 
 /// Filling of a large table pauses for this many additions, so that the cleaner can touch its huge
 /// pages.
-const PAUSE: u64 = if cfg!(any(test, feature = "tiny")) {
-    2
-} else {
-    2048
-};
+const PAUSE: u64 = tiny_or!(2, 2048);
 
 /// The number of entries in a page.
 const PAGE: usize = 1024;
@@ -304,16 +284,8 @@ impl Table {
     /// entry that is of no use. A region that is kept while the slots are read gets its entry in
     /// both tables.
     fn go_on(&self, regions: &[CachedRegion]) {
-        const CLEARED: u64 = if cfg!(any(test, feature = "tiny")) {
-            16
-        } else {
-            256
-        };
-        const READ: u64 = if cfg!(any(test, feature = "tiny")) {
-            8
-        } else {
-            64
-        };
+        const CLEARED: u64 = tiny_or!(16, 256);
+        const READ: u64 = tiny_or!(8, 64);
         let Some((shape, next)) = self.filling() else {
             return;
         };

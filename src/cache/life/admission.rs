@@ -174,18 +174,11 @@ pub fn each_foreign(mut each: impl FnMut(PageRange)) {
             .iter()
             .filter(|run| !run.own)
             .for_each(|run| each(run.range)),
-        None => each(PageRange {
-            start: 0,
-            end: u64::MAX,
-        }),
+        None => each(PageRange::ALL),
     }
 }
 
-const NOTES: usize = if cfg!(any(test, feature = "tiny")) {
-    4
-} else {
-    64
-};
+const NOTES: usize = tiny_or!(4, 64);
 
 /// How many registrations rely on a note before the kernel is asked again.
 const USES: u32 = 16;

@@ -14,6 +14,7 @@
 use crate::instance::{Cache, cache_gave_up, existing};
 use crate::life::ending::{self, in_call};
 use crate::released::memory_changes;
+use crate::watch::event_reader;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, listens};
 pub use crate::watch::log::Frame;
@@ -480,7 +481,7 @@ pub fn growing(addr: usize, length: usize) {
         cache.regions.changes.end_at(announced);
     }
     // If the kernel does not keep userfaultfds apart, this looks at each page.
-    if watch.has_left_some() && (near || watch.keeps_apart()) {
+    if watch.has_left_some() && (near || event_reader::keeps_apart()) {
         let errno = errno::errno();
         watch.unwatch_moving(range);
         errno::set_errno(errno);
@@ -490,7 +491,7 @@ pub fn growing(addr: usize, length: usize) {
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
     // The kernel does since Linux 6.17, and keeps userfaultfds apart since 6.16.
-    heeding().is_some_and(|cache| cache.watch.keeps_apart())
+    heeding().is_some() && event_reader::keeps_apart()
 }
 
 /// Whether the cache must be told of changes.
@@ -503,7 +504,7 @@ pub fn are_wanted() -> bool {
 /// `argument`. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
 /// memory.
 pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
-    heeding().filter(|cache| !cache.watch.keeps_apart())?;
+    heeding().filter(|_| !event_reader::keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(begin_unreported(

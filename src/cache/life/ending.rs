@@ -9,6 +9,7 @@ use crate::locked::{By, Locked, cause};
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
+use crate::watch::event_reader;
 use crate::watch::extent::CHUNK;
 use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Unwatching;
@@ -149,10 +150,7 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
     }
     let mut from = extent.map_or(0, |extent| extent.start);
     while extent.is_some_and(|extent| from < extent.end) {
-        let chunk = PageRange {
-            start: from,
-            end: (from + 1).next_multiple_of(CHUNK),
-        };
+        let chunk = PageRange::new(from, (from + 1).next_multiple_of(CHUNK));
         leave_chunk(cache, locked, id, by, chunk);
         from = chunk.end;
     }
@@ -245,7 +243,7 @@ pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     let watched = locked.unwatch(memory, |part| cache.watch.unwatch(part, &regions.changes));
     // Before Linux 6.16 a call that is not announced can wait for the reader while another thread
     // stops watching memory, and a test with two such threads hung there (Linux 6.12).
-    if cache.watch.keeps_apart() {
+    if event_reader::keeps_apart() {
         locked.note_clear(range);
     }
     drop(locked);

@@ -306,8 +306,8 @@ impl Cache {
             Memory::Own if locked.admit(new) => Look::Again,
             Memory::Own => Look::Nothing,
             Memory::Foreign(foreign) => {
-                RELEASED.give_up(&self.regions.region(new.id()).range());
-                locked.foreign().note(foreign);
+                RELEASED.give_up(&self.regions.region(new.id).range());
+                locked.regions().foreign.note(foreign);
                 locked.refuse(new);
                 Look::Nothing
             }
@@ -432,7 +432,7 @@ impl Cache {
     pub fn lock_and_look(&self, page_range: PageRange, ask: bool) -> Option<(Locked<'_>, bool)> {
         let locked = self.regions.lock_of_program()?;
         self.apply(&locked, By::Program);
-        match locked.foreign().look(page_range) {
+        match locked.regions().foreign.look(page_range) {
             Noted::Nothing if !ask => return Some((locked, false)),
             Noted::Foreign => return Some((locked, true)),
             Noted::Nothing | Noted::Ask => {}
@@ -443,8 +443,8 @@ impl Cache {
         let locked = self.regions.lock_of_program()?;
         self.apply(&locked, By::Program);
         match memory {
-            Memory::Own => locked.foreign().forget(page_range),
-            Memory::Foreign(range) => locked.foreign().note(range),
+            Memory::Own => locked.regions().foreign.forget(page_range),
+            Memory::Foreign(range) => locked.regions().foreign.note(range),
             Memory::Unknown => {}
         }
         Some((locked, memory != Memory::Own))

@@ -8,6 +8,7 @@ use crate::life::tasks;
 use crate::lock::Patience;
 use crate::watch::event_reader;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
+use crate::watch::watch_fd::WATCH_FD;
 use core::sync::atomic::{Ordering::SeqCst, fence};
 use rdmamr_stats::log::{self, Level};
 
@@ -34,10 +35,11 @@ pub fn retire(why: &str) {
     errno::set_errno(errno);
 }
 
-/// Ends the cache, and waits until its threads make no system call any more.
+/// Ends the cache, gives its descriptor number back to the program, and waits until its threads make
+/// no system call any more. The reader goes on: memory without a region may still be watched.
 pub fn end(cache: &Cache) {
     tasks::give_up_quietly(cache);
-    cache.watch.close();
+    WATCH_FD.close();
     cache.limits_reader.wait_to_rest();
     event_reader::wait_to_rest();
 }

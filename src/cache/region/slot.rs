@@ -159,9 +159,11 @@ impl CachedRegion {
     pub fn extent(&self) -> Option<PageRange> {
         let page_range = self.page_range();
         let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
-        (self.watched.load(Relaxed) != UNWATCHED).then(|| PageRange {
-            start: page_range.start - bytes(&self.pages_below),
-            end: page_range.end + bytes(&self.pages_above),
+        (self.watched.load(Relaxed) != UNWATCHED).then(|| {
+            PageRange::new(
+                page_range.start - bytes(&self.pages_below),
+                page_range.end + bytes(&self.pages_above),
+            )
         })
     }
 
@@ -174,10 +176,7 @@ impl CachedRegion {
     /// touches this region's extent. Under the cache's lock.
     pub fn inherit(&self, memory: PageRange) {
         if let Some(extent) = self.extent() {
-            let both = PageRange {
-                start: extent.start.min(memory.start),
-                end: extent.end.max(memory.end),
-            };
+            let both = extent.joined_with(memory);
             self.set_extent(Some(both), INHERITED);
         }
     }
@@ -285,10 +284,10 @@ mod tests {
     fn a_domain_is_its_address_its_device_and_its_number() {
         // SAFETY: all zeros is a slot that was never used.
         let region: CachedRegion = unsafe { core::mem::zeroed() };
-        let page_range = PageRange {
-            start: START & !(page_size() - 1),
-            end: (START & !(page_size() - 1)) + page_size(),
-        };
+        let page_range = PageRange::new(
+            START & !(page_size() - 1),
+            (START & !(page_size() - 1)) + page_size(),
+        );
         let numbers = [
             0,
             1,
@@ -334,10 +333,7 @@ mod tests {
         // SAFETY: all zeros is a slot that was never used.
         let region: CachedRegion = unsafe { core::mem::zeroed() };
         let at = |page: u64| 0x7000_0000_0000 + page * page_size();
-        let range = |from: u64, to: u64| PageRange {
-            start: at(from),
-            end: at(to),
-        };
+        let range = |from: u64, to: u64| PageRange::new(at(from), at(to));
         region.start.store(at(10), Relaxed);
         region.pages.store(4, Relaxed);
         region.claim_extent(Some(range(7, 19)));

@@ -24,10 +24,7 @@ struct DropReport {
 
 impl DropReport {
     fn range(&self) -> PageRange {
-        PageRange {
-            start: self.start.load(Relaxed),
-            end: self.end.load(Relaxed),
-        }
+        PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed))
     }
 
     fn set(&self, range: PageRange, now: u64) {
@@ -71,10 +68,7 @@ impl Dropping {
             report.set(range, now);
         } else if let Some(report) = self.reports.iter().min_by_key(distance) {
             let other = report.range();
-            let both = PageRange {
-                start: other.start.min(range.start),
-                end: other.end.max(range.end),
-            };
+            let both = other.joined_with(range);
             report.set(both, now);
         }
     }
@@ -114,10 +108,7 @@ mod tests {
     fn none_is_forgotten_before_its_time() {
         // SAFETY: all zeros holds no report.
         let dropping: Dropping = unsafe { core::mem::zeroed() };
-        let range = |n: u64| PageRange {
-            start: n * 100,
-            end: n * 100 + 10,
-        };
+        let range = |n: u64| PageRange::new(n * 100, n * 100 + 10);
         let many = 3 * REPORTS as u64;
         (0..many).for_each(|n| dropping.add(range(n), 5000));
         assert!((0..many).all(|n| dropping.is_at(range(n), || 5000 + LONGEST)));

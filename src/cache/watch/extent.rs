@@ -34,10 +34,10 @@ pub fn around(page_range: PageRange) -> PageRange {
     let extent = if most == page_range || is_mapped(most.start, most.end) {
         most
     } else {
-        PageRange {
-            start: down(most.start, page_range.start),
-            end: up(page_range.end, most.end),
-        }
+        PageRange::new(
+            down(most.start, page_range.start),
+            up(page_range.end, most.end),
+        )
     };
     set_errno(before);
     extent
@@ -112,10 +112,7 @@ mod tests {
             unsafe { libc::mmap(core::ptr::null_mut(), length, read_write, private, -1, 0) };
         assert_ne!(memory, libc::MAP_FAILED);
         let chunk = (memory.addr() as u64).next_multiple_of(CHUNK);
-        let range = |from: u64, to: u64| PageRange {
-            start: chunk + from * page,
-            end: chunk + to * page,
-        };
+        let range = |from: u64, to: u64| PageRange::new(chunk + from * page, chunk + to * page);
         let unmap = |at: u64| {
             let address = memory.with_addr((chunk + at * page) as usize);
             // SAFETY: the page lies in the mapping that this test made.

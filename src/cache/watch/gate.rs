@@ -23,11 +23,7 @@ const OPEN: u32 = 0;
 /// How often the reader looks again whether the gate is open, 10 ms apart: for a minute. The thread
 /// that closed the gate blocks its signals and waits for no thread, but may lack a processor; only
 /// a debugger stops it alone.
-const LOOKS: u32 = if cfg!(any(test, feature = "tiny")) {
-    100
-} else {
-    6000
-};
+const LOOKS: u32 = tiny_or!(100, 6000);
 
 /// The gate: [`OPEN`], or the number of the task that has closed it. Only a thread that holds the
 /// cache's lock closes the gate, so one thread at a time does.

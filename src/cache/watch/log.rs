@@ -67,10 +67,7 @@ struct Place {
 impl Place {
     /// The range, which another change may be writing meanwhile.
     fn range(&self) -> PageRange {
-        PageRange {
-            start: self.start.load(Relaxed),
-            end: self.end.load(Relaxed),
-        }
+        PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed))
     }
 }
 
@@ -494,10 +491,7 @@ impl Log {
                 break;
             }
             each(Some(Change {
-                range: PageRange {
-                    start: slot.start.load(Relaxed),
-                    end: slot.end.load(Relaxed),
-                },
+                range: PageRange::new(slot.start.load(Relaxed), slot.end.load(Relaxed)),
                 kind: kind(slot.kind.load(Relaxed)),
             }));
             slot.turn.store(turn + 2, Release);

@@ -6,10 +6,7 @@ use errno::Errno;
 use rdmamr_sys::memory;
 use rdmamr_sys::pages::PageRange;
 
-const RANGE: PageRange = PageRange {
-    start: 0x7000_0000_0000,
-    end: 0x7000_0001_0000,
-};
+const RANGE: PageRange = PageRange::new(0x7000_0000_0000, 0x7000_0001_0000);
 const MAKES: usize = 1;
 const WAITS: usize = 2;
 

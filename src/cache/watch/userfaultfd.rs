@@ -95,10 +95,7 @@ impl Message {
     /// The meaning of the event.
     pub fn report(&self) -> Report {
         let [first, second, third] = self.arguments;
-        let range = PageRange {
-            start: first,
-            end: second,
-        };
+        let range = PageRange::new(first, second);
         match self.event as u8 {
             0x14 => {
                 let moved = |start| PageRange {

@@ -450,10 +450,7 @@ mod tests {
         for file in [epoll, another] {
             replace(&number, fd, file);
             assert!(matches!(number.fence(), Fence::Lost(_)));
-            assert!(!number.unregister(PageRange {
-                start: 0,
-                end: 4096
-            }));
+            assert!(!number.unregister(PageRange::new(0, 4096)));
             replace(&number, fd, ours);
             assert!(!number.is_trusted());
             assert_eq!(number.fence(), Fence::Passed);

@@ -294,18 +294,6 @@ impl Watch {
         one
     }
 
-    /// The cache has ended. Gives the descriptor number back to the program. The reader goes on,
-    /// because memory without a region may still be watched.
-    pub fn close(&self) {
-        WATCH_FD.close();
-    }
-
-    /// Whether the kernel keeps one userfaultfd from unregistering memory that another has
-    /// registered.
-    pub fn keeps_apart(&self) -> bool {
-        event_reader::keeps_apart()
-    }
-
     /// Asks the kernel whether a change of memory is in flight.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
