@@ -5,7 +5,8 @@
  * out again after its memory has changed, and the library's threads make no call that the filter
  * forbids.
  *
- * The device is the stand-in (stub_device.h). It holds the start at userfaultfd(2).
+ * The device is the stand-in (stub_device.h). It holds the start at userfaultfd(2), or where the
+ * start asks for the limit of locked memory: by then the reader of events runs.
  */
 #include <errno.h>
 #include <linux/filter.h>
@@ -14,6 +15,7 @@
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include "../../lib/device.h"
 #include "../../lib/memory.h"
@@ -24,12 +26,13 @@
 enum { COUNT = 4, MOMENT = 100000, RIGHT = 42 };
 
 static char *memory;
-static _Atomic bool held, go_on;
+static long place;
+static _Atomic bool begun, held, go_on;
 
 static void hold(long number, const long argument[6])
 {
-	(void)argument;
-	if (number != SYS_userfaultfd || held)
+	begun |= number == SYS_userfaultfd;
+	if (number != place || !begun || held || (number == SYS_prlimit64 && argument[1] != RLIMIT_MEMLOCK))
 		return;
 	held = true;
 	while (!go_on)
@@ -105,15 +108,22 @@ static int retire(bool late)
 
 int main(int argc, char **argv)
 {
+	static const char *const early[] = { "early", "early_reader" }, *const late[] = { "late", "late_reader" };
+	static const char *const places[] = { "without a reader", "with a reader" };
+	enum { PLACES = sizeof(places) / sizeof(*places) };
 	const char *const settings[] = { "RDMAMR_LOG=warn", NULL };
 	const char *why = stub_open(STUB_PIN);
 
 	if (why)
 		skip_all(why);
 	alarm(DEADLOCK);
-	if (argc > 1)
-		return retire(!strcmp(argv[1], "late"));
-	is(once_more("early", settings), RIGHT, "the start of the cache ends while prctl waits for it: prctl ends the cache");
-	is(once_more("late", settings), RIGHT, "the start goes on after prctl has returned: the start itself ends the cache");
+	if (argc > 1) {
+		place = strstr(argv[1], "reader") ? SYS_prlimit64 : SYS_userfaultfd;
+		return retire(!strncmp(argv[1], "late", 4));
+	}
+	for (int n = 0; n < PLACES; n++) {
+		is(once_more(early[n], settings), RIGHT, "%s: prctl waits for the start of the cache, and ends it", places[n]);
+		is(once_more(late[n], settings), RIGHT, "%s: the start goes on after prctl has returned, and ends the cache", places[n]);
+	}
 	return done_testing();
 }
