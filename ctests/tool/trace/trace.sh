@@ -114,9 +114,9 @@ RDMAMR_TRACE=/nonexistent/trace LD_PRELOAD=$library "$calls" 2>said
 check "a file that cannot be written: the program runs" [ $? = 0 ]
 check "which is reported, once a process" [ "$(grep -c 'RDMAMR_TRACE: cannot be written' said)" = 2 ]
 RDMAMR_TRACE=$work LD_PRELOAD=$library "$calls" 2>said
-check "with the reason: a folder" grep -q 'and no more is: Is a directory' said
+check "with the reason: a folder" grep -q 'tracing stops: Is a directory' said
 RDMAMR_TRACE=/dev/full LD_PRELOAD=$library "$calls" 2>said
-check "no room" grep -q 'and no more is: No space left' said
+check "no room" grep -q 'tracing stops: No space left' said
 mkfifo pipe
 RDMAMR_TRACE=$work/pipe LD_PRELOAD=$library timeout 500 "$calls" 2>said
 check "a pipe without a reader does not block the program" [ $? = 0 ]
