@@ -25,7 +25,7 @@ static bool used_again(char *memory, size_t length, int access, int *failed)
 		if (reused(before, after))
 			return true;
 		show(before, after);
-		if (tries == 10 || after.bypassed_busy != before.bypassed_busy + 1)
+		if (tries == 20 || after.bypassed_busy != before.bypassed_busy + 1)
 			return false;
 		usleep(tries * 50000);
 	}

@@ -110,6 +110,24 @@ static void over_the_limit(const struct driver *driver, char *memory)
 	ok(!strstr(rdmamr_last_reason(), "; or "), "it is the only cause");
 }
 
+/*
+ * A cached region. On a busy machine a registration may bypass the cache, which then counts that,
+ * and the next one may not.
+ */
+static struct ibv_mr *cached(char *memory, size_t length)
+{
+	for (int tries = 1;; tries++) {
+		const struct rdmamr_stats before = stats();
+		struct ibv_mr *mr = registered(memory, length);
+
+		must(mr);
+		if (tries == 10 || stats().bypassed_busy == before.bypassed_busy)
+			return mr;
+		must(ibv_dereg_mr_relaxed(mr) == 0);
+		usleep(tries * 50000);
+	}
+}
+
 static void of_driver(const struct driver *driver)
 {
 	char *memory = pages(4L * KEYS + LONGEST / PAGE);
@@ -118,7 +136,7 @@ static void of_driver(const struct driver *driver)
 	stub_drive(driver->says);
 	stub_have(KEYS);
 	for (int n = 0; n < IDLE; n++)
-		must(regions[n] = registered(memory + 2L * n * PAGE, PAGE));
+		regions[n] = cached(memory + 2L * n * PAGE, PAGE);
 	for (int n = 0; n < IDLE; n++)
 		must(ibv_dereg_mr_relaxed(regions[n]) == 0);
 	is(stats().idle, IDLE, "%d regions are idle", IDLE);
