@@ -87,6 +87,8 @@ MUTANTS = [
      "suite", "changes_elsewhere"),
     ("W5", "cache/life/change.rs", "        changes.write(called(range));\n        end_touched(cache, range, neighbours);\n", "",
      "suite", "changes_elsewhere"),
+    ("W7", "cache/extents.rs", "                    && !self.hand_over(part)\n", "",
+     "suite", "neighbour_unmapped"),
     ("W8", "cache/watch/watch_fd.rs", "            file.close();\n        }\n        set_errno(before);\n", "        }\n        set_errno(before);\n",
      "suite", "descriptor_taken"),
     ("the exception", "cache/life/miss.rs", "settled && announced && !locked.may_be_dropping(lookup_key.page_range, now_ms)", "settled && announced",
