@@ -498,6 +498,29 @@ fn loom_a_full_log() {
     });
 }
 
+/// The log is full when a change is to be written, and another thread applies it before the loss is
+/// noted. A hit that began in between meets the loss, although it is cleared again by then.
+#[test]
+fn loom_a_loss_beside_a_hit() {
+    explore(Some(3), || {
+        let world = World::new();
+        let elsewhere = Change {
+            range: ELSEWHERE,
+            kind: Kind::Called,
+        };
+        world.changes.write(elsewhere);
+        world.changes.write(elsewhere);
+        let (other, third) = (world.clone(), world.clone());
+        let changing = thread::spawn(move || other.change_by_call());
+        let registering = thread::spawn(move || drop(third.register()));
+        // Before the loss is noted, and after.
+        world.apply();
+        changing.join().unwrap();
+        world.apply();
+        registering.join().unwrap();
+    });
+}
+
 /// The place of a change elsewhere becomes the place of a change here.
 #[test]
 fn loom_places_change_hands() {

@@ -505,9 +505,15 @@ impl Log {
             // the lock that is held here. If the record comes before the real call, the writer sees
             // that they were linked, and writes a second one. If it comes after the real call, none
             // of them was pinned before the change.
+            //
+            // No writer fills a slot while the mark is set. This slot stays empty, so that a hit
+            // that began before the loss meets another number, and not the one that it knows.
+            let turn = 2 * (position / ROOM);
+            self.slot(position).turn.store(turn + 2, Release);
             let _ = self
                 .written
-                .compare_exchange(written, position, SeqCst, Relaxed);
+                .compare_exchange(written, position + 1, SeqCst, Relaxed);
+            position += 1;
         }
         self.applied.store(position, Release);
     }
