@@ -115,14 +115,16 @@ impl Locked<'_> {
         });
     }
 
-    /// Adds memory to the extent of a region that lies in it. Returns false if there is no such
-    /// region. (A region without an extent may become watched at any moment, outside the lock, so
-    /// its memory must stay watched.)
+    /// Adds memory to the extent of a region that lies in it, as far as it lies in the chunks of
+    /// that region. Returns false if there is no such region. (A region without an extent may become
+    /// watched at any moment, outside the lock, so its memory must stay watched.)
     fn hand_over(&self, memory: PageRange) -> bool {
         let mut found = false;
         self.regions().overlapping(memory, |_, region| {
             found = true;
-            region.inherit(memory);
+            if let Some(near) = memory.common(region.page_range().extended(CHUNK)) {
+                region.inherit(near);
+            }
             region.extent().is_none()
         });
         found

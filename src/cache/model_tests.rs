@@ -602,3 +602,27 @@ fn an_answer_is_of_the_region_that_was_asked_about() {
     assert!(regions.lock().admit(later));
     assert_eq!(regions.lock().unadmitted(id), None);
 }
+
+/// A large region loses a page. A small region inside it takes over what was watched in its own
+/// chunk, and nothing beyond: a later change there would not find it.
+#[test]
+fn an_extent_stays_within_the_chunks_of_its_region() {
+    let regions = new_cache();
+    let (chunk, page) = (address(0), page_size());
+    let locked = regions.lock();
+    let watched = |page_range| {
+        let id = locked.make(&LookupKey {
+            page_range,
+            ..of_page(0)
+        });
+        let region = regions.region(id.unwrap());
+        region.claim_extent(Some(page_range));
+        region
+    };
+    let large = watched(PageRange::new(chunk, chunk + 10 * CHUNK));
+    let small = watched(PageRange::new(chunk + 3 * CHUNK, chunk + 3 * CHUNK + page));
+    let gone = PageRange::new(chunk + 7 * CHUNK, chunk + 7 * CHUNK + page);
+    locked.lose_memory(gone, gone, |_| {});
+    let own = PageRange::new(chunk + 3 * CHUNK, chunk + 4 * CHUNK);
+    assert_eq!((large.extent(), small.extent()), (None, Some(own)));
+}

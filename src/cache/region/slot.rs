@@ -9,6 +9,7 @@
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
+use crate::watch::extent::CHUNK;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::{Range, Wanted};
@@ -177,6 +178,7 @@ impl CachedRegion {
     pub fn inherit(&self, memory: PageRange) {
         if let Some(extent) = self.extent() {
             let both = extent.joined_with(memory);
+            debug_assert!(self.page_range().extended(CHUNK).contains(both));
             self.set_extent(Some(both), INHERITED);
         }
     }
