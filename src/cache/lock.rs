@@ -166,6 +166,11 @@ impl Lock {
         }
     }
 
+    /// Whether this task holds the lock.
+    pub fn is_held_by(&self, owner: Owner) -> bool {
+        self.0.load(Relaxed) & OWNER == owner.0
+    }
+
     /// Whether a thread has waited in vain for the present owner.
     pub fn is_in_vain(&self) -> bool {
         self.0.load(Relaxed) & IN_VAIN != 0

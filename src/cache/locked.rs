@@ -62,11 +62,13 @@ impl Regions {
         }
     }
 
-    /// This owner still holds the lock. If it is dead, the data that the lock guards may be half
-    /// changed.
+    /// This owner held the lock when the wait ended. If it is dead and holds the lock still, the
+    /// data that the lock guards may be half changed. (An owner may also have released the lock and
+    /// ended since.)
     #[cold]
     fn look_after(&self, owner: Owner) {
-        if owner.has_ended() && !self.orphaned.swap(true, SeqCst) {
+        let died = owner.has_ended() && self.lock.is_held_by(owner);
+        if died && !self.orphaned.swap(true, SeqCst) {
             self.changes.distrust();
             log::later(format_args!(
                 "regions are not reused from now on: a task that shares this process's memory was \
