@@ -11,7 +11,8 @@ static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 /// Whether an object is or was an object of a cache, of this process or of its parent.
 #[inline(always)]
 pub fn is_object(address: usize) -> bool {
-    address < OBJECTS[1].load(Relaxed) && address >= OBJECTS[0].load(Relaxed)
+    // Acquire: the thread that sees the end also sees the first address.
+    address < OBJECTS[1].load(Acquire) && address >= OBJECTS[0].load(Relaxed)
 }
 
 /// Whether this process or its parent has had a cache.
