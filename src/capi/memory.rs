@@ -172,6 +172,7 @@ unsafe extern "C" fn mremap(
         if several || (fixed && source.is_announced()) {
             // The kernel moves several mappings one by one, and stops at a watched one. For a
             // single mapping it unmaps the target before it refuses the move.
+            source.announce(old.addr(), old_size);
             source.changed(old.addr(), old_size);
             changes::unwatch(old.addr(), old_size);
         }
@@ -422,7 +423,13 @@ unsafe extern "C" fn process_madvise(
             if minds && changes::are_wanted() {
                 let_go_of(ranges.addr(), count);
             }
-            drops.then(|| changes::may_change_any(&frame))
+            drops.then(|| {
+                let mut changing = changes::may_change_any(&frame);
+                if is_unreported(advice) {
+                    changing.announce(0, usize::MAX / 2);
+                }
+                changing
+            })
         },
         || -> isize {
             call_next!(

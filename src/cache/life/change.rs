@@ -206,14 +206,22 @@ fn begin_unreported(
     neighbours: Neighbours,
 ) -> Changing<'_> {
     let range = pages(addr, length);
-    let begun = |cache| {
+    announced_or_counted(range, |cache| {
         let mut under_way = begin(cache, frame, range, neighbours);
         if range.start < range.end {
             let announced = &mut under_way.announced;
             announced.get_or_insert_with(|| announce(cache, frame, range));
         }
-        Changing::UnderWay(under_way)
-    };
+        under_way
+    })
+}
+
+/// Begins a change that userfaultfd does not report: by `begun`, or by a count if there is no cache.
+fn announced_or_counted<'f>(
+    range: PageRange,
+    begun: impl Fn(&'static Cache) -> UnderWay<'f>,
+) -> Changing<'f> {
+    let begun = |cache| Changing::UnderWay(begun(cache));
     if let Some(cache) = heeding() {
         return begun(cache);
     }
@@ -249,12 +257,15 @@ pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 
 #[inline(always)]
 fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    let Some(cache) = heeding() else {
-        return Changing::Nothing;
-    };
-    let range = pages(addr, length);
+    heeding().map_or(Changing::Nothing, |cache| {
+        Changing::UnderWay(perhaps(cache, frame, pages(addr, length)))
+    })
+}
+
+#[inline(always)]
+fn perhaps<'f>(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> UnderWay<'f> {
     let may_hold = cache.regions.filter.may_touch(range);
-    Changing::UnderWay(UnderWay {
+    UnderWay {
         cache,
         range: NOTHING,
         // The log has no change yet. The announcement alone keeps every hit in this memory from
@@ -263,12 +274,14 @@ fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
         linked: None,
         long: None,
         frame,
-    })
+    }
 }
 
-/// A call may change any memory. The caller tells by [`Changing::changed`] whether it did.
+/// A call may change any memory, in a way that userfaultfd may not report. The caller tells by
+/// [`Changing::changed`] whether it did.
 pub fn may_change_any(frame: &Frame) -> Changing<'_> {
-    may_have_changed(frame, 0, usize::MAX / 2)
+    let all = pages(0, usize::MAX / 2);
+    announced_or_counted(all, |cache| perhaps(cache, frame, all))
 }
 
 fn called(range: PageRange) -> Change {
@@ -356,6 +369,15 @@ impl Changing<'_> {
                 ..
             })
         )
+    }
+
+    /// Announces the change of this memory, even if the filter has no region there: the watch of a
+    /// region that another thread links there in between ends before the call.
+    pub fn announce(&mut self, addr: usize, length: usize) {
+        if let Changing::UnderWay(under_way) = self {
+            let announced = || announce(under_way.cache, under_way.frame, pages(addr, length));
+            under_way.announced.get_or_insert_with(announced);
+        }
     }
 
     /// Adds this memory to the memory that the call has changed.
@@ -469,23 +491,36 @@ pub fn growing(addr: usize, length: usize) {
     };
     let watch = &cache.watch;
     let near = cache.regions.filter.may_hold(range);
-    if near {
-        if inside(|| ending::is_whole(cache, range)).unwrap_or(true) {
-            // The mapping stays watched where it moves to, and no region knows of that memory.
-            return watch.leave_some();
-        }
-        let frame = Frame::new();
-        let announced = announce(cache, &frame, range);
-        cache.regions.changes.write(called(range));
-        end_touched(cache, range, Neighbours::Stay);
-        cache.regions.changes.end_at(announced);
+    if near && inside(|| ending::is_whole(cache, range)).unwrap_or(true) {
+        // The mapping stays watched where it moves to, and no region knows of that memory.
+        return watch.leave_some();
     }
     // If the kernel does not keep userfaultfds apart, this looks at each page.
-    if watch.has_left_some() && (near || event_reader::keeps_apart()) {
+    let left_some = watch.has_left_some() && (near || event_reader::keeps_apart());
+    if !near && !left_some {
+        return;
+    }
+    let frame = Frame::new();
+    let mut under_way = UnderWay {
+        cache,
+        range,
+        announced: Some(announce(cache, &frame, range)),
+        linked: None,
+        long: None,
+        frame: &frame,
+    };
+    if near {
+        cache.regions.changes.write(called(range));
+        end_touched(cache, range, Neighbours::Stay);
+    }
+    if left_some {
         let errno = errno::errno();
         watch.unwatch_moving(range);
         errno::set_errno(errno);
     }
+    // As in `unwatched`: a region that another thread has linked there meanwhile may have lost its
+    // watch.
+    under_way.end();
 }
 
 /// Whether the kernel moves several mappings by one mremap(2).

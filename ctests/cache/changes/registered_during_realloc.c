@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * realloc enlarges a block by an mremap inside the C library. Before that, the library stops
+ * watching what is watched of the block, and at that moment another thread registers a page of the
+ * block. The kernel reports no change of that page any more, so its region must not be reused:
+ * later the program maps new memory where the block was, and data lands there.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h). slow_calls.so lies behind the
+ * library.
+ */
+#include <malloc.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include "../../lib/device.h"
+#include "../../lib/memory.h"
+#include "../../lib/program.h"
+#include "slow_calls.h"
+#include "../../lib/stub_device.h"
+
+#pragma weak slow_unwatched
+#pragma weak slow_state
+
+enum { BLOCK = 64 * PAGE, INSIDE = 16 * PAGE, BESIDE = 40 * PAGE };
+
+static void idle(char *memory)
+{
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+
+	must(mr);
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+}
+
+static void *enlarge(void *block)
+{
+	char *other = realloc(block, 64 * BLOCK);
+
+	must(other && other != block);
+	return other;
+}
+
+/* With `beside`, a region of the block exists already, and the watch of it splits the block. */
+static void during(const char *name, bool beside)
+{
+	char *block = malloc(BLOCK);
+	char *start = (char *)((uintptr_t)block & ~(uintptr_t)(PAGE - 1)), *page = start + INSIDE;
+	struct ibv_mr *mr;
+	pthread_t thread;
+	void *other;
+	int times = 0;
+
+	must(block);
+	memset(block, 1, BLOCK);
+	if (beside) {
+		idle(start + BESIDE);
+		/* The mapping of the block is whole no more. */
+		must(munmap(start + BESIDE + 8 * PAGE, PAGE) == 0);
+		fresh_at(start + BESIDE + 8 * PAGE, PAGE);
+	}
+	slow_state = SLOW_IDLE;
+	slow_unwatched = page;
+	must(pthread_create(&thread, NULL, enlarge, block) == 0);
+	while (slow_state != SLOW_INSIDE && times++ < 20000)
+		usleep(100);
+	ok(slow_state == SLOW_INSIDE, "%s: the watch is about to end", name);
+	idle(page);
+	slow_unwatched = NULL;
+	slow_state = SLOW_IDLE;
+	must(pthread_join(thread, &other) == 0);
+	fresh_at(page, PAGE);
+	mr = ibv_reg_mr_relaxed(stub_pd(), page, PAGE, LOCAL_AND_REMOTE);
+	must(mr);
+	ok(stub_lands(mr), "%s: data lands in the memory that is there after the realloc", name);
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	must(munmap(page, PAGE) == 0);
+	free(other);
+}
+
+int main(int argc, char **argv)
+{
+	const char *why;
+	char *left;
+
+	(void)argc;
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	why = stub_open(STUB_PIN);
+	if (why)
+		skip_all(why);
+	must(&slow_state);
+	must(mallopt(M_MMAP_THRESHOLD, BLOCK / 2) == 1);
+	/* From now on some memory may be watched that belongs to no region. */
+	left = pages(3);
+	must(ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(stub_pd(), left, 3 * PAGE, LOCAL_AND_REMOTE)) == 0);
+	must(munmap(left + PAGE, PAGE) == 0);
+	during("no region is near", false);
+	during("beside a region", true);
+	return done_testing();
+}
