@@ -12,8 +12,6 @@
 enum { SLOW_IDLE, SLOW_INSIDE, SLOW_MADE };
 extern void *_Atomic slow_address;
 extern _Atomic int slow_state;
-/* The end of a watch that covers this address waits in the same way before the kernel is asked. */
-extern void *_Atomic slow_unwatched;
 /* Before that, munmap raises this signal, if it is not 0. */
 extern _Atomic int slow_signal;
 

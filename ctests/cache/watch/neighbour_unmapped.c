@@ -7,7 +7,6 @@
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include "../../lib/device.h"
 #include "../../lib/memory.h"
 #include "../../lib/program.h"
@@ -15,21 +14,21 @@
 
 enum { CHUNK = 2 << 20, REGIONS = 5, APART = 20 };
 
-static const char *place(const char *chunk, int region)
+static char *place(char *chunk, int region)
 {
 	return chunk + (1 + (size_t)region * APART) * PAGE;
 }
 
-static struct ibv_mr *registered(const char *memory)
+static struct ibv_mr *registered(char *memory)
 {
-	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), (void *)memory, PAGE, LOCAL_AND_REMOTE);
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 
 	must(mr);
 	return mr;
 }
 
 /* Whether the cache has a region of the memory, which then is idle. */
-static bool is_cached(const char *memory)
+static bool is_cached(char *memory)
 {
 	for (int tries = 0; tries < 40; tries++) {
 		struct rdmamr_stats before = stats(), after;
@@ -57,17 +56,16 @@ static void by_mremap(char *memory)
 /* The memory of one region, or of two, goes; then the memory of another is replaced. */
 static void goes(const char *name, void (*ends)(char *), int first, int second, int checked)
 {
-	char *memory = new_place(2 * CHUNK);
-	char *chunk = (char *)(((uintptr_t)memory + CHUNK - 1) & ~(uintptr_t)(CHUNK - 1));
-	char *replaced = (char *)place(chunk, checked);
+	/* A new place begins with a chunk. */
+	char *chunk = new_place(CHUNK), *replaced = place(chunk, checked);
 	struct ibv_mr *mr;
 
-	fresh_at(memory, 2 * CHUNK);
+	fresh_at(chunk, CHUNK);
 	for (int n = 0; n < REGIONS; n++)
 		ok(is_cached(place(chunk, n)), "%s: region %d is cached", name, n);
-	ends((char *)place(chunk, first));
+	ends(place(chunk, first));
 	if (second >= 0)
-		ends((char *)place(chunk, second));
+		ends(place(chunk, second));
 	/* Other registrations make the cache see the change. */
 	must(ibv_dereg_mr_relaxed(registered(place(chunk, REGIONS))) == 0);
 	raw_remap(replaced, PAGE);
@@ -75,7 +73,7 @@ static void goes(const char *name, void (*ends)(char *), int first, int second, 
 	ok(stub_lands(mr), "%s: without region %d%s, data lands in the new page of region %d", name, first,
 	   second < 0 ? "" : " and another", checked);
 	must(ibv_dereg_mr_relaxed(mr) == 0);
-	must(munmap(memory, 2 * CHUNK) == 0);
+	must(munmap(chunk, CHUNK) == 0);
 }
 
 int main(int argc, char **argv)
