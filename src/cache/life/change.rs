@@ -136,12 +136,8 @@ fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
         // Another thread may link a region there in between, and the watch of that region ends
         // here. No hit takes the region while this call is announced, and the record after the call
         // invalidates it.
-        under_way
-            .announced
-            .get_or_insert_with(|| announce(cache, frame, range));
-        let errno = errno::errno();
-        cache.watch.unwatch_moving(range);
-        errno::set_errno(errno);
+        under_way.announce(range);
+        unwatch_moving(cache, range);
     }
     Changing::UnderWay(under_way)
 }
@@ -209,8 +205,7 @@ fn begin_unreported(
     announced_or_counted(range, |cache| {
         let mut under_way = begin(cache, frame, range, neighbours);
         if range.start < range.end {
-            let announced = &mut under_way.announced;
-            announced.get_or_insert_with(|| announce(cache, frame, range));
+            under_way.announce(range);
         }
         under_way
     })
@@ -264,17 +259,13 @@ fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 
 #[inline(always)]
 fn perhaps<'f>(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> UnderWay<'f> {
-    let may_hold = cache.regions.filter.may_touch(range);
-    UnderWay {
-        cache,
-        range: NOTHING,
+    let mut under_way = UnderWay::new(cache, frame, NOTHING);
+    if cache.regions.filter.may_touch(range) {
         // The log has no change yet. The announcement alone keeps every hit in this memory from
         // succeeding.
-        announced: may_hold.then(|| announce(cache, frame, range)),
-        linked: None,
-        long: None,
-        frame,
+        under_way.announce(range);
     }
+    under_way
 }
 
 /// A call may change any memory, in a way that userfaultfd may not report. The caller tells by
@@ -291,11 +282,6 @@ fn called(range: PageRange) -> Change {
     }
 }
 
-fn announce<'f>(cache: &Cache, frame: &'f Frame, range: PageRange) -> Announced<'f> {
-    let changes = &cache.regions.changes;
-    changes.begin_at(range, thread::pointer(), frame)
-}
-
 /// Whether the regions and the watch that adjoin the changed memory end as well.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Neighbours {
@@ -310,20 +296,13 @@ fn begin<'f>(
     range: PageRange,
     neighbours: Neighbours,
 ) -> UnderWay<'f> {
-    let mut under_way = UnderWay {
-        cache,
-        range,
-        announced: None,
-        linked: None,
-        long: None,
-        frame,
-    };
+    let mut under_way = UnderWay::new(cache, frame, range);
     let changes = &cache.regions.changes;
     if range.bytes() >= LONG {
         under_way.long = changes.begin_long(now());
     }
     if cache.regions.filter.may_touch(range) {
-        under_way.announced = Some(announce(cache, frame, range));
+        under_way.announce(range);
         under_way.linked = Some(changes.linked());
         changes.write(called(range));
         end_touched(cache, range, neighbours);
@@ -375,8 +354,7 @@ impl Changing<'_> {
     /// region that another thread links there in between ends before the call.
     pub fn announce(&mut self, addr: usize, length: usize) {
         if let Changing::UnderWay(under_way) = self {
-            let announced = || announce(under_way.cache, under_way.frame, pages(addr, length));
-            under_way.announced.get_or_insert_with(announced);
+            under_way.announce(pages(addr, length));
         }
     }
 
@@ -388,7 +366,27 @@ impl Changing<'_> {
     }
 }
 
-impl UnderWay<'_> {
+impl<'f> UnderWay<'f> {
+    #[inline(always)]
+    fn new(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> UnderWay<'f> {
+        UnderWay {
+            cache,
+            range,
+            announced: None,
+            linked: None,
+            long: None,
+            frame,
+        }
+    }
+
+    /// Announces the change of this memory, unless it is announced.
+    fn announce(&mut self, range: PageRange) {
+        self.announced.get_or_insert_with(|| {
+            let changes = &self.cache.regions.changes;
+            changes.begin_at(range, thread::pointer(), self.frame)
+        });
+    }
+
     /// Records the memory that the real call has changed. `linked` is set if the range was recorded
     /// before the call too.
     fn write(&mut self, range: PageRange, linked: Option<u64>) {
@@ -398,9 +396,7 @@ impl UnderWay<'_> {
         if !regions.filter.may_touch(range) {
             return;
         }
-        if self.announced.is_none() {
-            self.announced = Some(announce(self.cache, self.frame, range));
-        }
+        self.announce(range);
         match linked {
             Some(linked) => regions.changes.write_again(called(range), linked),
             None => regions.changes.write(called(range)),
@@ -473,10 +469,16 @@ pub fn unwatch(addr: usize, length: usize) -> bool {
         return false;
     };
     let known = end_touched(cache, range, Neighbours::Stay);
-    let errno = errno::errno();
-    let unknown = cache.watch.unwatch_moving(range);
-    errno::set_errno(errno);
+    let unknown = unwatch_moving(cache, range);
     known || unknown
+}
+
+/// As [`crate::watch::watcher::Watch::unwatch_moving`]. Preserves errno.
+fn unwatch_moving(cache: &Cache, range: PageRange) -> bool {
+    let errno = errno::errno();
+    let watched = cache.watch.unwatch_moving(range);
+    errno::set_errno(errno);
+    watched
 }
 
 /// The C library is about to enlarge a mapping by an internal mremap(2), which accepts a single
@@ -501,22 +503,14 @@ pub fn growing(addr: usize, length: usize) {
         return;
     }
     let frame = Frame::new();
-    let mut under_way = UnderWay {
-        cache,
-        range,
-        announced: Some(announce(cache, &frame, range)),
-        linked: None,
-        long: None,
-        frame: &frame,
-    };
+    let mut under_way = UnderWay::new(cache, &frame, range);
+    under_way.announce(range);
     if near {
         cache.regions.changes.write(called(range));
         end_touched(cache, range, Neighbours::Stay);
     }
     if left_some {
-        let errno = errno::errno();
-        watch.unwatch_moving(range);
-        errno::set_errno(errno);
+        unwatch_moving(cache, range);
     }
     // As in `unwatched`: a region that another thread has linked there meanwhile may have lost its
     // watch.
