@@ -150,6 +150,32 @@ static void left_by_a_handler(bool early)
 	munmap(elsewhere, SOME);
 }
 
+/*
+ * As many calls are left as can name their ranges at a time, and more. None of the memory is
+ * registered again, so no registration finds that they will never return.
+ */
+static void left_by_many_handlers(void)
+{
+	enum { CALLS = 100 };
+	char *elsewhere = with_region(SOME, SOME), *places[CALLS];
+
+	for (int n = 0; n < CALLS; n++)
+		places[n] = with_region(SOME, SOME);
+	must(signal(SIGUSR1, leave) != SIG_ERR);
+	stub_signal = SIGUSR1;
+	for (volatile int n = 0; n < CALLS; n++)
+		if (!sigsetjmp(out, 1)) {
+			munmap(places[n], SOME);
+			must(!"the handler leaves");
+		}
+	stub_signal = 0;
+	is(hits_of(elsewhere, SOME), TIMES, "handlers leave %d calls of munmap by siglongjmp: memory elsewhere is reused",
+	   CALLS);
+	for (int n = 0; n < CALLS; n++)
+		munmap(places[n], SOME);
+	munmap(elsewhere, SOME);
+}
+
 static void large_region(void)
 {
 	enum { ROOM = 3 };
@@ -331,6 +357,7 @@ int main(int argc, char **argv)
 	replaced_and_moved(false);
 	replaced_and_moved(true);
 	grows_down();
+	left_by_many_handlers();
 	large_region();
 	beside_a_slow_call();
 	left_by_a_handler(false);

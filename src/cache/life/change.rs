@@ -383,6 +383,12 @@ impl<'f> UnderWay<'f> {
     fn announce(&mut self, range: PageRange) {
         self.announced.get_or_insert_with(|| {
             let changes = &self.cache.regions.changes;
+            if changes.is_crowded() {
+                // Signal handlers may have left as many calls by siglongjmp(3).
+                changes.end_left(PageRange::ALL, |frame| {
+                    memory::read(frame).map(|[word]| word)
+                });
+            }
             changes.begin_at(range, thread::pointer(), self.frame)
         });
     }

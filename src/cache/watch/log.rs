@@ -127,7 +127,9 @@ pub struct Log {
     long: [AtomicU64; LONG_CALLS],
     /// The number of regions linked so far.
     linked: AtomicU64,
-    rest_of_lines: [u64; 14 - LONG_CALLS],
+    /// In units of [`ANYWHERE`], the changes of all memory that a thread has waited for in vain.
+    waited_in_vain: AtomicU64,
+    rest_of_lines: [u64; 13 - LONG_CALLS],
     places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
 }
@@ -186,7 +188,8 @@ impl Log {
             used: AtomicU64::new(0),
             long: core::array::from_fn(|_| AtomicU64::new(0)),
             linked: AtomicU64::new(0),
-            rest_of_lines: [0; 14 - LONG_CALLS],
+            waited_in_vain: AtomicU64::new(0),
+            rest_of_lines: [0; 13 - LONG_CALLS],
             places: core::array::from_fn(|_| Place {
                 word: AtomicU64::new(0),
                 start: AtomicU64::new(0),
@@ -223,6 +226,12 @@ impl Log {
     /// Whether no hit may succeed any more.
     pub fn is_distrusted(&self) -> bool {
         self.under_way.load(Acquire) & NEVER_SETTLED != 0
+    }
+
+    /// Whether every place is taken, perhaps by calls that will never return ([`Log::end_left`]).
+    pub fn is_crowded(&self) -> bool {
+        let is_taken = |place: &Place| place.word.load(Relaxed) & STATE != VACANT;
+        self.used.load(Relaxed) == PLACES as u64 && self.places.iter().all(is_taken)
     }
 
     /// Announces a change in a range by the thread with this thread pointer: it is under way from
@@ -374,14 +383,19 @@ impl Log {
             }
             found = UnderWay::Change;
         }
-        if under_way >= ANYWHERE {
-            found = UnderWay::Change;
+        match under_way / ANYWHERE {
+            0 => {}
+            // A signal handler has left such a call too.
+            anywhere if anywhere == self.waited_in_vain.load(Relaxed) => return UnderWay::Stuck,
+            _ => found = UnderWay::Change,
         }
         found
     }
 
     /// A thread has waited in vain for the changes under way in a range.
     pub fn give_up_waiting(&self, range: PageRange) {
+        let anywhere = self.under_way.load(Relaxed) / ANYWHERE;
+        self.waited_in_vain.store(anywhere, Relaxed);
         for (number, word) in self.touching(range) {
             // If the exchange fails, the change has ended.
             let _ = self.places[number]
