@@ -69,6 +69,20 @@ static int closed(void)
 	return is_right(memory, 1) ? RIGHT : WRONG;
 }
 
+/* The cache's threads begin with a copy of the program's table of descriptors. */
+static int closed_after_start(void)
+{
+	struct pollfd end = { .events = POLLIN };
+	int ends[2];
+
+	must(pipe(ends) == 0);
+	must(ibv_dereg_mr_relaxed(registered(pages(1))) == 0);
+	must(close(ends[1]) == 0);
+	end.fd = ends[0];
+	must(poll(&end, 1, 0) >= 0);
+	return end.revents & POLLHUP ? RIGHT : WRONG;
+}
+
 /* As a daemon starts. */
 static int closed_from(void)
 {
@@ -405,6 +419,7 @@ static const struct part {
 	{ becomes_another_unseen, 2, "the same by a raw system call, then new memory: no stale region" },
 	{ becomes_another_of_one_thread, 2, "the same in a process with one thread: no stale region" },
 	{ thread_leaves_table, 3, "a thread with a table of its own closes it: the others go on" },
+	{ closed_after_start, 50, "a file that the program closes as soon as the cache has started is closed" },
 	{ files_end, 3, "a file that the program closes is closed" },
 	{ not_in_child, 3, "a forked child has no number of the file" },
 	{ nobody_reads, 3, "closed while standard error has no reader: no munmap waits, and the next registration reports it" },

@@ -24,10 +24,16 @@ pub struct LimitsReader {
     pub(super) is_short: AtomicBool,
     /// Whether the thread exists.
     pub(super) running: AtomicBool,
+    /// 1 once the thread holds none of the program's files. A futex.
+    pub(super) is_apart: AtomicU32,
 }
 
 /// How long a thread waits for an answer.
 const PATIENCE: Duration = Duration::from_millis(20);
+
+/// How long the thread that starts the limits reader waits until it holds no file of the program.
+/// To close the last of them may wait for a server of its file system, which may be this process.
+const TO_BE_APART: Duration = Duration::from_secs(1);
 
 /// How long a thread that is about to filter system calls waits for the limits reader.
 const TO_REST: Duration = Duration::from_secs(1);
@@ -39,6 +45,7 @@ impl LimitsReader {
             answered: AtomicU32::new(0),
             is_short: AtomicBool::new(false),
             running: AtomicBool::new(false),
+            is_apart: AtomicU32::new(0),
         }
     }
 
@@ -79,6 +86,15 @@ impl LimitsReader {
     /// ended already.
     pub fn wait_to_rest(&self) {
         self.wait_for(self.asked.load(SeqCst), TO_REST);
+    }
+
+    /// Waits until the limits reader holds no file of the program: as long as it holds a copy of the
+    /// program's descriptors, a file that the program closes stays open.
+    pub(super) fn wait_until_apart(&self) {
+        let mut remaining = Remaining::new(TO_BE_APART, TO_BE_APART / 100);
+        while self.is_apart.load(Acquire) == 0 && !remaining.is_over() {
+            remaining.wait(&self.is_apart, 0);
+        }
     }
 
     fn wait_for(&self, number: u32, patience: Duration) {

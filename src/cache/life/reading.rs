@@ -27,7 +27,9 @@ pub fn start(cache: &'static Cache) -> bool {
     let argument = (&raw const *cache).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.
     let started = unsafe { helper_thread::start_apart(run, argument.cast()) };
-    if !started {
+    if started {
+        limits_reader.wait_until_apart();
+    } else {
         limits_reader.running.store(false, Relaxed);
     }
     started
@@ -36,10 +38,12 @@ pub fn start(cache: &'static Cache) -> bool {
 extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passed a `&'static Cache`.
     let cache = unsafe { &*argument.cast::<Cache>() };
+    let limits_reader = &cache.limits_reader;
     helper_thread::close_from(0);
+    limits_reader.is_apart.store(1, Release);
+    futex::wake(&limits_reader.is_apart, 1);
     helper_thread::set_name(c"rdmamr-limits");
     helper_thread::run_anywhere();
-    let limits_reader = &cache.limits_reader;
     loop {
         let asked = limits_reader.asked.load(SeqCst);
         if asked == limits_reader.answered.load(Relaxed) {
