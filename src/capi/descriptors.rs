@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The C library's calls on descriptors that the cache must learn of (`cache/life/change.rs`):
-//! those that close or replace a number, which may be the number of the library's userfaultfd, and
-//! `ioctl`, by which another userfaultfd may end the watch of memory.
+//! those that close or replace a number, which may be the number of the library's userfaultfd or of a
+//! device, and `ioctl`, by which another userfaultfd may end the watch of memory.
 //!
 //! As in `memory.rs`, the symbols have no version node, and the next functions are looked up when
 //! the library is loaded.
@@ -16,7 +16,7 @@ use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use rdmamr_cache::dispatch::changes::{self, Frame};
-use rdmamr_cache::dispatch::{TABLE, WATCH_FD, retire};
+use rdmamr_cache::dispatch::{DEVICE_FILES, TABLE, WATCH_FD, retire};
 
 next! {
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
@@ -33,18 +33,21 @@ next! {
 #[inline(always)]
 fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
     around(
-        || WATCH_FD.touching(first, last),
+        || {
+            DEVICE_FILES.replace(first, last);
+            WATCH_FD.touching(first, last)
+        },
         call,
         |touching, _| drop(touching),
     )
 }
 
 /// The C library's close is a cancellation point, and a thread that is cancelled there never
-/// returns here. So a raw system call closes the library's own number, and the thread is cancelled
-/// at its next cancellation point.
+/// returns here. So a raw system call closes the library's own number and that of a device, and the
+/// thread is cancelled at its next cancellation point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if ret::always(false, || WATCH_FD.is(fd)) {
+    if ret::always(false, || WATCH_FD.is(fd) || DEVICE_FILES.may_be(fd)) {
         touching(fd as c_uint, fd as c_uint, || {
             // SAFETY: same contract: the argument is the caller's.
             (unsafe { libc::syscall(libc::SYS_close, fd) }) as c_int
@@ -88,12 +91,26 @@ unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     left
 }
 
+/// The call of dup2(2) or dup3(2), which replaces nothing if it fails.
+#[inline(always)]
+fn duplicating(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    let is_device = ret::always(false, || DEVICE_FILES.may_be(new));
+    if is_device && (old == new || !is_open(old)) {
+        return call();
+    }
+    touching(new as c_uint, new as c_uint, call)
+}
+
+/// Whether the number is in use.
+fn is_open(fd: c_int) -> bool {
+    // SAFETY: the call takes no pointers.
+    (unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_GETFD) }) >= 0
+}
+
 /// dup2(2), by dup3(2): not every architecture has a system call dup2.
 unsafe fn dup2_by_kernel(old: c_int, new: c_int) -> c_int {
     if old == new {
-        // SAFETY: the call takes no pointers.
-        let is_open = unsafe { libc::syscall(libc::SYS_fcntl, old, libc::F_GETFD) } >= 0;
-        return if is_open { new } else { -1 };
+        return if is_open(old) { new } else { -1 };
     }
     // SAFETY: same contract: the arguments are the caller's.
     (unsafe { libc::syscall(libc::SYS_dup3, old, new, 0) }) as c_int
@@ -101,7 +118,7 @@ unsafe fn dup2_by_kernel(old: c_int, new: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    touching(new as c_uint, new as c_uint, || match DUP2.get() {
+    duplicating(old, new, || match DUP2.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(old, new) },
         // SAFETY: same contract: the arguments are the caller's, unchanged.
@@ -111,9 +128,7 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    touching(new as c_uint, new as c_uint, || {
-        call_next!(DUP3(old, new, flags), SYS_dup3)
-    })
+    duplicating(old, new, || call_next!(DUP3(old, new, flags), SYS_dup3))
 }
 
 /// A seccomp filter may kill the process for a system call that the program itself never makes, and

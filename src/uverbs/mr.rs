@@ -98,8 +98,12 @@ pub fn deregister(
         bundle.handle(UVERBS_ATTR_DESTROY_MR_HANDLE, handle);
         // SAFETY: the bundle holds no address.
         match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
-            // These two errors mean that the kernel has no such call, never that the call failed.
-            Err(Errno(libc::ENOTTY | libc::EPROTONOSUPPORT)) => known.add(Facts::DEREG_BY_WRITE),
+            // The kernel has no such call.
+            Err(Errno(libc::EPROTONOSUPPORT)) => known.add(Facts::DEREG_BY_WRITE),
+            // The number means another file, into which the command must not be written: a kernel
+            // without this ioctl has registered nothing for the library. The program has closed
+            // the device's file, and the kernel has ended the region.
+            Err(Errno(libc::ENOTTY)) => return Ok(()),
             result => return result,
         }
     }
@@ -274,6 +278,17 @@ mod tests {
             };
             assert_eq!(bytes[..], [13, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0]);
         }
+    }
+
+    #[test]
+    fn nothing_is_written_to_another_file_at_the_devices_number() {
+        let kernel = Scripted::new(|call| match call {
+            ScriptedCall::Ioctl(..) => Err(Errno(libc::ENOTTY)),
+            ScriptedCall::Write(_) => panic!("the program's file"),
+        });
+        let known = known(facts(RDMA_DRIVER_MLX4));
+        assert_eq!(deregister(&kernel, 3, &known, 1), Ok(()));
+        assert_eq!(known.get(), facts(RDMA_DRIVER_MLX4));
     }
 
     #[test]

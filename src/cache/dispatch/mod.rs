@@ -14,6 +14,7 @@ mod reuse;
 
 pub use crate::foresight;
 pub use crate::instance::{hits as relaxed_hits, totals as relaxed_totals};
+pub use crate::life::device_files::DEVICE_FILES;
 pub use crate::life::flush::flush;
 pub use crate::life::owners::{close_device, dealloc_pd, unimport_pd};
 pub use crate::life::release::release as release_relaxed;

@@ -8,6 +8,7 @@ use crate::life::admission::{Memory, NOW, Noted};
 use crate::life::change;
 use crate::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
 use crate::life::cleaning;
+use crate::life::device_files::DEVICE_FILES;
 use crate::life::ending;
 use crate::life::flush::{self, relieve};
 use crate::life::hit::{Answer, hit};
@@ -413,6 +414,7 @@ impl Cache {
         let (made, answer) = kernel_mr::register(direct, &pages, watched.is_ok())?;
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
+        DEVICE_FILES.add(made.fd);
         region.handle.store(made.handle, Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);

@@ -8,6 +8,7 @@ pub mod admission;
 pub mod change;
 pub mod cleaner;
 pub mod cleaning;
+pub mod device_files;
 pub mod ending;
 pub mod flush;
 pub mod hit;

@@ -204,7 +204,7 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
 /// Invalidates the regions that `is_it` selects, and calls `invalidated` once for each of them. To
 /// look at all slots takes a millisecond, so this does it without the lock, for which registrations
 /// wait. A region that is made meanwhile need not be invalidated.
-fn invalidate_those(
+pub fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&CachedRegion) -> bool,
     by: By,

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The descriptor numbers of the devices' files. The kernel ends a region with its device's file,
+//! and the next file may get that number: a program closes all numbers when it becomes a daemon, or
+//! closes a device's number itself. A cached region whose number means another file must not be
+//! deregistered through it.
+//!
+//! So an interposed call that closes or replaces such a number first has the kernel deregister the
+//! idle regions of that file, and the cache forgets those that the program still uses.
+
+use crate::cause::Cause;
+use crate::instance::{Cache, existing};
+use crate::life::{ending, flush, owners};
+use crate::locked::By;
+use crate::region::slot::{CachedRegion, LEFT};
+use crate::watch::watch_fd::TABLE;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+
+/// The numbers through which the cache has registered memory.
+pub static DEVICE_FILES: DeviceFiles = DeviceFiles {
+    numbers: [const { AtomicU64::new(0) }; WORDS],
+    has_more: AtomicBool::new(false),
+    process: AtomicU32::new(0),
+};
+
+const WORDS: usize = 16;
+
+pub struct DeviceFiles {
+    /// A bit for each number.
+    numbers: [AtomicU64; WORDS],
+    /// Whether there were larger numbers.
+    has_more: AtomicBool,
+    /// The process whose numbers these are.
+    process: AtomicU32,
+}
+
+impl DeviceFiles {
+    /// A region is about to be cached.
+    pub fn add(&self, fd: i32) {
+        let (word, bit) = place(fd as u32);
+        if self.process.load(Relaxed) == 0 {
+            self.process.store(std::process::id(), Relaxed);
+        }
+        match self.numbers.get(word) {
+            // Each miss comes here, and most find the bit.
+            Some(numbers) if numbers.load(Relaxed) & bit != 0 => {}
+            Some(numbers) => drop(numbers.fetch_or(bit, Relaxed)),
+            None => self.has_more.store(true, Relaxed),
+        }
+    }
+
+    /// Whether the number may be that of a device.
+    #[inline(always)]
+    pub fn may_be(&self, fd: i32) -> bool {
+        let (word, bit) = place(fd as u32);
+        match self.numbers.get(word) {
+            Some(numbers) => numbers.load(Relaxed) & bit != 0,
+            None => fd >= 0 && self.has_more.load(Relaxed),
+        }
+    }
+
+    /// A call is about to close or replace the numbers from `first` to `last`.
+    #[inline(always)]
+    pub fn replace(&self, first: u32, last: u32) {
+        let is_one = first == last;
+        if !is_one || self.may_be(first as i32) {
+            self.forget(first, last);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn forget(&self, first: u32, last: u32) {
+        if !self.are_here() {
+            return;
+        }
+        let in_words = first..=last.min(WORDS as u32 * 64 - 1);
+        let mut has_any = last as usize >= WORDS * 64 && self.has_more.load(Relaxed);
+        for (word, bit) in in_words.map(place) {
+            has_any |= self.numbers[word].fetch_and(!bit, Relaxed) & bit != 0;
+        }
+        if let Some(cache) = existing().filter(|_| has_any) {
+            end_those(cache, &|region: &CachedRegion| {
+                let fd = region.fd.load(Relaxed);
+                fd != LEFT && (first..=last).contains(&(fd as u32))
+            });
+        }
+    }
+
+    /// Whether the calling thread's numbers are these. A child of vfork has the memory of its
+    /// parent, and numbers of its own.
+    fn are_here(&self) -> bool {
+        self.process.load(Relaxed) == std::process::id() && TABLE.is_here()
+    }
+}
+
+/// Has the kernel deregister the idle regions that `of` selects, and forgets the others. Runs like
+/// an interposed memory call (`change.rs`).
+fn end_those(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
+    ending::in_call(|| {
+        flush::each_idle(cache, Cause::Flush, of, By::Helper, |id| {
+            let _ = ending::end(cache, id, By::Helper);
+        });
+        ending::evicted(cache, By::Helper);
+        owners::invalidate_those(cache, of, By::Helper, |region| {
+            region.fd.store(LEFT, Relaxed);
+        });
+    });
+}
+
+/// The word and the bit of a number.
+#[inline(always)]
+fn place(fd: u32) -> (usize, u64) {
+    ((fd / 64) as usize, 1 << (fd % 64))
+}
