@@ -33,15 +33,20 @@ enum { SLOTS = 1 << STUB_SLOT_BITS, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERAT
 /* The bytes that ib_umem_get pins at once, and the greatest number of such chunks in a region. */
 enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
-/* With abi_compat all ones, libibverbs uses the memory before a context as its own. */
+/*
+ * With abi_compat all ones, libibverbs uses the memory before a context as its own. In a later
+ * rdma-core more of it precedes this structure.
+ */
 static struct {
 	char before[1024];
-	struct ibv_context context;
-} device = { .context = { .cmd_fd = -1 } };
+	struct verbs_context extended;
+} device = { .extended.context = { .cmd_fd = -1 } };
+/* `priv`: a few words that are no function, the table of the provider's functions, and a flag. */
+static long (*functions[256])(void);
 static struct ibv_device identity = { .name = "stub0", .node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB };
 static struct ibv_pd pds[] = {
-	{ .context = &device.context, .handle = 1 },
-	{ .context = &device.context, .handle = 2 },
+	{ .context = &device.extended.context, .handle = 1 },
+	{ .context = &device.extended.context, .handle = 2 },
 };
 
 static _Atomic uint32_t slots[SLOTS];
@@ -323,7 +328,7 @@ int ioctl(int fd, unsigned long request, ...)
 	va_start(args, request);
 	argument = va_arg(args, void *);
 	va_end(args);
-	if (request == RDMA_VERBS_IOCTL && fd == device.context.cmd_fd)
+	if (request == RDMA_VERBS_IOCTL && fd == device.extended.context.cmd_fd)
 		return uverbs(argument);
 	return (int)syscall(SYS_ioctl, fd, request, argument);
 }
@@ -342,7 +347,7 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	for (int n = 0; n < 6; n++)
 		argument[n] = va_arg(args, long);
 	va_end(args);
-	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.context.cmd_fd)
+	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.extended.context.cmd_fd)
 		return uverbs((void *)argument[2]);
 	/*
 	 * The program itself calls this first, when it opens the device: a thread of the library must
@@ -419,13 +424,20 @@ const char *stub_open(enum stub_kind kind)
 	if (why)
 		return why;
 	usable_slots = kind == STUB_NOTHING ? SLOTS : kind == STUB_PIN ? PINNED_SLOTS : UMEM_SLOTS;
-	device.context.device = &identity;
-	device.context.async_fd = -1;
-	device.context.num_comp_vectors = 1;
-	device.context.abi_compat = (void *)-1;
-	pthread_mutex_init(&device.context.mutex, NULL);
-	device.context.cmd_fd = memfd_create("stub device", MFD_CLOEXEC);
-	return device.context.cmd_fd < 0 ? "memfd_create fails" : NULL;
+	device.extended.context.device = &identity;
+	device.extended.context.async_fd = -1;
+	device.extended.context.num_comp_vectors = 1;
+	device.extended.context.abi_compat = (void *)-1;
+	pthread_mutex_init(&device.extended.context.mutex, NULL);
+	device.extended.context.cmd_fd = memfd_create("stub device", MFD_CLOEXEC);
+	return device.extended.context.cmd_fd < 0 ? "memfd_create fails" : NULL;
+}
+
+void stub_provide(long (*operation)(void))
+{
+	for (size_t n = 0; n < sizeof(functions) / sizeof(*functions); n++)
+		functions[n] = operation;
+	device.extended.priv = (struct verbs_ex_private *)functions;
 }
 
 void stub_have(uint32_t regions)

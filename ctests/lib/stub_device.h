@@ -62,9 +62,12 @@ struct stub_costs { long registration, page, deregistration; };
 void stub_take(struct stub_costs costs);
 
 /*
- * Its protection domains, two of them. They cannot be deallocated, because the device has no
- * provider.
+ * From now on the device has a provider: each of its functions is this one, whatever the arguments.
+ * libibverbs calls it where the library forwards a call, and to deallocate and to close.
  */
+void stub_provide(long (*operation)(void));
+
+/* Its protection domains, two of them. They can be deallocated only if the device has a provider. */
 struct ibv_pd *stub_pd(void);
 struct ibv_pd *stub_other_pd(void);
 

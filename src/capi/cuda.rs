@@ -15,6 +15,7 @@ use core::num::NonZeroUsize;
 use rdmamr_mr::around_host_register;
 use rdmamr_sys::caller::Caller;
 use rdmamr_sys::symbols::{self, Function, Library, Scope};
+use rdmamr_sys::thread;
 
 type HostRegister = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
 
@@ -65,6 +66,7 @@ fn register(next: Option<HostRegister>, addr: *mut c_void, size: usize, flags: c
         return UNKNOWN;
     };
     let answer = Cell::new(None);
+    let _uncancelled = thread::uncancelled();
     let call = || {
         // SAFETY: same contract.
         answer.set(Some(unsafe { next(addr, size, flags) }));

@@ -33,6 +33,7 @@ use rdmamr_monitor::{self as subscription, Ended};
 use rdmamr_next as next;
 use rdmamr_stats::log::{self, Level};
 use rdmamr_sys::futex;
+use rdmamr_sys::thread;
 
 /// The oldest libfabric that keeps a monitor imported before libfabric has started.
 const OLDEST: u32 = version(1, 14);
@@ -134,6 +135,7 @@ fn import(functions: &'static fi_ops_mem_monitor, disabled: bool) -> Result<(), 
     let open = next::FI_OPEN.get().filter(|_| version >= OLDEST);
     let open = open.ok_or(by_libfabric("libfabric is older than 1.14"))?;
     UNSUBSCRIBED.store(version >= UNSUBSCRIBES, Relaxed);
+    let _uncancelled = thread::uncancelled();
     let mut cache: *mut fid = null_mut();
     let name = c"mr_cache".as_ptr();
     // SAFETY: `fi_open` is libfabric's function. It takes no attributes here, and `cache` has

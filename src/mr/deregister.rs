@@ -130,6 +130,7 @@ pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 
 fn forward(mr: Mr) -> Result<How, Error> {
     let next = require(&next::DEREG_MR, mr.provider())?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     match unsafe { next(mr.as_ptr()) } {
         0 => {

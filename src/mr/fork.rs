@@ -16,6 +16,7 @@ use once_cell::race::OnceBool;
 use rdmamr_abi::rdma_core::IBV_FORK_UNNEEDED;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, PROVIDERS, Pd, Provider};
+use rdmamr_sys::thread;
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
 /// them, as rdma-core 51 and later do. Earlier releases mark the memory on any kernel: each
@@ -27,6 +28,7 @@ pub fn init() -> Result<(), Error> {
     /// Whether libibverbs has been told to mark memory. If so, a later call goes to libibverbs as
     /// well, because the call reads `RDMAV_HUGEPAGES_SAFE`.
     static MARKS: AtomicBool = AtomicBool::new(false);
+    let _uncancelled = thread::uncancelled();
     if !MARKS.load(Relaxed) && !disabled() && kernel_copies() {
         return Ok(());
     }
@@ -57,7 +59,17 @@ fn kernel_copies() -> bool {
 /// this is not inlined, because its callers are inlined in many places.
 #[inline(never)]
 pub fn dontfork(context: Context, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    dontfork_by(Provider::of(context), addr, length)
+    let provider = Provider::of(context);
+    let _uncancelled = uncancelled_in(provider);
+    dontfork_by(provider, addr, length)
+}
+
+/// libibverbs may read the size of the memory's pages from a file (`RDMAV_HUGEPAGES_SAFE`) if it
+/// keeps registered memory from children. If it does not, it only returns, and the registration is
+/// spared two calls.
+#[inline]
+fn uncancelled_in(provider: Provider) -> Option<thread::Uncancelled> {
+    is_protected_by(provider).then(thread::uncancelled)
 }
 
 #[inline]
@@ -76,7 +88,9 @@ fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(
 /// Gives the range back to child processes. Like libibverbs, ignores a failure.
 #[inline(never)]
 pub fn dofork(context: Context, addr: *mut c_void, length: usize) {
-    if let Some(dofork_range) = next::DOFORK_RANGE.by(Provider::of(context)) {
+    let provider = Provider::of(context);
+    if let Some(dofork_range) = next::DOFORK_RANGE.by(provider) {
+        let _uncancelled = uncancelled_in(provider);
         // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
         unsafe { dofork_range(addr, length) };
     }
@@ -108,6 +122,7 @@ fn is_protected_by(provider: Provider) -> bool {
     FORK_PROTECTED[provider.number()].get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let errno = errno::errno();
+        let _uncancelled = thread::uncancelled();
         let is_kept = dontfork_by(provider, nowhere, 1).is_err();
         errno::set_errno(errno);
         is_kept

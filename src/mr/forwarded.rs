@@ -42,6 +42,7 @@ fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let access = access.bits();
     let pd_ptr = pd.as_ptr();
     let provider = Provider::of_pd(pd);
+    let _uncancelled = thread::uncancelled();
     let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(provider) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
@@ -72,6 +73,7 @@ pub unsafe fn reg_dmabuf_mr(
     access: Access,
 ) -> Result<Registered, Error> {
     let next = require(&next::REG_DMABUF_MR, Provider::of_pd(pd))?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live (`Pd::from_c`), `fd` is valid by this function's contract, and `next` is
     // libibverbs' `ibv_reg_dmabuf_mr`.
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
@@ -112,6 +114,7 @@ pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
 /// The same as for [`plain_memory`], and `attr` is not NULL.
 pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
     let next = require(&next::REG_MR_EX, Provider::of_pd(pd))?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live, `attr` is valid by this function's contract, and `next` is libibverbs'
     // `ibv_reg_mr_ex`.
     made_by_next(unsafe { next(pd.as_ptr(), attr) })

@@ -8,6 +8,7 @@ use super::state;
 use errno::Errno;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_sys::thread;
 
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let next = require(&next::DEALLOC_PD, Provider::of_pd(pd))?;
@@ -16,6 +17,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     // listed here had ended elsewhere. List them before the call: after the call another thread may
     // have regions in a new domain at the same address.
     let orphans = device.map(|device| device.rows.of_pd(pd.address()));
+    let _uncancelled = thread::uncancelled();
     // SAFETY: `Pd::from_c` was promised a live domain, and `next` is libibverbs' `ibv_dealloc_pd`.
     match unsafe { next(pd.as_ptr()) } {
         0 => {
@@ -35,6 +37,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     // Take the record before the close: while the close returns, a newly opened device may get this
     // address.
     let device = state.and_then(|state| state.devices.take(address));
+    let _uncancelled = thread::uncancelled();
     // SAFETY: the caller's context is open, and `next` is libibverbs' `ibv_close_device`.
     let result = unsafe { next(context.as_ptr()) };
     if let (Some(state), Some(device)) = (state, device) {

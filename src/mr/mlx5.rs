@@ -36,6 +36,7 @@ pub unsafe fn reg_dmabuf_mr(
     // SAFETY: same contract: the domain is live.
     let provider = unsafe { Pd::from_c(pd) }.map_or(Provider::ORDINARY, Provider::of_pd);
     let next = require(&next::MLX5DV_REG_DMABUF_MR, provider)?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: same contract.
     let mr = unsafe { next(pd, offset, length, iova, fd, access, of_mlx5) };
     // SAFETY: `mr` is NULL or a region that libmlx5 has just made.
@@ -62,6 +63,7 @@ pub unsafe fn umem_reg(
     // SAFETY: same contract: the device is open.
     let provider = unsafe { Provider::of_c(context) };
     let next = require(&next::MLX5DV_DEVX_UMEM_REG, provider)?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: same contract.
     made(unsafe { next(context, addr, length, access) }, length)
 }
@@ -78,6 +80,7 @@ pub unsafe fn umem_reg_ex(
     // SAFETY: same contract: the device is open.
     let provider = unsafe { Provider::of_c(context) };
     let next = require(&next::MLX5DV_DEVX_UMEM_REG_EX, provider)?;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: same contract.
     made(unsafe { next(context, umem_in) }, length)
 }
@@ -95,6 +98,7 @@ fn made(umem: *mut c_void, length: usize) -> Result<Umem, Error> {
 /// Same contract.
 pub unsafe fn umem_dereg(umem: *mut c_void) -> Result<How, Error> {
     let mut refused = Error::NoNext(next::MLX5DV_DEVX_UMEM_DEREG.name());
+    let _uncancelled = thread::uncancelled();
     for next in next::MLX5DV_DEVX_UMEM_DEREG.by_each() {
         // SAFETY: same contract.
         match unsafe { next(umem) } {

@@ -11,6 +11,7 @@ use super::rows::Known;
 use super::state;
 use core::ffi::c_int;
 use rdmamr_next as next;
+use rdmamr_sys::thread;
 
 /// Changes a region. The result is that of `ibv_rereg_mr`, 0 or a value of `enum
 /// ibv_rereg_mr_err_code`, with errno as libibverbs left it.
@@ -32,6 +33,7 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
         length,
         access,
     } = *change;
+    let _uncancelled = thread::uncancelled();
     // SAFETY: `mr` is live (`Mr::from_c`), the other arguments are valid by this function's
     // contract, and `next` is libibverbs' `ibv_rereg_mr`.
     let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access.bits() as c_int) };

@@ -75,8 +75,11 @@ unsafe extern "C" {
 }
 
 /// While this value exists, the thread is not cancelled. A function of the C library that is a
-/// cancellation point (open, close, read, write) would unwind the library's frames. libibverbs'
-/// calls have no such point.
+/// cancellation point (open, close, read, write) would unwind the library's frames, and the boundary
+/// that stops panics would end the process. libibverbs and its providers call such functions: to
+/// close a device, to ask the kernel by netlink, to read the size of huge pages from a file, and to
+/// make a command by write. So this value exists during each call of libibverbs that can do so. The
+/// cancellation acts at the thread's next cancellation point.
 pub struct Uncancelled(c_int);
 
 /// Puts off the cancellation of this thread, which must be one that the C library knows.

@@ -5,6 +5,9 @@
  * pthread_testcancel, and each call has done its work. In each process these are the first calls,
  * so the cache starts in that thread.
  *
+ * libibverbs and its providers call functions that are cancellation points: verbs_uninit_context
+ * calls close(). The library puts the cancellation off until they have returned.
+ *
  * The device is the stand-in (stub_device.h).
  */
 #include <limits.h>
@@ -23,6 +26,8 @@ static const char *const settings[][4] = {
 	{ "RDMAMR_TRACE=/dev/null", "RDMAMR_CACHE=all" },
 	{ "RDMAMR_STATS=/dev/null", "RDMAMR_CACHE=all", "RDMAMR_LOG=info" },
 	{ "RDMAMR_PREFAULT=2", "RDMAMR_CACHE=all" },
+	/* libibverbs keeps registered memory from children, and reads the size of its pages from a file. */
+	{ "RDMAV_HUGEPAGES_SAFE=1", "RDMAMR_CACHE=all" },
 };
 enum { SETTINGS = sizeof(settings) / sizeof(*settings), TIMES = 3, LARGE = 32 << 20 };
 enum { RIGHT = 0, ENDED_EARLY = 1, NOT_ENDED = 2 };
@@ -38,6 +43,31 @@ static void use(char *memory, size_t length)
 
 		must(mr && (relaxed ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr)) == 0);
 	}
+}
+
+static int provided;
+
+/* The provider's part of a call is a cancellation point. */
+static long close_nothing(void)
+{
+	close(-1);
+	provided++;
+	return 0;
+}
+
+static void call_provider(void)
+{
+	struct { struct ibv_mr mr; char rest[256]; } foreign = {
+		.mr = { .context = stub_pd()->context, .pd = stub_pd(), .handle = 1 << 30, .lkey = 1 << 30 },
+	};
+
+	stub_provide(close_nothing);
+	ibv_fork_init();
+	must(!ibv_reg_dmabuf_mr(stub_pd(), 0, PAGE, 0, -1, IBV_ACCESS_LOCAL_WRITE) && provided == 1);
+	must(ibv_rereg_mr(&foreign.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0 && provided == 2);
+	must(ibv_dereg_mr(&foreign.mr) == 0 && provided == 3);
+	must(ibv_dealloc_pd(stub_pd()) == 0 && provided == 4);
+	must(ibv_close_device(stub_pd()->context) == 0 && provided == 5);
 }
 
 static void *on_request_to_end(void *unused)
@@ -56,6 +86,7 @@ static void *on_request_to_end(void *unused)
 	must(mremap(large, LARGE, LARGE / 2, 0) == large && munmap(large, LARGE / 2) == 0);
 	if (relaxed)
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	call_provider();
 	all_done = true;
 	pthread_testcancel();
 	return unused;
@@ -80,6 +111,8 @@ int main(int argc, char **argv)
 	if (why)
 		skip_all(why);
 	if (argc > 1) {
+		if (getenv("RDMAV_HUGEPAGES_SAFE"))
+			ibv_fork_init();
 		relaxed = !strcmp(argv[1], "relaxed");
 		return cancelled();
 	}

@@ -18,6 +18,7 @@ use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_sys::thread;
 
 /// Serves a provider's `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only this use of
 /// the cached region ends, and the provider frees the object. Any other region ends. An imported
@@ -36,6 +37,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     let Some(next) = next::CMD_DEREG_MR.by(provider) else {
         return libc::ENOSYS;
     };
+    let _uncancelled = thread::uncancelled();
     // SAFETY: provider's argument.
     let dereg = || unsafe { next(vmr) };
     let Some(mr) = mr else {
@@ -60,6 +62,7 @@ pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_i
         errno::set_errno(Errno(libc::EINVAL));
         return libc::EINVAL;
     }
+    let _uncancelled = thread::uncancelled();
     next::CMD_REREG_MR
         .by(mr.map_or(Provider::ORDINARY, Mr::provider))
         .map_or(libc::ENOSYS, next)
@@ -76,6 +79,7 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
     if let Some(pd) = named {
         owners::flush_quietly(pd);
     }
+    let _uncancelled = thread::uncancelled();
     match next::CMD_DEALLOC_PD.by(named.map_or(Provider::ORDINARY, Provider::of_pd)) {
         // SAFETY: provider's argument.
         Some(next) => unsafe { next(pd) },
@@ -92,6 +96,7 @@ pub unsafe fn close_device(verbs_context: *mut c_void) {
     owners::before_close_bypassed(verbs_context.expose_provenance());
     // SAFETY: this function's caller promises that a provider made the device.
     let context = unsafe { Context::from_verbs_context(verbs_context) };
+    let _uncancelled = thread::uncancelled();
     if let Some(next) = next::UNINIT_CONTEXT.by(context.map_or(Provider::ORDINARY, Provider::of)) {
         // SAFETY: provider's argument.
         unsafe { next(verbs_context) }

@@ -9,6 +9,7 @@ use crate::objects::is_region;
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, How, Mr, Object};
 use rdmamr_next as next;
+use rdmamr_sys::thread;
 
 #[inline(always)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
@@ -36,6 +37,7 @@ pub fn unimport_mr(mr: Mr) {
         return;
     }
     if let Some(next) = next::UNIMPORT_MR.by(mr.provider()) {
+        let _uncancelled = thread::uncancelled();
         // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function
         // of libibverbs. The region is live: its caller promised so to `Mr::from_c`.
         unsafe { next(mr.as_ptr()) }

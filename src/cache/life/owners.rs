@@ -83,6 +83,7 @@ pub fn unimport_pd(pd: Pd) {
         let _ = flush_those(cache, of);
     }
     if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
+        let _uncancelled = thread::uncancelled();
         // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that
         // function of libibverbs.
         unsafe { next(pd.as_ptr()) }

@@ -21,6 +21,7 @@ use rdmamr_config::{config, disabled};
 use rdmamr_fabric::monitor;
 use rdmamr_monitor as subscription;
 use rdmamr_next as next;
+use rdmamr_sys::thread;
 
 static FUNCTIONS: fi_ops_mem_monitor = fi_ops_mem_monitor {
     size: size_of::<fi_ops_mem_monitor>(),
@@ -70,6 +71,8 @@ macro_rules! getinfo {
                     monitor::import_once(&FUNCTIONS, disabled);
                 }
             });
+            // libfabric reads files, and a cancellation there would unwind this function.
+            let _uncancelled = thread::uncancelled();
             match next::FI_GETINFO[$place].get() {
                 // SAFETY: `next` is libfabric's function of the same contract, and gets the
                 // arguments unchanged.

@@ -13,6 +13,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch;
 use rdmamr_mr::Error;
 use rdmamr_next::{self as next, Context, Next, Pd};
+use rdmamr_sys::thread;
 
 /// An open device.
 pub struct OpenDevice(Context);
@@ -38,6 +39,7 @@ pub fn find<R>(
 ) -> Result<Option<R>, Failure> {
     let list = function(&next::GET_DEVICE_LIST)?;
     let free = function(&next::FREE_DEVICE_LIST)?;
+    let _uncancelled = thread::uncancelled();
     let mut count: c_int = 0;
     // SAFETY: `count` is writable.
     let devices = unsafe { list(&mut count) };
@@ -63,6 +65,7 @@ impl OpenDevice {
     /// Opens a device.
     pub fn open(device: *mut ibv_device) -> Result<OpenDevice, Failure> {
         let open = function(&next::OPEN_DEVICE)?;
+        let _uncancelled = thread::uncancelled();
         // SAFETY: `device` is in a list that is not freed yet.
         let context = unsafe { open(device) };
         // SAFETY: `context` is NULL, or libibverbs has just opened it.
@@ -79,6 +82,7 @@ impl OpenDevice {
     /// The number of regions that the device can have.
     pub fn max_regions(&self) -> Option<usize> {
         let query = next::QUERY_DEVICE.get()?;
+        let _uncancelled = thread::uncancelled();
         /// Room for more than `struct ibv_device_attr`, which has not grown since its beginning.
         #[repr(C)]
         struct AttrRoom(ibv_device_attr, [u64; 64]);
@@ -93,6 +97,7 @@ impl OpenDevice {
     /// Allocates a protection domain.
     pub fn allocate_pd(&self) -> Result<Pd, Failure> {
         let allocate = function(&next::ALLOC_PD)?;
+        let _uncancelled = thread::uncancelled();
         // SAFETY: the device is open.
         let pd = unsafe { allocate(self.0.as_ptr()) };
         // SAFETY: `pd` is NULL, or libibverbs has just made it.
