@@ -11,7 +11,7 @@ use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::marker::PhantomData;
 use core::ptr::null_mut;
-use errno::{Errno, set_errno};
+use errno::{Errno, errno, set_errno};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_cache::dispatch;
 use rdmamr_fabric::errors::{self, Failure};
@@ -38,6 +38,11 @@ pub trait Convention {
     /// The type that C gets.
     type C;
     fn to_c(outcome: Result<Self::Value, Error>) -> Self::C;
+    /// The error of a value that itself tells of a failure.
+    #[inline(always)]
+    fn failure(_: &Self::Value) -> Option<Error> {
+        None
+    }
 }
 
 fn keep_errno(error: Error) -> c_int {
@@ -122,6 +127,10 @@ impl Convention for AsReregCode {
             UNCHANGED
         })
     }
+    #[inline(always)]
+    fn failure(&code: &c_int) -> Option<Error> {
+        (code != 0).then(|| Error::Next(errno()))
+    }
 }
 
 /// Runs the body of a function of libibverbs' family. The tracer sees the outcome after the reason
@@ -133,7 +142,7 @@ pub fn verbs<K: Convention>(
     body: impl FnOnce() -> Result<K::Value, Error>,
 ) -> K::C {
     let began = guard(|| tracer.begin()).unwrap_or_default();
-    let outcome = run(entry, body);
+    let outcome = run(entry, body, K::failure);
     let _ = guard(|| tracer.end(began, &outcome));
     K::to_c(outcome)
 }
@@ -153,12 +162,13 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
         subject: subject.get(),
         counter,
     };
-    let outcome = run(entry, || {
+    let body = || {
         body().map_err(|failure| {
             subject.set(failure.subject);
             failure.error
         })
-    });
+    };
+    let outcome = run(entry, body, |_| None);
     outcome.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
 }
 
@@ -179,9 +189,17 @@ pub fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 fn run<T>(
     entry: impl FnOnce() -> Entry,
     body: impl FnOnce() -> Result<T, Error>,
+    failure: impl FnOnce(&T) -> Option<Error>,
 ) -> Result<T, Error> {
     match guard(body) {
-        Ok(Ok(value)) => Ok(value),
+        Ok(Ok(value)) => {
+            if let Some(error) = failure(&value) {
+                let _ = guard(|| failed(entry(), error));
+                // The value stands for errno as well, which the log may have changed.
+                keep_errno(error);
+            }
+            Ok(value)
+        }
         Ok(Err(error)) | Err(error) => {
             // The reason is in words, which read the memory and the limits of the process.
             let _ = guard(|| failed(entry(), error));
@@ -217,7 +235,6 @@ fn failed(entry: Entry, error: Error) {
 mod tests {
     use super::super::traced::Nobody;
     use super::*;
-    use errno::errno;
     use rdmamr_config::disabled;
 
     #[test]

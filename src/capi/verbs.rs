@@ -201,7 +201,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         change: &change,
         caller,
     };
-    let failing = || entry("ibv_rereg_mr", Subject::Region, None);
+    let failing = || entry("ibv_rereg_mr", Subject::Change, None);
     ret::verbs::<ret::AsReregCode>(failing, tracer, || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.

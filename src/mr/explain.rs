@@ -30,6 +30,8 @@ pub enum Subject {
     /// Plain memory to be registered without a domain and without keys, by libmlx5.
     Umem(Request),
     Region,
+    /// A region to be changed.
+    Change,
     Domain,
     Device,
     /// An object about which there is nothing to add.
@@ -201,7 +203,17 @@ impl Subject {
                 out,
                 "a memory window is still bound to the region, or another thread is using it; it stays registered"
             ),
-            (Subject::Region, libc::ENOENT) => {
+            (Subject::Change, libc::EINVAL) => write!(
+                out,
+                "the flags do not fit the arguments, or the device's driver refuses one of them"
+            ),
+            (Subject::Change, libc::EOPNOTSUPP) => {
+                write!(out, "the device's driver cannot change a region so")
+            }
+            (Subject::Change, libc::EBUSY) => {
+                write!(out, "another thread is using the region")
+            }
+            (Subject::Region | Subject::Change, libc::ENOENT) => {
                 write!(out, "the kernel does not know the region any more")
             }
             (Subject::Domain, libc::EBUSY) => write!(
