@@ -9,7 +9,6 @@ use super::outcome::{Error, PANICKED};
 use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
 use super::request::Request;
 use core::cell::{Cell, RefCell};
-use core::ffi::CStr;
 use core::fmt::{self, Write};
 use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
@@ -82,12 +81,21 @@ pub fn last_in_words() -> *const u8 {
     })
 }
 
-/// As [`last_in_words`], but as text.
-pub fn last_as_text() -> &'static str {
-    // SAFETY: the words end with a NUL and belong to this thread. They change only when a call of
-    // this thread fails again, and their reader does not make one.
-    let words = unsafe { CStr::from_ptr(last_in_words().cast()) };
-    words.to_str().unwrap_or_default()
+/// Has the trace read the reason of this thread's last failure. The words that the program got by
+/// [`last_in_words`] stay as they are: it may still read them.
+pub fn last_as_text(read: &mut dyn FnMut(&str)) {
+    let mut words = Text::<1024>::new();
+    LAST.with(|last| match last.reason.get() {
+        Some(reason) => reason.write(&mut words),
+        // A signal handler has asked for the words since the failure.
+        None => {
+            if let Ok(asked) = last.words.try_borrow() {
+                let asked = core::str::from_utf8(asked.as_bytes()).unwrap_or_default();
+                let _ = words.write_str(asked);
+            }
+        }
+    });
+    read(core::str::from_utf8(words.as_bytes()).unwrap_or_default());
 }
 
 impl Reason {

@@ -45,6 +45,9 @@ pub fn begin() -> Option<Began> {
     if is_on() { Began::now() } else { None }
 }
 
+/// Calls its argument once, with the words that say why this thread's call failed.
+pub type Reason = fn(&mut dyn FnMut(&str));
+
 /// A call that has begun.
 #[derive(Clone, Copy)]
 pub struct Began {
@@ -67,7 +70,7 @@ impl Pending {
     }
 
     /// Records the call.
-    pub fn write(self, reason: fn() -> &'static str) {
+    pub fn write(self, reason: Reason) {
         self.began.write(self.record, self.caller, reason);
     }
 }
@@ -95,7 +98,7 @@ impl Began {
 
     /// Records the call. `reason` says why it failed, if it did.
     #[inline(never)]
-    pub fn write(self, mut record: Call, caller: Caller, reason: fn() -> &'static str) {
+    pub fn write(self, mut record: Call, caller: Caller, reason: Reason) {
         let now = clock::monotonic();
         let errno = errno();
         let trace = TRACE.get_or_make(Trace::new, forget);
@@ -103,7 +106,7 @@ impl Began {
         if record.errno != 0 {
             record.how = how::NONE;
             if ready {
-                record.reason = trace.file.reason(reason());
+                reason(&mut |words| record.reason = trace.file.reason(words));
             }
         }
         record.time = self.time;
