@@ -30,12 +30,18 @@ pub fn relieve_program() -> bool {
 }
 
 /// Deallocates a protection domain, ibv_dealloc_pd(3). The cache first deregisters the idle regions
-/// of the domain. Returns EBUSY while the domain has relaxed regions in use.
+/// of the domain. Returns EBUSY while regions of the domain that relaxed calls have handed out are
+/// in use. Under `RDMAMR_CACHE` the provider decides, as without the cache: the kernel refuses to
+/// deallocate a domain with regions, but a parent domain is the provider's object alone.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     if let Some(cache) = existing() {
         let of = ending::of_pd(pd.address() as u64);
         if cache.regions.is_used(&of) {
-            return Err(Error::Busy("the domain still has relaxed regions in use"));
+            if config().cache_mode == CacheMode::Off {
+                return Err(Error::Busy("the domain still has relaxed regions in use"));
+            }
+            // They serve until their release, and end then: another domain may get the address.
+            end_after_release(cache, &of);
         }
         // If the kernel refuses to deregister a region, it refuses to deallocate the domain as
         // well.
@@ -74,12 +80,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
 pub fn unimport_pd(pd: Pd) {
     if let Some(cache) = existing() {
         let of = ending::of_pd(pd.address() as u64);
-        // The regions in use are invalidated as well, so that they are not reused after their
-        // release.
-        {
-            let _inside = thread::enter();
-            invalidate_those(cache, &of, By::Program, |_| {});
-        }
+        end_after_release(cache, &of);
         let _ = flush_those(cache, of);
     }
     if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
@@ -88,6 +89,12 @@ pub fn unimport_pd(pd: Pd) {
         // function of libibverbs.
         unsafe { next(pd.as_ptr()) }
     }
+}
+
+/// Invalidates regions, so that those in use are not reused after their release.
+fn end_after_release(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) {
+    let _inside = thread::enter();
+    invalidate_those(cache, of, By::Program, |_| {});
 }
 
 /// A domain of the kernel is about to end. Deregisters its idle regions, except those that the
