@@ -167,7 +167,7 @@ impl Devices {
         let last = self.place(context).load(Acquire);
         // SAFETY: a place holds null or a device, and devices are never freed.
         if let Some(device) = unsafe { last.as_ref() }
-            && device.context.load(Relaxed) == context
+            && device.is_of(context)
         {
             return Some(device);
         }
