@@ -197,8 +197,8 @@ unsafe extern "C" fn mremap(
     let once =
         |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
-        // mremap accepts a single VMA only, and the watch of a part may have split the VMA: merge
-        // the parts. (A call that moves several mappings is not repeated: some may have moved, and
+        // mremap accepts a single VMA only, and the watch of a part, or the advice for huge pages on
+        // a part, may have split the VMA: merge the parts. (A call that moves several mappings is not repeated: some may have moved, and
         // with MREMAP_DONTUNMAP a second call would move the empty mappings that the first left.)
         let joined = ret::always(false, || {
             let Some(remapping) = &mut remapping else {
@@ -209,7 +209,7 @@ unsafe extern "C" fn mremap(
             // Meanwhile another thread may have registered memory there, which is no longer
             // watched.
             remapping.source.changed(old.addr(), old_size);
-            unwatched
+            rdmamr_prefault::join(old.addr(), old_size) || unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
             // With a fixed address the first call has cut off the source's end, and another thread
@@ -287,13 +287,14 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     (is_block && size > length - before - HEADER).then_some((start, length))
 }
 
-/// mremap(2) accepts a single VMA only. If the cache watches a part of a block, the C library's own
-/// mremap fails, and realloc copies the block: that takes 400 times as long, and twice the memory.
+/// mremap(2) accepts a single VMA only. If the cache watches a part of a block, or huge pages were
+/// asked for a part (`RDMAMR_PREFAULT`), the C library's own mremap fails, and realloc copies the block: that takes 400 times as long, and twice the memory.
 unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
-    if changes::are_wanted() {
+    if changes::are_wanted() || rdmamr_prefault::has_split() {
         ret::always((), || {
             if let Some((start, length)) = mapping_that_grows(block, size) {
                 changes::growing(start, length);
+                rdmamr_prefault::join(start, length);
             }
         });
     }

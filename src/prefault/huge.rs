@@ -6,6 +6,7 @@
 //! a device 512 times the entries.
 
 use super::pages::Pages;
+use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_sys::proc::{decimal, each_line};
 
 /// Whether the machine gives huge pages on request only, and the process has not refused them.
@@ -30,8 +31,12 @@ pub fn is_undecided(flags: &[u8]) -> bool {
 }
 
 /// Asks for huge pages in the part of the memory that whole huge pages fill, so that no page
-/// outside the memory is made.
-pub fn ask(pages: Pages) {
+/// outside the memory is made. `mapped` is the start of the memory's first mapping and the end of
+/// its last one.
+///
+/// Advice on a part of a mapping splits the mapping. If the mappings have no other whole huge page,
+/// the advice covers them as wholes.
+pub fn ask(pages: Pages, mapped: (usize, usize)) {
     let mut size = 0;
     let _ = each_line(
         c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
@@ -43,12 +48,78 @@ pub fn ask(pages: Pages) {
     if !size.is_power_of_two() {
         return;
     }
-    let (start, end) = (pages.start.next_multiple_of(size), pages.end & !(size - 1));
-    if start < end {
-        // SAFETY: the advice changes no page that is there. This is a raw system call, because this
-        // library's own wrapper of madvise must not see it.
-        unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) };
+    let whole = |start: usize, end: usize| (start.next_multiple_of(size), end & !(size - 1));
+    let (start, end) = whole(pages.start, pages.end);
+    if start >= end {
+        return;
     }
+    if whole(mapped.0, mapped.1) == (start, end) {
+        advise(mapped.0, mapped.1);
+    } else {
+        note(start, end);
+        advise(start, end);
+    }
+}
+
+/// Asks for huge pages in a range. True if the kernel took the advice.
+fn advise(start: usize, end: usize) -> bool {
+    // SAFETY: the advice changes no page that is there. This is a raw system call, because this
+    // library's own wrapper of madvise must not see it.
+    unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) == 0 }
+}
+
+/// The latest advice on parts of mappings.
+static PARTS: [Part; 64] = [const {
+    Part {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+    }
+}; 64];
+
+/// How often a mapping may have been split.
+static SPLIT: AtomicUsize = AtomicUsize::new(0);
+
+/// A range. Another thread may read half of it while it changes: then one mapping too many gets the
+/// advice, or one too few.
+struct Part {
+    start: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl Part {
+    fn overlaps(&self, start: usize, end: usize) -> bool {
+        self.start.load(Relaxed) < end && start < self.end.load(Relaxed)
+    }
+}
+
+fn note(start: usize, end: usize) {
+    // Each thread of a registration asks.
+    let is_noted = |part: &Part| (part.start.load(Relaxed), part.end.load(Relaxed)) == (start, end);
+    if !PARTS.iter().any(is_noted) {
+        let part = &PARTS[SPLIT.fetch_add(1, Relaxed) % PARTS.len()];
+        part.start.store(start, Relaxed);
+        part.end.store(end, Relaxed);
+    }
+}
+
+/// Whether a mapping may have been split.
+#[inline(always)]
+pub fn has_split() -> bool {
+    SPLIT.load(Relaxed) != 0
+}
+
+/// mremap(2) is about to move memory, and accepts a single mapping only. If huge pages were asked
+/// for a part of it, asks for them in all of it, so that the kernel joins the mappings. True if
+/// the kernel may have done so. Preserves errno. Allocates nothing and takes no lock.
+pub fn join(start: usize, length: usize) -> bool {
+    let end = start.saturating_add(length);
+    if !has_split() || !PARTS.iter().any(|part| part.overlaps(start, end)) {
+        return false;
+    }
+    let errno = errno::errno();
+    let joined = advise(start, end);
+    errno::set_errno(errno);
+    joined
 }
 
 #[cfg(test)]
@@ -61,5 +132,17 @@ mod tests {
         for decided in [&b"rd wr hg sd"[..], b"rd wr nh", b"ht rd"] {
             assert!(!is_undecided(decided));
         }
+    }
+
+    #[test]
+    fn advice_on_a_part_is_noted_once() {
+        assert!(!join(0x1000, 0x1000));
+        for _ in 0..2 {
+            note(0x20_0000, 0x40_0000);
+        }
+        assert_eq!(SPLIT.load(Relaxed), 1);
+        let overlaps = |start, end| PARTS.iter().any(|part| part.overlaps(start, end));
+        assert!(overlaps(0x1000, 0x20_1000));
+        assert!(!overlaps(0x40_0000, 0x80_0000));
     }
 }

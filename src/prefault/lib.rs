@@ -22,5 +22,6 @@ mod suitable;
 mod team;
 
 pub use around::{Settings, around, is_large};
+pub use huge::{has_split, join};
 pub use pages::Pin;
 pub use team::MOST as MOST_THREADS;

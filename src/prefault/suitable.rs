@@ -21,6 +21,8 @@ pub struct Suitable {
     pub page: usize,
     /// The threads ask for huge pages.
     pub huge: bool,
+    /// The start of its first mapping, and the end of its last one.
+    pub mapped: (usize, usize),
 }
 
 /// How a registration's memory is populated, if that is allowed and pays off.
@@ -40,6 +42,7 @@ pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
             kind: Kind::Private,
             page: 0,
             huge: false,
+            mapped: (pages.start, pages.end),
         });
     }
     pages.of_one_kind(below, pin.writing, missing)
@@ -166,11 +169,13 @@ impl Pages {
             if mapping.range.start > at || kind.is_none() || found.is_some_and(other) {
                 return false;
             }
+            let start = found.map_or(mapping.range.start as usize, |found| found.mapped.0);
             let before = found.map_or((0, may_ask), |found| (found.page, found.huge));
             found = kind.map(|kind| Suitable {
                 kind,
                 page: before.0.max(mapping.page_size as usize),
                 huge: before.1 && mapping.is_plain() && huge::is_undecided(flags),
+                mapped: (start, mapping.range.end as usize),
             });
             at = mapping.range.end;
             at < end

@@ -116,7 +116,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     if work.await_pin() {
         // Each thread asks, so that no thread populates before the first request.
         if work.found.huge {
-            huge::ask(work.pages);
+            huge::ask(work.pages, work.found.mapped);
         }
         while work.populate_next() {}
     }
@@ -235,6 +235,7 @@ mod tests {
         kind: Kind::Private,
         page: 4096,
         huge: false,
+        mapped: (0, 0),
     };
 
     fn helpers() -> usize {
