@@ -207,14 +207,28 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// Has the monitor's thread notify libfabric of invalidated memory.
 #[cold]
 fn tell() {
-    static STARTED: AtomicBool = AtomicBool::new(false);
-    if !STARTED.load(Relaxed) && !STARTED.swap(true, Relaxed) {
+    let was_told = TELL.swap(1, SeqCst) != 0;
+    if !STARTED.swap(true, SeqCst) {
         // If the thread cannot start now, the next call tries again.
-        STARTED.store(background::start(&THREAD), Relaxed);
-    }
-    if TELL.swap(1, SeqCst) == 0 {
+        STARTED.store(background::start(&THREAD), SeqCst);
+    } else if !was_told {
         futex::wake(&TELL, 1);
     }
+}
+
+/// Whether the thread runs, or is being started.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// The time that the thread waits for the next change before it ends. A process whose first thread
+/// has called pthread_exit(3) ends with the last thread of the C library, and this is one.
+const IDLE: Duration = Duration::from_millis(100);
+
+/// Whether the thread may end. Otherwise there is something to notify.
+fn may_end() -> bool {
+    STARTED.store(false, SeqCst);
+    // `tell` sets `TELL` first. So either it has seen `STARTED` and this thread sees `TELL`, or it
+    // starts the next thread.
+    TELL.load(SeqCst) == 0 || STARTED.swap(true, SeqCst)
 }
 
 static THREAD: Background = Background {
@@ -231,8 +245,13 @@ fn run() {
         return;
     };
     loop {
-        futex::wait(&TELL, 0, None);
-        TELL.store(0, SeqCst);
+        futex::wait(&TELL, 0, Some(IDLE));
+        if TELL.swap(0, SeqCst) == 0 {
+            if may_end() {
+                return;
+            }
+            continue;
+        }
         subscription::notify(|range| {
             let (start, length) = (range.start as usize, range.bytes() as usize);
             // SAFETY: `notify` is libfabric's function, and libfabric has imported this

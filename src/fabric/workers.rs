@@ -23,8 +23,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// threads do more of it at once. But all threads share the lock of the address space.
 const MOST: usize = 4;
 
-/// The time that an idle thread waits for another registration before it ends.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The time that an idle thread waits for another registration before it ends. A process whose first
+/// thread has called pthread_exit(3) lives as long.
+const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A registration to be made.
 pub struct Job {
