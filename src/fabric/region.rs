@@ -314,20 +314,39 @@ impl Region {
         self.many.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls `with` with the region's pieces, in order.
+    /// Keeps the registrations of a region that another region may replace (`replace`) from ending
+    /// while they are read.
+    fn keep_pieces(&self) -> Option<MutexGuard<'_, Vec<Piece>>> {
+        self.is_placed.then(|| self.lock())
+    }
+
+    /// Calls `with` with the region's pieces, in order. There is none if another region has
+    /// replaced this one.
     pub fn with_segments<R>(&self, side: Side, with: impl FnOnce(&[Segment]) -> R) -> R {
+        let kept = self.keep_pieces();
         if let Some(segment) = self.single().and_then(|piece| piece.segment(side)) {
+            drop(kept);
             return with(&[segment]);
         }
-        let segments: Vec<_> = self.lock().iter().filter_map(|p| p.segment(side)).collect();
+        let pieces = kept.unwrap_or_else(|| self.lock());
+        let segments: Vec<_> = pieces.iter().filter_map(|p| p.segment(side)).collect();
+        drop(pieces);
         with(&segments)
+    }
+
+    /// Fails if a region has no piece because another region has replaced it since the caller
+    /// looked at its state.
+    fn check_pieces(&self, segments: &[Segment]) -> Result<(), Failure> {
+        let is_whole = !segments.is_empty() || self.state() == Phase::Registered;
+        ensure(is_whole || !self.is_placed, REPLACED)
     }
 
     /// Writes the pieces to `found`, at the addresses that this process uses.
     pub fn segments(&self, found: &mut Found) -> Result<(), Failure> {
         self.with_segments(Side::Local, |segments| {
             segments.iter().for_each(|&segment| found.push(segment));
-        });
+            self.check_pieces(segments)
+        })?;
         found.check()
     }
 
@@ -348,7 +367,12 @@ impl Region {
         if record.length == 0 {
             record.length = self.length;
         }
-        let first = self.single().or_else(|| self.lock().first().copied());
+        let kept = self.keep_pieces();
+        let many = || match &kept {
+            Some(pieces) => pieces.first().copied(),
+            None => self.lock().first().copied(),
+        };
+        let first = self.single().or_else(many);
         let Some(mr) = first.and_then(|piece| piece.local()) else {
             record.lkey = self.replaced_lkey.load(Relaxed);
             if record.lkey != 0 {
@@ -367,7 +391,9 @@ impl Region {
     /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.
     pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize, Failure>) {
         self.with_segments(Side::Remote, |segments| {
-            let written = raw_key::write(self.base, segments, out);
+            let written = self
+                .check_pieces(segments)
+                .and_then(|()| raw_key::write(self.base, segments, out));
             (raw_key::size(segments.len()), written)
         })
     }
@@ -399,10 +425,13 @@ impl Region {
     }
 
     fn take(&self) -> Vec<Piece> {
-        let mut pieces = core::mem::take(&mut *self.lock());
+        let mut many = self.lock();
+        let mut pieces = core::mem::take(&mut *many);
         pieces.extend(self.single());
         self.single.store(0, Relaxed);
         self.desc.store(null_mut(), Relaxed);
+        // Unlocked once a reader can no longer find a registration (`keep_pieces`).
+        drop(many);
         pieces
     }
 
