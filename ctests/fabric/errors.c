@@ -454,7 +454,10 @@ static void pointers(const struct kind *kind)
 	      kind->name);
 	FAILS(fi_mr_regv(domain, NULL, 1, FI_ALL, 0, 1, 0, &mr, NULL), -FI_EINVAL, "iov|buffer|NULL",
 	      "%s, fi_mr_regv: no buffers", kind->name);
+	/* With FI_MR_DMABUF other structures stand in place of the buffers. */
 	attr.mr_iov = NULL;
+	FAILS(fi_mr_regattr(domain, &attr, 1ULL << 40, &mr), -FI_EBADFLAGS, "flag",
+	      "%s, fi_mr_regattr: FI_MR_DMABUF without buffers", kind->name);
 	FAILS(fi_mr_regattr(domain, &attr, 0, &mr), -FI_EINVAL, "iov|buffer|NULL", "%s, fi_mr_regattr: no buffers",
 	      kind->name);
 	attr.mr_iov = iov;

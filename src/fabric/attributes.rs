@@ -19,6 +19,12 @@ pub const MR_KEY: u64 = 1 << 58;
 /// Remote peers see the region begin at the given offset. The flag stems from libfabric before 1.0.
 pub const MR_OFFSET: u64 = 1 << 59;
 
+/// Refuses flags that this library does not know.
+#[inline(always)]
+pub fn check_flags(flags: u64) -> Result<(), Failure> {
+    ensure(flags & !(MR_KEY | MR_OFFSET) == 0, REGISTER_FLAGS)
+}
+
 /// A buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
@@ -112,6 +118,8 @@ pub unsafe fn read(
     api_version: u32,
 ) -> Result<(Buffers, Wish), Failure> {
     ensure(!attr.is_null(), NULL_ATTRIBUTES)?;
+    // Flags decide what `mr_iov` points to (FI_MR_DMABUF).
+    check_flags(flags)?;
     macro_rules! field {
         ($field:ident) => {
             // SAFETY: every version has the field, or `api_version` says that this application's

@@ -76,10 +76,17 @@ impl Domain {
         context: *mut c_void,
         opened: Option<Box<dyn Opened>>,
     ) -> Result<*mut fid_domain, Failure> {
-        may_allocate()?;
-        if mode.on_demand {
-            try_on_demand(pd)?;
-        }
+        let begin = || -> Result<(), Failure> {
+            may_allocate()?;
+            if mode.on_demand {
+                try_on_demand(pd)?;
+            }
+            Ok(())
+        };
+        begin().inspect_err(|_| {
+            // The caller gets the first failure.
+            let _ = opened.as_ref().map(|opened| opened.close(pd));
+        })?;
         let mut mode = mode;
         if mode.cached && !dispatch::are_in_place() {
             mode.cached = false;

@@ -44,12 +44,15 @@ pub fn ensure(holds: bool, failure: impl Into<Failure>) -> Result<(), Failure> {
 }
 
 /// An errno, its code, and its meaning for memory regions. An errno outside this table becomes
-/// FI_EOTHER.
+/// FI_EOTHER. The codes below FI_EOTHER are errnos; those that only the kernel returns have no name
+/// of this library's.
 #[rustfmt::skip]
 const TABLE: &[(i32, i32, &CStr)] = &[
     (libc::EPERM, FI_EPERM, c"Pinning memory is forbidden"),
     (libc::ENOENT, FI_ENOENT, c"The kernel does not know the object"),
+    (libc::EINTR, libc::EINTR, c"A signal interrupted the call"),
     (libc::EIO, FI_EIO, c"The device is gone"),
+    (libc::E2BIG, libc::E2BIG, c"More than the device can describe"),
     (libc::EBADF, FI_EBADF, c"The device's file is closed"),
     (libc::EAGAIN, FI_EAGAIN, c"Try again; or nothing is there"),
     (libc::ENOMEM, FI_ENOMEM, c"Not enough memory, or RLIMIT_MEMLOCK is reached"),
@@ -60,9 +63,14 @@ const TABLE: &[(i32, i32, &CStr)] = &[
     (libc::EINVAL, FI_EINVAL, c"Invalid argument"),
     (libc::ENFILE, FI_EMFILE, c"Too many open files in the system"),
     (libc::EMFILE, FI_EMFILE, c"Too many open files"),
+    (libc::ENOSPC, libc::ENOSPC, c"The device has no resource left"),
     (libc::ENOSYS, FI_ENOSYS, c"Not implemented"),
     (libc::ENODATA, FI_ENODATA, c"Nothing that matches"),
+    (libc::EOVERFLOW, libc::EOVERFLOW, c"The range runs past the end of the addresses"),
     (libc::EOPNOTSUPP, FI_EOPNOTSUPP, c"The device, its driver or the kernel does not support it"),
+    (libc::ENOBUFS, libc::ENOBUFS, c"The device has no room left"),
+    (libc::ESHUTDOWN, libc::ESHUTDOWN, c"The device is shut down"),
+    (libc::ETIMEDOUT, libc::ETIMEDOUT, c"The device did not answer in time"),
     (libc::ENOTTY, FI_ENOSYS, c"The kernel has no such call"),
     (libc::ECANCELED, FI_ECANCELED, c"The operation was cancelled"),
     (libc::EKEYREJECTED, FI_EKEYREJECTED, c"The requested key is out of range"),
@@ -104,6 +112,13 @@ mod tests {
             (libc::EFAULT, 14),
             (libc::ENOTTY, 38),
             (libc::EXDEV, 256),
+            (libc::EINTR, 4),
+            (libc::E2BIG, 7),
+            (libc::ENOSPC, 28),
+            (libc::EOVERFLOW, 75),
+            (libc::ENOBUFS, 105),
+            (libc::ESHUTDOWN, 108),
+            (libc::ETIMEDOUT, 110),
             (libc::ENOMEM, 12),
             (libc::EMFILE, 24),
         ] {

@@ -4,7 +4,7 @@
 //! nanoseconds count.
 
 use super::access::{self, Rights};
-use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish};
+use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::bound::Bound;
 use super::domain::Domain;
 use super::errors::{Failure, ensure, may_allocate};
@@ -108,7 +108,7 @@ pub fn register(
 /// The key that the application chose, if the domain has such keys.
 #[inline(always)]
 fn table_key(mode: &Mode, wish: &Wish) -> Result<Option<u64>, Failure> {
-    ensure(wish.flags & !(MR_KEY | MR_OFFSET) == 0, REGISTER_FLAGS)?;
+    check_flags(wish.flags)?;
     if mode.provider_keys {
         ensure(wish.flags & MR_KEY == 0, NOT_YOUR_KEYS)?;
         return Ok(None);
