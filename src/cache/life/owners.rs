@@ -34,20 +34,25 @@ pub fn relieve_program() -> bool {
 /// in use. Under `RDMAMR_CACHE` the provider decides, as without the cache: the kernel refuses to
 /// deallocate a domain with regions, but a parent domain is the provider's object alone.
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
-    if let Some(cache) = existing() {
-        let of = ending::of_pd(pd.address() as u64);
-        if cache.regions.is_used(&of) {
-            if config().cache_mode == CacheMode::Off {
-                return Err(Error::Busy("the domain still has relaxed regions in use"));
-            }
-            // They serve until their release, and end then: another domain may get the address.
-            end_after_release(cache, &of);
-        }
-        // If the kernel refuses to deregister a region, it refuses to deallocate the domain as
-        // well.
+    let Some(cache) = existing() else {
+        return mr::dealloc_pd(pd);
+    };
+    let of = ending::of_pd(pd.address() as u64);
+    let is_used = cache.regions.is_used(&of);
+    if is_used && config().cache_mode == CacheMode::Off {
+        return Err(Error::Busy("the domain still has relaxed regions in use"));
+    }
+    // If the kernel refuses to deregister a region, it refuses to deallocate the domain as well.
+    let _ = flush_those(cache, &of);
+    mr::dealloc_pd(pd)?;
+    if is_used {
+        // They serve until their release, and end then. Before this, another domain at the address
+        // can hit one of them only if it has the same number in the kernel, and so the same domain
+        // there: the kernel ends no domain that has regions.
+        end_after_release(cache, &of);
         let _ = flush_those(cache, of);
     }
-    mr::dealloc_pd(pd)
+    Ok(())
 }
 
 /// Closes a device, ibv_close_device(3). The cache first deregisters the idle regions of the
