@@ -147,7 +147,7 @@ static void ends_without_its_first_thread(void)
 		}
 		pthread_exit(NULL);
 	}
-	if (!comes((ended = waitpid(child, &status, WNOHANG)) == child)) {
+	if (!comes(ended || (ended = waitpid(child, &status, WNOHANG)) == child)) {
 		must(kill(child, SIGKILL) == 0);
 		must(waitpid(child, &status, 0) == child);
 	}
