@@ -49,11 +49,11 @@ pub fn register(
 
 impl KernelMr {
     /// Deregisters the region. If the kernel no longer knows it (a call that bypassed this library
-    /// deregistered it, or the program has closed the device's file), that counts as success.
+    /// deregistered it), that counts as success.
     pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
         let device = device(self.device).ok_or(Errno(libc::EINVAL))?;
         match mr::deregister(kernel, self.fd, &device.facts, self.handle) {
-            Err(Errno(libc::ENOENT | libc::EBADF)) => Ok(()),
+            Err(Errno(libc::ENOENT)) => Ok(()),
             result => result,
         }
     }
