@@ -13,13 +13,12 @@ use crate::life::{ending, flush, owners};
 use crate::locked::By;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::watch::watch_fd::TABLE;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// The numbers through which the cache has registered memory.
 pub static DEVICE_FILES: DeviceFiles = DeviceFiles {
     numbers: [const { AtomicU64::new(0) }; WORDS],
     has_more: AtomicBool::new(false),
-    process: AtomicU32::new(0),
 };
 
 const WORDS: usize = 16;
@@ -29,17 +28,12 @@ pub struct DeviceFiles {
     numbers: [AtomicU64; WORDS],
     /// Whether there were larger numbers.
     has_more: AtomicBool,
-    /// The process whose numbers these are.
-    process: AtomicU32,
 }
 
 impl DeviceFiles {
     /// A region is about to be cached.
     pub fn add(&self, fd: i32) {
         let (word, bit) = place(fd as u32);
-        if self.process.load(Relaxed) == 0 {
-            self.process.store(std::process::id(), Relaxed);
-        }
         match self.numbers.get(word) {
             // Each miss comes here, and most find the bit.
             Some(numbers) if numbers.load(Relaxed) & bit != 0 => {}
@@ -70,26 +64,22 @@ impl DeviceFiles {
     #[cold]
     #[inline(never)]
     fn forget(&self, first: u32, last: u32) {
-        if !self.are_here() {
+        // A child of vfork has the memory of its parent, and numbers of its own.
+        let is_here = |cache: &&Cache| cache.is_of_this_process() && TABLE.is_here();
+        let Some(cache) = existing().filter(is_here) else {
             return;
-        }
+        };
         let in_words = first..=last.min(WORDS as u32 * 64 - 1);
         let mut has_any = last as usize >= WORDS * 64 && self.has_more.load(Relaxed);
         for (word, bit) in in_words.map(place) {
             has_any |= self.numbers[word].fetch_and(!bit, Relaxed) & bit != 0;
         }
-        if let Some(cache) = existing().filter(|_| has_any) {
+        if has_any {
             end_those(cache, &|region: &CachedRegion| {
                 let fd = region.fd.load(Relaxed);
                 fd != LEFT && (first..=last).contains(&(fd as u32))
             });
         }
-    }
-
-    /// Whether the calling thread's numbers are these. A child of vfork has the memory of its
-    /// parent, and numbers of its own.
-    fn are_here(&self) -> bool {
-        self.process.load(Relaxed) == std::process::id() && TABLE.is_here()
     }
 }
 
