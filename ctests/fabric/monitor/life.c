@@ -6,10 +6,7 @@
  * process registers many more ranges than the cache keeps.
  */
 #include "cached.h"
-#include "../../lib/program.h"
-#include <pthread.h>
 #include <rdmamr/verbs.h>
-#include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -128,33 +125,7 @@ static void in_a_child(void)
 	is(status, 0, "a child of a process without domains has a cache, and no stale region");
 }
 
-/* A process whose first thread has ended ends with its last thread, and the library's do not count. */
-static void ends_without_its_first_thread(void)
-{
-	int status = -1;
-	pid_t child = fork(), ended = 0;
-
-	must(child >= 0);
-	if (!child) {
-		domain = open_domain();
-		/* Each round has the library notify libfabric of what the last one unmapped. */
-		for (int n = 0; n < 20; n++) {
-			char *memory = pages(2);
-
-			key_of(memory);
-			must(syscall(SYS_munmap, memory, LENGTH) == 0);
-			usleep(1000);
-		}
-		pthread_exit(NULL);
-	}
-	if (!comes(ended || (ended = waitpid(child, &status, WNOHANG)) == child)) {
-		must(kill(child, SIGKILL) == 0);
-		must(waitpid(child, &status, 0) == child);
-	}
-	is(status, 0, "a process whose first thread calls pthread_exit ends");
-}
-
-static void opened_once_more(void)
+static void once_more(void)
 {
 	char *memory = pages(2);
 
@@ -203,11 +174,10 @@ int main(void)
 {
 	open_fabric();
 	in_a_child();
-	ends_without_its_first_thread();
 	domain = open_domain();
 	given_back();
 	beside_a_child();
-	opened_once_more();
+	once_more();
 	beside_relaxed_regions();
 	many();
 	is(fi_close(&domain->fid), 0, "the domain closes");
