@@ -49,6 +49,14 @@ pub struct UnderWay<'f> {
     frame: &'f Frame,
 }
 
+impl Cache {
+    /// Ends the changes in a range whose calls will never return ([`Log::end_left`]).
+    pub fn end_left(&self, range: PageRange) {
+        let read = |frame| memory::read(frame).map(|[word]| word);
+        self.regions.changes.end_left(range, read);
+    }
+}
+
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
 
 /// A call on this many bytes may hold the kernel's mmap lock for milliseconds.
@@ -385,9 +393,7 @@ impl<'f> UnderWay<'f> {
             let changes = &self.cache.regions.changes;
             if changes.is_crowded() {
                 // Signal handlers may have left as many calls by siglongjmp(3).
-                changes.end_left(PageRange::ALL, |frame| {
-                    memory::read(frame).map(|[word]| word)
-                });
+                self.cache.end_left(PageRange::ALL);
             }
             changes.begin_at(range, thread::pointer(), self.frame)
         });

@@ -10,7 +10,7 @@ use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::cleaner::MANY;
 use crate::life::ending;
-use crate::life::flush::each_idle;
+use crate::life::flush::end_those;
 use crate::life::limits;
 use crate::life::owners;
 use crate::life::reading;
@@ -152,7 +152,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             looked_at = Some(now);
             let mut is_idle = false;
             let mut devices = IdleDevices::default();
-            end_all(cache, Cause::Linger, |region| {
+            end_those(cache, Cause::Linger, |region| {
                 devices.note(region);
                 let due = cleaner.is_due(region, now, awake_since);
                 is_idle |= !due;
@@ -162,7 +162,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             if ticks.is_multiple_of(LOOKS) {
                 cache.limits_reader.ask_and_wait();
                 if cache.limits_reader.is_short_of_memory() {
-                    end_all(cache, Cause::Pressure, |_| true);
+                    end_those(cache, Cause::Pressure, |_| true);
                 }
             } else {
                 cache.limits.read_old(&cache.limits_reader, limits::SECOND);
@@ -221,18 +221,10 @@ impl IdleDevices {
         for &(device, fd) in self.0.iter().filter(|place| place.0 != 0) {
             if kernel_mr::has_gone(&UverbsOfHelper, device, fd) {
                 owners::device_gone(cache, device);
-                end_all(cache, Cause::Flush, ending::of_device(device));
+                end_those(cache, Cause::Flush, ending::of_device(device));
             }
         }
     }
-}
-
-fn end_all(cache: &Cache, cause: Cause, which: impl FnMut(&CachedRegion) -> bool) {
-    // If another task holds the lock, the cleaner tries again at the next tick.
-    each_idle(cache, cause, which, By::Helper, |id| {
-        // If the kernel refuses to deregister a region, the cleaner tries again at a later tick.
-        let _ = ending::end(cache, id, By::Helper);
-    });
 }
 
 /// Counts the idle regions if more is registered than may be idle, and ends those that exceed the

@@ -75,7 +75,7 @@ impl DeviceFiles {
             has_any |= self.numbers[word].fetch_and(!bit, Relaxed) & bit != 0;
         }
         if has_any {
-            end_those(cache, &|region: &CachedRegion| {
+            keep_off(cache, &|region: &CachedRegion| {
                 let fd = region.fd.load(Relaxed);
                 fd != LEFT && (first..=last).contains(&(fd as u32))
             });
@@ -85,11 +85,9 @@ impl DeviceFiles {
 
 /// Has the kernel deregister the idle regions that `of` selects, and forgets the others. Runs like
 /// an interposed memory call (`change.rs`).
-fn end_those(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
+fn keep_off(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
     ending::in_call(|| {
-        flush::each_idle(cache, Cause::Flush, of, By::Helper, |id| {
-            let _ = ending::end(cache, id, By::Helper);
-        });
+        flush::end_those(cache, Cause::Flush, of);
         ending::evicted(cache, By::Helper);
         owners::invalidate_those(cache, of, By::Helper, |region| {
             region.fd.store(LEFT, Relaxed);

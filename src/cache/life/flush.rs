@@ -128,18 +128,19 @@ pub fn before_fork(cache: &Cache) {
     });
 }
 
+/// Ends the idle regions for which `of` is true, in a helper thread or in an interposed call.
+/// Regions stay if another task holds the lock, or if the kernel refuses to deregister them: the
+/// cleaner tries again at a later tick.
+pub fn end_those(cache: &Cache, cause: Cause, of: impl FnMut(&CachedRegion) -> bool) {
+    each_idle(cache, cause, of, By::Helper, |id| {
+        let _ = ending::end(cache, id, By::Helper);
+    });
+}
+
 /// Ends all idle regions, and the evicted ones. Runs like an interposed memory call.
 pub fn end_all(cache: &Cache) {
     in_call(|| {
-        each_idle(
-            cache,
-            Cause::Pressure,
-            |_| true,
-            By::Helper,
-            |id| {
-                let _ = ending::end(cache, id, By::Helper);
-            },
-        );
+        end_those(cache, Cause::Pressure, |_| true);
         ending::evicted(cache, By::Helper);
     });
 }

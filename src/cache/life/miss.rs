@@ -37,7 +37,6 @@ use rdmamr_stats::log;
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::futex;
-use rdmamr_sys::memory;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 
@@ -241,7 +240,7 @@ impl Cache {
                 }
             }
             if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
-                changes.end_left(range, |frame| memory::read(frame).map(|[state]| state));
+                self.end_left(range);
                 if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
                     return false;
                 }
