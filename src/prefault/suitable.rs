@@ -19,10 +19,9 @@ pub struct Suitable {
     pub kind: Kind,
     /// The size of its largest pages.
     pub page: usize,
-    /// The threads ask for huge pages.
-    pub huge: bool,
-    /// The start of its first mapping, and the end of its last one.
-    pub mapped: (usize, usize),
+    /// If the threads ask for huge pages: the start of its first mapping, and the end of its last
+    /// one.
+    pub huge: Option<(usize, usize)>,
 }
 
 /// How a registration's memory is populated, if that is allowed and pays off.
@@ -41,8 +40,7 @@ pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
         return below.writable.then_some(Suitable {
             kind: Kind::Private,
             page: 0,
-            huge: false,
-            mapped: (pages.start, pages.end),
+            huge: None,
         });
     }
     pages.of_one_kind(below, pin.writing, missing)
@@ -169,13 +167,16 @@ impl Pages {
             if mapping.range.start > at || kind.is_none() || found.is_some_and(other) {
                 return false;
             }
-            let start = found.map_or(mapping.range.start as usize, |found| found.mapped.0);
-            let before = found.map_or((0, may_ask), |found| (found.page, found.huge));
+            let from = mapping.range.start as usize;
+            let (page, from) = match found {
+                Some(before) => (before.page, before.huge.map(|(from, _)| from)),
+                None => (0, may_ask.then_some(from)),
+            };
+            let from = from.filter(|_| mapping.is_plain() && huge::is_undecided(flags));
             found = kind.map(|kind| Suitable {
                 kind,
-                page: before.0.max(mapping.page_size as usize),
-                huge: before.1 && mapping.is_plain() && huge::is_undecided(flags),
-                mapped: (start, mapping.range.end as usize),
+                page: page.max(mapping.page_size as usize),
+                huge: from.map(|from| (from, mapping.range.end as usize)),
             });
             at = mapping.range.end;
             at < end
@@ -202,7 +203,7 @@ mod tests {
         let suitable = pages.of_one_kind(below, true, missing).unwrap();
         assert_eq!((suitable.kind, suitable.page), (Kind::Private, pages.size));
         // The test has decided against huge pages.
-        assert!(!suitable.huge);
+        assert_eq!(suitable.huge, None);
         for at in (0..SIZE).step_by(4096) {
             memory.write(at, 1);
         }

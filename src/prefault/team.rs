@@ -115,8 +115,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     work.place.go();
     if work.await_pin() {
         // Each thread asks, so that no thread populates before the first request.
-        if work.found.huge {
-            huge::ask(work.pages, work.found.mapped);
+        if let Some(mapped) = work.found.huge {
+            huge::ask(work.pages, mapped);
         }
         while work.populate_next() {}
     }
@@ -234,8 +234,7 @@ mod tests {
     const PRIVATE: Suitable = Suitable {
         kind: Kind::Private,
         page: 4096,
-        huge: false,
-        mapped: (0, 0),
+        huge: None,
     };
 
     fn helpers() -> usize {
