@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #include "tap.h"
@@ -103,6 +104,14 @@ int mappings(void)
 			lines += buffer[n] == '\n';
 	close(fd);
 	return lines;
+}
+
+long faults(void)
+{
+	struct rusage usage;
+
+	must(getrusage(RUSAGE_SELF, &usage) == 0);
+	return usage.ru_minflt;
 }
 
 int most_mappings(void)

@@ -59,6 +59,9 @@ int mappings(void);
 /* The limit on that number: vm.max_map_count. */
 int most_mappings(void);
 
+/* The process's minor faults: one for each page that it has touched first, however large. */
+long faults(void);
+
 /* The features of userfaultfd; 0 if this process may not have one. */
 uint64_t uffd_features(void);
 

@@ -12,20 +12,12 @@
 #include <malloc.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include "../../lib/device.h"
+#include "../../lib/memory.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
 enum { MIB = 1 << 20, SIZE = 64 * MIB, PAGES = SIZE / PAGE, FEW = PAGES / 8 };
-
-static long faults(void)
-{
-	struct rusage usage;
-
-	must(getrusage(RUSAGE_SELF, &usage) == 0);
-	return usage.ru_minflt;
-}
 
 static char *block_of(size_t size)
 {

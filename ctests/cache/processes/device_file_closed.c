@@ -153,10 +153,10 @@ static void fails(int fd) { must(dup2(-1, fd) == -1 && dup3(fd, fd, 0) == -1); }
 static void onto_itself(int fd) { must(dup2(fd, fd) == fd); }
 static void another(int fd) { must(close(dup(fd)) == 0); }
 
-static void in_vfork_child(int fd)
+/* The child `pid`, in which it is 0, closes the number. */
+static void closes(pid_t pid, int fd)
 {
 	int status;
-	pid_t pid = vfork();
 
 	if (!pid) {
 		close(fd);
@@ -165,17 +165,8 @@ static void in_vfork_child(int fd)
 	must(pid > 0 && waitpid(pid, &status, 0) == pid);
 }
 
-static void in_forked_child(int fd)
-{
-	int status;
-	pid_t pid = fork();
-
-	if (!pid) {
-		close(fd);
-		_exit(0);
-	}
-	must(pid > 0 && waitpid(pid, &status, 0) == pid);
-}
+static void in_vfork_child(int fd) { closes(vfork(), fd); }
+static void in_forked_child(int fd) { closes(fork(), fd); }
 
 int main(int argc, char **argv)
 {

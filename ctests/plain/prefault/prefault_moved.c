@@ -10,8 +10,8 @@
  */
 #include <malloc.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include "../../lib/device.h"
+#include "../../lib/memory.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
@@ -42,14 +42,6 @@ static struct seen look(const char *from, size_t length)
 	}
 	must(fclose(smaps) == 0);
 	return seen;
-}
-
-static long faults(void)
-{
-	struct rusage usage;
-
-	must(getrusage(RUSAGE_SELF, &usage) == 0);
-	return usage.ru_minflt;
 }
 
 /*
