@@ -198,8 +198,9 @@ unsafe extern "C" fn mremap(
         |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
         // mremap accepts a single VMA only, and the watch of a part, or the advice for huge pages on
-        // a part, may have split the VMA: merge the parts. (A call that moves several mappings is not repeated: some may have moved, and
-        // with MREMAP_DONTUNMAP a second call would move the empty mappings that the first left.)
+        // a part, may have split the VMA: merge the parts. (A call that moves several mappings is
+        // not repeated: some may have moved, and with MREMAP_DONTUNMAP a second call would move the
+        // empty mappings that the first left.)
         let joined = ret::always(false, || {
             let Some(remapping) = &mut remapping else {
                 return false;
@@ -288,7 +289,8 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
 }
 
 /// mremap(2) accepts a single VMA only. If the cache watches a part of a block, or huge pages were
-/// asked for a part (`RDMAMR_PREFAULT`), the C library's own mremap fails, and realloc copies the block: that takes 400 times as long, and twice the memory.
+/// asked for a part (`RDMAMR_PREFAULT`), the C library's own mremap fails, and realloc copies the
+/// block: that takes 400 times as long, and twice the memory.
 unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() || rdmamr_prefault::has_split() {
         ret::always((), || {

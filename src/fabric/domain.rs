@@ -85,7 +85,9 @@ impl Domain {
         };
         begin().inspect_err(|_| {
             // The caller gets the first failure.
-            let _ = opened.as_ref().map(|opened| opened.close(pd));
+            if let Some(opened) = &opened {
+                let _ = opened.close(pd);
+            }
         })?;
         let mut mode = mode;
         if mode.cached && !dispatch::are_in_place() {
