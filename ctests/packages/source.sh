@@ -12,6 +12,7 @@ check "the code is formatted (if not: cargo fmt --all)" cargo fmt --all --check
 members=(--workspace --exclude rdmamr-tool)
 check "clippy has no complaint" cargo clippy -q "${members[@]}" -- -D warnings
 check "the comparison of pyverbs' results passes its doctests" python3 -B -m doctest ctests/plain/programs/pyverbs_compare.py
+check "the verdict on a long run passes its doctests" python3 -B -m doctest ctests/special/soak/verdict.py
 
 # vm/hca is a kernel module.
 missing=()

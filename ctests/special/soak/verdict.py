@@ -45,7 +45,8 @@ the library's endurance test (`ctests/relaxed/soak.c`: random registrations, cha
 forks and traffic), Mooncake's transfer engine, `fi_pingpong`, and the library's libfabric calls
 (`ctests/fabric/data.c`). It writes this page and its picture. Each line of `target/soak/soak.tsv`
 covers a minute of a program: resident memory, mappings, descriptors, threads and pinned memory,
-summed over the program's processes under the library.
+summed over the program's processes under the library. It has the medians of that minute, or the
+maxima if the program has many rounds.
 
 A column grows if its median over the last third of the run exceeds that over the first third by
 more than the slack, and its values rise (Mann and Kendall's test). The verdict ignores the first
