@@ -5,7 +5,8 @@
 Programs run at once for HOURS under LIBRARY, with RDMAMR_CACHE=all. Each of LOADS starts its
 program again when the program has ended. $VM_OUT/soak.tsv gets a line for each minute and program:
 the resources of the program's processes that have LIBRARY mapped, summed: their median over that
-minute, or their maximum if the program has many rounds. $VM_OUT/soak.json gets the programs' results. verdict.py judges both.
+minute, or their maximum if the program has many rounds. $VM_OUT/soak.json gets the programs'
+results. verdict.py judges both.
 """
 
 import glob
