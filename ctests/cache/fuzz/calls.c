@@ -441,8 +441,15 @@ static void attach_step(const struct step *step)
 	note(", segment %u, %#x)", n, flags);
 	result = raw ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
 	note_result(result);
-	if (result != -1)
-		is_new((void *)result, size);
+	if (result == -1)
+		return;
+	is_new((void *)result, size);
+	/*
+	 * userfaultfd refuses it, so that the watch of a region in the same 2 MiB ends at the region:
+	 * the region and the pages beside it may get separate anon_vmas (docs/limits.md).
+	 */
+	if (flags & SHM_RDONLY)
+		in_pieces = true;
 }
 
 static void detach_step(const struct step *step)
