@@ -45,7 +45,8 @@ int forks;
 /*
  * Whether a raw system call has mapped memory. The kernel does not merge it with watched memory
  * around it, and later cannot (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
- * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds.
+ * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds, and
+ * beside a read-only segment: userfaultfd refuses it, so that the watch ends at the region.
  */
 static bool in_pieces, moves_pieces;
 /*
@@ -441,15 +442,10 @@ static void attach_step(const struct step *step)
 	note(", segment %u, %#x)", n, flags);
 	result = raw ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
 	note_result(result);
-	if (result == -1)
-		return;
-	is_new((void *)result, size);
-	/*
-	 * userfaultfd refuses it, so that the watch of a region in the same 2 MiB ends at the region:
-	 * the region and the pages beside it may get separate anon_vmas (docs/limits.md).
-	 */
-	if (flags & SHM_RDONLY)
-		in_pieces = true;
+	if (result != -1) {
+		in_pieces |= flags & SHM_RDONLY;
+		is_new((void *)result, size);
+	}
 }
 
 static void detach_step(const struct step *step)
