@@ -5,10 +5,12 @@
 //! lock.
 
 use crate::cause::Cause;
+use crate::layout::Regions;
 use crate::locked::Locked;
 use crate::region::link::Id;
 use crate::watch::extent::CHUNK;
 use crate::watch::watcher::Unwatching;
+use core::sync::atomic::Ordering::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The region that takes over memory that an ending region leaves.
@@ -18,6 +20,18 @@ pub enum Heir {
     Region(Id),
     /// A nearby region exists whose watched extent is not known yet.
     Unknown,
+}
+
+impl Regions {
+    /// Some memory stays watched that is in no region's extent.
+    pub fn leave_some(&self) {
+        self.left_some.store(true, Relaxed);
+    }
+
+    /// Whether memory may be watched that is in no region's extent.
+    pub fn has_left_some(&self) -> bool {
+        self.left_some.load(Relaxed)
+    }
 }
 
 impl Locked<'_> {
@@ -88,10 +102,12 @@ impl Locked<'_> {
 
     /// Removes memory from the extents of all regions: the cache does not watch it any more. If an
     /// extent reached beyond that memory, a region that lies there takes over the rest; `orphan`
-    /// gets a rest without such a region. The search begins with the regions that overlap `first`.
+    /// gets a rest whose watch no region needs. In `going`, the range of a call under way, no region
+    /// needs the watch. The search begins with the regions that overlap `first`.
     pub(super) fn lose_memory(
         &self,
         gone: PageRange,
+        going: PageRange,
         first: PageRange,
         mut orphan: impl FnMut(PageRange),
     ) {
@@ -100,15 +116,22 @@ impl Locked<'_> {
                 return true;
             };
             region.lose_memory(gone);
-            let below = PageRange::new(before.start, gone.start);
-            let above = PageRange::new(gone.end, before.end);
-            for part in [below, above] {
-                let is_left = |extent: PageRange| extent.contains(part);
-                if part.start < part.end
-                    && !region.extent().is_some_and(is_left)
-                    && !self.hand_over(part)
-                {
-                    orphan(part);
+            let both = gone.joined_with(going);
+            let parts = [
+                (before.start, both.start, true),
+                (both.start, gone.start, false),
+                (gone.end, both.end, false),
+                (both.end, before.end, true),
+            ];
+            for (start, end, is_beyond) in parts {
+                let rest = PageRange::new(start.max(before.start), end.min(before.end));
+                if rest.start >= rest.end {
+                    continue;
+                }
+                let is_left = region.extent().is_some_and(|extent| extent.contains(rest));
+                let is_needed = is_left || is_beyond && self.hand_over(rest);
+                if !is_needed {
+                    orphan(rest);
                 }
             }
             true
@@ -116,18 +139,27 @@ impl Locked<'_> {
     }
 
     /// Adds memory to the extent of a region that lies in it, as far as it lies in the chunks of
-    /// that region. Returns false if there is no such region. (A region without an extent may become
-    /// watched at any moment, outside the lock, so its memory must stay watched.)
+    /// that region. Returns false if no region needs the watch of that memory.
+    ///
+    /// A region without an extent may become watched at any moment, outside the lock, so its memory
+    /// must stay watched. A stale or ending region needs no watch: it may be the region that has
+    /// just lost this memory.
     fn hand_over(&self, memory: PageRange) -> bool {
-        let mut found = false;
+        let (mut needed, mut taken) = (false, false);
         self.regions().overlapping(memory, |_, region| {
-            found = true;
-            if let Some(near) = memory.common(region.page_range().extended(CHUNK)) {
+            let near = memory.common(region.page_range().extended(CHUNK));
+            if let Some(near) = near {
                 region.inherit(near);
             }
-            region.extent().is_none()
+            let (seen, takes) = (region.state.load(), region.extent().is_some());
+            needed |= takes || !(seen.is_stale() || seen.is_ending());
+            taken = takes && near == Some(memory);
+            !takes
         });
-        found
+        if needed && !taken {
+            self.regions().leave_some();
+        }
+        needed
     }
 
     /// Stops watching a range, by `unwatch`. The regions in it are already invalidated. If no other
@@ -151,13 +183,24 @@ impl Locked<'_> {
                     return false;
                 }
                 watched = true;
-                let mut orphans = [PageRange { start: 0, end: 0 }; 2];
-                self.lose_memory(part, region.page_range(), |orphan| {
-                    orphans[usize::from(orphan.start > part.start)] = orphan;
+                // The orphans on one side of the part touch it, or each other.
+                let join = |orphans: &mut Option<PageRange>, orphan: PageRange| {
+                    *orphans = Some(orphans.map_or(orphan, |others| others.joined_with(orphan)));
+                };
+                let (mut below, mut above) = (None, None);
+                self.lose_memory(part, range, region.page_range(), |orphan| {
+                    let is_above = orphan.start > part.start;
+                    join(if is_above { &mut above } else { &mut below }, orphan);
                 });
-                for orphan in orphans.into_iter().filter(|orphan| orphan.end > 0) {
-                    unwatch(orphan);
-                    self.lose_memory(orphan, orphan, |_| {});
+                for mut orphans in [below, above] {
+                    while let Some(memory) = orphans.take() {
+                        if unwatch(memory) != Unwatching::Done {
+                            self.regions().leave_some();
+                        }
+                        self.lose_memory(memory, range, memory, |orphan| {
+                            join(&mut orphans, orphan);
+                        });
+                    }
                 }
             }
             true

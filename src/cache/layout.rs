@@ -70,6 +70,8 @@ pub struct Regions {
     pub(super) many_hits: AtomicU64,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
+    /// Memory may be watched that is in no region's extent.
+    pub(super) left_some: AtomicBool,
     /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,

@@ -367,7 +367,7 @@ impl Locked<'_> {
         }
         let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            self.lose_memory(range, range, |_| {});
+            self.lose_memory(range, range, range, |_| regions.leave_some());
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
         regions.overlapping(range, |id, region| {

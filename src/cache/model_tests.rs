@@ -16,6 +16,7 @@ use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
 use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};
+use crate::watch::watcher::Unwatching;
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
@@ -622,7 +623,104 @@ fn an_extent_stays_within_the_chunks_of_its_region() {
     let large = watched(PageRange::new(chunk, chunk + 10 * CHUNK));
     let small = watched(PageRange::new(chunk + 3 * CHUNK, chunk + 3 * CHUNK + page));
     let gone = PageRange::new(chunk + 7 * CHUNK, chunk + 7 * CHUNK + page);
-    locked.lose_memory(gone, gone, |_| {});
+    locked.lose_memory(gone, gone, gone, |_| {});
     let own = PageRange::new(chunk + 3 * CHUNK, chunk + 4 * CHUNK);
     assert_eq!((large.extent(), small.extent()), (None, Some(own)));
+}
+
+/// Regions that share the chunks of one mapping, as far as the kernel watches it.
+#[derive(Clone, Debug)]
+enum Watching {
+    /// A region is made and watched: the memory around it too, or its own pages alone.
+    Watch { range: (u64, u64), around: bool },
+    /// A call changes a range.
+    Unwatch { range: (u64, u64) },
+}
+
+const CHUNKS: u64 = 4;
+
+/// The first page and the number of pages. Most of them lie in one chunk, some across chunks.
+fn pages_of_chunks() -> impl Strategy<Value = (u64, u64)> {
+    let in_chunk = CHUNK / page_size();
+    let count = prop_oneof![3 => 1..in_chunk, 1 => 1..3 * in_chunk];
+    (0..CHUNKS * in_chunk, count)
+        .prop_map(move |(first, count)| (first, count.min(CHUNKS * in_chunk - first)))
+}
+
+fn watching() -> impl Strategy<Value = Watching> {
+    prop_oneof![
+        2 => (pages_of_chunks(), prop::bool::weighted(0.7))
+            .prop_map(|(range, around)| Watching::Watch { range, around }),
+        1 => pages_of_chunks().prop_map(|range| Watching::Unwatch { range }),
+    ]
+}
+
+/// The kernel's side: which pages it watches.
+struct Mapping(Vec<bool>);
+
+impl Mapping {
+    fn range((first, count): (u64, u64)) -> PageRange {
+        let start = address(0) + first * page_size();
+        PageRange::new(start, start + count * page_size())
+    }
+
+    fn pages(&mut self, range: PageRange) -> &mut [bool] {
+        let page = |at: u64| ((at - address(0)) / page_size()) as usize;
+        &mut self.0[page(range.start)..page(range.end)]
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: if cfg!(miri) { 4 } else { 500 },
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
+
+    /// Whichever regions share the memory, a call leaves none of its range watched. No region
+    /// elsewhere loses its watch, and the cache knows whether pages outside all extents stay
+    /// watched.
+    #[test]
+    fn the_watch_of_a_range_ends_with_its_regions(steps in prop::collection::vec(watching(), 2..12)) {
+        let regions = new_cache();
+        let locked = regions.lock();
+        let mut mapping = Mapping(vec![false; (CHUNKS * CHUNK / page_size()) as usize]);
+        let mut all = Vec::new();
+        for step in steps {
+            match step {
+                Watching::Watch { range, around } => {
+                    let page_range = Mapping::range(range);
+                    let id = locked.make(&LookupKey { page_range, ..of_page(0) }).unwrap();
+                    let extent = if around { page_range.extended(CHUNK) } else { page_range };
+                    regions.region(id).claim_extent(Some(extent));
+                    mapping.pages(extent).fill(true);
+                    all.push(id);
+                }
+                Watching::Unwatch { range } => {
+                    let range = Mapping::range(range);
+                    let had_left_some = regions.has_left_some();
+                    regions.overlapping(range, |id, _| {
+                        locked.invalidate(id, Cause::Hook);
+                        true
+                    });
+                    locked.unwatch(range, |part| {
+                        mapping.pages(part).fill(false);
+                        Unwatching::Done
+                    });
+                    prop_assert!(had_left_some || !mapping.pages(range).contains(&true));
+                }
+            }
+            let mut known = Mapping(vec![false; mapping.0.len()]);
+            for region in all.iter().map(|&id| regions.region(id)) {
+                if let Some(extent) = region.extent() {
+                    known.pages(extent).fill(true);
+                } else {
+                    prop_assert!(region.state.load().is_stale());
+                }
+            }
+            for (known, watched) in known.0.iter().zip(&mapping.0) {
+                prop_assert!(known == watched || *watched && regions.has_left_some());
+            }
+        }
+    }
 }

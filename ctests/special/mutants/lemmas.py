@@ -92,7 +92,7 @@ MUTANTS = [
      "suite", "changes_elsewhere"),
     ("W5", "cache/life/change.rs", "        changes.write(called(range));\n        end_touched(cache, range, neighbours);\n", "",
      "suite", "changes_elsewhere"),
-    ("W7", "cache/extents.rs", "                    && !self.hand_over(part)\n", "",
+    ("W7", "cache/extents.rs", "let is_needed = is_left || is_beyond && self.hand_over(rest);", "let is_needed = is_left;",
      "suite", "neighbour_unmapped"),
     ("W8", "cache/watch/watch_fd.rs", "            file.close();\n        }\n        set_errno(before);\n", "        }\n        set_errno(before);\n",
      "suite", "descriptor_taken"),

@@ -140,7 +140,7 @@ fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     };
     let range = pages(addr, length);
     let mut under_way = begin(cache, frame, range, Neighbours::Stay);
-    if range.start < range.end && cache.watch.has_left_some() {
+    if range.start < range.end && cache.regions.has_left_some() {
         // Another thread may link a region there in between, and the watch of that region ends
         // here. No hit takes the region while this call is announced, and the record after the call
         // invalidates it.
@@ -503,14 +503,13 @@ pub fn growing(addr: usize, length: usize) {
     let Some(cache) = heeding().filter(|_| range.start < range.end) else {
         return;
     };
-    let watch = &cache.watch;
     let near = cache.regions.filter.may_hold(range);
     if near && inside(|| ending::is_whole(cache, range)).unwrap_or(true) {
         // The mapping stays watched where it moves to, and no region knows of that memory.
-        return watch.leave_some();
+        return cache.regions.leave_some();
     }
     // If the kernel does not keep userfaultfds apart, this looks at each page.
-    let left_some = watch.has_left_some() && (near || event_reader::keeps_apart());
+    let left_some = cache.regions.has_left_some() && (near || event_reader::keeps_apart());
     if !near && !left_some {
         return;
     }

@@ -146,7 +146,7 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
         .extent()
         .filter(|_| region.page_range().bytes() <= UNWATCH_AT_MOST);
     if extent.is_none() {
-        cache.watch.leave_some();
+        cache.regions.leave_some();
     }
     let mut from = extent.map_or(0, |extent| extent.start);
     while extent.is_some_and(|extent| from < extent.end) {
@@ -189,7 +189,7 @@ fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRa
             }
             // If a call on much memory holds the kernel's mmap lock, this thread does not wait for
             // it, because it holds the cache's lock.
-            Heir::None | Heir::Unknown => return watch.leave_some(),
+            Heir::None | Heir::Unknown => return regions.leave_some(),
         }
         std::thread::yield_now();
     }

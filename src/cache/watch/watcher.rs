@@ -34,8 +34,6 @@ pub struct Watch {
     one_thread: Option<OneThread>,
     /// How many mappings the process can afford.
     pub mappings: Mappings,
-    /// Whether memory may be watched that belongs to no region.
-    left_some: AtomicBool,
 }
 
 /// The outcome of an attempt to stop watching.
@@ -81,7 +79,6 @@ impl Watch {
             reader,
             one_thread: OneThread::find(),
             mappings: Mappings::new(),
-            left_some: AtomicBool::new(false),
         };
         watch.try_to_start(true);
         watch
@@ -267,16 +264,6 @@ impl Watch {
                 .is_some_and(|part| number.unregister(part));
         });
         any
-    }
-
-    /// Some memory stays watched that no region needs.
-    pub fn leave_some(&self) {
-        self.left_some.store(true, Relaxed);
-    }
-
-    /// Whether memory may be watched that belongs to no region.
-    pub fn has_left_some(&self) -> bool {
-        self.left_some.load(Relaxed)
     }
 
     /// Whether a hit needs the fence, because another thread may be changing the address space.
