@@ -98,6 +98,25 @@ static bool by_process_madvise(char *memory)
 	return process_madvise(self, ranges, 2, MADV_COLLAPSE, 0) == HUGE;
 }
 
+/*
+ * The call's answer. The kernel itself may hold a page for a moment, on a list of fresh pages for
+ * example: then madvise(2) says EAGAIN, "try again". A region that the device still has is no such
+ * moment.
+ */
+static bool succeeds(bool collapse(char *memory), char *memory)
+{
+	struct timespec moment = { .tv_nsec = 10000000 };
+
+	for (int tries = 0; tries < 100; tries++) {
+		if (collapse(memory))
+			return true;
+		if (errno != EAGAIN || stub_registered() != stub_deregistered())
+			return false;
+		nanosleep(&moment, NULL);
+	}
+	return collapse(memory);
+}
+
 static void collapsed(const char *name, bool collapse(char *memory))
 {
 	int refused = 0, stale = 0, err = 0;
@@ -114,7 +133,7 @@ static void collapsed(const char *name, bool collapse(char *memory))
 		memory = small_pages();
 		use(memory + 5 * PAGE, SOME);
 		use(memory + 100 * PAGE, PAGE);
-		if (!collapse(memory)) {
+		if (!succeeds(collapse, memory)) {
 			refused++;
 			err = errno;
 		}
