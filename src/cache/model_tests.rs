@@ -628,6 +628,32 @@ fn an_extent_stays_within_the_chunks_of_its_region() {
     assert_eq!((large.extent(), small.extent()), (None, Some(own)));
 }
 
+/// A call changes a page of a large region. To stop watching all the rest would take long, under the
+/// lock.
+#[test]
+fn the_large_rest_of_a_region_stays_watched() {
+    let regions = new_cache();
+    let locked = regions.lock();
+    let page_range = PageRange::new(address(0), address(0) + 20 * CHUNK);
+    let id = locked.make(&LookupKey {
+        page_range,
+        ..of_page(0)
+    });
+    let region = regions.region(id.unwrap());
+    region.claim_extent(Some(page_range));
+    let start = address(0) + 17 * CHUNK;
+    let page = PageRange::new(start, start + page_size());
+    assert!(locked.invalidate(id.unwrap(), Cause::Hook));
+    let mut parts = Vec::new();
+    let watched = locked.unwatch(page, |part| {
+        parts.push(part);
+        Unwatching::Done
+    });
+    let above = PageRange::new(page.end, page_range.end);
+    assert_eq!(parts, [page, above]);
+    assert!(watched && region.extent().is_none() && regions.has_left_some());
+}
+
 /// Regions that share the chunks of one mapping, as far as the kernel watches it.
 #[derive(Clone, Debug)]
 enum Watching {

@@ -508,9 +508,15 @@ pub fn growing(addr: usize, length: usize) {
         // The mapping stays watched where it moves to, and no region knows of that memory.
         return cache.regions.leave_some();
     }
-    // If the kernel does not keep userfaultfds apart, this looks at each page.
-    let left_some = cache.regions.has_left_some() && (near || event_reader::keeps_apart());
-    if !near && !left_some {
+    // If the kernel does not keep userfaultfds apart, this looks at each page. Linux 6.1 joins no
+    // VMAs where the memory that stops being watched begins inside one, so there it is needed
+    // beside a region of another block.
+    let all_of_it = if event_reader::keeps_apart() {
+        cache.regions.has_left_some()
+    } else {
+        near
+    };
+    if !near && !all_of_it {
         return;
     }
     let frame = Frame::new();
@@ -520,7 +526,7 @@ pub fn growing(addr: usize, length: usize) {
         cache.regions.changes.write(called(range));
         end_touched(cache, range, Neighbours::Stay);
     }
-    if left_some {
+    if all_of_it {
         unwatch_moving(cache, range);
     }
     // As in `unwatched`: a region that another thread has linked there meanwhile may have lost its

@@ -2,7 +2,7 @@
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
 use crate::cause::Cause;
-use crate::extents::Heir;
+use crate::extents::{Heir, UNWATCH_AT_MOST};
 use crate::instance::Cache;
 use crate::life::cleaner::now_ms;
 use crate::locked::{By, Locked, cause};
@@ -154,6 +154,10 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
         leave_chunk(cache, locked, id, by, chunk);
         from = chunk.end;
     }
+    // Another region's memory may have come to this one meanwhile, beyond these chunks.
+    if region.extent() != extent {
+        cache.regions.leave_some();
+    }
     locked.end(id);
 }
 
@@ -194,10 +198,6 @@ fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRa
         std::thread::yield_now();
     }
 }
-
-/// The largest region whose watch ends with the region, in bytes. To stop watching takes 80 ns a
-/// page (measured), under the lock, and large regions split few mappings.
-const UNWATCH_AT_MOST: u64 = 8 << 20;
 
 /// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
 pub fn evicted(cache: &Cache, by: By) {
