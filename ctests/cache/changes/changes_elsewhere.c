@@ -126,16 +126,19 @@ static void leave(int number)
 /* With `early` the signal comes while the library ends the idle region, before the real call. */
 static void left_by_a_handler(bool early)
 {
-	char *elsewhere = with_region(SOME, SOME), *place = with_region(SOME, SOME);
+	char *elsewhere = with_region(SOME, SOME), *volatile place = NULL;
+	volatile int tries = 0;
 	struct ibv_mr *mr;
 
 	case_begin("a signal handler leaves munmap by siglongjmp%s", early ? ", before the real call" : "");
 	must(signal(SIGUSR1, leave) != SIG_ERR);
-	slow_address = place;
-	*(early ? &stub_signal : &slow_signal) = SIGUSR1;
-	if (!sigsetjmp(out, 1)) {
+	while (!sigsetjmp(out, 1)) {
+		/* Another thread may end the region (as below). */
+		must(tries++ < 10);
+		stub_signal = slow_signal = 0;
+		slow_address = place = with_region(SOME, SOME);
+		*(early ? &stub_signal : &slow_signal) = SIGUSR1;
 		munmap(place, SOME);
-		must(!"the handler leaves");
 	}
 	slow_address = NULL;
 	stub_signal = slow_signal = 0;
@@ -153,25 +156,31 @@ static void left_by_a_handler(bool early)
 /*
  * As many calls are left as can name their ranges at a time, and more. None of the memory is
  * registered again, so no registration finds that they will never return.
+ *
+ * A call whose region another thread ends is not left: on a busy machine the call does not wait
+ * longer for the cache's lock.
  */
 static void left_by_many_handlers(void)
 {
-	enum { CALLS = 100 };
-	char *elsewhere = with_region(SOME, SOME), *places[CALLS];
+	enum { CALLS = 100, FEW = 20 };
+	char *elsewhere = with_region(SOME, SOME), *places[CALLS + FEW];
+	volatile int left = 0;
 
-	for (int n = 0; n < CALLS; n++)
+	for (int n = 0; n < CALLS + FEW; n++)
 		places[n] = with_region(SOME, SOME);
 	must(signal(SIGUSR1, leave) != SIG_ERR);
 	stub_signal = SIGUSR1;
-	for (volatile int n = 0; n < CALLS; n++)
-		if (!sigsetjmp(out, 1)) {
+	for (volatile int n = 0; n < CALLS + FEW && left < CALLS; n++) {
+		if (!sigsetjmp(out, 1))
 			munmap(places[n], SOME);
-			must(!"the handler leaves");
-		}
+		else
+			left++;
+	}
 	stub_signal = 0;
+	must(left == CALLS);
 	is(hits_of(elsewhere, SOME), TIMES, "handlers leave %d calls of munmap by siglongjmp: memory elsewhere is reused",
 	   CALLS);
-	for (int n = 0; n < CALLS; n++)
+	for (int n = 0; n < CALLS + FEW; n++)
 		munmap(places[n], SOME);
 	munmap(elsewhere, SOME);
 }
