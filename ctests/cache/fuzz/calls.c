@@ -37,7 +37,8 @@ bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
 /*
  * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
- * left apart when one grew down to another, and joins none without its descriptor (docs/limits.md).
+ * left apart when one grew down to another, or at the ends of an mmap that a limit refused, and
+ * joins none without its descriptor (docs/limits.md).
  */
 static bool page_by_page;
 bool library_lost_its_file;
@@ -146,6 +147,7 @@ static void map_step(const struct step *step)
 	errno = 0;
 	result = step->raw ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
 			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
+	page_by_page |= result == -1 && errno == ENOMEM;
 	note_result(result);
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
