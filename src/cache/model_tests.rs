@@ -8,7 +8,7 @@ use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::life::account::Amount;
-use crate::locked::cause;
+use crate::locked::{Locked, cause};
 use crate::lookup::Handle;
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -604,6 +604,17 @@ fn an_answer_is_of_the_region_that_was_asked_about() {
     assert_eq!(regions.lock().unadmitted(id), None);
 }
 
+/// A region whose extent the kernel watches.
+fn watched(locked: &Locked<'_>, page_range: PageRange, extent: PageRange) -> Id {
+    let id = locked.make(&LookupKey {
+        page_range,
+        ..of_page(0)
+    });
+    let id = id.unwrap();
+    locked.regions().region(id).claim_extent(Some(extent));
+    id
+}
+
 /// A large region loses a page. A small region inside it takes over what was watched in its own
 /// chunk, and nothing beyond: a later change there would not find it.
 #[test]
@@ -611,15 +622,7 @@ fn an_extent_stays_within_the_chunks_of_its_region() {
     let regions = new_cache();
     let (chunk, page) = (address(0), page_size());
     let locked = regions.lock();
-    let watched = |page_range| {
-        let id = locked.make(&LookupKey {
-            page_range,
-            ..of_page(0)
-        });
-        let region = regions.region(id.unwrap());
-        region.claim_extent(Some(page_range));
-        region
-    };
+    let watched = |page_range| regions.region(watched(&locked, page_range, page_range));
     let large = watched(PageRange::new(chunk, chunk + 10 * CHUNK));
     let small = watched(PageRange::new(chunk + 3 * CHUNK, chunk + 3 * CHUNK + page));
     let gone = PageRange::new(chunk + 7 * CHUNK, chunk + 7 * CHUNK + page);
@@ -635,15 +638,10 @@ fn the_large_rest_of_a_region_stays_watched() {
     let regions = new_cache();
     let locked = regions.lock();
     let page_range = PageRange::new(address(0), address(0) + 20 * CHUNK);
-    let id = locked.make(&LookupKey {
-        page_range,
-        ..of_page(0)
-    });
-    let region = regions.region(id.unwrap());
-    region.claim_extent(Some(page_range));
+    let id = watched(&locked, page_range, page_range);
     let start = address(0) + 17 * CHUNK;
     let page = PageRange::new(start, start + page_size());
-    assert!(locked.invalidate(id.unwrap(), Cause::Hook));
+    assert!(locked.invalidate(id, Cause::Hook));
     let mut parts = Vec::new();
     let watched = locked.unwatch(page, |part| {
         parts.push(part);
@@ -651,7 +649,7 @@ fn the_large_rest_of_a_region_stays_watched() {
     });
     let above = PageRange::new(page.end, page_range.end);
     assert_eq!(parts, [page, above]);
-    assert!(watched && region.extent().is_none() && regions.has_left_some());
+    assert!(watched && regions.region(id).extent().is_none() && regions.has_left_some());
 }
 
 /// Regions that share the chunks of one mapping, as far as the kernel watches it.
@@ -716,11 +714,9 @@ proptest! {
             match step {
                 Watching::Watch { range, around } => {
                     let page_range = Mapping::range(range);
-                    let id = locked.make(&LookupKey { page_range, ..of_page(0) }).unwrap();
                     let extent = if around { page_range.extended(CHUNK) } else { page_range };
-                    regions.region(id).claim_extent(Some(extent));
+                    all.push(watched(&locked, page_range, extent));
                     mapping.pages(extent).fill(true);
-                    all.push(id);
                 }
                 Watching::Unwatch { range } => {
                     let range = Mapping::range(range);
