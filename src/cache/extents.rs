@@ -8,6 +8,7 @@ use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::locked::Locked;
 use crate::region::link::Id;
+use crate::watch::event_reader;
 use crate::watch::extent::CHUNK;
 use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
@@ -94,9 +95,11 @@ impl Locked<'_> {
         }
     }
 
-    /// Whether one extent contains all of a range, or every extent lies outside it.
+    /// Whether one extent contains all of a range, or none of the range is watched. Before Linux
+    /// 6.16, watched memory outside all extents does not count: to end its watch costs 80 ns a page
+    /// of the range.
     pub fn is_whole(&self, range: PageRange) -> bool {
-        let mut whole = true;
+        let mut whole = !(event_reader::keeps_apart() && self.regions().has_left_some());
         self.watching(range, |_, extent| {
             whole = extent.contains(range);
             !whole

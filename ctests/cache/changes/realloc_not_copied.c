@@ -157,6 +157,19 @@ static void ended(void)
 	free(grown(block, SIZE));
 }
 
+/* A call changes a page of a large region. The rest of the region stays watched. */
+static void changed_in_part(void)
+{
+	char *block = block_of(SIZE), *changed = block + 20 * MIB;
+	struct ibv_mr *mr = registered(block + MIB, 40 * MIB);
+
+	must(madvise(changed - (uintptr_t)changed % PAGE, PAGE, MADV_DONTNEED) == 0);
+	*changed = (char)(20 * MIB / PAGE + 1);
+	block = grown(block, SIZE);
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	free(block);
+}
+
 /* Without growth the region stays as it is. */
 static void same_size(void)
 {
@@ -195,6 +208,7 @@ static const struct {
 	{ "all of the block was registered", all_of_it },
 	{ "memory beside the block was registered", beside },
 	{ "a large region in the block has ended", ended },
+	{ "a large region in the block has changed in part", changed_in_part },
 	{ "the size stays", same_size },
 };
 
@@ -211,7 +225,7 @@ static int run(int n)
 	must(!why && prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0);
 	/* Each block is a mapping of its own; and no line of the report is in such a block. */
 	must(mallopt(M_MMAP_THRESHOLD, MIB) == 1);
-	if (cases[n].run == ended && !watches_are_kept_apart())
+	if ((cases[n].run == ended || cases[n].run == changed_in_part) && !watches_are_kept_apart())
 		skip(cases[n].name, "before Linux 6.16 a watch without a region stays");
 	else
 		cases[n].run();

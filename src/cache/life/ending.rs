@@ -145,9 +145,6 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
     let extent = region
         .extent()
         .filter(|_| region.page_range().bytes() <= UNWATCH_AT_MOST);
-    if extent.is_none() {
-        cache.regions.leave_some();
-    }
     let mut from = extent.map_or(0, |extent| extent.start);
     while extent.is_some_and(|extent| from < extent.end) {
         let chunk = PageRange::new(from, (from + 1).next_multiple_of(CHUNK));
@@ -155,7 +152,7 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
         from = chunk.end;
     }
     // Another region's memory may have come to this one meanwhile, beyond these chunks.
-    if region.extent() != extent {
+    if extent.is_none() || region.extent() != extent {
         cache.regions.leave_some();
     }
     locked.end(id);
@@ -262,8 +259,8 @@ pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     watched
 }
 
-/// Whether the watch leaves the mapping of a range whole: all of the range is watched for one
-/// region, or none of it is watched. Also true if another task holds the lock.
+/// Whether the watch leaves the mapping of a range whole ([`Locked::is_whole`]). Also true if
+/// another task holds the lock.
 pub fn is_whole(cache: &Cache, range: PageRange) -> bool {
     let locked = cache.regions.lock_in_call();
     locked.is_none_or(|locked| {
