@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|messages|refusals|tests|targets|paths|crates FILE...: looks for mistakes in documents
+"""docs.py links|columns|commands|messages|refusals|tests|targets|paths|crates FILE...: looks for mistakes in documents
 and prints each with its place. The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
@@ -17,6 +17,7 @@ crates: the tables below "crate" name the crates of the library's packages, thos
 included, and then those of tool/Cargo.toml with the packages that it shares with the library, and no
 others.
 columns: prose of Markdown has at most 100 columns. Tables and code do not count.
+commands: in code that has a comment behind a command, each line begins with a command.
 """
 import re
 import sys
@@ -76,6 +77,28 @@ def columns(path):
     for number, line, code in lines(path):
         if not code and not line.startswith("|") and len(line) > 100:
             yield f"{path}:{number}: {len(line)} columns"
+
+
+def blocks(path):
+    """The blocks of code, each as its lines with their numbers."""
+    block = []
+    for number, line, code in lines(path):
+        if code:
+            block.append((number, line.strip()))
+        elif block:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def commands(path):
+    first = r"#|```|\w+=|[\w.+-]*/|(cargo|docker|git|make|mpirun|pip|rdmamr|sudo)\b"
+    for block in blocks(path):
+        if any(re.search(r"\w +# [a-z]", line) for _, line in block):
+            for number, line in block:
+                if not re.match(first, line) or re.search(r"# .* # ", line):
+                    yield f"{path}:{number}: no command: {line}"
 
 
 def source_of(files):
@@ -193,7 +216,7 @@ def crates(path):
 
 
 def main(arguments):
-    checks = {"links": links, "columns": columns, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
+    checks = {"links": links, "columns": columns, "commands": commands, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
     if len(arguments) < 2 or arguments[0] not in checks:
         print(__doc__, end="", file=sys.stderr)
         return 2

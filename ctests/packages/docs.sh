@@ -33,6 +33,18 @@ check "a broken link is found" [ "$(ctests/packages/docs.py links "$work/wrong.m
 check "a long line is found" [ "$(ctests/packages/docs.py columns "$work/wrong.md" | wc -l)" = 1 ]
 check "each link leads to a file, and to a heading of it: ${#documents[@]} documents" ctests/packages/docs.py links "${documents[@]}"
 check "prose has at most 100 columns" ctests/packages/docs.py columns "${documents[@]}"
+cat >"$work/commands.md" <<-END
+	    # both are right
+	    LD_PRELOAD=./a.so ./app    # runs it
+	    rdmamr run -- ./app
+
+	    rdmamr doctor    # looks at this
+	    machine rdmamr run -- ./app
+	    make check    # tests it # make all
+END
+check "a command that is broken into two lines, or joined to another, is found" \
+	[ "$(ctests/packages/docs.py commands "$work/commands.md" | wc -l)" = 2 ]
+check "each line of commands begins with one" ctests/packages/docs.py commands "${documents[@]}"
 
 mkdir -p "$work/site/part"
 echo '<h1 id="top">A</h1> <a href="part/other.html#here">right</a> <a href="part/other.html#there">wrong</a>' >"$work/site/index.html"
