@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Memory of a real NVIDIA GPU. The kernel refuses its address with EFAULT. The library registers each
+ * kind that CUDA exports as a dma-buf, which holds all of the region; for the others errno stays the
+ * kernel's, and the reason has the cause. Drivers differ in what they export.
+ *
+ * The RDMA device is the stand-in (stub_device.h): it pins memory as the kernel does, and its provider
+ * takes dma-bufs. So the test needs a GPU, and no RDMA device; and no data moves.
+ */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/stat.h>
+#include "../lib/device.h"
+#include "../lib/gpu.h"
+#include "../lib/memory.h"
+#include "../lib/program.h"
+#include "../lib/stub_device.h"
+
+enum { MIB = 1 << 20, SIZE = 8 * MIB, HANDLE = 2 * MIB };
+
+/* Of cuda.h. */
+typedef unsigned long long address;
+struct location { int type, id; };
+struct properties {
+	int type, handle_types;
+	struct location location;
+	void *windows;
+	struct { unsigned char compression, gpu_direct_rdma; unsigned short usage; unsigned char rest[4]; } flags;
+};
+struct access { struct location location; int flags; };
+enum { DEVICE_LOCATION = 1, PINNED = 1, READ_WRITE = 3, GLOBAL = 1 };
+
+static struct {
+	int (*init)(unsigned), (*device_get)(int *, int), (*primary)(void **, int), (*set_current)(void *);
+	int (*driver_version)(int *), (*device_name)(char *, int, int), (*device_attribute)(int *, int, int);
+	int (*create_context)(void **, unsigned, int), (*alloc)(address *, size_t), (*free)(address);
+	int (*managed)(address *, size_t, unsigned), (*from_pool)(address *, size_t, void *), (*wait)(void);
+	int (*host)(void **, size_t, unsigned);
+	int (*reserve)(address *, size_t, size_t, address, unsigned long long);
+	int (*create)(address *, size_t, const struct properties *, unsigned long long);
+	int (*map)(address, size_t, size_t, address, unsigned long long);
+	int (*set_access)(address, size_t, const struct access *, size_t);
+} cuda;
+
+static void *library;
+
+static void *function(const char *name)
+{
+	void *found = dlsym(library, name);
+
+	if (!found)
+		skip_all(name);
+	return found;
+}
+
+static const char *open_gpu(void **context)
+{
+	int device;
+
+	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	if (!library)
+		return "no libcuda.so.1 here";
+	*(void **)&cuda.init = function("cuInit");
+	*(void **)&cuda.device_get = function("cuDeviceGet");
+	*(void **)&cuda.device_name = function("cuDeviceGetName");
+	*(void **)&cuda.device_attribute = function("cuDeviceGetAttribute");
+	*(void **)&cuda.driver_version = function("cuDriverGetVersion");
+	*(void **)&cuda.primary = function("cuDevicePrimaryCtxRetain");
+	*(void **)&cuda.set_current = function("cuCtxSetCurrent");
+	*(void **)&cuda.create_context = function("cuCtxCreate_v2");
+	*(void **)&cuda.alloc = function("cuMemAlloc_v2");
+	*(void **)&cuda.free = function("cuMemFree_v2");
+	*(void **)&cuda.managed = function("cuMemAllocManaged");
+	*(void **)&cuda.from_pool = function("cuMemAllocAsync");
+	*(void **)&cuda.wait = function("cuCtxSynchronize");
+	*(void **)&cuda.host = function("cuMemHostAlloc");
+	*(void **)&cuda.reserve = function("cuMemAddressReserve");
+	*(void **)&cuda.create = function("cuMemCreate");
+	*(void **)&cuda.map = function("cuMemMap");
+	*(void **)&cuda.set_access = function("cuMemSetAccess");
+	if (cuda.init(0) || cuda.device_get(&device, 0) || cuda.primary(context, device) || cuda.set_current(*context))
+		return "CUDA finds no GPU here";
+	return NULL;
+}
+
+/* What the provider was given last. */
+static struct { int count; bool is_dmabuf; long size; uint64_t offset, iova; size_t length; } given;
+
+/* The one function of the provider. As the kernel, it wants the region inside the dma-buf. */
+static void *provider(void *object, uint64_t offset, size_t length, uint64_t iova, int fd)
+{
+	char link[64], name[64] = "";
+
+	if (object != stub_pd()) {
+		free(object);
+		return NULL; /* deregistered */
+	}
+	snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+	given.is_dmabuf = readlink(link, name, sizeof(name) - 1) > 0 && strstr(name, "dmabuf");
+	given.size = (long)lseek(fd, 0, SEEK_END);
+	given.offset = offset;
+	given.length = length;
+	given.iova = iova;
+	given.count++;
+	if (!given.is_dmabuf || given.size < 0 || offset + length > (uint64_t)given.size) {
+		errno = EINVAL;
+		return NULL;
+	}
+	return calloc(1, 256);
+}
+
+static struct ibv_mr *registered(address at, size_t length)
+{
+	errno = 77;
+	return ibv_reg_mr(stub_pd(), (void *)(uintptr_t)at, length, LOCAL_AND_REMOTE);
+}
+
+static int open_files(void)
+{
+	int count = 0;
+	struct stat file;
+
+	for (int fd = 0; fd < 1024; fd++)
+		count += fstat(fd, &file) == 0;
+	return count;
+}
+
+/* The kernel refuses its address. Begins the case. */
+static void refused_by_kernel(const char *name, address at, size_t length)
+{
+	case_begin("%s", name);
+	ok(!stub_register(stub_pd(), (void *)(uintptr_t)at, length, LOCAL_AND_REMOTE) && errno == EFAULT,
+	   "the kernel refuses its address with EFAULT");
+}
+
+static void good(const char *name, struct ibv_mr *mr, address at, size_t length, int before)
+{
+	is(errno, 77, "errno is the program's");
+	is(given.count - before, 1, "one dma-buf was registered");
+	ok(mr->addr == (void *)(uintptr_t)at && mr->length == length && mr->pd == stub_pd(), "the object has the program's fields");
+	ok(given.length == length && given.iova == at, "and so has the dma-buf's region");
+	is((long long)given.offset, (long long)(at % PAGE), "it begins at the region's address");
+	is(ibv_dereg_mr(mr), 0, "deregistered");
+	printf("# %s: %zu bytes, in a dma-buf of %ld\n", name, length, given.size);
+}
+
+/* A kind that each driver exports; with `words`, one that some refuse for that cause. */
+static void exported(const char *name, address at, size_t length, const char *words)
+{
+	int files = open_files(), before = given.count;
+	struct ibv_mr *mr;
+
+	refused_by_kernel(name, at, length);
+	mr = registered(at, length);
+	if (mr)
+		good(name, mr, at, length, before);
+	else
+		ok(words && errno == EFAULT && strstr(rdmamr_last_reason(), words), "%s", rdmamr_last_reason());
+	is(open_files(), files, "no file stays open");
+	case_end();
+}
+
+/* A kind that no driver exports. The reason has these words, or lacks them. */
+static void refused(const char *name, address at, size_t length, const char *words, bool has)
+{
+	int files = open_files();
+
+	refused_by_kernel(name, at, length);
+	ok(!registered(at, length) && errno == EFAULT, "the errno is the kernel's");
+	is(strstr(rdmamr_last_reason(), words) != NULL, has, "%s", rdmamr_last_reason());
+	is(open_files(), files, "no file stays open");
+	printf("# %s: %s\n", name, rdmamr_last_reason());
+	case_end();
+}
+
+static address mapped(int handles, bool capable)
+{
+	struct properties wanted = { .type = PINNED, .location = { DEVICE_LOCATION, 0 }, .flags.gpu_direct_rdma = capable };
+	struct access access = { wanted.location, READ_WRITE };
+	address at = 0, handle = 0;
+
+	must(cuda.reserve(&at, (size_t)handles * HANDLE, 0, 0, 0) == 0);
+	for (int n = 0; n < handles; n++)
+		must(cuda.create(&handle, HANDLE, &wanted, 0) == 0 &&
+		     cuda.map(at + (address)n * HANDLE, HANDLE, 0, handle, 0) == 0);
+	must(cuda.set_access(at, (size_t)handles * HANDLE, &access, 1) == 0);
+	return at;
+}
+
+static void *in_a_thread(void *at)
+{
+	exported("from a thread without a context", *(address *)at, SIZE, NULL);
+	return NULL;
+}
+
+int main(void)
+{
+	const char *why = stub_open(STUB_PIN);
+	address at, small[2], other;
+	void *context, *second, *host;
+	char gpu_name[64];
+	int version, coherent, exports;
+	struct ibv_mr *mr;
+
+	if (why)
+		skip_all(why);
+	must(rdmamr_last_reason);
+	why = open_gpu(&context);
+	if (why)
+		skip_all(why);
+	stub_provide((long (*)(void))(void *)provider);
+	must(cuda.device_name(gpu_name, sizeof(gpu_name), 0) == 0 && cuda.driver_version(&version) == 0 &&
+	     cuda.device_attribute(&coherent, 100, 0) == 0 && cuda.device_attribute(&exports, 124, 0) == 0);
+	printf("# %s, CUDA %d.%d, %s, it exports %s dma-buf\n", gpu_name, version / 1000, version % 1000 / 10,
+	       coherent ? "coherent" : "not coherent", exports ? "a" : "no");
+
+	must(cuda.alloc(&at, SIZE) == 0);
+	exported("cuMemAlloc", at, SIZE, NULL);
+	exported("a part", at + PAGE, 3 * PAGE, NULL);
+	exported("a part that is not aligned", at + 100, 5000, NULL);
+	must(cuda.alloc(&small[0], 4096) == 0 && cuda.alloc(&small[1], 5000) == 0);
+	exported("the first of two small allocations", small[0], 4096, NULL);
+	exported("the second", small[1], 5000, NULL);
+	in_thread(in_a_thread, &at);
+	must(cuda.create_context(&second, 0, 0) == 0);
+	exported("under another context of the GPU", at, SIZE, NULL);
+	must(cuda.alloc(&other, SIZE) == 0 && cuda.set_current(context) == 0);
+	exported("memory of another context", other, SIZE, NULL);
+	must(cuda.from_pool(&other, SIZE, NULL) == 0 && cuda.wait() == 0);
+	exported("cuMemAllocAsync", other, SIZE, NULL);
+	exported("cuMemCreate", mapped(1, true), HANDLE, NULL);
+	exported("cuMemCreate without gpuDirectRDMACapable", mapped(1, false), HANDLE, "gpuDirectRDMACapable");
+	other = mapped(2, true);
+	exported("the second of two handles", other + HANDLE, HANDLE, NULL);
+	exported("a part of each", other + PAGE, HANDLE, "another allocation handle begins at");
+	refused("past the end", at, SIZE + 4 * HANDLE, "the GPU's memory ends at", true);
+	must(cuda.managed(&other, SIZE, GLOBAL) == 0);
+	refused("cuMemAllocManaged", other, SIZE, "managed memory", true);
+	must(cuda.free(at) == 0);
+	refused("after cuMemFree", at, SIZE, "memory of a GPU", false);
+	must(cuda.host(&host, SIZE, 0) == 0);
+	mr = registered((uintptr_t)host, SIZE);
+	ok(mr && ibv_dereg_mr(mr) == 0, "memory of cuMemHostAlloc is the processor's");
+	return done_testing();
+}
