@@ -22,6 +22,7 @@ commands: in code that has a comment behind a command, each line begins with a c
 import re
 import sys
 import tomllib
+from itertools import groupby
 from pathlib import Path
 
 
@@ -79,26 +80,14 @@ def columns(path):
             yield f"{path}:{number}: {len(line)} columns"
 
 
-def blocks(path):
-    """The blocks of code, each as its lines with their numbers."""
-    block = []
-    for number, line, code in lines(path):
-        if code:
-            block.append((number, line.strip()))
-        elif block:
-            yield block
-            block = []
-    if block:
-        yield block
-
-
 def commands(path):
-    first = r"#|```|\w+=|[\w.+-]*/|(cargo|docker|git|make|mpirun|pip|rdmamr|sudo)\b"
-    for block in blocks(path):
-        if any(re.search(r"\w +# [a-z]", line) for _, line in block):
-            for number, line in block:
+    first = r" *($|#|\w+=|[\w.+-]*/|(cargo|docker|git|make|mpirun|pip|rdmamr|sudo)( |$))"
+    for code, block in groupby(lines(path), lambda line: line[2]):
+        block = list(block)
+        if code and any(re.search(r"\w +# ", line) for _, line, _ in block):
+            for number, line, _ in block:
                 if not re.match(first, line) or re.search(r"# .* # ", line):
-                    yield f"{path}:{number}: no command: {line}"
+                    yield f"{path}:{number}: no command: {line.strip()}"
 
 
 def source_of(files):

@@ -95,7 +95,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Whether one extent contains all of a range, or none of the range is watched. Before Linux
+    /// Whether one extent contains all of a range, or none of it can be watched. Before Linux
     /// 6.16, watched memory outside all extents does not count: to end its watch costs 80 ns a page
     /// of the range.
     pub fn is_whole(&self, range: PageRange) -> bool {
