@@ -324,7 +324,14 @@ static int an_advice(uint32_t word)
 		MADV_SEQUENTIAL, MADV_NORMAL, MADV_DONTDUMP, MADV_DODUMP, MADV_HUGEPAGE, MADV_NOHUGEPAGE, COLLAPSE, 77,
 	};
 
-	return list[word % (sizeof(list) / sizeof(*list))];
+	int advice = list[word % (sizeof(list) / sizeof(*list))];
+
+	/*
+	 * A long range reaches memory that collapses were tried in. MADV_COLLAPSE fails there if the memory
+	 * stays watched or its pages stay read-only, and as a raw call if an idle region pins it
+	 * (docs/limits.md).
+	 */
+	return advice == COLLAPSE && (library_lost_its_file || !is_linux(6, 2)) ? MADV_NORMAL : advice;
 }
 
 /* Advice continues beyond holes: no length reaches the memory of others. */
@@ -340,7 +347,8 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
+	bool raw = step->raw && !drops(advice) && advice != COLLAPSE &&
+		   !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
 	begin("madvise", raw, at, length);
 	note(", %d)", advice);
@@ -355,7 +363,7 @@ static void process_advise_step(const struct step *step)
 	};
 	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
 	size_t count = 1 + step->word[1] % 2;
-	bool raw = step->raw && !drops(advice);
+	bool raw = step->raw && !drops(advice) && advice != COLLAPSE;
 
 	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
 					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
