@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The parts of an ELF file that decide whether a library can be preloaded.
 
+use crate::files::named::read_any;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
 use object::{Endianness, ReadCache, ReadRef};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The processor and the word size that code is for.
@@ -32,7 +32,7 @@ pub struct Elf {
 impl Elf {
     /// Reads a file; `None` if it is not an ELF file.
     pub fn read(path: &Path) -> anyhow::Result<Option<Elf>> {
-        let cache = ReadCache::new(File::open(path)?);
+        let cache = ReadCache::new(read_any(path)?);
         let Ok(ident) = cache.read_bytes_at(0, 5) else {
             return Ok(None);
         };

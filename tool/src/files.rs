@@ -1,19 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Files that system calls open, small files of proc(5) and sysfs(5), and the kernel's release, which
-//! is in one of them.
+//! All files that this program opens: those that system calls open, small files of proc(5) and
+//! sysfs(5), the kernel's release, which is in one of them, and files that others name (`named.rs`).
 
-use std::fs;
+pub mod named;
+
+use std::ffi::CStr;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
 
+/// The result of a system call.
+pub fn result(value: impl Into<i64>) -> io::Result<i64> {
+    match value.into() {
+        -1 => Err(io::Error::last_os_error()),
+        value => Ok(value),
+    }
+}
+
 /// The file that a system call has just opened, by the call's result.
 pub fn owned(opened: impl Into<i64>) -> io::Result<OwnedFd> {
-    match opened.into() {
-        -1 => Err(io::Error::last_os_error()),
-        // SAFETY: the call gave this file to nobody else.
-        file => Ok(unsafe { OwnedFd::from_raw_fd(file as i32) }),
-    }
+    let file = result(opened)?;
+    // SAFETY: the call gave this file to nobody else.
+    Ok(unsafe { OwnedFd::from_raw_fd(file as i32) })
+}
+
+/// openat(2), with O_CLOEXEC.
+pub fn open_at(folder: i32, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
+    // SAFETY: the path ends with a NUL.
+    owned(unsafe { libc::openat(folder, path.as_ptr(), flags | libc::O_CLOEXEC, mode) })
+}
+
+/// Opens a device, or a file of proc(5) or sysfs(5): only root can put another file there.
+pub fn of_system(path: impl AsRef<Path>, write: bool) -> io::Result<File> {
+    File::options().read(true).write(write).open(path)
 }
 
 /// The content of a file, without white space around it.

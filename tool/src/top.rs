@@ -10,13 +10,13 @@ pub mod sample;
 mod screen;
 mod table;
 
+use crate::files::named::replace;
+use crate::report::units::shown;
 use anyhow::{Context, Result, bail};
 use openmetrics::Format;
 use sample::Sample;
-use std::fs::Permissions;
 use std::io::{self, IsTerminal, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use table::View;
@@ -84,7 +84,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         print(&metrics(Format::OpenMetrics))?;
     } else if let Some(file) = &args.textfile {
         let text = metrics(Format::Prometheus);
-        replace(file, text.as_bytes()).with_context(|| file.display().to_string())?;
+        // The collector runs as another user.
+        // SAFETY: umask takes a number.
+        unsafe { libc::umask(0o022) };
+        replace(file, 0o644, |out| Ok(out.write_all(text.as_bytes())?))
+            .with_context(|| shown(file))?;
     } else if args.json || args.once {
         let before = Sample::take(&mut devices);
         std::thread::sleep(args.interval);
@@ -114,19 +118,4 @@ fn print(text: &str) -> Result<()> {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => Ok(()),
     }
-}
-
-/// Replaces a file at once: a reader sees the old one or the new one. No link is followed. The
-/// collector runs as another user, so all users may read the file.
-fn replace(file: &Path, bytes: &[u8]) -> Result<()> {
-    file.file_name().context("it names no file")?;
-    let folder = file.parent().filter(|folder| *folder != Path::new(""));
-    let mut temporary = tempfile::Builder::new()
-        .prefix(".rdmamr-")
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    let for_all = Permissions::from_mode(0o644);
-    temporary.as_file().set_permissions(for_all)?;
-    temporary.write_all(bytes)?;
-    temporary.persist(file).map_err(|error| error.error)?;
-    Ok(())
 }

@@ -2,6 +2,7 @@
 //! The results as a plot: cost over size, a line for each way.
 
 use super::results::{Results, Row, size};
+use crate::files::named::replace;
 use plotters::prelude::*;
 use std::path::Path;
 
@@ -26,8 +27,7 @@ const LINES: [(&str, RGBColor, Cost); 3] = [
 pub fn write(results: &Results, path: &Path) -> anyhow::Result<()> {
     let mut svg = String::new();
     draw(results, &mut svg)?;
-    std::fs::write(path, svg)?;
-    Ok(())
+    replace(path, 0o644, |out| Ok(out.write_all(svg.as_bytes())?))
 }
 
 fn draw(results: &Results, svg: &mut String) -> anyhow::Result<()> {

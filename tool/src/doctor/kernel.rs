@@ -2,10 +2,9 @@
 //! The kernel's side of verbs: its version, its interface, and whether this process may use it.
 
 use super::check::Check;
-use crate::files::{kernel_release, kernel_version, names, read};
+use crate::files::{kernel_release, kernel_version, names, of_system, read};
 use crate::report::units::reason;
 use crate::verbs::{Context, Verbs};
-use std::fs::OpenOptions;
 use std::io::ErrorKind;
 
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
@@ -38,7 +37,7 @@ fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Cont
         .fix("modprobe ib_uverbs"));
     };
     let path = format!("/dev/infiniband/{node}");
-    if let Err(error) = OpenOptions::new().read(true).write(true).open(&path) {
+    if let Err(error) = of_system(&path, true) {
         let (kind, why) = (error.kind(), reason(&error.into()));
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {why}"));
         return Err(match kind {

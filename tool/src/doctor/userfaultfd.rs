@@ -4,7 +4,7 @@
 
 use super::check::Check;
 use super::container;
-use crate::files::{field, kernel_version, owned, read};
+use crate::files::{field, kernel_version, of_system, owned, read};
 use errno::{Errno, errno};
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -49,7 +49,7 @@ const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 fn device() -> String {
     let runtime = container::runtime().map(|runtime| runtime.name);
     match (
-        std::fs::File::open(DEVICE).map_err(|error| error.kind()),
+        of_system(DEVICE, false).map_err(|error| error.kind()),
         runtime,
     ) {
         (Err(std::io::ErrorKind::PermissionDenied), _) => format!(
@@ -133,7 +133,7 @@ fn open(flags: i32) -> Result<OwnedFd, Errno> {
         let refused = errno();
         // As the library does, which leaves other errors as they are.
         if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS)
-            && let Ok(device) = std::fs::File::open(DEVICE)
+            && let Ok(device) = of_system(DEVICE, false)
         {
             let device = device.as_raw_fd();
             // SAFETY: the argument of this ioctl is a number.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Numbers as people read them.
+//! Numbers as people read them, and text of others as a terminal may get it.
+
+use std::path::Path;
 
 /// A count, with separated thousands.
 pub fn count(number: u64) -> String {
@@ -136,11 +138,22 @@ pub fn reason(error: &anyhow::Error) -> String {
     words
 }
 
-/// Text from a trace, without characters that would control a terminal.
+/// A path as it is shown to people: any user may choose one.
+pub fn shown(path: impl AsRef<Path>) -> String {
+    printable(&path.as_ref().to_string_lossy())
+}
+
+/// Text from outside, without characters that would control a terminal.
 pub fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if controls(c) { '\u{fffd}' } else { c })
         .collect()
+}
+
+/// The same of several lines.
+pub fn lines(text: &str) -> String {
+    let lines: Vec<_> = text.split('\n').map(printable).collect();
+    lines.join("\n")
 }
 
 #[cfg(test)]

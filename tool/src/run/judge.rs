@@ -4,9 +4,10 @@
 
 use super::search;
 use crate::elf::Elf;
+use crate::files::named::read_any;
 use crate::library::Library;
+use crate::report::units::{reason, shown};
 use std::ffi::{CString, OsStr, OsString};
-use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -56,7 +57,7 @@ pub fn judge(
                 return Ok(());
             };
             judge(&path, &[], library, scripts - 1)
-                .map_err(|why| format!("it starts {}, and {why}", path.display()))
+                .map_err(|why| format!("it starts {}, and {why}", shown(&path)))
         }
         _ => Ok(()),
     }
@@ -76,22 +77,22 @@ fn is_loader_of_glibc(path: &Path) -> bool {
 }
 
 fn loader(interpreter: &Path) -> Result<(), String> {
-    let shown = interpreter.display();
+    let path = shown(interpreter);
     let name = interpreter.file_name().unwrap_or_default().as_bytes();
     if name.starts_with(b"ld-musl") {
         return Err(format!(
-            "it is built for the C library musl (its loader is {shown}), and the library for glibc. \
+            "it is built for the C library musl (its loader is {path}), and the library for glibc. \
              Build the program on a system with glibc"
         ));
     }
     if !is_loader_of_glibc(interpreter) {
         return Err(format!(
-            "its loader is {shown}, which is not glibc's, and the library is built for glibc"
+            "its loader is {path}, which is not glibc's, and the library is built for glibc"
         ));
     }
     if !interpreter.exists() {
         return Err(format!(
-            "its loader {shown} does not exist here, so it cannot run at all"
+            "its loader {path} does not exist here, so it cannot run at all"
         ));
     }
     Ok(())
@@ -147,7 +148,7 @@ fn privileged(program: &Path) -> Result<(), String> {
     if capabilities > 0 && user != 0 {
         return Err(format!(
             "it has file capabilities (getcap {}), and {advice}",
-            program.display()
+            shown(program)
         ));
     }
     Ok(())
@@ -171,8 +172,9 @@ fn by_env(program: &Path, arguments: &[OsString]) -> Option<OsString> {
 
 fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), String> {
     let mut start = Vec::new();
-    let read = File::open(script).and_then(|file| file.take(256).read_to_end(&mut start));
-    read.map_err(|error| error.to_string())?;
+    let file = read_any(script).map_err(|error| reason(&error))?;
+    let read = file.take(256).read_to_end(&mut start);
+    read.map_err(|error| reason(&error.into()))?;
     let Some((interpreter, argument)) = interpreter_of(&start) else {
         // A file without a `#!` line is run by the shell, as in execvp(3), unless the file is
         // binary.
@@ -187,12 +189,12 @@ fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), 
     if !interpreter.exists() {
         return Err(format!(
             "it is a script, and its interpreter {} does not exist",
-            interpreter.display()
+            shown(&interpreter)
         ));
     }
     let arguments: Vec<OsString> = argument.into_iter().collect();
     judge(&interpreter, &arguments, library, scripts - 1)
-        .map_err(|why| format!("it is a script, run by {}: {why}", interpreter.display()))
+        .map_err(|why| format!("it is a script, run by {}: {why}", shown(&interpreter)))
 }
 
 /// The interpreter that a first line `#!INTERPRETER [ARGUMENT]` names.

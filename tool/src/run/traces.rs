@@ -2,7 +2,9 @@
 //! The traces of a program: the file that its processes share, or a file for each, whose name has
 //! `%p`, `%h` or `%r` (rdmamr(7), `RDMAMR_TRACE`).
 
-use crate::files::read;
+use crate::files::named::{Missing, Place, find};
+use crate::files::{names, read};
+use crate::report::units::shown;
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
 use rdmamr_trace_format::MAGIC;
@@ -20,18 +22,19 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Makes way for new traces of that name.
 pub fn prepare(name: &Path) -> Result<()> {
     if !is_pattern(name) {
-        return empty(name);
+        return empty(&to_append(name)?.1);
     }
-    if let Some(folder) = name.parent() {
-        std::fs::create_dir_all(folder).context("its folder cannot be made")?;
-    }
+    Place::of(name, Missing::Made).context("its folder cannot be made")?;
     // Processes get new numbers: an existing trace belongs to another run, which may still write
     // it.
     if has(name, b'p') {
         return Ok(());
     }
     for old in matching(name).into_iter().filter(|old| is_left(old)) {
-        std::fs::remove_file(&old).with_context(|| format!("{} is in the way", old.display()))?;
+        let place = Place::of(&old, Missing::Refused)?;
+        place
+            .remove()
+            .with_context(|| format!("{} is in the way", shown(&old)))?;
     }
     Ok(())
 }
@@ -67,17 +70,14 @@ fn matching(name: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(pattern)) = (name.parent(), name.file_name()) else {
         return Vec::new();
     };
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let (pattern, host) = (pattern.as_bytes(), host());
-    let named =
-        entries.filter(|entry| fits(pattern, entry.file_name().as_bytes(), host.as_bytes()));
-    let traces = named.map(|entry| entry.path()).filter(|path| {
+    let named = names(folder).into_iter();
+    let named = named.filter(|name| fits(pattern, name.as_bytes(), host.as_bytes()));
+    let traces = named.map(|name| folder.join(name)).filter(|path| {
         let header = header(path);
         header.is_some_and(|header| header.starts_with(&MAGIC))
     });
-    let mut traces: Vec<_> = traces.collect();
-    traces.sort();
-    traces
+    traces.collect()
 }
 
 fn host() -> String {
@@ -107,7 +107,7 @@ fn fits(pattern: &[u8], name: &[u8], host: &[u8]) -> bool {
 
 fn header(path: &Path) -> Option<Vec<u8>> {
     let mut header = Vec::new();
-    let file = File::open(path).ok().filter(|_| path.is_file())?;
+    let file = find(path).ok()?.read().ok()?;
     file.take(24).read_to_end(&mut header).ok()?;
     Some(header)
 }
@@ -123,11 +123,10 @@ fn is_left(path: &Path) -> bool {
         .exists()
 }
 
-/// Creates the file of a trace, or empties that of an earlier one, since the library appends. It
+/// Empties the file of an earlier trace, since the library appends. It
 /// does not empty the file while another program that was run with it is alive, as with mpirun(1):
 /// they share the file. A lock that the program inherits tells whether one is alive.
-pub fn empty(trace: &Path) -> Result<()> {
-    let file = to_append(trace)?;
+pub fn empty(file: &File) -> Result<()> {
     // The descriptor has no close-on-exec. If the limit allows, its number is out of the way of
     // programs that rely on the lowest numbers.
     let kept = [900, 200, 3].into_iter().find_map(|number| {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The bytes of a trace: of files, of the files of a folder, and of a pipe. Holes are not content:
 //! no writer leaves one, so a block that claims a hole costs no memory.
-use crate::report::units::reason;
+use crate::files::named::{Missing, Place as Named, find, me};
+use crate::report::units::{reason, shown};
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
 use std::cell::Cell;
-use std::fs::{File, Metadata};
-use std::io::{self, Read, Seek};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Seek};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 /// A file of a trace.
@@ -33,7 +34,7 @@ pub fn open(paths: &[PathBuf], damage: &mut Vec<String>) -> Result<Vec<Source>> 
     let mut sources: Vec<Source> = Vec::new();
     let mut known = Vec::new();
     for path in paths {
-        for source in of_path(path, damage).with_context(|| path.display().to_string())? {
+        for source in of_path(path, damage).with_context(|| shown(path))? {
             let metadata = source.file.metadata()?;
             let identity = (metadata.dev(), metadata.ino());
             if !known.contains(&identity) {
@@ -49,18 +50,22 @@ fn of_path(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     if path == Path::new("-") {
         return Ok(vec![of_pipe(path, io::stdin().lock())?]);
     }
-    let kind = path.metadata().context("it cannot be opened")?.file_type();
+    let found = find(path).context("it cannot be opened")?;
+    let kind = found.about.file_type();
     if kind.is_dir() {
         return of_folder(path, damage);
     }
+    if kind.is_fifo() {
+        // Its owner could keep a reader waiting.
+        let user = found.about.uid();
+        ensure!(user == me(), "it is a pipe of user {user}");
+        return Ok(vec![of_pipe(path, found.open(libc::O_RDONLY)?)?]);
+    }
     ensure!(
-        kind.is_file() || kind.is_fifo(),
+        kind.is_file(),
         "it is neither a regular file, nor a folder, nor a pipe"
     );
-    let mut file = File::open(path).context("it cannot be opened")?;
-    if kind.is_fifo() {
-        return Ok(vec![of_pipe(path, &mut file)?]);
-    }
+    let file = found.read().context("it cannot be opened")?;
     Ok(vec![Source::new(path.to_path_buf(), file)?])
 }
 
@@ -73,14 +78,15 @@ fn of_folder(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     names.sort();
     let mut sources = Vec::new();
     for name in names {
-        if !name.metadata().is_ok_and(|metadata| metadata.is_file()) {
-            continue;
-        }
-        let file = match File::open(&name) {
+        let file = match find(&name) {
+            Ok(found) if !found.about.is_file() => continue,
+            found => found.and_then(|found| found.read()),
+        };
+        let file = match file {
             Ok(file) => file,
             Err(error) => {
-                let why = reason(&error.into());
-                damage.push(format!("{} cannot be opened: {why}.", name.display()));
+                let why = reason(&error);
+                damage.push(format!("{} cannot be opened: {why}.", shown(&name)));
                 continue;
             }
         };
@@ -101,28 +107,27 @@ fn of_pipe(path: &Path, mut pipe: impl Read) -> Result<Source> {
     Source::new(path.to_path_buf(), file)
 }
 
-/// Opens a file that a library is to append a trace to, which exists as a trace or not at all. No
-/// link is followed: the library follows none either.
-pub fn to_append(path: &Path) -> Result<File> {
-    let is_other = |metadata: io::Result<Metadata>| metadata.is_ok_and(|it| !it.is_file());
-    let regular = "it is not a regular file";
-    ensure!(!is_other(path.metadata()), regular);
-    let file = File::options()
-        .read(true)
-        .append(true)
-        .create(true)
-        // The trace contains addresses of the program, and keys.
-        .mode(0o600)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    ensure!(!is_other(file.metadata()), regular);
+/// Opens a file that a library is to append a trace to, which exists as a trace or not at all, and
+/// returns its place too. The library follows no link either.
+pub fn to_append(path: &Path) -> Result<(Named, File)> {
+    let place = Named::of(path, Missing::Refused)?;
+    // The trace contains addresses of the program, and keys.
+    let file = match place.make(0o600) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            let found = place.look()?;
+            ensure!(found.about.is_file(), "it is not a regular file");
+            found.ensure_mine()?;
+            found.open(libc::O_RDWR | libc::O_APPEND)?
+        }
+        made => made?,
+    };
     let mut magic = Vec::new();
     (&file).take(MAGIC.len() as u64).read_to_end(&mut magic)?;
     ensure!(
         magic.is_empty() || magic == MAGIC,
         "it exists and is not a trace, so it is left alone"
     );
-    Ok(file)
+    Ok((place, file))
 }
 
 impl Source {

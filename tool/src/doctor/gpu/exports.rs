@@ -6,8 +6,7 @@ use super::super::check::Check;
 use super::Obstacle;
 use super::libcuda::{Answer, Asked};
 use super::pci::{Gpu, Pci, Vendor};
-use crate::files::read;
-use std::fs::File;
+use crate::files::{of_system, read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
@@ -149,7 +148,7 @@ fn nvidia(pci: &Pci, answer: Answer) -> Exports {
 /// The version of amdgpu's interface for computing, AMDKFD_IOC_GET_VERSION (linux/kfd_ioctl.h).
 fn kfd(device: &Path) -> Option<(u32, u32)> {
     const GET_VERSION: libc::c_ulong = 0x8008_4b01;
-    let device = File::open(device).ok()?;
+    let device = of_system(device, false).ok()?;
     let mut version = [0u32; 2];
     // SAFETY: the call writes two numbers.
     let asked = unsafe { libc::ioctl(device.as_raw_fd(), GET_VERSION, version.as_mut_ptr()) };

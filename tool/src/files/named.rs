@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Files whose path another user may have chosen or can change: on the command line, in a trace. This
+//! program runs as root too, so such a path must not lead where only root may go.
+//!
+//! Each file is looked at before it is opened (O_PATH), and is never looked up a second time. Root
+//! follows no symbolic link of another user, in any part of a path. A new file gets its name when it
+//! is complete. It takes over neither the owner nor the content of the file that it replaces, and of
+//! its mode only what narrows it.
+
+use super::open_at;
+use crate::report::units::printable;
+use anyhow::{Result, bail, ensure};
+use std::collections::VecDeque;
+use std::ffi::{CStr, CString, OsStr};
+use std::fs::{self, File, Metadata, Permissions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Component, Path, PathBuf};
+
+/// The kernel follows as many links in a path.
+const MOST_LINKS: usize = 40;
+
+/// The effective user.
+pub fn me() -> u32 {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() }
+}
+
+/// A file that is found and not open yet.
+pub struct Found {
+    file: File,
+    pub about: Metadata,
+}
+
+impl Found {
+    fn new(file: OwnedFd) -> io::Result<Found> {
+        let file = File::from(file);
+        let about = file.metadata()?;
+        Ok(Found { file, about })
+    }
+
+    /// Opens this very file.
+    pub fn open(&self, flags: i32) -> io::Result<File> {
+        let path = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        // The owner of a regular file may hold a lease, for whose end an open would wait.
+        let at_once = i32::from(self.about.is_file()) * libc::O_NONBLOCK;
+        Ok(open_at(libc::AT_FDCWD, &path, flags | at_once | libc::O_NOCTTY, 0)?.into())
+    }
+
+    /// Opens a regular file for reading.
+    pub fn read(&self) -> Result<File> {
+        ensure!(self.about.is_file(), "it is not a regular file");
+        Ok(self.open(libc::O_RDONLY)?)
+    }
+
+    /// Refuses a file to which another user has access by another way: by its owner's rights, or by a
+    /// second name.
+    pub fn ensure_mine(&self) -> Result<()> {
+        let user = self.about.uid();
+        ensure!(user == me(), "it belongs to user {user}");
+        ensure!(
+            self.about.nlink() == 1,
+            "it has a second name (a hard link)"
+        );
+        Ok(())
+    }
+}
+
+/// Finds the file to which a path leads.
+pub fn find(path: &Path) -> Result<Found> {
+    match walk(path, Missing::Refused, true)? {
+        Walked::Found(found) => Ok(found),
+        Walked::Place(place) => Ok(place.look()?),
+    }
+}
+
+/// Opens a regular file that is only read, by any links: a program, or its debug information. What is
+/// read there reaches no other user.
+pub fn read_any(path: &Path) -> Result<File> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    Found::new(open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0)?)?.read()
+}
+
+/// Whether folders that a path lacks are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Missing {
+    Refused,
+    Made,
+}
+
+/// A name in an open folder, whatever becomes of the folder's path. The file may be missing.
+pub struct Place {
+    folder: OwnedFd,
+    name: CString,
+}
+
+impl Place {
+    /// The place that a path names. A link of that name is not followed.
+    pub fn of(path: &Path, missing: Missing) -> Result<Place> {
+        match walk(path, missing, false)? {
+            Walked::Place(place) => Ok(place),
+            Walked::Found(_) => bail!("it names no file"),
+        }
+    }
+
+    /// The folder's path, by its descriptor.
+    pub fn folder(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.folder.as_raw_fd()).into()
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder().join(OsStr::from_bytes(self.name.as_bytes()))
+    }
+
+    /// Looks at the file of that name, or at the link.
+    pub fn look(&self) -> io::Result<Found> {
+        look(&self.folder, &self.name)
+    }
+
+    /// Makes a new file of that name.
+    pub fn make(&self, mode: u32) -> io::Result<File> {
+        let flags = libc::O_RDWR | libc::O_APPEND | libc::O_CREAT | libc::O_EXCL;
+        Ok(open_at(self.folder.as_raw_fd(), &self.name, flags, mode)?.into())
+    }
+
+    pub fn remove(&self) -> io::Result<()> {
+        fs::remove_file(self.path())
+    }
+}
+
+/// Writes a file that is whole or absent, with no more rights than `mode` and the umask leave. A
+/// device, and a pipe of this user, is written to. A link is replaced, not followed.
+pub fn replace(
+    path: &Path,
+    mode: u32,
+    content: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    let place = Place::of(path, Missing::Refused)?;
+    let mut mode = mode;
+    match place.look() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        found => {
+            let found = found?;
+            let (about, kind) = (&found.about, found.about.file_type());
+            let user = about.uid();
+            ensure!(!kind.is_dir(), "it is a directory");
+            if kind.is_symlink() {
+                let leads_to_a_file = path.metadata().map_or(true, |there| there.is_file());
+                let is_of_system = fs::read_link(place.path())?.starts_with("/proc");
+                ensure!(
+                    leads_to_a_file && !is_of_system,
+                    "it is a link to something that is no file (for standard output: -o -)"
+                );
+            } else if kind.is_char_device() || kind.is_fifo() {
+                let is_trusted = user == me() || (user == 0 && kind.is_char_device());
+                ensure!(is_trusted, "it belongs to user {user}");
+                return buffered(found.open(libc::O_WRONLY)?, content);
+            } else if found.ensure_mine().is_ok() {
+                // The file may be for its owner alone.
+                mode &= about.mode();
+            }
+        }
+    }
+    let file = tempfile::Builder::new()
+        .prefix(".rdmamr-")
+        .permissions(Permissions::from_mode(mode))
+        .tempfile_in(place.folder())?;
+    buffered(file.as_file(), content)?;
+    file.persist(place.path()).map_err(|error| error.error)?;
+    Ok(())
+}
+
+/// Writes by way of a buffer.
+pub fn buffered(
+    file: impl Write,
+    content: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    let mut file = io::BufWriter::new(file);
+    content(&mut file)?;
+    Ok(file.flush()?)
+}
+
+enum Walked {
+    Place(Place),
+    /// A file that is under no name: what a link of proc(5) leads to.
+    Found(Found),
+}
+
+/// Walks along a path, folder by folder. `follow`: also by a link of the last name.
+fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
+    let mut folder = start_of(path)?;
+    let mut rest = VecDeque::from(parts(path)?);
+    let mut links = 0;
+    while let Some(name) = rest.pop_front() {
+        let is_last = rest.is_empty();
+        if !is_last {
+            // O_DIRECTORY has an automount happen.
+            let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
+            match open_at(folder.as_raw_fd(), &name, flags, 0) {
+                Ok(next) => {
+                    folder = next;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Made => {
+                    // SAFETY: the path ends with a NUL.
+                    let made = unsafe { libc::mkdirat(folder.as_raw_fd(), name.as_ptr(), 0o777) };
+                    let error = io::Error::last_os_error();
+                    ensure!(made == 0 || error.kind() == ErrorKind::AlreadyExists, error);
+                    rest.push_front(name);
+                    continue;
+                }
+                Err(error) if error.kind() != ErrorKind::NotADirectory => return Err(error.into()),
+                Err(_) => {}
+            }
+        } else if !follow {
+            return Ok(Walked::Place(Place { folder, name }));
+        }
+        let found = look(&folder, &name)?;
+        if found.about.is_symlink() {
+            let user = found.about.uid();
+            let shown = printable(&name.to_string_lossy());
+            ensure!(
+                trusts(user),
+                "{shown} is a link of user {user}, which root does not follow"
+            );
+            links += 1;
+            ensure!(
+                links <= MOST_LINKS,
+                io::Error::from_raw_os_error(libc::ELOOP)
+            );
+            let target = target(&found)?;
+            if target.is_absolute() {
+                folder = start_of(&target)?;
+            }
+            for part in parts(&target)?.into_iter().rev() {
+                rest.push_front(part);
+            }
+        } else if is_last {
+            return Ok(Walked::Found(found));
+        } else {
+            ensure!(
+                found.about.is_dir(),
+                io::Error::from_raw_os_error(libc::ENOTDIR)
+            );
+            folder = found.file.into();
+        }
+    }
+    // The path is a folder that has no name here: "/", "." or a link to one.
+    Ok(Walked::Found(Found::new(folder)?))
+}
+
+/// Root trusts the links of root alone.
+fn trusts(user: u32) -> bool {
+    user == 0 || me() != 0
+}
+
+fn start_of(path: &Path) -> io::Result<OwnedFd> {
+    let start = if path.is_absolute() { c"/" } else { c"." };
+    open_at(libc::AT_FDCWD, start, libc::O_PATH | libc::O_DIRECTORY, 0)
+}
+
+fn parts(path: &Path) -> Result<Vec<CString>> {
+    ensure!(path != Path::new(""), "the path is empty");
+    let named = path
+        .components()
+        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    Ok(named
+        .map(|part| CString::new(part.as_os_str().as_bytes()))
+        .collect::<Result<_, _>>()?)
+}
+
+/// Finds a name in a folder. A link of proc(5), such as /proc/self/fd/0, is what it leads to: that
+/// has no other path.
+fn look(folder: &OwnedFd, name: &CStr) -> io::Result<Found> {
+    let open = |more| open_at(folder.as_raw_fd(), name, libc::O_PATH | more, 0);
+    let found = Found::new(open(libc::O_NOFOLLOW)?)?;
+    if found.about.is_symlink() && trusts(found.about.uid()) && is_on_proc(&found.file) {
+        return Found::new(open(0)?);
+    }
+    Ok(found)
+}
+
+fn is_on_proc(file: &File) -> bool {
+    // SAFETY: zeros are a `statfs`, which consists of numbers.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let asked = unsafe { libc::fstatfs(file.as_raw_fd(), &mut about) };
+    asked == 0 && about.f_type == libc::PROC_SUPER_MAGIC
+}
+
+/// The path in a link.
+fn target(link: &Found) -> io::Result<PathBuf> {
+    let mut path = vec![0u8; libc::PATH_MAX as usize];
+    let (file, to) = (link.file.as_raw_fd(), path.as_mut_ptr());
+    // SAFETY: the empty path is the link itself, and the buffer has as many bytes.
+    let length = unsafe { libc::readlinkat(file, c"".as_ptr(), to.cast(), path.len()) };
+    path.truncate(usize::try_from(length).map_err(|_| io::Error::last_os_error())?);
+    Ok(std::ffi::OsString::from_vec(path).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    fn put(path: &Path, words: &str) -> Result<()> {
+        replace(path, 0o644, |out| Ok(out.write_all(words.as_bytes())?))
+    }
+
+    fn mode(path: &Path) -> u32 {
+        path.metadata().unwrap().mode() & 0o7777
+    }
+
+    #[test]
+    fn a_link_is_replaced_and_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("victim"), "as before").unwrap();
+        symlink(at("victim"), at("page")).unwrap();
+        put(&at("page"), "new").unwrap();
+        assert_eq!(fs::read_to_string(at("victim")).unwrap(), "as before");
+        assert_eq!(fs::read_to_string(at("page")).unwrap(), "new");
+        assert!(!at("page").is_symlink());
+        let left = fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(left, 2, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_page_that_is_replaced_can_only_narrow_the_mode() {
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("page");
+        for (had, has) in [(0o600, 0o600), (0o4777, 0o644), (0o666, 0o644)] {
+            fs::write(&page, "old").unwrap();
+            fs::set_permissions(&page, Permissions::from_mode(had)).unwrap();
+            put(&page, "new").unwrap();
+            assert_eq!(mode(&page), has, "{had:o}");
+        }
+        fs::set_permissions(&page, Permissions::from_mode(0o600)).unwrap();
+        fs::hard_link(&page, folder.path().join("second")).unwrap();
+        put(&page, "new").unwrap();
+        assert_eq!(mode(&page), 0o644, "a file with a second name says nothing");
+    }
+
+    #[test]
+    fn a_device_stays_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        symlink("/dev/null", &link).unwrap();
+        assert!(put(&link, "x").is_err());
+        assert!(put(Path::new("/dev/stdout"), "x").is_err());
+        put(Path::new("/dev/null"), "x").unwrap();
+        let kind = Path::new("/dev/null").metadata().unwrap().file_type();
+        assert!(kind.is_char_device());
+    }
+
+    #[test]
+    fn a_path_leads_where_the_kernel_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("deep")).unwrap();
+        fs::write(at("deep/file"), "x").unwrap();
+        symlink("deep/../deep", at("relative")).unwrap();
+        symlink(at("relative/file"), at("absolute")).unwrap();
+        symlink("loop", at("loop")).unwrap();
+        let file = fs::File::open(at("deep/file")).unwrap();
+        let by_number = format!("/dev/fd/{}", file.as_raw_fd());
+        let paths = ["deep/file", "./relative/file", "absolute", "deep/"].map(at);
+        for path in paths
+            .into_iter()
+            .chain([by_number.into(), "/".into(), ".".into()])
+        {
+            let found = find(&path).unwrap().about;
+            let there = path.metadata().unwrap();
+            assert_eq!((found.dev(), found.ino()), (there.dev(), there.ino()));
+        }
+        for path in ["loop", "none", "deep/file/x", "loop/x"] {
+            assert!(find(&at(path)).is_err(), "{path}");
+        }
+        assert!(find(Path::new("")).is_err());
+        Place::of(&at("new/folders/file"), Missing::Made).unwrap();
+        assert!(at("new/folders").is_dir());
+    }
+
+    #[test]
+    fn root_follows_no_link_of_another_user() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("own")).unwrap();
+        fs::write(at("own/file"), "x").unwrap();
+        symlink("own", at("link")).unwrap();
+        symlink("own/file", at("page")).unwrap();
+        find(&at("link/file")).unwrap();
+        // Only root can give a link away.
+        if std::os::unix::fs::lchown(at("link"), Some(65534), None).is_ok() {
+            let why = find(&at("link/file")).err().unwrap().to_string();
+            assert!(why.contains("a link of user 65534"), "{why}");
+            assert!(find(&at("link")).is_err());
+            assert!(put(&at("link/page"), "x").is_err());
+            std::os::unix::fs::lchown(at("page"), Some(65534), None).unwrap();
+            assert!(find(&at("page")).is_err());
+            put(&at("page"), "new").unwrap();
+            assert_eq!(fs::read_to_string(at("own/file")).unwrap(), "x");
+        }
+    }
+
+    #[test]
+    fn nothing_but_a_regular_file_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let path = CString::new(pipe.as_os_str().as_bytes()).unwrap();
+        // SAFETY: the path ends with a NUL.
+        assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+        for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
+            assert!(read_any(path).is_err(), "{}", path.to_string_lossy());
+            assert!(find(path).unwrap().read().is_err());
+        }
+    }
+}
