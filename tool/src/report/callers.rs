@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Callers: turns an address in a file into a function and a line of source, as far as the file has
 //! symbols or debug information.
+use super::symbols::Symbols;
 use super::units::name_of;
-use addr2line::Loader;
+use crate::files::named::read_any;
 use object::{Object, ReadCache};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -101,7 +101,7 @@ impl Frame {
 /// The symbols and lines that have been read.
 #[derive(Default)]
 pub struct Resolver {
-    files: FxHashMap<String, Option<Loader>>,
+    files: FxHashMap<String, Option<Symbols>>,
     /// Files that changed after the trace had begun: their lines may differ from the code that ran.
     pub changed: Vec<String>,
 }
@@ -125,7 +125,7 @@ impl Resolver {
         // The call instruction lies before its return address, which may belong to another line or
         // another function.
         let call = offset.wrapping_sub(1);
-        if let Ok(mut frames) = file.find_frames(call) {
+        if let Some(mut frames) = file.frames(call) {
             while let Ok(Some(frame)) = frames.next() {
                 caller.function = frame
                     .function
@@ -138,30 +138,29 @@ impl Resolver {
             }
         }
         if caller.function.is_none() {
-            caller.function = file.find_symbol_info(call).map(|symbol| {
-                let name = addr2line::demangle_auto(symbol.name().into(), None);
-                format!("{name}+{:#x}", offset - symbol.address())
+            caller.function = file.symbol(call).map(|(name, address)| {
+                let name = addr2line::demangle_auto(name.into(), None);
+                format!("{name}+{:#x}", offset - address)
             });
         }
         caller
     }
 
-    fn open(&mut self, path: &str, began: u64) -> Option<Loader> {
+    fn open(&mut self, path: &str, began: u64) -> Option<Symbols> {
         // The kernel's own code has no file, and a relative path has an unknown folder.
-        let metadata = Some(Path::new(path))
-            .filter(|path| path.is_absolute())?
+        let path = Some(Path::new(path)).filter(|path| path.is_absolute())?;
+        if read_any(path)
+            .ok()?
             .metadata()
-            .ok()
-            .filter(|metadata| metadata.is_file())?;
-        if metadata
+            .ok()?
             .modified()
             .is_ok_and(|modified| modified > SystemTime::UNIX_EPOCH + Duration::from_nanos(began))
         {
-            self.changed.push(path.to_string());
+            self.changed.push(path.to_string_lossy().into_owned());
         }
         debug_file(path, Path::new("/usr/lib/debug"))
-            .and_then(|file| Loader::new(file).ok())
-            .or_else(|| Loader::new(path).ok())
+            .and_then(|file| Symbols::read(&file))
+            .or_else(|| Symbols::read(path))
     }
 }
 
@@ -175,8 +174,8 @@ fn is_header(file: &str) -> bool {
 
 /// The file with the separated debug information of another file, found by the build's number where
 /// distributions put it.
-fn debug_file(path: &str, folder: &Path) -> Option<PathBuf> {
-    let content = ReadCache::new(File::open(path).ok()?);
+fn debug_file(path: &Path, folder: &Path) -> Option<PathBuf> {
+    let content = ReadCache::new(read_any(path).ok()?);
     let file = object::File::parse(&content).ok()?;
     if file.has_debug_symbols() {
         return None;
@@ -248,9 +247,12 @@ mod tests {
         let debug = path(".build-id/ab/cdef0123.debug");
         run("objcopy", &["--only-keep-debug", &whole, &debug]);
         run("strip", &[&whole, "-o", &stripped]);
-        assert_eq!(debug_file(&whole, folder.path()), None);
-        assert_eq!(debug_file(&stripped, Path::new("/nowhere")), None);
-        let found = debug_file(&stripped, folder.path()).unwrap();
+        assert_eq!(debug_file(Path::new(&whole), folder.path()), None);
+        assert_eq!(
+            debug_file(Path::new(&stripped), Path::new("/nowhere")),
+            None
+        );
+        let found = debug_file(Path::new(&stripped), folder.path()).unwrap();
         let main = run("nm", &[&whole]);
         let main = main
             .lines()

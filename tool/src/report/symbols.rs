@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The symbols and the debug information of a file, also of the files in which a compiler has put the
+//! latter apart (-gsplit-dwarf). The trace names all of them, so each may be anything: none is opened
+//! before it is known as a regular file, and none is mapped, because its owner can cut it short.
+use crate::files::named::read_any;
+use addr2line::gimli::{self, DwarfPackage, EndianSlice, RunTimeEndian};
+use addr2line::{Context, FrameIter, LookupContinuation, LookupResult, SplitDwarfLoad};
+use object::{Object, ObjectSection, ReadCache, SymbolMap, SymbolMapName};
+use std::borrow::Cow;
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+type Bytes = EndianSlice<'static, RunTimeEndian>;
+type Dwarf = gimli::Dwarf<Bytes>;
+type Elf = object::File<'static, &'static ReadCache<File>>;
+
+pub struct Symbols {
+    lines: Context<Bytes>,
+    names: SymbolMap<SymbolMapName<'static>>,
+    package: Option<DwarfPackage<Bytes>>,
+}
+
+impl Symbols {
+    pub fn read(path: &Path) -> Option<Symbols> {
+        let file = parse(path)?;
+        let mut dwarf = Dwarf::load(|id| section(&file, Some(id.name()))).ok()?;
+        dwarf.populate_abbreviations_cache(gimli::AbbreviationsCacheStrategy::Duplicates);
+        let mut beside = path.as_os_str().to_owned();
+        beside.push(".dwp");
+        Some(Symbols {
+            lines: Context::from_dwarf(dwarf).ok()?,
+            names: file.symbol_map(),
+            package: parse(Path::new(&beside)).and_then(|file| {
+                let nothing = EndianSlice::new(&[], order(&file));
+                DwarfPackage::load(|id| section(&file, id.dwo_name()), nothing).ok()
+            }),
+        })
+    }
+
+    /// The functions at an address, the innermost inlined one first.
+    pub fn frames(&self, address: u64) -> Option<FrameIter<'_, Bytes>> {
+        let mut found = self.lines.find_frames(address);
+        loop {
+            found = match found {
+                LookupResult::Output(frames) => return frames.ok(),
+                LookupResult::Load { load, continuation } => continuation.resume(self.split(&load)),
+            }
+        }
+    }
+
+    /// The symbol around an address: its name and its address.
+    pub fn symbol(&self, address: u64) -> Option<(&str, u64)> {
+        let symbol = self.names.containing(address)?;
+        Some((symbol.name(), symbol.address()))
+    }
+
+    /// Debug information that lies apart.
+    fn split(&self, load: &SplitDwarfLoad<Bytes>) -> Option<Arc<Dwarf>> {
+        if let Some(package) = &self.package
+            && let Ok(Some(unit)) = package.find_cu(load.dwo_id, &load.parent)
+        {
+            return Some(Arc::new(unit));
+        }
+        let path = |bytes: Bytes| PathBuf::from(OsStr::from_bytes(bytes.slice()));
+        let folder = load.comp_dir.map(path).unwrap_or_default();
+        let file = parse(&folder.join(path(load.path?)))?;
+        let mut dwarf = Dwarf::load(|id| section(&file, id.dwo_name())).ok()?;
+        let header = dwarf.units().next().ok()??;
+        let is_it = dwarf.unit(header).ok()?.dwo_id == Some(load.dwo_id);
+        dwarf.make_dwo(&load.parent);
+        is_it.then(|| Arc::new(dwarf))
+    }
+}
+
+/// What is read of a file stays in memory: a report reads each once, and ends.
+fn parse(path: &Path) -> Option<Elf> {
+    let content = Box::leak(Box::new(ReadCache::new(read_any(path).ok()?)));
+    object::File::parse(&*content).ok()
+}
+
+fn order(file: &Elf) -> RunTimeEndian {
+    match file.is_little_endian() {
+        true => RunTimeEndian::Little,
+        false => RunTimeEndian::Big,
+    }
+}
+
+/// The content of a section; nothing if the file lacks it.
+fn section(file: &Elf, name: Option<&'static str>) -> Result<Bytes, gimli::Error> {
+    let found = name.and_then(|name| file.section_by_name(name));
+    let content = found.and_then(|section| section.uncompressed_data().ok());
+    let content: &'static [u8] = match content.unwrap_or_default() {
+        Cow::Borrowed(content) => content,
+        Cow::Owned(content) => content.leak(),
+    };
+    Ok(EndianSlice::new(content, order(file)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_may_be_cut_short_while_it_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+        let main = 1 + a_file_may_be_cut_short_while_it_is_read as *const () as u64;
+        let symbols = Symbols::read(&path).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(0)
+            .unwrap();
+        // The address is not that of the file, and any answer will do.
+        for address in (0..1 << 24).step_by(4096).chain([main]) {
+            let frames = symbols.frames(address);
+            drop(frames.and_then(|mut frames| frames.next().ok()));
+            symbols.symbol(address);
+        }
+        assert!(Symbols::read(&path).is_none());
+    }
+}
