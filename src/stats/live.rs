@@ -18,7 +18,7 @@ use errno::{errno, set_errno};
 use libc::syscall;
 use once_cell::race::OnceBox;
 use rdmamr_live_page::{
-    DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, Page, TMPFS, VERSION, name, parse_name,
+    DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, PLACE, Page, TMPFS, VERSION, name, parse_name,
     start_of,
 };
 use rdmamr_sys::clock;
@@ -27,8 +27,7 @@ use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
 use std::ffi::CString;
 
-/// The address of the mapping if the kernel has room there.
-const PLACE: usize = FAR_AWAY + (1 << 23);
+const _: () = assert!(PLACE == FAR_AWAY + (1 << 23));
 
 /// A path on the stack.
 type Path = Text<512>;

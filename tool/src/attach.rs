@@ -4,21 +4,19 @@
 //! interrupts it.
 
 use crate::choices::number;
-use crate::report::units;
+use crate::files::named::me;
+use crate::files::{result, status};
+use crate::report::units::{self, shown};
 use crate::run::traces;
 use crate::say;
 use crate::top::pages::{self, Found};
-use crate::top::sample::monotonic;
-use crate::trace::{Trace, to_append};
-use anyhow::{Context, Result, bail};
-use rdmamr_live_page::{PATH, Page, TraceSwitch};
-use rdmamr_trace_format::{Numbers, kind};
-use std::ffi::OsStr;
+use crate::trace::to_append;
+use anyhow::{Context, Result, bail, ensure};
+use rdmamr_live_page::{NOT_FOLLOWED, PATH, Page, TraceSwitch};
 use std::fs;
-use std::io::Write;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -77,24 +75,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     if args.off {
-        let file = recorded_into(&found);
         stop(&found)?;
-        if let Some(file) = file {
-            mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
-        }
         return Ok(ExitCode::SUCCESS);
     }
+    become_its_user(&found)?;
     let file = args.output.clone();
     let file = file.unwrap_or_else(|| format!("{}.trace", args.pid).into());
     let file = std::path::absolute(file)?;
-    create(&file, &found).with_context(|| file.display().to_string())?;
+    let (place, written) = to_append(&file).with_context(|| shown(&file))?;
+    traces::empty(&written).with_context(|| shown(&file))?;
+    let is_empty = || written.metadata().is_ok_and(|it| it.len() == 0);
     let seconds = args.seconds.map(Into::into).map(Duration::from_secs);
-    if !begin(&found, &file, seconds)? {
+    let begun = begin(&found, &file, seconds);
+    if !begun.as_ref().is_ok_and(|&begun| begun) {
         // This request cancels the one above.
-        ask(&found, None)?;
-        if fs::metadata(&file).is_ok_and(|it| it.len() == 0) {
-            fs::remove_file(&file)?;
+        let _ = ask(&found, None);
+        if is_empty() {
+            place.remove()?;
         }
+        begun?;
         say(format_args!(
             "no call is recorded: process {} has registered nothing meanwhile",
             args.pid
@@ -119,47 +118,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         INTERRUPTED.store(false, Relaxed);
         if is_alive(&found) {
             whole = stop(&found)?;
-            mark_stopped(&file, args.pid).with_context(|| file.display().to_string())?;
         }
     }
-    let file = units::quoted(&file.display().to_string());
+    let file = units::quoted(&file.to_string_lossy());
     let when = match whole {
         true => "next",
         false => "next, when the process has registered again",
     };
     say(format_args!("{when}: rdmamr report {file}"));
     Ok(ExitCode::SUCCESS)
-}
-
-/// The file into which the process records by an earlier request.
-fn recorded_into(found: &Found) -> Option<PathBuf> {
-    let mut bytes = [0; PATH];
-    let at = offset_of!(Page, trace) + offset_of!(TraceSwitch, path);
-    found
-        .file
-        .as_ref()?
-        .read_exact_at(&mut bytes, at as u64)
-        .ok()?;
-    let length = bytes.iter().position(|&byte| byte == 0)?;
-    (length > 0).then(|| OsStr::from_bytes(&bytes[..length]).into())
-}
-
-/// Notes in the trace that the process ran on when the recording stopped: otherwise a report would
-/// say that it was killed.
-fn mark_stopped(path: &Path, pid: u32) -> Result<()> {
-    if fs::metadata(path)?.len() == 0 {
-        // The process has made no call.
-        return Ok(());
-    }
-    let trace = Trace::of(&[path.to_path_buf()])?;
-    let processes = trace.processes.iter().filter(|it| it.pid == pid);
-    let Some(process) = processes.max_by_key(|it| it.process) else {
-        return Ok(());
-    };
-    let now = monotonic().to_le_bytes();
-    let header = process.header(kind::STOPPED, now.len());
-    // One write, as the library's own.
-    Ok(to_append(path)?.write_all(&[header.as_bytes(), &now[..]].concat())?)
 }
 
 /// Why a process cannot be asked, and a command that shows its registrations all the same.
@@ -190,30 +157,46 @@ fn why_not(pid: u32) -> String {
     }
 }
 
-/// Makes the file, or empties a trace that is there if the process sees it. No link is followed. Root
-/// gives the file to the process's user, who writes it.
-fn create(path: &Path, found: &Found) -> Result<()> {
-    let file = to_append(path)?;
-    let user = pages::user_of(found.pid).context("the process has ended")?;
-    if file.metadata()?.uid() != user {
-        std::os::unix::fs::fchown(&file, Some(user), None)?;
+/// Root makes the file with the rights of the process's user, who writes it: so root's rights make no
+/// file, and give none away.
+fn become_its_user(found: &Found) -> Result<()> {
+    if me() != 0 {
+        return Ok(());
     }
-    let inside = format!("/proc/{}/root{}", found.pid, path.display());
-    let same = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
-    if same(Path::new(&inside)) != same(path) {
-        bail!(
-            "process {} does not see this file: it is in another mount namespace",
-            found.pid
-        );
-    }
-    traces::empty(path)
+    let ids = |name: &str| {
+        let words = status(found.pid, name).context("the process has ended")?;
+        let numbers = words.split_whitespace().map(str::parse);
+        Ok::<Vec<u32>, anyhow::Error>(numbers.collect::<Result<_, _>>()?)
+    };
+    // The real, the effective, the saved and the file system's number.
+    let (users, groups, others) = (ids("Uid")?, ids("Gid")?, ids("Groups")?);
+    let (user, group) = (users[1], groups[1]);
+    ensure!(user == found.user, "the process has become another user's");
+    // SAFETY: the list has as many numbers.
+    result(unsafe { libc::setgroups(others.len(), others.as_ptr()) })?;
+    // SAFETY: the call takes numbers.
+    result(unsafe { libc::setresgid(group, group, group) })?;
+    // SAFETY: the call takes numbers.
+    result(unsafe { libc::setresuid(user, user, user) })?;
+    Ok(())
 }
 
 /// Has the process record into a file. False if its answer has not come.
 fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
     let answered = wait(found, ask(found, Some(file))?, limit)?;
-    if answered && word(found, offset_of!(TraceSwitch, state))? > 1 {
-        bail!("process {} cannot write the file", found.pid);
+    if answered {
+        match word(found, offset_of!(TraceSwitch, state))? {
+            0 | 1 => {}
+            NOT_FOLLOWED => bail!(
+                "process {} follows no request: it has capabilities, or is not dumpable (prctl(2))",
+                found.pid
+            ),
+            _ if pages::mounts_of(found.pid) != pages::mounts_of("self") => bail!(
+                "process {} does not see this file, or cannot write it: it is in another mount namespace",
+                found.pid
+            ),
+            _ => bail!("process {} cannot write the file", found.pid),
+        }
     }
     Ok(answered)
 }

@@ -25,6 +25,8 @@ pub const NO_RANK: u64 = u64::MAX;
 pub const DIRECTORY: &str = "rdmamr";
 /// The directories that may contain it besides XDG_RUNTIME_DIR.
 pub const PARENTS: [&str; 2] = ["/dev/shm", "/tmp"];
+/// The address at which a process maps its page, if the kernel has room there.
+pub const PLACE: usize = 0x2d72_0080_0000;
 /// `f_type` of a tmpfs, statfs(2).
 pub const TMPFS: i64 = 0x0102_1994;
 
@@ -95,11 +97,16 @@ pub struct TraceSwitch {
     pub answered: AtomicU32,
     /// 1 to record, 0 to stop.
     pub wanted: AtomicU32,
-    /// Whether the process records its calls: 0 or 1. 2: the request could not be followed.
+    /// Whether the process records its calls: 0 or 1. Another number says why not.
     pub state: AtomicU32,
     /// The absolute path of the file, with zeros behind it.
     pub path: [AtomicU8; PATH],
 }
+
+/// [`TraceSwitch::state`]: the request could not be followed.
+pub const NOT_POSSIBLE: u32 = 2;
+/// [`TraceSwitch::state`]: the process follows no request.
+pub const NOT_FOLLOWED: u32 = 3;
 
 /// The counts of one thread. The value of a counter is the sum over all shards, modulo 2^64.
 #[repr(C, align(128))]
