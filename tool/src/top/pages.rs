@@ -1,26 +1,38 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The live pages that this user may see: which files there are, and whether the process of each
-//! is alive and still counts in it.
+//! The live pages that this user may see: which there are, and whether the process of each is alive
+//! and still counts in it.
 //!
-//! The writer of such a file can write anything. So a file counts only if it lies in a folder that
-//! is its user's own, belongs to that user alone, and names a process of that user. No link is
-//! followed.
+//! The writer of such a file can write anything, and a user can mount a file system of his own in a
+//! mount namespace of his own, where each look at a file waits for that user. So a file counts only
+//! if it is on a tmpfs, belongs to one user alone, and names a process of that user. A page in another
+//! mount namespace is found by the mapping of its process, and no path there is followed.
 
-use crate::files::{names, owned, processes, status};
-use rdmamr_live_page::{DIRECTORY, MAGIC, PARENTS, Page, VERSION, name, parse_name, start_of};
-use std::collections::HashSet;
+use crate::files::named::me;
+use crate::files::{names, of_system, open_at, processes, result, status};
+use rdmamr_live_page::{
+    DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
+};
+use std::collections::{BTreeSet, HashSet};
 use std::ffi::CString;
+use std::fmt::Display;
 use std::fs::{self, File};
-use std::io::{self, Read};
-use std::os::fd::AsRawFd;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+/// How many files of a folder are looked at.
+const MOST_FILES: usize = 1 << 14;
+/// How many bytes of a list of mounts are read.
+const MOST_MOUNTS: u64 = 1 << 20;
 
 /// A page of a process that is alive.
 pub struct Found {
     /// The process's number as this program sees it.
     pub pid: u32,
+    /// The owner of the page.
+    pub user: u32,
     pub page: Box<Page>,
     /// The file, if this user may write it.
     pub file: Option<File>,
@@ -30,30 +42,30 @@ pub struct Found {
 pub fn find() -> Vec<Found> {
     let mut pages = Vec::new();
     let mut seen = HashSet::new();
-    for (root, folder, user) in folders() {
-        let Ok(folder_file) = open_folder(&root, &folder, user) else {
+    for (parent, folder, user) in folders() {
+        let Ok(folder) = open_folder(&parent, &folder, user) else {
             continue;
         };
-        // The folder that was checked, whatever its path leads to by now.
-        let folder = PathBuf::from(format!("/proc/self/fd/{}", folder_file.as_raw_fd()));
-        for name in names(&folder) {
-            let Some((namespace, pid, start)) = parse_name(name.as_bytes()) else {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        for file in names(&path).into_iter().take(MOST_FILES) {
+            let Some(named) = parse_name(file.as_bytes()) else {
                 continue;
             };
-            let path = folder.join(name);
-            let Some((file, page)) = read(&path, user) else {
-                continue;
-            };
-            let head = &page.head;
-            if (head.pid_namespace, head.pid, head.start) != (namespace, pid, start) {
-                continue;
-            }
-            match alive(&page, user) {
-                Ok(pid) if seen.insert(pid) => pages.push(Found { pid, page, file }),
+            match in_folder(&folder, &file, named, user) {
+                Ok(found) if seen.insert(found.pid) => pages.push(found),
                 Ok(_) | Err(Gone::Unknown) => {}
-                Err(Gone::Ended) => drop(fs::remove_file(path)),
+                Err(Gone::Ended) => drop(fs::remove_file(path.join(file))),
             }
         }
+    }
+    if me() == 0 {
+        let here = mounts_of("self");
+        let elsewhere =
+            processes().filter(|&pid| mounts_of(pid).is_some_and(|it| Some(it) != here));
+        let mapped = elsewhere
+            .filter(|pid| !seen.contains(pid))
+            .filter_map(mapped);
+        pages.extend(mapped.collect::<Vec<_>>());
     }
     pages.sort_by_key(|found| found.pid);
     pages
@@ -64,119 +76,146 @@ pub fn of(pid: u32) -> Option<Found> {
     find().into_iter().find(|found| found.pid == pid)
 }
 
-fn me() -> u32 {
-    // SAFETY: geteuid has no preconditions.
-    unsafe { libc::geteuid() }
+/// The mount namespace of a process.
+pub fn mounts_of(process: impl Display) -> Option<u64> {
+    Some(fs::metadata(format!("/proc/{process}/ns/mnt")).ok()?.ino())
 }
 
-/// The folders that may hold pages: the root of the file system as a container has it, the path
-/// there, and the user.
-fn folders() -> Vec<(PathBuf, PathBuf, u32)> {
+/// The folders of this mount namespace that may hold pages: the parent, the name, and the user.
+fn folders() -> Vec<(PathBuf, String, u32)> {
     let mut folders = Vec::new();
-    let here = PathBuf::from("/");
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| Path::new(path).is_absolute());
-    let mut add = |root: &Path, folder: PathBuf, user: u32| {
-        let folder = (root.to_owned(), folder, user);
-        // Only the folder of XDG_RUNTIME_DIR, which comes first, can occur twice.
-        if folders.first() != Some(&folder) {
-            folders.push(folder);
-        }
-    };
-    if let Some(runtime) = runtime {
-        add(&here, Path::new(&runtime).join(DIRECTORY), me());
+    if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR") {
+        folders.push((PathBuf::from(runtime), DIRECTORY.to_owned(), me()));
     }
-    for root in std::iter::once(here).chain(other_roots()) {
-        for user in users(&root) {
-            add(&root, format!("/run/user/{user}/{DIRECTORY}").into(), user);
-            for parent in PARENTS {
-                add(&root, format!("{parent}/{DIRECTORY}-{user}").into(), user);
-            }
+    // A user without a process has no page, so a crowd of folders costs nothing.
+    let users: BTreeSet<u32> = match me() {
+        0 => processes().filter_map(user_of).chain([0]).collect(),
+        user => [user].into(),
+    };
+    for user in users {
+        let runtime = PathBuf::from(format!("/run/user/{user}"));
+        folders.push((runtime, DIRECTORY.to_owned(), user));
+        for parent in PARENTS {
+            folders.push((parent.into(), format!("{DIRECTORY}-{user}"), user));
         }
     }
     folders
 }
 
-/// The users whose pages are shown there: this user, or for root all users that have a folder.
-fn users(root: &Path) -> Vec<u32> {
-    if me() != 0 {
-        return vec![me()];
-    }
-    let mut users = vec![0];
-    let mut look = |parent: &str, prefix: &str| {
-        let names = names(root.join(parent.trim_start_matches('/')));
-        let ends = names.iter().filter_map(|name| name.strip_prefix(prefix));
-        users.extend(ends.filter_map(|user| user.parse::<u32>().ok()));
-    };
-    look("/run/user", "");
-    for parent in PARENTS {
-        look(parent, &format!("{DIRECTORY}-"));
-    }
-    users.sort_unstable();
-    users.dedup();
-    users
-}
-
-/// The roots of the processes that have mounts of their own, one for each such set of mounts.
-fn other_roots() -> Vec<PathBuf> {
-    let mounts = |process: &Path| fs::metadata(process.join("ns/mnt")).map(|it| it.ino());
-    let mut seen: HashSet<u64> = mounts(Path::new("/proc/self")).into_iter().collect();
-    let mut roots = Vec::new();
-    for process in processes() {
-        let process = PathBuf::from(format!("/proc/{process}"));
-        if mounts(&process).is_ok_and(|mounts| seen.insert(mounts)) {
-            roots.push(process.join("root"));
-        }
-    }
-    roots
-}
-
-/// Opens a folder that is the user's own. In another root no link is followed at all, because a
-/// link would lead out of that root.
-fn open_folder(root: &Path, folder: &Path, user: u32) -> io::Result<File> {
-    const RESOLVE_NO_SYMLINKS: u64 = 4;
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let file = if root == Path::new("/") {
-        let mut options = File::options();
-        options.read(true).custom_flags(flags).open(folder)?
-    } else {
-        let top = File::open(root)?;
-        let below = folder.strip_prefix("/").unwrap_or(folder);
-        let path = CString::new(below.as_os_str().as_bytes())?;
-        let how = [(flags | libc::O_CLOEXEC) as u64, 0, RESOLVE_NO_SYMLINKS];
-        // SAFETY: the path ends with a NUL, and the structure of openat2(2) is three such numbers.
-        let opened = unsafe {
-            libc::syscall(
-                libc::SYS_openat2,
-                top.as_raw_fd(),
-                path.as_ptr(),
-                how.as_ptr(),
-                size_of_val(&how),
-            )
-        };
-        owned(opened)?.into()
-    };
-    let about = file.metadata()?;
-    if about.uid() == user && about.mode() & 0o7777 == 0o700 {
-        Ok(file)
+/// Opens a folder that is the user's own, and no mount of his.
+fn open_folder(parent: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
+    const FOLDER: i32 = libc::O_PATH | libc::O_DIRECTORY;
+    let (path, name) = (
+        CString::new(parent.as_os_str().as_bytes())?,
+        CString::new(name)?,
+    );
+    let parent = open_at(libc::AT_FDCWD, &path, FOLDER, 0)?;
+    let folder = open_at(parent.as_raw_fd(), &name, FOLDER | libc::O_NOFOLLOW, 0)?;
+    let (about, above) = (About::of(&folder)?, About::of(&parent)?);
+    if about.user == user && about.mode & 0o7777 == 0o700 && about.device == above.device {
+        Ok(folder)
     } else {
         Err(io::ErrorKind::PermissionDenied.into())
     }
 }
 
-/// The file, if this user may write it, and its page.
-fn read(path: &Path, user: u32) -> Option<(Option<File>, Box<Page>)> {
-    let mut options = File::options();
-    options
-        .read(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let writable = options.clone().write(true).open(path);
-    let may_write = writable.is_ok();
-    let file = writable.or_else(|_| options.open(path)).ok()?;
-    let about = file.metadata().ok()?;
-    let is_own = about.is_file() && about.uid() == user && about.mode() & 0o777 == 0o600;
-    if !is_own || about.len() != size_of::<Page>() as u64 {
+/// Attributes of a file.
+struct About {
+    user: u32,
+    mode: u32,
+    size: u64,
+    /// The major and the minor number.
+    device: (u32, u32),
+}
+
+impl About {
+    /// Asks the kernel, and no file system: the answer of one may not come.
+    fn of(file: &OwnedFd) -> io::Result<About> {
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+        // SAFETY: zeros are the structure, which consists of numbers.
+        let mut about: libc::statx = unsafe { std::mem::zeroed() };
+        let (file, wanted) = (file.as_raw_fd(), libc::STATX_BASIC_STATS);
+        // SAFETY: the empty path is the file itself, and the structure is writable.
+        result(unsafe { libc::statx(file, c"".as_ptr(), flags, wanted, &mut about) })?;
+        Ok(About {
+            user: about.stx_uid,
+            mode: about.stx_mode.into(),
+            size: about.stx_size,
+            device: (about.stx_dev_major, about.stx_dev_minor),
+        })
+    }
+
+    fn is_page(&self, user: u32) -> bool {
+        let is_file = self.mode & libc::S_IFMT == libc::S_IFREG;
+        let is_own = self.user == user && self.mode & 0o777 == 0o600;
+        is_file && is_own && self.size == size_of::<Page>() as u64
+    }
+}
+
+/// The page of that name in a user's folder.
+fn in_folder(
+    folder: &OwnedFd,
+    file: &str,
+    named: (u64, u32, u64),
+    user: u32,
+) -> Result<Found, Gone> {
+    let pid = alive(named)?;
+    // A process of root may have given up its rights since.
+    if user != 0 && user_of(pid) != Some(user) {
+        return Err(Gone::Unknown);
+    }
+    let path = CString::new(file).map_err(|_| Gone::Unknown)?;
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    let file = open_at(folder.as_raw_fd(), &path, flags, 0).map_err(|_| Gone::Unknown)?;
+    let about = About::of(&file).map_err(|_| Gone::Unknown)?;
+    let found = about
+        .is_page(user)
+        .then(|| read(&file, pid, user))
+        .flatten();
+    found
+        .filter(|found| identity(&found.page) == named && counts_in(pid, &found.page))
+        .ok_or(Gone::Unknown)
+}
+
+/// The page that a process of another mount namespace has mapped. This needs CAP_CHECKPOINT_RESTORE
+/// or CAP_SYS_ADMIN.
+fn mapped(pid: u32) -> Option<Found> {
+    let path = CString::new(mapping(pid, PLACE as u64)).ok()?;
+    let file = open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0).ok()?;
+    let (user, about) = (user_of(pid)?, About::of(&file).ok()?);
+    if !about.is_page(user) || !is_tmpfs_of(pid, about.device) {
         return None;
     }
+    let found = read(&file, pid, user)?;
+    let is_its = alive(identity(&found.page)).is_ok_and(|alive| alive == pid);
+    (is_its && counts_in(pid, &found.page)).then_some(found)
+}
+
+/// Whether a device is a tmpfs that the process has mounted. The question statfs(2) would go to the
+/// file system.
+fn is_tmpfs_of(pid: u32, (major, minor): (u32, u32)) -> bool {
+    let Ok(mounts) = of_system(format!("/proc/{pid}/mountinfo"), false) else {
+        return false;
+    };
+    let device = format!("{major}:{minor}");
+    BufReader::new(mounts.take(MOST_MOUNTS))
+        .split(b'\n')
+        .map_while(Result::ok)
+        .any(|line| {
+            let line = String::from_utf8_lossy(&line);
+            let is_it = line.split(' ').nth(2) == Some(&device);
+            is_it && line.contains(" - tmpfs ")
+        })
+}
+
+/// Reads a page; the file is open for writing if this user may.
+fn read(file: &OwnedFd, pid: u32, user: u32) -> Option<Found> {
+    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
+    // The file's owner may hold a lease, for whose end an open would wait.
+    let open = |flags| open_at(libc::AT_FDCWD, &path, flags | libc::O_NONBLOCK, 0);
+    let writable = open(libc::O_RDWR);
+    let may_write = writable.is_ok();
+    let file = File::from(writable.or_else(|_| open(libc::O_RDONLY)).ok()?);
     // SAFETY: a page consists of numbers, so zeros are one.
     let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
     let bytes: *mut Page = &mut *page;
@@ -185,8 +224,12 @@ fn read(path: &Path, user: u32) -> Option<(Option<File>, Box<Page>)> {
     (&file).read_exact(bytes).ok()?;
     let head = &page.head;
     let is_known = head.magic == MAGIC && head.version == VERSION;
-    (is_known && head.size as usize == size_of::<Page>())
-        .then_some((may_write.then_some(file), page))
+    (is_known && head.size as usize == size_of::<Page>()).then_some(Found {
+        pid,
+        user,
+        page,
+        file: may_write.then_some(file),
+    })
 }
 
 /// Why a page is not shown.
@@ -197,44 +240,32 @@ enum Gone {
     Unknown,
 }
 
-/// The number of the process that counts in the page.
-fn alive(page: &Page, user: u32) -> Result<u32, Gone> {
+/// The process that a page names: its namespace, its number there, and its start.
+fn identity(page: &Page) -> (u64, u32, u64) {
     let head = &page.head;
-    let here = fs::metadata("/proc/self/ns/pid").map_or(0, |it| it.ino());
+    (head.pid_namespace, head.pid, head.start)
+}
+
+/// The number here of a process that is alive.
+fn alive((namespace, number, start): (u64, u32, u64)) -> Result<u32, Gone> {
+    let namespace_of = |process: &dyn Display| {
+        fs::metadata(format!("/proc/{process}/ns/pid")).map_or(0, |it| it.ino())
+    };
     let is_it = |pid: u32| {
-        fs::read(format!("/proc/{pid}/stat"))
-            .ok()
-            .and_then(|stat| start_of(&stat))
-            == Some(head.start)
+        let stat = fs::read(format!("/proc/{pid}/stat")).ok();
+        stat.and_then(|stat| start_of(&stat)) == Some(start)
     };
-    let pid = if head.pid_namespace == here {
-        if !is_it(head.pid) {
-            return Err(Gone::Ended);
-        }
-        head.pid
-    } else {
-        let of_it = |pid: &u32| number_inside(*pid) == Some(head.pid) && is_it(*pid);
-        let in_it = |pid: &u32| {
-            fs::metadata(format!("/proc/{pid}/ns/pid"))
-                .is_ok_and(|it| it.ino() == head.pid_namespace)
+    if namespace == namespace_of(&"self") {
+        return if is_it(number) {
+            Ok(number)
+        } else {
+            Err(Gone::Ended)
         };
-        processes()
-            .find(|pid| in_it(pid) && of_it(pid))
-            .ok_or(Gone::Unknown)?
-    };
-    // A process of root may have given up its rights since.
-    let is_of_user = user == 0 || user_of(pid) == Some(user);
-    if is_of_user
-        && counts_in(
-            pid,
-            head.address,
-            &name(head.pid_namespace, head.pid, head.start),
-        )
-    {
-        Ok(pid)
-    } else {
-        Err(Gone::Unknown)
     }
+    processes()
+        .filter(|pid| namespace_of(pid) == namespace)
+        .find(|&pid| number_inside(pid) == Some(number) && is_it(pid))
+        .ok_or(Gone::Unknown)
 }
 
 /// The effective user of a process.
@@ -248,10 +279,17 @@ fn number_inside(pid: u32) -> Option<u32> {
     numbers.split_whitespace().last()?.parse().ok()
 }
 
+/// The link to the file of the page that a process has mapped at an address.
+fn mapping(pid: u32, address: u64) -> String {
+    let end = address.saturating_add((size_of::<Page>() as u64).next_multiple_of(4096));
+    format!("/proc/{pid}/map_files/{address:x}-{end:x}")
+}
+
 /// Whether the process has its page mapped: a program that has replaced itself (execve) has not.
-fn counts_in(pid: u32, address: u64, name: &impl std::fmt::Display) -> bool {
-    let end = address + (size_of::<Page>() as u64).next_multiple_of(4096);
-    match fs::read_link(format!("/proc/{pid}/map_files/{address:x}-{end:x}")) {
+fn counts_in(pid: u32, page: &Page) -> bool {
+    let (namespace, number, start) = identity(page);
+    let name = name(namespace, number, start);
+    match fs::read_link(mapping(pid, page.head.address)) {
         Ok(path) => path.to_string_lossy().ends_with(&format!("/{name}")),
         // This user may not see the mapping.
         Err(error) => error.kind() == io::ErrorKind::PermissionDenied,

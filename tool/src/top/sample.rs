@@ -370,7 +370,13 @@ mod tests {
             }
             let pid = std::process::id();
             let file = None;
-            let process = under_library(&Found { pid, page, file });
+            let found = Found {
+                pid,
+                user: 0,
+                page,
+                file,
+            };
+            let process = under_library(&found);
             assert!(process.idle_bytes <= process.bytes && process.devices.len() <= DEVICES);
             let mut shown = process
                 .counters
