@@ -18,6 +18,7 @@ mod worker;
 use crate::choices::name;
 use crate::files::kernel_release;
 use crate::library;
+use crate::report::units::shown;
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
 pub use args::{Args, size as bytes};
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     // The figures took long: they are printed even if the plot cannot be written.
     if let Some(path) = &args.svg {
-        plot::write(&results, path).with_context(|| format!("--svg {}", path.display()))?;
+        plot::write(&results, path).with_context(|| format!("--svg {}", shown(path)))?;
     }
     let failed = results.sizes.iter().any(|row| row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))

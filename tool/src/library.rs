@@ -2,6 +2,7 @@
 //! The search for librdmamr.so.1.
 
 use crate::elf::Elf;
+use crate::report::units::shown;
 use anyhow::{anyhow, bail};
 use std::env;
 use std::ffi::CStr;
@@ -33,12 +34,12 @@ pub struct Library {
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
-        return open(&path).map_err(|why| anyhow!("RDMAMR_LIBRARY={}: {why:#}", path.display()));
+        return open(&path).map_err(|why| anyhow!("RDMAMR_LIBRARY={}: {why:#}", shown(&path)));
     }
     let mut looked = Vec::new();
     for path in candidates() {
         if path.exists() {
-            return open(&path).map_err(|why| anyhow!("{}: {why:#}", path.display()));
+            return open(&path).map_err(|why| anyhow!("{}: {why:#}", shown(&path)));
         }
         if !looked.contains(&path) {
             looked.push(path);
@@ -46,7 +47,7 @@ pub fn find() -> anyhow::Result<Library> {
     }
     let looked: Vec<_> = looked
         .iter()
-        .map(|path| format!("\n  {}", path.display()))
+        .map(|path| format!("\n  {}", shown(path)))
         .collect();
     bail!(
         "{SONAME} is not found. Looked for\n  the path in RDMAMR_LIBRARY, which is not set{}\n  {SONAME} in the \
@@ -64,7 +65,7 @@ impl Library {
             elf.is_some_and(|elf| elf.is_dynamic && elf.machine == self.elf.machine)
         };
         let path = MODULE.iter().map(|name| dir.join(name)).find(fits);
-        let path = path.ok_or_else(|| format!("{} is not in {}", MODULE[0], dir.display()))?;
+        let path = path.ok_or_else(|| format!("{} is not in {}", MODULE[0], shown(dir)))?;
         match glibc() {
             Some(version) if version < (2, 35) => Err(format!(
                 "glibc {}.{} does not show all bindings to {}, glibc 2.35 does",

@@ -29,6 +29,8 @@ mod version;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+use report::units::{controls, lines};
+use std::ffi::OsString;
 use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
@@ -92,6 +94,8 @@ fn main() -> ExitCode {
             suggest(&mut error);
             let printed = match error.kind() {
                 ErrorKind::DisplayVersion => print(version::lines()),
+                // A shell may have made an argument of a file's name.
+                _ if arguments_control() => print(lines(&error.to_string()) + "\n"),
                 _ => error.print(),
             };
             return if error.use_stderr() {
@@ -141,6 +145,12 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
     Ok(print(script)?)
 }
 
+/// Whether an argument has characters that would control a terminal.
+fn arguments_control() -> bool {
+    let control = |word: OsString| word.to_string_lossy().contains(controls);
+    std::env::args_os().any(control)
+}
+
 fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     out.write_all(text.as_ref())?;
@@ -149,7 +159,13 @@ fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
 
 /// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
 fn say(line: impl Display) {
-    let _ = writeln!(anstream::stderr(), "rdmamr: {line}");
+    say_as("rdmamr", line);
+}
+
+/// The line may have text from outside.
+fn say_as(speaker: &str, line: impl Display) {
+    let text = lines(&line.to_string());
+    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
-use crate::say;
 use crate::trace::Trace;
+use crate::{say, say_as};
 use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};
@@ -32,6 +32,7 @@ mod replay;
 mod shape;
 mod stacks;
 mod start;
+mod symbols;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -40,6 +41,7 @@ pub mod units;
 mod verdict;
 
 pub use self::output::ensure_writable;
+use self::units::shown;
 
 /// Report what the registrations in a trace cost, by caller, and what would avoid them
 #[derive(clap::Args)]
@@ -96,8 +98,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
-            let why = units::printable(&units::reason(&error));
-            let _ = writeln!(io::stderr(), "rdmamr report: {why}");
+            say_as("rdmamr report", units::reason(&error));
             Ok(ExitCode::from(2))
         }
     }
@@ -172,7 +173,7 @@ fn output(
 ) -> Result<()> {
     save(traces, place, content)?;
     if place != Path::new("-") {
-        writeln!(io::stdout(), "{}", place.display())?;
+        writeln!(io::stdout(), "{}", shown(place))?;
     }
     Ok(())
 }
@@ -186,7 +187,7 @@ fn save(
     if traces.iter().any(|trace| trace.is_at(place)) {
         bail!(
             "{} is the trace itself, and the output would replace it. Name another file",
-            place.display()
+            shown(place)
         );
     }
     output::write(place, content)
@@ -198,19 +199,19 @@ pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path) -> Result<()> {
     let report = report_on(trace, paths)?;
     let page = html::render(&report)?;
     save(&[trace], place, whole(&page))?;
-    let verdict = units::printable(&report.advice.verdict.line);
-    say(format_args!("{verdict} More: {}", place.display()));
+    let verdict = &report.advice.verdict.line;
+    say(format_args!("{verdict} More: {}", shown(place)));
     for command in report.advice.commands() {
-        say(format_args!("next: {}", units::printable(command)));
+        say(format_args!("next: {command}"));
     }
     Ok(())
 }
 
 /// The requested traces, as one name.
 fn names(paths: &[PathBuf]) -> String {
-    let first = paths[0].display();
+    let first = shown(&paths[0]);
     match paths.len() {
-        1 => first.to_string(),
+        1 => first,
         all => format!(
             "{first} and {}",
             units::plural(all as u64 - 1, "other", "others")

@@ -12,7 +12,8 @@ mod wait;
 use crate::bench;
 use crate::choices::{name, number};
 use crate::library;
-use crate::report::{self, units};
+use crate::report;
+use crate::report::units::{self, shown};
 use crate::say;
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
@@ -113,7 +114,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
-            say(format_args!("{}: {}", called.display(), refused.why));
+            say(format_args!("{}: {}", shown(called), refused.why));
             return Ok(ExitCode::from(refused.status));
         }
     };
@@ -122,7 +123,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Err(why) = judge::judge(&program, arguments, &library, judge::MOST_SCRIPTS) {
         bail!(
             "{} cannot have the library preloaded: {why}",
-            program.display()
+            shown(&program)
         );
     }
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
@@ -159,14 +160,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let trace = args.trace.clone().or(trace);
     let trace = trace.map(std::path::absolute).transpose()?;
     if let Some(trace) = &trace {
-        traces::prepare(trace).with_context(|| format!("--trace {}", trace.display()))?;
+        traces::prepare(trace).with_context(|| format!("--trace {}", shown(trace)))?;
         set("RDMAMR_TRACE", trace.as_os_str());
         if let Some(limit) = args.trace_limit {
             set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
         }
     }
     if let Some(page) = &page {
-        report::ensure_writable(page).with_context(|| format!("--report={}", page.display()))?;
+        report::ensure_writable(page).with_context(|| format!("--report={}", shown(page)))?;
     }
     // What has not grown at the end is of other runs.
     let before = trace.as_deref().map(traces::existing).unwrap_or_default();
@@ -192,7 +193,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             Some("json" | "stderr") => "stderr".into(),
             _ => {
                 report::ensure_writable(stats)
-                    .with_context(|| format!("--stats={}", stats.display()))?;
+                    .with_context(|| format!("--stats={}", shown(stats)))?;
                 std::path::absolute(stats)?
             }
         };
@@ -224,7 +225,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
         let error = become_program(&program, &args.command, environment);
         let why = units::reason(&error.into());
-        say(format_args!("{}: {why}", program.display()));
+        say(format_args!("{}: {why}", shown(&program)));
         ExitCode::from(CANNOT_RUN)
     };
     if trace.is_none() && args.stats.is_none() {
@@ -257,7 +258,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         files.retain(|file| !before.contains(file));
         let files: Vec<_> = files.into_iter().map(|(file, _)| file).collect();
         if let Err(why) = report_trace(&files, page, folder, next.filter(|_| !is_told)) {
-            say(units::printable(&units::reason(&why)));
+            say(units::reason(&why));
         }
     }
     Ok(ended.follow())
@@ -280,7 +281,7 @@ fn report_trace(
         return report::after_run(&trace, files, &page).with_context(|| match folder {
             Some(folder) => {
                 let trace = folder.keep().join(TRACE);
-                format!("no report (the trace is {})", trace.display())
+                format!("no report (the trace is {})", shown(&trace))
             }
             None => "no report".into(),
         });
@@ -313,7 +314,7 @@ fn page_of(args: &Args) -> PathBuf {
 
 /// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> String {
-    units::quoted(&path.display().to_string())
+    units::quoted(&path.to_string_lossy())
 }
 
 /// Puts the library before those that a variable names already.

@@ -5,7 +5,7 @@
 //! A trace may be larger than the memory, so it is read twice: first to find the place of each run
 //! of calls, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
-use crate::report::units::plural;
+use crate::report::units::{plural, shown};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
     CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, kind,
@@ -151,19 +151,6 @@ impl Process {
         self.dropped == 0 && !self.stopped
     }
 
-    /// The header of a block of that kind beside the process's own.
-    pub fn header(&self, kind: u16, length: usize) -> Header {
-        Header {
-            kind,
-            length: length as u32,
-            pid: self.pid,
-            process: self.process,
-            sequence: self.last_sequence,
-            dropped: self.dropped,
-            ..Header::NONE
-        }
-    }
-
     /// Converts a time of the process's CLOCK_MONOTONIC to CLOCK_REALTIME.
     fn wall(&self, monotonic: u64) -> u64 {
         (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
@@ -260,7 +247,7 @@ impl Trace {
         for number in 0..trace.sources.len() {
             trace
                 .index(number, &mut known)
-                .with_context(|| trace.sources[number].path.display().to_string())?;
+                .with_context(|| shown(&trace.sources[number].path))?;
         }
         for process in &mut trace.processes {
             process.unkept.sort_by_key(|(from, _)| *from);
@@ -360,7 +347,7 @@ impl Trace {
         // A report on one file need not name it.
         let name = match self.sources.len() {
             1 => String::new(),
-            _ => format!("{}: ", self.sources[number_of_source].path.display()),
+            _ => format!("{}: ", shown(&self.sources[number_of_source].path)),
         };
         if cut > 0 {
             self.damage.push(format!(

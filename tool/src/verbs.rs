@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
+use crate::report::units::shown;
 use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
@@ -57,7 +58,7 @@ impl Loaded {
         // SAFETY: dladdr has set the name to a string of the linker's.
         let path = unsafe { CStr::from_ptr(info.dli_fname) }.to_str();
         let path = path.ok().and_then(|path| fs::canonicalize(path).ok());
-        path.map_or(String::new(), |path| path.display().to_string())
+        path.map_or(String::new(), |path| shown(&path))
     }
 }
 

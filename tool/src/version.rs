@@ -4,6 +4,7 @@
 use crate::doctor::rdma_core;
 use crate::files::kernel_release;
 use crate::library;
+use crate::report::units::shown;
 use crate::verbs::{Loaded, Verbs};
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -39,7 +40,7 @@ fn library() -> Result<String, String> {
     let version = unsafe { version() };
     // SAFETY: it returns a constant string.
     let version = unsafe { CStr::from_ptr(version) };
-    let path = found.path.display();
+    let path = shown(&found.path);
     Ok(format!("{} ({path})", version.to_string_lossy()))
 }
 

@@ -237,7 +237,7 @@ mod tests {
             let found = groups_in(mine, mounts, controller);
             found
                 .iter()
-                .map(|path| path.display().to_string())
+                .map(|path| path.to_string_lossy().into_owned())
                 .collect()
         };
         let new = "35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";

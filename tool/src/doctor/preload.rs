@@ -3,6 +3,7 @@
 
 use super::check::Check;
 use crate::library;
+use crate::report::units::shown;
 use std::process::Command;
 
 /// Preloads the library into a program that does nothing, and makes the library print a line.
@@ -18,7 +19,7 @@ pub fn check() -> Check {
                 .fix("make install PREFIX=/usr");
         }
     };
-    let path = library.path.display();
+    let path = shown(&library.path);
     let tried = Command::new("/bin/true")
         .env("LD_PRELOAD", &library.path)
         .env("RDMAMR_STATS", "stderr")

@@ -6,7 +6,8 @@ use super::durations::Durations;
 use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
 use super::start::Start;
-use super::{access, advice, cache, errno, ranges, ranks, units};
+use super::units::{self, shown};
+use super::{access, advice, cache, errno, ranges, ranks};
 use crate::trace::{Process, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::call;
@@ -114,7 +115,7 @@ impl Replay<'_> {
         let (activity, lanes) = self.activity.finish(&trace.processes);
         Report {
             version: 2,
-            trace: path.display().to_string(),
+            trace: shown(path),
             notes,
             processes,
             ranks,

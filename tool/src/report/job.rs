@@ -146,8 +146,9 @@ pub fn commands(processes: &[ProcessTotals], ranks: &Ranks, run: &str) -> Vec<St
         true => "program".to_string(),
         false => program.join(" "),
     };
-    let is_python = program != units::program(&group.command)
-        && units::name_of(&group.command[0]).starts_with("python");
+    let first = group.command.first().map_or("", String::as_str);
+    let is_python =
+        program != units::program(&group.command) && units::name_of(first).starts_with("python");
     let each = (of_ranks as u64)
         .checked_div(ranks.hosts)
         .unwrap_or(0)
@@ -251,6 +252,10 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert!(found[0].starts_with("torchrun "), "{found:?}");
         assert_eq!(commands(&processes, &ranks(1, 1), run), [""; 0]);
+        // The trace may lack the blocks that have the command lines.
+        processes.iter_mut().for_each(|of| of.command.clear());
+        let found = commands(&processes, &ranks(2, 1), run);
+        assert_eq!(found[0], "mpirun -np 2 rdmamr run --cache=all -- program");
         let others = [process("./app", 1), process("mpiexec -n 2", 0)];
         assert_eq!(
             commands(&others, &ranks(2, 0), run),

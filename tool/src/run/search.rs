@@ -3,6 +3,7 @@
 
 use super::{CANNOT_RUN, NOT_FOUND};
 use crate::report::units::reason;
+use crate::report::units::shown;
 use std::env;
 use std::ffi::{CString, OsStr};
 use std::io::ErrorKind;
@@ -62,7 +63,7 @@ fn check(file: &Path) -> Result<(), Refused> {
     match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
         0 => Ok(()),
         _ => refuse(
-            format!("it may not be executed (chmod +x {})", file.display()),
+            format!("it may not be executed (chmod +x {})", shown(file)),
             CANNOT_RUN,
         ),
     }

@@ -1,0 +1,201 @@
+#!/bin/bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# root.sh TOOL LIBRARY HOLDS: what a user of the machine can do to root who runs the tool
+# (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers on request.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+. "$here/../lib/tap.sh"
+tool=$(realpath "$1") library=$(realpath "$2") holds=$(realpath "$3")
+if [ "$(id -u)" != 0 ] || ! setpriv --reuid 60001 --clear-groups true 2>/dev/null; then
+	echo "1..0 # SKIP needs root, and setpriv"
+	exit
+fi
+work=$(mktemp -d)
+user=$((61000 + $$ % 1000)) other=$((62000 + $$ % 1000))
+trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" /dev/shm/rdmamr-$user /dev/shm/rdmamr-$other' EXIT
+held=()
+cd "$work" || exit 1
+chmod 755 .
+as() { setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR "${@:2}"; } # USER COMMAND...
+fails() { ! "$@"; }
+quietly() { timeout --signal=KILL 20 "$@" >said 2>&1; }
+
+# Where users meet: shared is as /tmp is, theirs is a user's own, roots is root's alone.
+mkdir -m 1777 shared
+mkdir -m 755 theirs roots
+chown $user theirs
+${CC:-cc} -O1 -g "$here/callers.c" -o callers
+${CC:-cc} -O1 -shared -fPIC -DLIBRARY "$here/callers.c" -o libcallers.so
+python3 "$here/trace.py" known trace "$work/callers" "$work/libcallers.so"
+chmod 600 trace
+
+# A user makes a file in the place of the page first.
+for mode in 4777 2755 666; do
+	rm -f shared/*
+	as $user touch shared/page.html
+	as $user chmod $mode shared/page.html
+	check "a page in the place of a file of mode $mode" quietly "$tool" report -o shared/page.html trace
+	check "has no more than mode 644 and is root's: $mode" [ "$(stat -c '%a %u' shared/page.html)" = "644 0" ]
+done
+rm -f shared/*
+as $user mkfifo -m 666 shared/page.html
+exec {reader}<>shared/page.html
+check "no page goes into another user's pipe" fails quietly "$tool" report -o shared/page.html trace
+check "nothing of it" fails read -r -t 0 -u "$reader"
+exec {reader}>&-
+rm -f shared/*
+
+# A user's links lead root elsewhere.
+as $user ln -s "$work/roots" theirs/link
+for option in "report -o theirs/link/page trace" "report --flamegraph theirs/link/page trace" "top --textfile theirs/link/page" \
+	"run --trace theirs/link/page -- true" "run --trace theirs/link/new/%p -- true" "run --report=theirs/link/page --trace=trace.2 -- $tool --version"; do
+	quietly "$tool" $option
+	check "a user's link is not followed: ${option/$tool/rdmamr}" [ -z "$(ls -A roots)" ]
+done
+mv trace roots/trace
+check "a trace behind it is not read" fails quietly "$tool" report --text theirs/link/trace
+check "which is said" grep -q "a link of user $user" said
+as $user ln -s "$work/roots/trace" theirs/direct
+check "nor one to which a user's link leads" fails quietly "$tool" report --text theirs/direct
+mv roots/trace trace
+as $user mkfifo -m 666 theirs/pipe
+quietly "$tool" report --text theirs/pipe
+check "a user's pipe is not waited for" grep -q "a pipe of user $user" said
+
+# Files that a trace names: modules, and their debug information, which a compiler can put apart.
+${CC:-cc} -O1 -g -gsplit-dwarf "$here/callers.c" -o callers
+apart=$(echo *.dwo)
+python3 "$here/trace.py" known split "$work/callers" "$work/libcallers.so"
+check "debug information that lies apart is found" grep -q 'send_message callers.c:' <("$tool" report --text split | tr -s ' ')
+for name in callers.dwp "$apart" callers; do
+	[ ! -e "$name" ] || mv "$name" kept
+	mkfifo "$name"
+	check "a pipe as $name is not waited for" quietly "$tool" report --text split
+	rm "$name"
+	[ ! -e kept ] || mv kept "$name"
+done
+# A trace may lack the blocks that name its programs.
+python3 "$here/trace.py" job folder "$work/callers" "$work/libcallers.so"
+python3 - folder/* <<-'END'
+	import struct, sys
+	for name in sys.argv[1:]:
+	    content, at, kept = open(name, "rb").read(), 0, b""
+	    while at < len(content):
+	        kind, header, length = struct.unpack_from("<HII", content, at + 10)
+	        kept += content[at:at + header + length] if kind != 1 else b""
+	        at += header + length
+	    open(name, "wb").write(kept)
+END
+check "a job whose programs are not known" quietly "$tool" report --text folder
+rm -f callers* libcallers.so split
+
+# Names that control a terminal.
+name=$'x\e]0;title\a\e[31m\u202e'
+touch "$name"
+clean() { [ -s said ] && ! LC_ALL=C.UTF-8 grep -qP '[\x00-\x08\x0b-\x1f\x7f]|\x{202e}' said; }
+for option in "report" "report --text" "report --$name" "run --trace" "run --" "top --textfile" "explain" "$name"; do
+	quietly "$tool" $option "none/$name"
+	check "a name controls no terminal: ${option//[^a-z -]/.}" clean
+done
+cp trace "$name"
+quietly "$tool" report "$name"
+check "nor as a trace that is reported on" clean
+
+# Running processes of users.
+start() { # USER: a process under the library; its number is in $pid, and it obeys "ask"
+	mkdir -p "bin"
+	cp "$holds" bin/holds
+	cp "$library" bin/librdmamr.so.1
+	chmod -R a+rX bin
+	[ -p "in.$1" ] || mkfifo "in.$1" "out.$1"
+	(exec setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/holds") <>"in.$1" >"out.$1" 3<>"out.$1" &
+	pid=$!
+	held+=($pid)
+	ask "$1" "register 1"
+}
+ask() { # USER LINE
+	echo "$2" >"in.$1"
+	head -1 "out.$1" >/dev/null
+}
+traced() { # USER PID OPTION...: root's rdmamr trace, while the process makes calls
+	timeout -s KILL 60 "$tool" trace --pid "$2" "${@:3}" >said 2>&1 &
+	local tracer=$!
+	while kill -0 $tracer 2>/dev/null; do
+		ask "$1" "again 1"
+		sleep 0.05
+	done
+	wait $tracer && return
+	cat said
+	return 1
+}
+start $user
+victim=$pid
+check "root has a user's process record into the user's folder" traced $user "$victim" --on -o "$work/theirs/good.trace"
+check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
+check "and stops" traced $user "$victim" --off
+check "the report knows that it was stopped" grep -q 'recorded until it was stopped' <("$tool" report --text theirs/good.trace | tr -s '\n ' ' ')
+check "root makes no file of a user's in root's folder" fails traced $user "$victim" --on -o "$work/roots/new.trace"
+check "none" [ -z "$(ls -A roots)" ]
+as $other sh -c 'umask 0; : >shared/first.trace'
+exec {reader}<shared/first.trace
+check "the file that another user made first gets no trace" fails traced $user "$victim" --on -o "$work/shared/first.trace"
+ask $user "again 100"
+check "that user reads nothing" [ "$(stat -Lc %s /dev/fd/$reader)" = 0 ]
+check "and keeps it" [ "$(stat -c %u shared/first.trace)" = $other ]
+: >roots/empty
+ln roots/empty shared/second.trace
+check "a hard link to root's file is refused" fails traced $user "$victim" --on -o "$work/shared/second.trace"
+check "root's file stays root's" [ "$(stat -c %u roots/empty)" = 0 ]
+rm -f shared/* roots/*
+check "a user's link to a folder is not followed with root's rights" fails traced $user "$victim" --on -o "$work/theirs/link/new.trace"
+check "there is no file" [ -z "$(ls -A roots)" ]
+
+# The folder of a trace becomes a link to root's folder, again and again, while root stops the trace.
+as $user mkdir theirs/real theirs/folder
+check "a trace begins" traced $user "$victim" --on -o "$work/theirs/folder/x.conf"
+as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s real theirs/folder'
+(exec setpriv --reuid $user --clear-groups python3 - "$work/roots") <<-'END' &
+	import itertools, os, sys
+	os.chdir("theirs")
+	for target in itertools.cycle(["real", sys.argv[1]]):
+	    os.symlink(target, "next")
+	    os.rename("next", "folder")
+END
+flipping=$!
+held+=($flipping)
+for _ in $(seq ${CHECK_ROUNDS:-10}); do
+	traced $user "$victim" --off
+done
+kill -9 $flipping
+check "stopping a trace writes nothing into root's folder" [ -z "$(ls -A roots)" ]
+kill -9 "$victim"
+
+# Mounts of a user. A file in the place of a page is opened only if it is a page.
+mounted() { # NAME COMMAND...: a process with mounts of its own, in whose /dev/shm the command has made something
+	unshare --mount --propagation private bash -c 'mount -t tmpfs none /dev/shm && "$@" && echo ready && exec sleep 1000' - "${@:2}" >ready.$$ 2>&1 &
+	pid=$!
+	held+=($pid)
+	for _ in $(seq 100); do ! grep -q ready ready.$$ || return 0; sleep 0.1; done
+	fail "$1" "$(cat ready.$$)"
+	return 1
+}
+mkfifo pipe
+# shellcheck disable=SC2016
+if mounted "a pipe in the place of a page" sh -c 'mkdir -m 700 /dev/shm/rdmamr-0 && touch /dev/shm/rdmamr-0/1-2-3 && mount --bind pipe /dev/shm/rdmamr-0/1-2-3'; then
+	check "top opens no pipe in the place of a page" fails python3 "$here/opened.py" pipe timeout -s KILL 20 "$tool" top --json
+	kill -9 $pid
+fi
+if [ ! -c /dev/fuse ]; then
+	skip "a file system that does not answer" "no /dev/fuse"
+elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py" /dev/shm sh -c 'echo ready; exec sleep 1000'; then
+	timeout 60 "$tool" top --json >said &
+	top=$!
+	for _ in $(seq 300); do kill -0 $top 2>/dev/null || break; sleep 0.1; done
+	check "top waits for no file system of a user" fails kill -0 $top
+	kill -9 $pid
+	wait $top
+fi
+mkdir -m 700 /dev/shm/rdmamr-$other
+chown $other /dev/shm/rdmamr-$other
+check "top looks into no folder of a user without a process" fails python3 "$here/opened.py" /dev/shm/rdmamr-$other "$tool" top --json
+tap_done
