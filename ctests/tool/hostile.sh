@@ -167,6 +167,12 @@ else
 	skip "set-uid programs and programs with capabilities" "needs root and setcap"
 fi
 
+# Long names and values are neither compared nor forwarded.
+long=$(printf '%*s' 100000 "" | tr ' ' x)
+output=$(env "RDMAMR_$long=1" "RDMAMR_LOG=$long" LD_PRELOAD="$library" true 2>&1)
+check "the warnings of a long name and of a long value are short" \
+	bash -c '[ "$(wc -l <<<"$1")" = 2 ] && [ "$(wc -c <<<"$1")" -lt 600 ] && [ "$(grep -c "xxx\.\.\.: no such" <<<"$1")" = 2 ]' - "$output"
+
 # The library does not forward the environment's bytes to a terminal.
 escape=$'\e]0;title\a\e[31m'
 output=$(env "RDMAMR_LOG=$escape" "RDMAMR_$escape=1" LD_PRELOAD="$library" true 2>&1)

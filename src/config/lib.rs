@@ -3,7 +3,7 @@
 //!
 //! A set-uid program ignores all of them (secure_getenv(3)). A name that is not in the table, or a
 //! value that its setting does not accept, causes one line of warning, which suggests the nearest
-//! valid one.
+//! valid one. A long one is neither compared nor printed in full: the environment holds megabytes.
 
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
@@ -471,10 +471,15 @@ impl fmt::Display for Complaint<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Complaint::NoSuchName(name, near) => {
-                write!(f, "{name}: no such setting, ignored; did you mean {near}?")
+                write!(f, "{}: no such setting, ignored", Shortened(name))?;
+                match *near {
+                    "" => f.write_char('.'),
+                    near => write!(f, "; did you mean {near}?"),
+                }
             }
             Complaint::NoSuchValue(name, value, values, near) => {
                 let value = value.to_string_lossy();
+                let value = Shortened(&value);
                 match *near {
                     "" => write!(f, "{name}={value}: no such value, ignored. It takes ")?,
                     near => write!(
@@ -492,12 +497,32 @@ impl fmt::Display for Complaint<'_> {
     }
 }
 
+/// The length, in bytes, up to which a name or a value is compared and printed.
+const LONGEST: usize = 64;
+
+/// The beginning of a long name or value.
+struct Shortened<'a>(&'a str);
+
+impl fmt::Display for Shortened<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = &self.0[..self.0.floor_char_boundary(LONGEST)];
+        f.write_str(shown)?;
+        f.write_str(if shown.len() < self.0.len() {
+            "..."
+        } else {
+            ""
+        })
+    }
+}
+
 /// The candidate at the smallest edit distance, or "" if none is like it, as "on" is not like "0".
 /// A candidate of several words describes values, so it is none.
 fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
     candidates
         .filter(|candidate| {
-            !candidate.contains(' ') && distance(given, candidate) < candidate.len()
+            given.len() <= LONGEST
+                && !candidate.contains(' ')
+                && distance(given, candidate) < candidate.len()
         })
         .min_by_key(|candidate| distance(given, candidate))
         .unwrap_or_default()
@@ -620,6 +645,26 @@ mod tests {
         ] {
             assert_eq!(unknown(name), Some(Complaint::NoSuchName(name, near)));
         }
+    }
+
+    #[test]
+    fn a_long_name_is_neither_compared_nor_printed_in_full() {
+        const NEAR: &str = concat!(
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+            "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
+        );
+        let nearest_of = |length: usize| nearest(&NEAR[..length], [NEAR].into_iter());
+        assert_eq!((nearest_of(LONGEST), nearest_of(LONGEST + 1)), (NEAR, ""));
+        let name = format!("RDMAMR_{}", "\u{e9}".repeat(60_000));
+        let complaint = unknown(&name).unwrap().to_string();
+        assert!(complaint.len() < 2 * LONGEST, "{complaint}");
+        assert!(complaint.ends_with("\u{e9}...: no such setting, ignored."));
+        let (_, complaint) = applied("RDMAMR_LOG", &CString::new(name).unwrap());
+        assert!(
+            complaint
+                .unwrap()
+                .contains("...: no such value, ignored. It takes ")
+        );
     }
 
     #[test]
