@@ -312,6 +312,10 @@ for trace in attach again term; do
 		"$tool" "$work/$trace.trace"
 done
 check "which is recorded" [ "$(calls "$work/again.trace")" -ge 2 ]
+attached --on -o "$work/term.trace" && ask first "again 500" >/dev/null
+check "it records into the same file again" attached --off
+"$tool" report --text "$work/term.trace" | tr -s "\n " "  " >"$work/term.text"
+check "of which no block is missing" bash -c 'grep -q "recorded until it was stopped, and ran on" "$1" && ! grep -q lacks "$1"' - "$work/term.text"
 echo other >"$work/other.trace"
 check "a file that is no trace is unchanged" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \
 	"$tool" "$first" "$work/other.trace"

@@ -191,11 +191,6 @@ impl File {
         number
     }
 
-    /// Writes that the process has ended at that time.
-    pub fn end(&self, time: u64) {
-        self.block(kind::END, &time.to_le_bytes());
-    }
-
     fn header(&self, kind: u16, length: usize) -> Header {
         Header {
             kind,

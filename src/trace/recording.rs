@@ -5,10 +5,11 @@ use super::buffers::TraceBuffers;
 use super::file::File;
 use super::stacks::Stacks;
 use super::touched::Touched;
-use core::sync::atomic::{AtomicBool, AtomicU8};
+use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use rdmamr_config::config;
 use rdmamr_sys::clock;
 use rdmamr_sys::process::PerProcess;
+use rdmamr_trace_format::kind;
 
 /// The recording of this process.
 pub struct Trace {
@@ -38,6 +39,12 @@ pub static WANTED: AtomicBool = AtomicBool::new(false);
 
 /// Writes the buffers' records to the file when the process exits.
 pub fn exiting() {
+    close(kind::END);
+}
+
+/// Writes the buffers' records to the file, and a block of that kind, `END` or `STOPPED`. A
+/// recording that has been stopped has had it: only calls that were under way are left then.
+pub fn close(kind: u16) {
     if let Some(trace) = TRACE.get()
         && trace.file.is_started()
     {
@@ -47,7 +54,9 @@ pub fn exiting() {
         trace
             .buffers
             .flush(now, |_| true, |block| file.calls(block));
-        file.end(now);
+        if WANTED.load(Relaxed) {
+            file.block(kind, &now.to_le_bytes());
+        }
     }
 }
 

@@ -4,12 +4,12 @@
 //! no signal and no thread, and a hit reads nothing that it did not read before.
 
 use super::file::File;
-use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, exiting};
+use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, close};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::{errno, set_errno};
 use rdmamr_live_page::TraceSwitch;
 use rdmamr_stats as stats;
-use rdmamr_sys::clock;
+use rdmamr_trace_format::kind;
 use std::ffi::CString;
 
 /// A value of [`TraceSwitch::state`].
@@ -41,7 +41,7 @@ pub(super) fn follow() {
         let number = switch.number.load(Acquire);
         if number != switch.answered.load(Relaxed) {
             let state = match switch.wanted.load(Relaxed) {
-                1 => start(switch),
+                    1 => start(switch),
                 _ => stop(),
             };
             switch.state.store(state, Relaxed);
@@ -63,30 +63,24 @@ fn start(switch: &TraceSwitch) -> u32 {
     let Some(path) = CString::new(path).ok().filter(|_| whole) else {
         return NOT_POSSIBLE;
     };
-    exiting();
     let trace = Trace::into(File::at(path));
     // The cache's threads may record from now on, so the block that identifies the process comes
     // first.
     if !trace.file.is_started() || trace.file.has_failed() {
         return NOT_POSSIBLE;
     }
+    if WANTED.load(Relaxed) {
+        stop();
+    }
     TRACE.replace(trace);
     WANTED.store(true, Relaxed);
     1
 }
 
-/// Writes the recorded calls. A record that another thread adds meanwhile is written at the exit.
+/// Writes the recorded calls, and that the process runs on. A record that another thread adds
+/// meanwhile is written at the exit.
 fn stop() -> u32 {
+    close(kind::STOPPED);
     WANTED.store(false, Relaxed);
-    if let Some(trace) = TRACE.get()
-        && trace.file.is_started()
-    {
-        let file = &trace.file;
-        file.modules();
-        let all = |_: &_| true;
-        trace
-            .buffers
-            .flush(clock::monotonic(), all, |block| file.calls(block));
-    }
     0
 }

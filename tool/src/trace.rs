@@ -382,7 +382,7 @@ impl Trace {
         let process = &mut self.processes[number];
         let file = &self.sources[source as usize];
         let kept = (length as usize).min(most(header.kind));
-        process.blocks += u64::from(header.kind != kind::STOPPED);
+        process.blocks += 1;
         process.last_sequence = process.last_sequence.max(header.sequence);
         process.dropped = process.dropped.max(header.dropped);
         let read = match header.kind {

@@ -104,7 +104,8 @@ pub mod kind {
     pub const CALLS: u16 = 3;
     /// A `u32`, the number of a reason, then the reason in words.
     pub const REASON: u16 = 4;
-    /// The last block of a process that exited normally: a `u64`, CLOCK_MONOTONIC in ns.
+    /// The last block of a process that exited normally while it was recorded: a `u64`,
+    /// CLOCK_MONOTONIC in ns.
     pub const END: u16 = 5;
     /// A [`super::CacheSettings`], written at the first registration that succeeds.
     pub const CACHE: u16 = 6;
@@ -118,8 +119,8 @@ pub mod kind {
     /// each a `u64`, the return address in it, innermost first. Then the frames of Python,
     /// innermost first, in lines of text, `LINE FUNCTION PATH`. A process writes each stack once.
     pub const STACK: u16 = 9;
-    /// The recording of the process stopped, and the process ran on: a `u64`, CLOCK_MONOTONIC in
-    /// ns. `rdmamr trace --pid` writes it, and it has no number among the process's blocks.
+    /// The recording of the process stopped by request, and the process ran on: a `u64`,
+    /// CLOCK_MONOTONIC in ns. Only calls that were under way follow.
     pub const STOPPED: u16 = 10;
 }
 
