@@ -2,12 +2,13 @@
 /*
  * holds: obeys the lines of its standard input, and answers each with a line: "register N", N
  * regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
- * cached relaxed regions; "stats", the answer of rdmamr_get_stats, as "NAME=VALUE". The device is
- * the stand-in. ctests/tool/top.sh examines it from outside.
+ * cached relaxed regions; "stats", the answer of rdmamr_get_stats, as "NAME=VALUE"; "undumpable",
+ * prctl(PR_SET_DUMPABLE, 0). The device is the stand-in. ctests/tool/top.sh examines it from outside.
  */
 #include <inttypes.h>
 #include <rdmamr.h>
 #include <stdio.h>
+#include <sys/prctl.h>
 #include "../lib/device.h"
 #include "../lib/stub_device.h"
 
@@ -45,6 +46,9 @@ int main(void)
 		} else if (!strcmp(line, "flush\n")) {
 			if (ibv_flush_relaxed_mr(stub_pd()))
 				return 7;
+		} else if (!strcmp(line, "undumpable\n")) {
+			if (prctl(PR_SET_DUMPABLE, 0))
+				return 8;
 		} else if (!strcmp(line, "stats\n")) {
 			struct rdmamr_stats stats;
 

@@ -104,6 +104,102 @@ echo precious >victim
 forks swap
 check "and to no other" kept victim
 
+# Another process of the user asks by the live page, as "rdmamr trace" does.
+cat >request.py <<'END'
+import glob, struct, sys
+
+SWITCH = 1744  # the offset of TraceSwitch: number, answered, wanted, state, path
+user, pid, *request = sys.argv[1:]
+[name] = glob.glob(f"/dev/shm/rdmamr-{user}/*-{pid}-*")
+with open(name, "r+b", buffering=0) as page:
+    page.seek(SWITCH)
+    number, answered, _, state = struct.unpack("4I", page.read(16))
+    if request:
+        page.seek(SWITCH + 8)
+        page.write(struct.pack("2I1024s", 1, state, request[0].encode()))
+        page.seek(SWITCH)
+        page.write(struct.pack("I", number + 1))
+    else:
+        print(state if answered == number else "none")
+END
+asked() { # USER FILE: the program's answer is in $state
+	python3 request.py "$1" "$program" "$2"
+	ask "register 1"
+	ask "register 1"
+	state=$(python3 request.py "$1" "$program")
+}
+user=$(id -u)
+rm -f shared/*
+begin -u XDG_RUNTIME_DIR
+ask "register 1"
+echo precious >shared/profile
+asked "$user" "$work/shared/profile"
+check "a request appends to no file that is no trace" kept shared/profile
+asked "$user" "$work/shared/new"
+check "a request makes no file" [ ! -e shared/new ]
+: >shared/trace
+ln -s trace shared/link
+asked "$user" "$work/shared/link"
+check "a request follows no link" [ ! -s shared/trace ]
+ln shared/trace shared/second
+asked "$user" "$work/shared/trace"
+check "a request writes to no file of two names" [ ! -s shared/trace ]
+rm shared/second
+mkfifo shared/pipe
+exec {reader}<>shared/pipe
+asked "$user" "$work/shared/pipe"
+check "nor to a pipe" bash -c '! read -r -t 0 -u "$1"' - "$reader"
+exec {reader}>&-
+if [ "$user" = 0 ]; then
+	: >shared/other && chown 60001 shared/other
+	asked 0 "$work/shared/other"
+	check "nor to another user's file" [ ! -s shared/other ]
+fi
+check "it answers that it could not follow: $state" [ "$state" = 2 ]
+asked "$user" "$work/shared/trace"
+check "it follows a request for an empty file of its user's" [ "$state" = 1 ]
+over
+check "which is a trace" "$tool" report --text shared/trace
+begin -u XDG_RUNTIME_DIR
+ask "register 1"
+asked "$user" "$work/shared/trace"
+check "and one for a file that is a trace" [ "$state" = 1 ]
+: >shared/fresh
+ask undumpable
+asked "$user" "$work/shared/fresh"
+check "a process that is not dumpable follows no request: $state" [ "$state $(stat -c %s shared/fresh)" = "3 0" ]
+over
+echo precious >shared/notes
+begin RDMAMR_TRACE="$work/shared/notes"
+ask "register 1"
+over
+check "RDMAMR_TRACE: a file that is no trace is not written to" kept shared/notes
+check "which is reported" grep -q "RDMAMR_TRACE: cannot be written.*not a trace" said
+
+# A process with a capability that its user's other processes lack.
+if [ "$user" = 0 ] && command -v setpriv >/dev/null; then
+	mkdir -m 755 closed
+	cp "$library" closed/librdmamr.so.1 && cp "$holds" closed/holds
+	of_root=("$library" "$holds") library=$work/closed/librdmamr.so.1 holds=$work/closed/holds
+	for rights in +dac_override -all; do
+		: >closed/trace && chown 60001 closed/trace
+		begin -u XDG_RUNTIME_DIR setpriv --reuid 60001 --clear-groups --inh-caps $rights --ambient-caps $rights env
+		ask "register 1"
+		asked 60001 "$work/closed/made"
+		check "ambient capabilities $rights: no request makes a file" [ ! -e closed/made ]
+		asked 60001 "$work/closed/trace"
+		over
+		case $rights in
+		-all) check "without a capability a process follows a request" [ "$state" = 1 ] ;;
+		*) check "a process with an ambient capability follows no request: $state" [ "$state $(stat -c %s closed/trace)" = "3 0" ] ;;
+		esac
+	done
+	library=${of_root[0]} holds=${of_root[1]}
+	rm -rf /dev/shm/rdmamr-60001
+else
+	skip "a process with an ambient capability" "needs root and setpriv"
+fi
+
 # Another user has put a file, or a pipe that he reads, at the path of root's trace.
 if [ "$(id -u)" = 0 ]; then
 	chmod 1777 shared

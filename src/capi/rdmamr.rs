@@ -273,8 +273,7 @@ fn write_statistics() {
             bytes,
             &Manner {
                 mode: 0o644,
-                limit: None,
-                first: None,
+                ..Manner::default()
             },
         ),
     };

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Appending to a file that the user has named, without harm to the program, which does not know of
 //! the file, and without help to another user who can write in the file's directory: no link is
-//! followed, and a later block goes into the file of the first. All system calls go through
-//! syscall(), which the cache's own threads may use too.
+//! followed, and a later block goes into the file of the first. A file that is no trace gets no
+//! trace: whoever chooses the name could have the library write into any file of the user. All
+//! system calls go through syscall(), which the cache's own threads may use too.
 
 use super::descriptor::{self, Descriptor};
 use super::proc::{self, UNLIMITED};
@@ -14,6 +15,7 @@ use errno::Errno;
 use libc::syscall;
 
 /// How to append to a file.
+#[derive(Default)]
 pub struct Manner<'a> {
     /// The permissions of a new file.
     pub mode: u32,
@@ -22,6 +24,10 @@ pub struct Manner<'a> {
     /// For a file that is secret and is opened several times: it must be the user's own, and the
     /// same each time.
     pub first: Option<&'a First>,
+    /// What a regular file that is there must begin with, if it is not empty.
+    pub magic: Option<[u8; 8]>,
+    /// The file must be there, and be a regular one: another process has chosen the name.
+    pub only_existing: bool,
 }
 
 /// The file to which a name led the first time; zeros before that.
@@ -63,6 +69,8 @@ pub enum Refused {
     Foreign,
     /// The file has a second name.
     Linked,
+    /// The file is neither empty nor begins as a file of that kind.
+    NoTrace,
 }
 
 impl fmt::Display for Refused {
@@ -73,6 +81,7 @@ impl fmt::Display for Refused {
             Refused::Replaced => f.write_str("another file has taken the name"),
             Refused::Foreign => f.write_str("the file is another user's"),
             Refused::Linked => f.write_str("the file has a second name (a hard link)"),
+            Refused::NoTrace => f.write_str("the file is not a trace"),
         }
     }
 }
@@ -107,13 +116,14 @@ pub fn append(path: &CStr, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refu
 /// How often another process may remove the file between two steps.
 const ATTEMPTS: u32 = 100;
 
-/// Opens the file, and makes it if it is not there. A file that is there must be acceptable.
+/// Opens the file, and makes it if it is not there and may be made. A file that is there must be
+/// acceptable.
 fn open(path: &CStr, manner: &Manner<'_>) -> Result<Descriptor, Refused> {
     // O_NONBLOCK: a pipe without a reader must not block the program. O_NOCTTY: a terminal must not
     // become the program's controlling terminal.
     let flags = libc::O_WRONLY | libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOCTTY;
     let open = |more| Descriptor::open(libc::AT_FDCWD, path, flags | more, manner.mode);
-    if is_descriptor(path) {
+    if is_descriptor(path) && !manner.only_existing {
         return Ok(open(0)?);
     }
     if manner.first.is_some_and(First::is_known) {
@@ -122,16 +132,18 @@ fn open(path: &CStr, manner: &Manner<'_>) -> Result<Descriptor, Refused> {
     // Two steps tell another user's file from a file that this process makes, which is its own on
     // any file system.
     for _ in 0..ATTEMPTS {
-        match open(libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL) {
-            Err(Errno(libc::EEXIST)) => {}
-            made => return Ok(made?),
+        if !manner.only_existing {
+            match open(libc::O_NOFOLLOW | libc::O_CREAT | libc::O_EXCL) {
+                Err(Errno(libc::EEXIST)) => {}
+                made => return Ok(made?),
+            }
         }
         match open(libc::O_NOFOLLOW) {
             // Another process has removed it meanwhile.
-            Err(Errno(libc::ENOENT)) => {}
+            Err(Errno(libc::ENOENT)) if !manner.only_existing => {}
             found => {
                 let file = found?;
-                return accept(file.number(), manner).map(|()| file);
+                return accept(path, file.number(), manner).map(|()| file);
             }
         }
     }
@@ -139,19 +151,36 @@ fn open(path: &CStr, manner: &Manner<'_>) -> Result<Descriptor, Refused> {
 }
 
 /// Whether a file that was there may be written: another user may have put it there.
-fn accept(fd: c_int, manner: &Manner<'_>) -> Result<(), Refused> {
+fn accept(path: &CStr, fd: c_int, manner: &Manner<'_>) -> Result<(), Refused> {
     let about = descriptor::about(fd)?;
     let kind = about.st_mode & libc::S_IFMT;
-    if kind == libc::S_IFREG && about.st_nlink > 1 {
+    let is_regular = kind == libc::S_IFREG;
+    if is_regular && about.st_nlink > 1 {
         return Err(Refused::Linked);
     }
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
-    let keeps = kind == libc::S_IFREG || kind == libc::S_IFIFO;
+    let keeps = is_regular || kind == libc::S_IFIFO;
     if manner.first.is_some() && keeps && about.st_uid != user {
         return Err(Refused::Foreign);
     }
-    Ok(())
+    let begins = match manner.magic {
+        Some(magic) if is_regular && about.st_size > 0 => begins_with(path, fd, magic)?,
+        _ => is_regular || !manner.only_existing,
+    };
+    begins.then_some(()).ok_or(Refused::NoTrace)
+}
+
+/// Whether the open file of that name begins with these bytes. Its descriptor cannot read, since a
+/// pipe that is open to be read too would never report that it has no reader.
+fn begins_with(path: &CStr, fd: c_int, magic: [u8; 8]) -> Result<bool, Refused> {
+    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = Descriptor::open(libc::AT_FDCWD, path, flags, 0)?;
+    if descriptor::identity(file.number())? != descriptor::identity(fd)? {
+        return Err(Refused::Replaced);
+    }
+    let mut start = [0; 8];
+    Ok(file.read(&mut start) == Some(magic.len()) && start == magic)
 }
 
 fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
@@ -212,12 +241,14 @@ mod tests {
 
     fn add(path: &Path, first: Option<&First>) -> Result<(), Refused> {
         let path = CString::new(path.as_os_str().as_bytes()).unwrap();
-        let manner = Manner {
+        append(&path, b"x", &Manner { first, ..manner() })
+    }
+
+    fn manner<'a>() -> Manner<'a> {
+        Manner {
             mode: 0o600,
-            limit: None,
-            first,
-        };
-        append(&path, b"x", &manner)
+            ..Manner::default()
+        }
     }
 
     fn length(path: &Path) -> u64 {
@@ -276,6 +307,49 @@ mod tests {
             assert_eq!(length(&name), 0);
             assert_eq!(add(&name, None), Ok(()));
         }
+    }
+
+    #[test]
+    fn only_an_empty_file_or_a_trace_gets_a_trace() {
+        let folder = Folder::new("magic");
+        let name = folder.at("name");
+        let path = CString::new(name.as_os_str().as_bytes()).unwrap();
+        let add = |only_existing| {
+            let magic = Some(*b"RDMAMRTR");
+            let manner = Manner {
+                first: Some(&First::new()),
+                magic,
+                only_existing,
+                ..manner()
+            };
+            append(&path, b"x", &manner)
+        };
+        assert_eq!(add(true), Err(Errno(libc::ENOENT).into()));
+        assert!(!name.exists());
+        assert_eq!(add(false), Ok(()));
+        for (before, result) in [
+            ("alias ls='ls -l'\n", Err(Refused::NoTrace)),
+            ("RDMAMR", Err(Refused::NoTrace)),
+            ("RDMAMRTR", Ok(())),
+            ("RDMAMRTR and more", Ok(())),
+            ("", Ok(())),
+        ] {
+            for only_existing in [false, true] {
+                std::fs::write(&name, before).unwrap();
+                assert_eq!(add(only_existing), result, "{before:?}");
+                let more = u64::from(result.is_ok());
+                assert_eq!(length(&name), before.len() as u64 + more, "{before:?}");
+            }
+        }
+        std::fs::remove_file(&name).unwrap();
+        std::os::unix::net::UnixListener::bind(&name).unwrap();
+        assert_eq!(add(true), Err(Errno(libc::ENXIO).into()));
+        let null = Manner {
+            only_existing: true,
+            ..manner()
+        };
+        assert_eq!(append(c"/dev/null", b"x", &null), Err(Refused::NoTrace));
+        assert_eq!(append(c"/dev/null", b"x", &manner()), Ok(()));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use rdmamr_config::config;
 use rdmamr_stats::log;
 use rdmamr_sys::append::{First, Manner, Refused, append};
 use rdmamr_sys::{clock, thread};
-use rdmamr_trace_format::{Header, NO_RANK, Numbers, Start, kind};
+use rdmamr_trace_format::{Header, MAGIC, NO_RANK, Numbers, Start, kind};
 use std::ffi::{CStr, CString};
 
 /// The most reasons in a trace; later failures have none. Reasons are long, and a program that
@@ -27,6 +27,8 @@ pub struct File {
     path: Option<CString>,
     /// The file to which that name leads.
     first: &'static First,
+    /// Another process has chosen the name, by a request in the live page.
+    is_requested: bool,
     pid: u32,
     process: u64,
     sequence: AtomicU64,
@@ -68,6 +70,7 @@ impl File {
         File {
             first: shared(path.as_deref().unwrap_or_default()),
             path,
+            is_requested: false,
             pid,
             process: clock::real(),
             sequence: AtomicU64::new(0),
@@ -81,11 +84,12 @@ impl File {
         }
     }
 
-    /// The file that has this path now, with nothing written yet.
-    pub fn at(path: CString) -> File {
+    /// The file that has this path now, by a request, with nothing written yet.
+    pub fn requested(path: CString) -> File {
         File {
             first: Box::leak(Box::new(First::new())),
             path: Some(path),
+            is_requested: true,
             ..File::new()
         }
     }
@@ -226,6 +230,8 @@ impl File {
             mode: 0o600,
             limit,
             first: Some(self.first),
+            magic: Some(MAGIC),
+            only_existing: self.is_requested,
         };
         let Err(why) = append(path, bytes, &manner) else {
             return true;

@@ -2,18 +2,20 @@
 //! Recording that is switched while the program runs, `rdmamr trace --pid`: another process of the
 //! user puts a request into the live page, and the next call of the program follows it. This needs
 //! no signal and no thread, and a hit reads nothing that it did not read before.
+//!
+//! Any process of the user can write the page. So a request must not have this process do what that
+//! process could not do: one with more rights than its user follows none ([`has_more_rights`]), and
+//! a request makes no file and changes none but a trace of the user's (`append.rs`).
 
 use super::file::File;
 use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, close};
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::{errno, set_errno};
-use rdmamr_live_page::TraceSwitch;
+use libc::syscall;
+use rdmamr_live_page::{NOT_FOLLOWED, NOT_POSSIBLE, TraceSwitch};
 use rdmamr_stats as stats;
 use rdmamr_trace_format::kind;
 use std::ffi::CString;
-
-/// A value of [`TraceSwitch::state`].
-const NOT_POSSIBLE: u32 = 2;
 
 /// Has the next call look at the request, if there is one. Callers are the registrations that enter
 /// the kernel, and the cache's cleaner, which has no thread-local variables.
@@ -41,7 +43,8 @@ pub(super) fn follow() {
         let number = switch.number.load(Acquire);
         if number != switch.answered.load(Relaxed) {
             let state = match switch.wanted.load(Relaxed) {
-                    1 => start(switch),
+                _ if has_more_rights() => NOT_FOLLOWED,
+                1 => start(switch),
                 _ => stop(),
             };
             switch.state.store(state, Relaxed);
@@ -54,6 +57,32 @@ pub(super) fn follow() {
     set_errno(errno);
 }
 
+/// Whether this process may do what other processes of its user may not: it has capabilities, or it
+/// has been closed to them (prctl(2), PR_SET_DUMPABLE; the kernel does so for a daemon that changes
+/// its user). A process of root has all capabilities by its user, and so has whoever can write its
+/// page: what a request can do at all is the bound there.
+///
+/// The calling thread stands for all: it opens the file, and later blocks of any thread go only into
+/// that same file.
+fn has_more_rights() -> bool {
+    /// _LINUX_CAPABILITY_VERSION_3 of linux/capability.h.
+    const VERSION: u32 = 0x2008_0522;
+    // The version, and the thread: 0 for this one.
+    let mut header = [VERSION, 0];
+    // The effective, permitted and inheritable set, in two halves.
+    let mut sets = [[0u32; 3]; 2];
+    // SAFETY: the arrays have the layout of this version, and the other calls take no pointers.
+    let (failed, user, dumpable) = unsafe {
+        (
+            syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) != 0,
+            syscall(libc::SYS_geteuid),
+            syscall(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0),
+        )
+    };
+    let has_capabilities = failed || sets.iter().any(|set| set[0] | set[1] != 0);
+    dumpable != 1 || (user != 0 && has_capabilities)
+}
+
 /// Begins a trace in the file that the request names. Earlier records stay in their file. The
 /// memory of that recording is not freed: a thread may be writing there.
 fn start(switch: &TraceSwitch) -> u32 {
@@ -63,7 +92,7 @@ fn start(switch: &TraceSwitch) -> u32 {
     let Some(path) = CString::new(path).ok().filter(|_| whole) else {
         return NOT_POSSIBLE;
     };
-    let trace = Trace::into(File::at(path));
+    let trace = Trace::into(File::requested(path));
     // The cache's threads may record from now on, so the block that identifies the process comes
     // first.
     if !trace.file.is_started() || trace.file.has_failed() {

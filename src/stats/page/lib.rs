@@ -97,15 +97,16 @@ pub struct TraceSwitch {
     pub answered: AtomicU32,
     /// 1 to record, 0 to stop.
     pub wanted: AtomicU32,
-    /// Whether the process records its calls: 0 or 1. Another number says why not.
+    /// Whether the process records its calls: 0 or 1, or why it does not.
     pub state: AtomicU32,
     /// The absolute path of the file, with zeros behind it.
     pub path: [AtomicU8; PATH],
 }
 
-/// [`TraceSwitch::state`]: the request could not be followed.
+/// [`TraceSwitch::state`]: the file is missing, is no regular file of the user's with one name, or is
+/// neither empty nor a trace.
 pub const NOT_POSSIBLE: u32 = 2;
-/// [`TraceSwitch::state`]: the process follows no request.
+/// [`TraceSwitch::state`]: the process follows no request: it has capabilities or is not dumpable.
 pub const NOT_FOLLOWED: u32 = 3;
 
 /// The counts of one thread. The value of a counter is the sum over all shards, modulo 2^64.
