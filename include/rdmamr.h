@@ -105,7 +105,7 @@ struct rdmamr_stats {
          */
         uint64_t flushed_watermark;
         /**
-         * Regions that the cache deregistered because they had been idle for the linger time
+         * Regions that the cache deregistered because their linger time was over
          * (RDMAMR_CACHE_LINGER).
          */
         uint64_t flushed_linger;
@@ -228,7 +228,8 @@ struct rdmamr_cache_limits {
          */
         uint64_t linger_local;
         /**
-         * The same for a region with remote rights, whose rkey stays valid (by default 1 000).
+         * The same for a region with remote rights, whose rkey stays valid, from its first release on (by
+         * default 1 000).
          */
         uint64_t linger_remote;
         /**

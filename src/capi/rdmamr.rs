@@ -125,7 +125,8 @@ pub struct rdmamr_cache_limits {
     /// (RDMAMR_CACHE_LINGER, which counts in seconds; by default 60 000). With less than 5 the cache
     /// does not reuse such regions.
     pub linger_local: u64,
-    /// The same for a region with remote rights, whose rkey stays valid (by default 1 000).
+    /// The same for a region with remote rights, whose rkey stays valid, from its first release on (by
+    /// default 1 000).
     pub linger_remote: u64,
     /// How many released regions stay registered (RDMAMR_CACHE_MAX_IDLE; by default 16 384).
     pub max_idle: u64,

@@ -59,7 +59,7 @@ pub struct rdmamr_stats {
     /// Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE or
     /// RDMAMR_CACHE_MAX_IDLE_BYTES allows.
     pub flushed_watermark: u64,
-    /// Regions that the cache deregistered because they had been idle for the linger time
+    /// Regions that the cache deregistered because their linger time was over
     /// (RDMAMR_CACHE_LINGER).
     pub flushed_linger: u64,
     /// Regions that the cache deregistered because memory was short: a registration had failed with

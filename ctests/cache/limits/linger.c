@@ -2,7 +2,8 @@
 /*
  * RDMAMR_CACHE_LINGER: a region that has been idle that long is deregistered, without a call of the
  * program; a region in use is not, however long. With 0 the cache keeps none. Without a setting,
- * remotely accessible regions end within a second or so, and others stay longer.
+ * remotely accessible regions end within a second or so, and others stay longer. The age of a
+ * remotely accessible region counts from its first release, whether or not it is reused since.
  */
 #include "../../lib/observe.h"
 
@@ -45,6 +46,80 @@ static void stays_in_use(void)
 	must(ibv_dereg_mr_relaxed(mr) == 0 && ibv_dereg_mr_relaxed(other) == 0);
 	ok(comes(stats().idle == 0), "released, it ends as well");
 	is(kernel_regions(pair.context), far.others, "from the kernel too");
+}
+
+/* A registration that is released at once, a fifth of the linger time after the last: its key. */
+static uint32_t key_now(char *at, int access)
+{
+	struct ibv_mr *mr;
+	uint32_t key;
+
+	usleep(100000);
+	mr = ibv_reg_mr_relaxed(pair.pd, at, PAGE, access);
+	must(mr);
+	key = mr->lkey;
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	return key;
+}
+
+/* Whether it has one key for so many rounds. The machine may be too busy for that at first. */
+static bool keeps_key(char *at, int access, int rounds)
+{
+	for (int tries = 0; tries < 20; tries++) {
+		uint32_t key = key_now(at, access);
+		int n = 0;
+
+		while (n < rounds && key_now(at, access) == key)
+			n++;
+		if (n == rounds)
+			return true;
+	}
+	return false;
+}
+
+/* Whether the key changes, in at most twenty linger times. */
+static bool changes_key(char *at, int access, uint32_t key)
+{
+	int n = 0;
+
+	while (n < 100 && key_now(at, access) == key)
+		n++;
+	return n < 100;
+}
+
+static void reused_again_and_again(void)
+{
+	uint32_t key;
+
+	ok(keeps_key(memory, LOCAL_AND_REMOTE, 1), "released and reused: the key stays");
+	key = key_now(memory, LOCAL_AND_REMOTE);
+	ok(changes_key(memory, LOCAL_AND_REMOTE, key), "reused again and again: the key changes");
+	ok(!kernel_has_key(pair.context, key), "the kernel does not have the old one any more");
+	ok(keeps_key(memory + PAGE, IBV_ACCESS_LOCAL_WRITE, 10), "without remote rights it stays, for twice the time");
+}
+
+static void in_use_over_its_age(void)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *held = NULL;
+	uint32_t key = 0;
+
+	for (int tries = 0; !held && tries < 20; tries++) {
+		key = key_now(memory + 2 * PAGE, LOCAL_AND_REMOTE);
+		held = ibv_reg_mr_relaxed(pair.pd, memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE);
+		must(held);
+		if (held->lkey != key) {
+			must(ibv_dereg_mr_relaxed(held) == 0);
+			held = NULL;
+		}
+	}
+	must(held);
+	ok(changes_key(memory + 2 * PAGE, LOCAL_AND_REMOTE, key), "in use over its age: a further registration gets a new key");
+	ok(lands_in(&pair, held, memory + 2 * PAGE, PAGE), "the present use goes on: data lands");
+	before = stats();
+	must(ibv_dereg_mr_relaxed(held) == 0);
+	ok(!kernel_has_key(pair.context, key), "and the region ends with it");
+	ok(stats().flushed_linger > before.flushed_linger, "which is counted");
 }
 
 /* A bit for each failure. */
@@ -105,5 +180,7 @@ int main(int argc, char **argv)
 	goes("remote rights", LOCAL_AND_REMOTE);
 	goes("local rights", IBV_ACCESS_LOCAL_WRITE);
 	stays_in_use();
+	reused_again_and_again();
+	in_use_over_its_age();
 	return relaxed_close(&pair);
 }

@@ -2,7 +2,7 @@
 //! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether the
 //! cleaner sleeps.
 
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{CachedRegion, NEVER};
 use crate::watch::listeners::is_retired;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use rdmamr_policy::is_remote;
@@ -132,15 +132,39 @@ impl Cleaner {
         }
     }
 
-    /// Whether an idle region has lingered for long enough now, or will have by the next tick. The
-    /// cleaner has been awake since the tick `awake`.
-    fn has_lingered(&self, region: &CachedRegion, now: u64, awake: u64) -> bool {
-        let linger = if is_remote(region.access()) {
-            self.remote
+    /// Whether a region has lingered for long enough now, or will have by the next tick: an idle one,
+    /// or one that ages ([`ages`]). The cleaner has been awake since the tick `awake`.
+    pub(super) fn has_lingered(&self, region: &CachedRegion, now: u64, awake: u64) -> bool {
+        let (since, linger) = if is_remote(region.access()) {
+            (first_released(region), self.remote)
         } else {
-            self.local
+            (region.released.load(Relaxed), self.local)
         };
-        idle(region.released.load(Relaxed), now, awake) + 1 >= i64::from(linger)
+        idle(since, now, awake) + 1 >= i64::from(linger)
+    }
+}
+
+/// Whether the age of a region counts while it is in use too. A peer that had the key for the first
+/// use could keep it for as long as the program registers the memory again: so the age of a remotely
+/// accessible region counts from its first release. A hit takes no part in this.
+pub(super) fn ages(region: &CachedRegion) -> bool {
+    let seen = region.state.load();
+    seen.is_registered()
+        && !seen.is_stale()
+        && is_remote(region.access())
+        && region.released.load(Relaxed) != NEVER
+}
+
+/// When a region was first released. The cleaner looks at each tick, and until its next look all
+/// releases have the tick of this one: so the first time that the cleaner finds is the first.
+fn first_released(region: &CachedRegion) -> u32 {
+    let (first, last) = (&region.first_released, region.released.load(Relaxed));
+    match first.load(Relaxed) {
+        NEVER => {
+            first.store(last, Relaxed);
+            last
+        }
+        first => first,
     }
 }
 
@@ -154,9 +178,42 @@ fn idle(released: u32, now: u64, awake: u64) -> i64 {
     i64::from(idle).min((now - awake) as i64)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
-    use super::idle;
+    use super::{Cleaner, ages, idle};
+    use crate::region::key::Domain;
+    use crate::region::slot::CachedRegion;
+    use core::sync::atomic::Ordering::Relaxed;
+    use rdmamr_sys::pages::{PageRange, page_size};
+
+    /// IBV_ACCESS_LOCAL_WRITE, with and without IBV_ACCESS_REMOTE_WRITE.
+    const REMOTE: u32 = 3;
+    const LOCAL: u32 = 1;
+
+    #[test]
+    fn a_remote_region_ages_from_its_first_release() {
+        let cleaner = Cleaner::new(1000, 2000);
+        let ticks = u64::from(cleaner.remote);
+        // SAFETY: all zeros is a slot that was never used.
+        let region: CachedRegion = unsafe { core::mem::zeroed() };
+        for access in [LOCAL, REMOTE] {
+            let page_range = PageRange::new(page_size(), 2 * page_size());
+            region.set(page_range, Domain::new(8, 16, 1), access);
+            region.state.make();
+            assert!(region.state.keep() && !ages(&region));
+            // Registered and released again at each tick, and in use whenever the cleaner looks.
+            let first = 1000;
+            for now in first..first + 3 * ticks {
+                region.released.store(now as u32, Relaxed);
+                assert_eq!(ages(&region), access == REMOTE);
+                let has_lingered = cleaner.has_lingered(&region, now, 1);
+                let has_aged = access == REMOTE && now + 1 >= first + ticks;
+                assert_eq!(has_lingered, has_aged, "{access} {now}");
+            }
+            assert!(region.state.invalidate() && !ages(&region));
+            region.state.free();
+        }
+    }
 
     #[test]
     fn nothing_is_idle_for_longer_than_the_cleaner_is_awake() {

@@ -8,13 +8,14 @@
 use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
-use crate::life::cleaner::MANY;
+use crate::life::cleaner::{MANY, ages};
 use crate::life::ending;
 use crate::life::flush::end_those;
 use crate::life::limits;
 use crate::life::owners;
 use crate::life::reading;
 use crate::locked::By;
+use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::is_retired;
 use crate::watch::watch_fd::TABLE;
@@ -158,6 +159,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 is_idle |= !due;
                 due
             });
+            is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
             if ticks.is_multiple_of(LOOKS) {
                 cache.limits_reader.ask_and_wait();
@@ -180,7 +182,8 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if busy == 0 {
             let idle = || {
                 let mut each = regions.each();
-                regions.is_ending() || each.any(|(_, region)| region.state.load().is_unused())
+                let waits = |region: &CachedRegion| region.state.load().is_unused() || ages(region);
+                regions.is_ending() || each.any(|(_, region)| waits(region))
             };
             busy = PATIENCE;
             cleaner.dormant.store(1, SeqCst);
@@ -196,6 +199,31 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             futex::wait(&cleaner.signal, 0, Some(limit));
         }
     }
+}
+
+/// Invalidates the regions in use whose age has come: they serve no further hit, and end with their
+/// present use. Returns whether the age of others is still to come.
+fn invalidate_aged(cache: &Cache, now: u64, awake: u64) -> bool {
+    let (regions, cleaner) = (cache.regions, &cache.cleaner);
+    let has_aged = |region: &CachedRegion| ages(region) && cleaner.has_lingered(region, now, awake);
+    let mut is_aging = false;
+    let mut from = Id(0);
+    while let Some(batch) = regions.next_batch(&mut from, |region| {
+        let aged = has_aged(region);
+        is_aging |= !aged && ages(region);
+        aged
+    }) {
+        let Some(locked) = regions.lock_in_call() else {
+            return true;
+        };
+        for &id in batch.ids() {
+            // Another region may have taken the slot.
+            if has_aged(regions.region(id)) {
+                locked.invalidate(id, Cause::Linger);
+            }
+        }
+    }
+    is_aging
 }
 
 /// The devices that have idle regions, each with its file. Of more devices than fit the others are

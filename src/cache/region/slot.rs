@@ -40,7 +40,7 @@ pub struct CachedRegion {
     start: AtomicU64,
     pages: AtomicU32,
     access: AtomicU32,
-    /// When the last user released the region, by the cache's clock.
+    /// When a user last released the region, by the cache's clock; [`NEVER`] before that.
     pub released: AtomicU32,
     /// The number of registrations that the slot's own handle has served after the first. The count
     /// needs no locked instruction, because one thread at a time holds that handle.
@@ -74,6 +74,9 @@ pub struct CachedRegion {
     /// In a watched region: how many pages directly below and above it are watched for the cache.
     pages_below: AtomicU32,
     pages_above: AtomicU32,
+    /// In a remotely accessible region: when a user first released it, as the cleaner has found;
+    /// `NEVER` before that.
+    pub first_released: AtomicU32,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -81,6 +84,10 @@ const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGT
 /// Stands in `fd` once the cache must not deregister the region: the descriptor number may mean
 /// another file by then.
 pub const LEFT: i32 = -1;
+
+/// A time of the cache's clock that stands for none. A region that is released at that very tick,
+/// one in 2^32, counts as released when it is released again.
+pub const NEVER: u32 = 0;
 
 /// Values of `CachedRegion::watched`. `INHERITED`: another region has ended and left the memory
 /// around it to this one.
@@ -104,6 +111,8 @@ impl CachedRegion {
         self.cause.store(0, Relaxed);
         self.hits.store(0, Relaxed);
         self.refusals.store(0, Relaxed);
+        self.released.store(NEVER, Relaxed);
+        self.first_released.store(NEVER, Relaxed);
         self.kept.store(0, Relaxed);
         self.claim_extent(None);
     }
