@@ -14,6 +14,16 @@ check "clippy has no complaint" cargo clippy -q "${members[@]}" -- -D warnings
 check "the comparison of pyverbs' results passes its doctests" python3 -B -m doctest ctests/plain/programs/pyverbs_compare.py
 check "the verdict on a long run passes its doctests" python3 -B -m doctest ctests/special/soak/verdict.py
 
+# Unit tests may do both. What reads /proc and /sys by constant names cannot be led astray.
+elsewhere() { # PATTERN FILE...: lines of the tool beyond these files that match
+	find tool/src -name '*.rs' ! -name '*tests.rs' "${@:2}" -exec awk -v pattern="$1" 'FNR == 1 { test = 0 } /^#\[cfg\(test\)\]/ { test = 1 }
+		!test && $0 ~ pattern { print FILENAME ": " $0 }' {} +
+}
+opens() { elsewhere 'File::(open|create|options)|OpenOptions::|fs::(write|copy|rename|create_dir)|libc::open' ! -path 'tool/src/files*' ! -path tool/src/bench/memory.rs; }
+check "no other part of the tool opens files: $(opens)" [ -z "$(opens)" ]
+prints() { elsewhere '\.display\(\)|eprint|write.*stderr\(\)' ! -path tool/src/main.rs; }
+check "text from outside is printed by one function: $(prints)" [ -z "$(prints)" ]
+
 # vm/hca is a kernel module.
 missing=()
 while read -r file; do

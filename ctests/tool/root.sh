@@ -146,7 +146,7 @@ check "and keeps it" [ "$(stat -c %u shared/first.trace)" = $other ]
 ln roots/empty shared/second.trace
 check "a hard link to root's file is refused" fails traced $user "$victim" --on -o "$work/shared/second.trace"
 check "root's file stays root's" [ "$(stat -c %u roots/empty)" = 0 ]
-rm -f shared/* roots/*
+rm -rf shared/* roots/*
 check "a user's link to a folder is not followed with root's rights" fails traced $user "$victim" --on -o "$work/theirs/link/new.trace"
 check "there is no file" [ -z "$(ls -A roots)" ]
 
@@ -154,7 +154,7 @@ check "there is no file" [ -z "$(ls -A roots)" ]
 as $user mkdir theirs/real theirs/folder
 check "a trace begins" traced $user "$victim" --on -o "$work/theirs/folder/x.conf"
 as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s real theirs/folder'
-(exec setpriv --reuid $user --clear-groups python3 - "$work/roots") <<-'END' &
+(exec setpriv --reuid $user --clear-groups /usr/bin/python3 - "$work/roots") <<-'END' &
 	import itertools, os, sys
 	os.chdir("theirs")
 	for target in itertools.cycle(["real", sys.argv[1]]):
