@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -17,7 +19,10 @@
 #include "tap.h"
 
 #define PATH "/run/rdmamr/fence"
-#define MAGIC "RDMAMRF1"
+#define MAGIC "RDMAMRF2"
+/* What the library reads of the counters and of link N. */
+#define ABOUT "/run/about"
+#define FDINFO "/proc/thread-self/fdinfo/"
 
 enum { LINE = 64, LINES = 32768, SIZE = (1 + LINES) * LINE, INDEX = 4321, PAGE = 4096 };
 /* The descriptors that programs inherit: the counters, and the number of clients. */
@@ -57,33 +62,66 @@ void fence_stub_inherit(void)
 	fence_stub = (struct fence_stub){ counters, counters + 1, own, mapped(ASKED, PAGE) };
 }
 
+static void write_text(const char *path, const char *format, ...)
+{
+	FILE *file = fopen(path, "w");
+	va_list args;
+
+	must(file);
+	va_start(args, format);
+	vfprintf(file, format, args);
+	va_end(args);
+	must(fclose(file) == 0);
+}
+
+/* The kernel's words, and the ids of the links in the first line. */
+static void describe(void)
+{
+	char path[64];
+
+	write_text(ABOUT, "pos:\t0\nflags:\t02000002\nmap_type:\t2\nkey_size:\t4\nvalue_size:\t%d\nmax_entries:\t1\nmap_flags:\t0x400\nfrozen:\t%d\n",
+		   kind == OF_ANOTHER_SIZE ? SIZE - LINE : SIZE, kind != NOT_FROZEN);
+	for (int n = 1; n < FENCE_FILES; n++) {
+		int id = 100 + n;
+
+		snprintf(path, sizeof(path), ABOUT "%d", n);
+		write_text(path, kind == NOT_A_PROGRAM && n == 2 ? "pos:\t0\n" : "pos:\t0\nlink_type:\t%s\nlink_id:\t%d\nprog_id:\t%d\n",
+			   n == 1 ? "raw_tracepoint" : "tracing", id, id);
+		if (kind != NAMES_NO_PROGRAM)
+			fence_stub.gaps[1 + n] = id + (kind == OTHER_PROGRAM && n == 2);
+	}
+	if (kind == LACKS_A_PROGRAM)
+		fence_stub.gaps[1 + FENCE_FILES] = 100 + FENCE_FILES;
+}
+
 static void answer(int client)
 {
 	enum { MOST = 40 };
-	struct { char magic[8]; uint32_t version, index, more; } packet = { .version = 1, .index = INDEX };
+	char packet[9] = MAGIC, path[64];
 	union { struct cmsghdr head; char room[CMSG_SPACE(MOST * sizeof(int))]; } control;
-	struct iovec part = { &packet, kind == SHORT ? 12 : kind == LONG ? 20 : 16 };
+	struct iovec part = { packet, kind == SHORT ? 7 : kind == LONG ? 9 : 8 };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
-	size_t count = kind == FEW_FILES ? 2 : kind == MANY_FILES ? 10 : kind == VERY_MANY_FILES ? MOST : FENCE_FILES;
-	int files[MOST], file = COUNTERS;
-	char question[64];
+	size_t count = kind == FEW_FILES ? 2 : kind == MANY_FILES ? 8 : kind == VERY_MANY_FILES ? MOST : FENCE_FILES;
+	int files[MOST];
 
-	if (recv(client, question, sizeof(question), 0) != 8 || memcmp(question, MAGIC, 8))
-		return;
 	(*fence_stub.asked)++;
 	if (kind == NEVER_ANSWERS)
 		pause();
 	if (kind == LATE)
 		usleep(100000);
-	memcpy(packet.magic, kind == GARBAGE ? "SOMEBODY" : MAGIC, 8);
-	packet.version += kind == OTHER_VERSION;
-	packet.index += kind == INDEX_TOO_LARGE ? LINES : 0;
+	if (kind == GARBAGE)
+		memcpy(packet, "SOMEBODY", 8);
+	packet[7] += kind == OTHER_VERSION;
+	files[0] = COUNTERS;
 	if (kind == UNMAPPABLE)
-		must((file = open("/dev/null", O_RDONLY)) >= 0);
+		must((files[0] = open("/dev/null", O_RDONLY)) >= 0);
 	if (kind == WRITE_ONLY)
-		must((file = open("/proc/self/fd/300", O_WRONLY)) >= 0);
-	for (size_t n = 0; n < count; n++)
-		files[n] = n ? ASKED : file;
+		must((files[0] = open("/proc/self/fd/300", O_WRONLY)) >= 0);
+	for (size_t n = 1; n < count; n++) {
+		snprintf(path, sizeof(path), ABOUT "%zu", n);
+		files[n] = n < FENCE_FILES ? open(path, O_RDONLY | O_CLOEXEC) : ASKED;
+		must(files[n] >= 0);
+	}
 	if (kind != NO_FILES) {
 		message.msg_control = control.room;
 		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
@@ -93,6 +131,8 @@ static void answer(int client)
 	}
 	if (kind != CLOSES)
 		sendmsg(client, &message, MSG_NOSIGNAL);
+	for (size_t n = 1; n < count && n < FENCE_FILES; n++)
+		close(files[n]);
 }
 
 pid_t fence_stub_serve(enum fence_kind wanted)
@@ -106,6 +146,7 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	unlink(PATH);
 	*fence_stub.asked = 0;
 	memset((void *)fence_stub.gaps, 0, SIZE);
+	describe();
 	if (kind == NONE)
 		return 0;
 	if (kind == NOT_A_SOCKET) {
@@ -138,14 +179,33 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	_exit(0);
 }
 
+/* In place of the kernel's words about a descriptor of the library's the library reads the stand-in's. */
+static void redirect(long argument[6])
+{
+	static char link[64] = "/proc/thread-self/fd/";
+	const char *number = (const char *)argument[1] + strlen(FDINFO);
+	struct stat about;
+
+	/* A link's file has the words about itself. This thread has no locale, by which printf works. */
+	strcpy(link + strlen("/proc/thread-self/fd/"), number);
+	if (kind == WITHOUT_PROC)
+		argument[1] = (long)"/run/none";
+	else if (!stub_syscall(SYS_newfstatat, AT_FDCWD, link, &about, 0))
+		argument[1] = (long)(S_ISREG(about.st_mode) && about.st_size < PAGE ? link : ABOUT);
+}
+
 /* Counts in place of the kernel, in the library's thread that makes the call. */
 static void counts(long number, const long argument[6])
 {
-	(void)argument;
+	if (number == SYS_openat && kind != NOT_AN_ARRAY && !strncmp((const char *)argument[1], FDINFO, strlen(FDINFO)))
+		redirect((long *)argument);
 	if (kind == COUNTS_NOTHING)
 		return;
-	if ((number == SYS_mremap && kind != COUNTS_NO_MOVES) || (number == SYS_munmap && kind != COUNTS_NO_UNMAPS))
+	if ((number == SYS_mremap && kind != COUNTS_NO_MOVES) || (number == SYS_munmap && kind != COUNTS_NO_UNMAPS)) {
 		atomic_fetch_add(fence_stub.moves, 1);
+		if (kind == COUNTS_ELSEWHERE)
+			atomic_fetch_add(fence_stub.moves + LINE / 8, 1);
+	}
 }
 
 void fence_stub_count(enum fence_kind wanted)

@@ -2,7 +2,9 @@
 /*
  * A stand-in for the service `rdmamr fence`, in a /run of the test's own, and for the kernel's
  * counts: the program that has the stand-in of a device sees each system call that the library makes
- * by number, and counts those of the library's trial. It counts no change of the program's own.
+ * by number, and counts those of the library's trial. It counts no change of the program's own. The
+ * counters are a memfd and the links are files of text, and where the library reads what the kernel
+ * says of them, it reads what the kernel would say of an array and of links.
  */
 #ifndef FENCE_STUB_H
 #define FENCE_STUB_H
@@ -26,7 +28,6 @@ enum fence_kind {
 	LONG,
 	GARBAGE,
 	OTHER_VERSION,
-	INDEX_TOO_LARGE,
 	NO_FILES,
 	FEW_FILES,
 	MANY_FILES,
@@ -36,6 +37,16 @@ enum fence_kind {
 	COUNTS_NOTHING,  /* the service is right, and the kernel does not count */
 	COUNTS_NO_MOVES,
 	COUNTS_NO_UNMAPS,
+	COUNTS_ELSEWHERE, /* the line of another process rises too at each change */
+	/* What the kernel says of the files. */
+	NOT_AN_ARRAY,    /* the truth: the counters are a file that the service writes as it likes */
+	NOT_FROZEN,
+	OF_ANOTHER_SIZE,
+	NOT_A_PROGRAM,
+	OTHER_PROGRAM,   /* a link that the counters do not name */
+	LACKS_A_PROGRAM, /* one that they name does not come along */
+	NAMES_NO_PROGRAM,
+	WITHOUT_PROC,
 };
 
 /* The number of files that come with the right answer. */

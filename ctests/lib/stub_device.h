@@ -95,8 +95,9 @@ extern _Atomic int stub_signal;
 
 /*
  * Called, unless it is NULL, before each system call that the library makes by number, except those
- * for this device: so a test stops or kills a thread at a place of its choice. It may run in a
- * thread that has no thread-locals but an errno, and makes its own calls by stub_syscall().
+ * for this device: so a test stops or kills a thread at a place of its choice, or changes the
+ * arguments. It may run in a thread that has no thread-locals but an errno, and makes its own calls
+ * by stub_syscall().
  */
 extern void (*_Atomic stub_before)(long number, const long argument[6]);
 extern long (*stub_syscall)(long number, ...);

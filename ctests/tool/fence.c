@@ -6,23 +6,32 @@
  *   changes           which changes are counted, and that a process cannot write the counters
  *   outlive           asks, and checks its counters after each line of standard input
  *   crowd N           N processes ask, and keep what they got at the same time
- *   rude              clients that send nothing, garbage or too much
+ *   rude              clients that send what the service never reads
  *   unread            clients that never read their answers
+ *   lingers [1]       clients that send sockets whose closing waits; 1: whose peer stays
+ *   flood             8 processes that connect all the time
+ *   false             a service of user 0 without rights, whose counters are a file that it moves
+ *   locks             locks what is in the service's directory, as user 0 without rights
  *   load N            N unmaps that others interrupt: each is counted, or "open" is not 0
  *   cost N            ns of changes of memory, and of switches between processes
  */
+#include <dirent.h>
 #include <fcntl.h>
 #include <linux/capability.h>
 #include <linux/userfaultfd.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -32,7 +41,7 @@
 #include <unistd.h>
 #include "../lib/tap.h"
 
-enum { PAGE = 4096, LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 9 };
+enum { PAGE = 4096, LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 7 };
 
 static volatile _Atomic uint64_t *counters, *mine; /* the first line, and this process's */
 static uint32_t place;
@@ -57,29 +66,6 @@ static int dial(void)
 	return -1;
 }
 
-/* Asks the service. Returns whether it has answered, as agreed. */
-static int ask(void)
-{
-	struct { char magic[8]; uint32_t version, place; char more; } answer;
-	union { struct cmsghdr header; char room[CMSG_SPACE(16 * sizeof(int))]; } control;
-	struct iovec part = { &answer, sizeof(answer) };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
-	int it = dial();
-	ssize_t got;
-
-	if (it < 0 || send(it, "RDMAMRF1", 8, MSG_NOSIGNAL) != 8 || (got = recvmsg(it, &message, MSG_CMSG_CLOEXEC)) != 16)
-		return 0;
-	close(it);
-	count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-	if (!message.msg_controllen || count < 4 || count > FILES || memcmp(answer.magic, "RDMAMRF1", 8) || answer.version != 1 || answer.place >= LINES)
-		return 0;
-	memcpy(files, CMSG_DATA(&control.header), count * sizeof(int));
-	place = answer.place;
-	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, files[0], 0);
-	mine = counters + 8 * (1 + place);
-	return (void *)counters != MAP_FAILED;
-}
-
 /* Fresh memory, watched by a userfaultfd that wants no events. */
 static char *watched(size_t length)
 {
@@ -95,6 +81,52 @@ static char *watched(size_t length)
 	}
 	must(!ioctl(watch, UFFDIO_REGISTER, &range));
 	return at;
+}
+
+/* Finds the line that rises at each change of this process: others rise too, now and then. */
+static int find_line(void)
+{
+	static uint64_t before[LINES];
+	static bool stays[LINES];
+	int left = 0;
+
+	for (int tries = 0; tries < 100 && left != 1; tries++) {
+		char *at = watched(PAGE);
+
+		for (uint32_t n = 0; n < LINES; n++) {
+			stays[n] = stays[n] && left;
+			before[n] = atomic_load(&counters[8 * (1 + n)]);
+		}
+		munmap(at, PAGE);
+		left = 0;
+		for (uint32_t n = 0; n < LINES; n++) {
+			stays[n] = stays[n] || atomic_load(&counters[8 * (1 + n)]) == before[n];
+			if (!stays[n])
+				left++, place = n;
+		}
+	}
+	mine = counters + 8 * (1 + place);
+	return left == 1;
+}
+
+/* Asks the service. Returns whether it has answered, as agreed. */
+static int ask(void)
+{
+	char answer[9];
+	union { struct cmsghdr header; char room[CMSG_SPACE(16 * sizeof(int))]; } control;
+	struct iovec part = { answer, sizeof(answer) };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	int it = dial();
+
+	if (it < 0 || recvmsg(it, &message, MSG_CMSG_CLOEXEC) != 8)
+		return 0;
+	close(it);
+	count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
+	if (!message.msg_controllen || count < 4 || count > FILES || memcmp(answer, "RDMAMRF2", 8))
+		return 0;
+	memcpy(files, CMSG_DATA(&control.header), count * sizeof(int));
+	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, files[0], 0);
+	return (void *)counters != MAP_FAILED && find_line();
 }
 
 static char *unwatched(size_t length)
@@ -263,25 +295,6 @@ static void crowd(int number)
 		;
 }
 
-static void rude(void)
-{
-	char long_one[4096] = "RDMAMRF1";
-	int before = ask(), it;
-
-	ok(before, "the service answers");
-	for (int n = 0; n < 300; n++)
-		must(dial() >= 0);
-	ok(ask(), "although 300 have connected and ask nothing");
-	for (int n = 0; n < 100; n++) {
-		must((it = dial()) >= 0);
-		send(it, n & 1 ? "RDMAMRF2" : "\0\377", n & 1 ? 8 : 2, MSG_NOSIGNAL);
-		close(n & 2 ? it : -1);
-		must((it = dial()) >= 0);
-		send(it, long_one, n & 1 ? sizeof(long_one) : 9, MSG_NOSIGNAL);
-	}
-	ok(recv(it, long_one, 1, 0) <= 0, "who sends garbage gets nothing");
-}
-
 static int in_child(int (*succeeds)(void))
 {
 	int status = 1;
@@ -294,23 +307,37 @@ static int in_child(int (*succeeds)(void))
 
 static int another_asks(void) { return !seteuid(1) && ask(); }
 
-/* By a process of root without capabilities, which may open 1024 files. */
-static int sends_a_file(void)
+static void drop_capabilities(void)
 {
 	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
 	struct __user_cap_data_struct none[2] = { { 0 } };
-	struct rlimit limit = { 1024, 1024 };
-	union { struct cmsghdr header; char room[CMSG_SPACE(sizeof(int))]; } control = {
-		.header = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS },
+
+	must(!syscall(SYS_capset, &head, none));
+}
+
+/* One message with files, at most SCM_MAX_FD. Returns whether it could be sent. */
+static int send_files(int to, const char *bytes, size_t length, const int *sent, int number)
+{
+	union { struct cmsghdr header; char room[CMSG_SPACE(253 * sizeof(int))]; } control = {
+		.header = { .cmsg_len = CMSG_LEN(number * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS },
 	};
-	struct iovec part = { &limit, 1 };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct iovec part = { (char *)bytes, length };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(number * sizeof(int)) };
+
+	memcpy(CMSG_DATA(&control.header), sent, number * sizeof(int));
+	return sendmsg(to, &message, MSG_NOSIGNAL) == (ssize_t)length;
+}
+
+/* By a process of root without capabilities, which may open 1024 files. */
+static int sends_a_file(void)
+{
+	struct rlimit limit = { 1024, 1024 };
 	int pair[2];
 
 	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
-	memcpy(CMSG_DATA(&control.header), pair, sizeof(int));
-	must(!setrlimit(RLIMIT_NOFILE, &limit) && !syscall(SYS_capset, &head, none));
-	return sendmsg(pair[0], &message, MSG_NOSIGNAL) == 1;
+	must(!setrlimit(RLIMIT_NOFILE, &limit));
+	drop_capabilities();
+	return send_files(pair[0], "", 1, pair, 1);
 }
 
 /* A user asks by so many connections and reads no answer. The first are shut down with theirs. */
@@ -320,7 +347,6 @@ static void ask_and_leave(uid_t user, struct pollfd *clients, int number)
 	for (int n = 0; n < number; n++) {
 		clients[n] = (struct pollfd){ dial(), POLLIN, 0 };
 		must(clients[n].fd >= 0);
-		send(clients[n].fd, "RDMAMRF1", 8, MSG_NOSIGNAL);
 		if (n < 16 && poll(clients + n, 1, 10000) == 1)
 			shutdown(clients[n].fd, SHUT_RDWR);
 	}
@@ -361,6 +387,174 @@ static void unread(void)
 	ok(in_child(sends_a_file), "%d users who never read keep no process of root from sending files", USERS);
 }
 
+static void rude(void)
+{
+	char garbage[4096] = "RDMAMRF1";
+
+	ok(in_child(ask), "the service answers");
+	for (int n = 0; n < 100; n++) {
+		int it = dial();
+
+		must(it >= 0);
+		send(it, garbage, n & 1 ? 8 : sizeof(garbage), MSG_NOSIGNAL);
+		close(n & 2 ? it : -1);
+	}
+	ok(in_child(another_asks), "although 100 clients send garbage, and half of them stay");
+}
+
+/* A socket whose closing waits for an hour: it has unsent data, and its peer never reads. */
+static int lingering(void)
+{
+	static struct sockaddr_in address = { .sin_family = AF_INET };
+	static int listener = -1;
+	static char block[65536];
+	struct linger hour = { 1, 3600 };
+	socklen_t size = sizeof(address);
+	int small = 4096, it;
+
+	if (listener < 0) {
+		address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+		must((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+		setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
+		must(!bind(listener, (void *)&address, size) && !listen(listener, 1000) && !getsockname(listener, (void *)&address, &size));
+	}
+	must((it = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
+	setsockopt(it, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
+	must(!connect(it, (void *)&address, sizeof(address)));
+	while (send(it, block, sizeof(block), MSG_DONTWAIT) > 0)
+		;
+	must(!setsockopt(it, SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)));
+	return it;
+}
+
+/* Whether so many of them could be sent. This process waits for none. */
+static int sends_lingering(int to, int number)
+{
+	struct linger none = { 1, 0 };
+	int sent[253] = { 0 }, done;
+
+	for (int n = 0; n < number; n++)
+		sent[n] = lingering();
+	done = send_files(to, "", 1, sent, number);
+	for (int n = 0; n < number; n++) {
+		if (!done)
+			setsockopt(sent[n], SOL_SOCKET, SO_LINGER, &none, sizeof(none));
+		close(sent[n]);
+	}
+	return done;
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec + now.tv_nsec / 1e9;
+}
+
+static pid_t service_of(int connection)
+{
+	struct ucred service;
+	socklen_t size = sizeof(service);
+
+	must(!getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &service, &size));
+	return service.pid;
+}
+
+static void lingers(void)
+{
+	enum { CLIENTS = 24, SOCKETS = 5 };
+	struct pollfd client = { dial(), POLLIN, 0 };
+	pid_t service = service_of(client.fd);
+	int clients[CLIENTS], sent = 0;
+	double since;
+
+	must(poll(&client, 1, 10000) == 1);
+	ok(!sends_lingering(client.fd, SOCKETS), "no file comes to the service once it has accepted");
+	close(client.fd);
+	/* Before it has accepted. */
+	must(!kill(service, SIGSTOP));
+	for (int n = 0; n < CLIENTS; n++) {
+		must((clients[n] = dial()) >= 0);
+		sent += sends_lingering(clients[n], SOCKETS);
+	}
+	must(!kill(service, SIGCONT));
+	is(sent, CLIENTS, "%d clients have left %d sockets each whose closing waits for an hour", CLIENTS, SOCKETS);
+	usleep(100000);
+	for (int n = 0; n < CLIENTS; n++)
+		close(clients[n]);
+	since = seconds();
+	ok(in_child(another_asks), "the service answers another user meanwhile");
+	ok(in_child(ask), "and the same user");
+	ok(seconds() - since < 5, "within %.1f s", seconds() - since);
+}
+
+static int files_of(pid_t pid)
+{
+	char path[64];
+	DIR *folder;
+	int found = 0;
+
+	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
+	must((folder = opendir(path)));
+	while (readdir(folder))
+		found++;
+	closedir(folder);
+	return found;
+}
+
+static void flood(void)
+{
+	enum { PROCESSES = 8 };
+	int it = dial(), most = 0;
+	pid_t service = service_of(it), processes[PROCESSES];
+	double since = seconds();
+
+	close(it);
+	for (int n = 0; n < PROCESSES; n++) {
+		if ((processes[n] = fork()))
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		/* Half of them keep what they have. */
+		for (;;) {
+			it = dial();
+			if (n & 1)
+				close(it);
+		}
+	}
+	while (seconds() - since < 5) {
+		int now = files_of(service);
+
+		most = now > most ? now : most;
+		usleep(20000);
+	}
+	for (int n = 0; n < PROCESSES; n++)
+		kill(processes[n], SIGKILL), waitpid(processes[n], NULL, 0);
+	ok(most < 1024, "the service has at most %d files while %d processes connect all the time", most, PROCESSES);
+	since = seconds();
+	for (int tries = 0; tries < 20 && !in_child(ask); tries++)
+		usleep(20000);
+	ok(in_child(ask) && seconds() - since < 2, "it serves again %.1f s after", seconds() - since);
+}
+
+static void lock_all(void)
+{
+	DIR *folder = opendir("/run/rdmamr");
+	struct dirent *entry;
+
+	drop_capabilities();
+	must(folder && !flock(dirfd(folder), LOCK_EX | LOCK_NB));
+	while ((entry = readdir(folder))) {
+		int it = openat(dirfd(folder), entry->d_name, O_RDONLY);
+
+		if (it >= 0)
+			flock(it, LOCK_EX | LOCK_NB);
+	}
+	printf("locked\n");
+	fflush(stdout);
+	pause();
+}
+
 static void pinned(int policy, int priority)
 {
 	cpu_set_t first;
@@ -370,6 +564,40 @@ static void pinned(int policy, int priority)
 	CPU_SET(0, &first);
 	must(!sched_setaffinity(0, sizeof(first), &first));
 	must(!sched_setscheduler(0, policy, &param));
+}
+
+/* As the container of another that has the directory: it has root's number, and none of its rights. */
+static void serve_falsely(void)
+{
+	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
+	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), memory = memfd_create("counters", 0), given[4] = { memory, memory, memory, memory };
+	_Atomic uint64_t *line;
+
+	must(!ftruncate(memory, SIZE));
+	line = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+	must((void *)line != MAP_FAILED);
+	if (!fork()) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		pinned(SCHED_FIFO, 1);
+		for (;;)
+			atomic_fetch_add(line + 8, 1);
+	}
+	drop_capabilities();
+	must(!bind(listener, (void *)&address, sizeof(address)) && !chmod(address.sun_path, 0666) && !listen(listener, 16));
+	for (;;) {
+		int client = accept(listener, NULL, NULL);
+
+#ifdef OLD
+		static const char answer[16] = "RDMAMRF1\1";
+		char question[9];
+
+		recv(client, question, 9, 0);
+		send_files(client, answer, 16, given, 4);
+#else
+		send_files(client, "RDMAMRF2", 8, given, 4);
+#endif
+		close(client);
+	}
 }
 
 /* Others unmap all the time; one of more priority wakes up in the middle of that, and unmaps too. */
@@ -497,6 +725,14 @@ int main(int argc, char **argv)
 		return crowd(number), done_testing();
 	if (!strcmp(part, "rude"))
 		return rude(), done_testing();
+	if (!strcmp(part, "lingers"))
+		return lingers(), done_testing(), fflush(stdout), argc > 2 && pause();
+	if (!strcmp(part, "flood"))
+		return flood(), done_testing();
+	if (!strcmp(part, "false"))
+		serve_falsely();
+	if (!strcmp(part, "locks"))
+		return lock_all(), 0;
 	if (!strcmp(part, "unread"))
 		return unread(), done_testing();
 	must(ask());

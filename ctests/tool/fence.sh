@@ -9,7 +9,7 @@ tool=$1 client=$2/fence_service unmaps=${3:-20000}
 work=$(mktemp -d)
 service=
 trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
-socket=/run/rdmamr/fence
+socket=/run/rdmamr/fence lock=/run/rdmamr-fence/lock
 
 if ! "$tool" fence --check 2>"$work/check"; then
 	[ -n "${VM:-}" ] || { echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"; exit; }
@@ -49,19 +49,24 @@ else
 fi
 
 check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool" doctor)
+# A container that shares the directory has root's number, and none of its rights.
 mkdir -p ${socket%/*}
-"${nobody[@]}" flock --no-fork ${socket%/*} sleep 1000 &
+touch ${socket%/*}/lock
+"$client" locks >"$work/locks" &
 locks=$!
-check "a user can lock the directory" awaits finds flock --nonblock ${socket%/*} true
-start "the service starts, although a user has locked its directory"
+check "a container of root's can lock all of the directory" awaits grep -q locked "$work/locks"
+start "the service starts, although a container has locked its directory"
 kill $locks
-check "a user cannot lock the service's lock" finds "${nobody[@]}" flock --nonblock ${socket%/*}/lock true
+check "a user cannot lock the service's lock" finds "${nobody[@]}" flock --nonblock $lock true
+check "the lock's directory is root's alone" [ "$(stat -c '%u %a' ${lock%/*})" = "0 700" ]
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
 part "changes" "$client" changes
 part "rude clients" "$client" rude
 part "unread answers" "$client" unread
 part "a crowd" "$client" crowd 1000
+part "sockets that linger" "$client" lingers
+part "a flood" "$client" flood
 check "it serves a user" counted "${nobody[@]}"
 for kind in --pid --mount --user --net; do
 	check "a process in a namespace of its own: $kind" counted unshare --fork $kind
@@ -75,6 +80,17 @@ check "the doctor sees that the library asks no service in a user namespace with
 check "a second service is refused" refuses 'another "rdmamr fence"' "$tool" fence
 check "which leaves the first alone" "$client" ask
 part "interrupted" "$client" load "$unmaps"
+"$client" lingers 1 >"$work/lingers" &
+peer=$!
+check "sockets linger while their peer lives" awaits grep -q '^1\.\.' "$work/lingers"
+kill -TERM $service
+gone() { [ ! -e /proc/$service ] || grep -q '^State:.Z' /proc/$service/status; }
+check "the service ends by SIGTERM all the same" awaits gone
+kill -KILL $service 2>/dev/null
+wait $service
+check "with status 0" [ $? = 0 ]
+kill $peer
+start "it starts again"
 
 # A process outlives services.
 coproc old { "$client" outlive; }
@@ -108,7 +124,6 @@ os.setuid(int(sys.argv[2]))
 it.listen()
 while True:
     client = it.accept()[0]
-    client.recv(9)
     client.send(bytes.fromhex(sys.argv[3])) if sys.argv[3] else None
     client.close()
 ' $socket "$3" "$4" &
@@ -120,7 +135,15 @@ while True:
 }
 stands_in "the doctor sees that another user's process has the service's place" 'not run as root' 65534 ''
 stands_in "the doctor sees a service that refuses it" 'refuses this process' 0 ''
-stands_in "the doctor sees a service of another version" 'of another version' 0 "$(printf RDMAMRF1 | od -An -tx1 | tr -d ' ')0200000001000000"
+stands_in "the doctor sees a service of another version" 'of another version' 0 "$(printf RDMAMRF3 | od -An -tx1 | tr -d ' ')"
+
+"$client" false &
+false=$!
+check "a false service of root's without rights serves" awaits [ -S $socket ]
+RDMAMR_LOG=info RDMAMR_CACHE=all "$tool" run "$2/race" 100 >"$work/false" 2>&1
+check "the library does not believe it" grep "not the kernel's" "$work/false"
+kill $false
+rm $socket
 
 check "without rights it says what it needs" refuses CAP_BPF "${nobody[@]}" "$tool" fence --check
 check "two capabilities are enough" setpriv --inh-caps=-all --bounding-set=-all,+bpf,+perfmon "$tool" fence --check

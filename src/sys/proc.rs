@@ -479,6 +479,28 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     whole && any
 }
 
+/// Calls `each` for the lines of what the kernel says of a file of the calling thread's table
+/// (`/proc/thread-self/fdinfo`). Returns false if they cannot be read.
+#[must_use]
+pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
+    const FOLDER: &[u8] = b"/proc/thread-self/fdinfo/";
+    let mut path = [0; FOLDER.len() + 4];
+    path[..FOLDER.len()].copy_from_slice(FOLDER);
+    // The kernel refuses a number with a zero in front.
+    let digits = [100, 10, 1]
+        .into_iter()
+        .filter(|&place| fd >= place || place == 1);
+    for (place, to) in digits.zip(&mut path[FOLDER.len()..]) {
+        *to = b'0' + fd / place % 10;
+    }
+    CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
+        each_line(path, |line| {
+            each(line);
+            true
+        })
+    })
+}
+
 /// An open file of /proc.
 pub(super) struct File(Descriptor);
 

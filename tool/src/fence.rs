@@ -4,27 +4,29 @@
 //! `rdmamr-fence`.
 //!
 //! The kernel counts, by programs of BPF: `btf.rs` finds what they read, `programs.rs` has them,
-//! `bpf.rs` loads them. `trial.rs` proves that they count, and `service.rs` gives them out. The
+//! `bpf.rs` loads them. `trial.rs` proves that they count, `service.rs` gives them out, and
+//! `closers.rs` closes what processes leave. The
 //! service holds nothing that a process needs later: the process has files of its own.
 
 mod bpf;
 mod btf;
+mod closers;
 mod code;
 mod programs;
 mod service;
 mod trial;
 
 pub use self::service::{Absent, answers as service_answers};
-use crate::files::{kernel_release, read};
+use crate::files::{kernel_release, of_system, read};
 use crate::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
-use rdmamr_fence::{LINE, SIZE};
-use std::fs::File;
+use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};
 use std::io::{BufRead, BufReader};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
+use std::ptr::null_mut;
 use std::time::Duration;
 use trial::View;
 
@@ -47,7 +49,7 @@ pub struct Args {
 /// The initial PID namespace, in whose numbers the kernel knows processes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
 
-/// What a process gets: the counters, then the programs.
+/// What a process gets: the counters, then the links of the programs.
 struct Fence {
     counters: OwnedFd,
     programs: Vec<OwnedFd>,
@@ -88,7 +90,7 @@ pub fn lacks() -> Option<&'static str> {
         return Some("BTF (CONFIG_DEBUG_INFO_BTF)");
     }
     // The kernel finds variables by this list, which has them only with that option.
-    let symbols = BufReader::new(File::open("/proc/kallsyms").ok()?);
+    let symbols = BufReader::new(of_system("/proc/kallsyms", false).ok()?);
     let is_there = symbols
         .split(b'\n')
         .map_while(Result::ok)
@@ -112,7 +114,6 @@ impl Fence {
     fn load() -> Result<Fence> {
         let btf = Btf::of_kernel()?;
         let counters = bpf::array(SIZE, bpf::MAPPABLE)?;
-        bpf::freeze(&counters)?;
         let lines = processors()?.next_power_of_two();
         let private = bpf::array(lines as usize * LINE, 0)?;
         let depth = depth(&btf)?;
@@ -121,7 +122,9 @@ impl Fence {
             programs::at_switches(&btf, depth, counters.as_fd(), private.as_fd(), lines)?;
         let mut all = vec![switches];
         all.extend(programs::hooks(&btf, counters.as_fd())?);
-        let attached = all.iter().map(bpf::attach).collect::<Result<_>>()?;
+        let attached = all.iter().map(bpf::attach).collect::<Result<Vec<_>>>()?;
+        name(&counters, &attached)?;
+        bpf::freeze(&counters)?;
         trial::run(&View::of(&counters)?)?;
         Ok(Fence {
             counters,
@@ -129,6 +132,46 @@ impl Fence {
             instructions: all.iter().map(|it| it.code.instructions().len()).sum(),
         })
     }
+}
+
+/// Writes the ids of the links into the counters, which must not be frozen yet.
+fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
+    ensure!(links.len() <= MOST_LINKS, "too many programs");
+    let ids = links.iter().map(|link| {
+        let path = format!("/proc/self/fdinfo/{}", link.as_raw_fd());
+        let mut about = About::default();
+        let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+        text.lines().for_each(|line| about.read(line.as_bytes()));
+        about
+            .link()
+            .with_context(|| format!("{path} has no id of a link"))
+    });
+    let ids = ids.collect::<Result<Vec<_>>>()?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the call makes a new mapping and touches no other.
+    let at = unsafe {
+        libc::mmap(
+            null_mut(),
+            SIZE,
+            access,
+            libc::MAP_SHARED,
+            counters.as_raw_fd(),
+            0,
+        )
+    };
+    ensure!(
+        at != libc::MAP_FAILED,
+        "mmap: {}",
+        std::io::Error::last_os_error()
+    );
+    for (n, id) in ids.into_iter().enumerate() {
+        // SAFETY: the word is in the mapping and aligned, and no program writes it.
+        unsafe { at.byte_add(LINKS + 8 * n).cast::<u64>().write(id) };
+    }
+    // The kernel freezes no array that is mapped for writing.
+    // SAFETY: the mapping is the one made above, and nothing uses it.
+    unsafe { libc::munmap(at, SIZE) };
+    Ok(())
 }
 
 /// The number of processors that this machine can have.

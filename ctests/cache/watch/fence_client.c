@@ -6,7 +6,7 @@
  *
  * The service is a stand-in, at the service's path in a mount namespace of the test's own, and this
  * program counts in place of the kernel: it sees each system call that the library makes by number.
- * So this shows the client, and not that the kernel's counts come in time. The device is the
+ * It also answers what the files are in place of the kernel. So this shows the client, and not that the kernel's counts come in time. The device is the
  * stand-in too. Each part is a program of its own.
  */
 #include <limits.h>
@@ -422,7 +422,6 @@ static const struct row { const char *what; enum fence_kind kind; const char *pa
 	{ "a long answer", LONG, "uncounted", NULL },
 	{ "garbage", GARBAGE, "uncounted", NULL },
 	{ "another version", OTHER_VERSION, "uncounted", NULL },
-	{ "an index too large", INDEX_TOO_LARGE, "uncounted", NULL },
 	{ "no file", NO_FILES, "uncounted", NULL },
 	{ "too few files", FEW_FILES, "uncounted", NULL },
 	{ "too many files", MANY_FILES, "uncounted", NULL },
@@ -432,6 +431,15 @@ static const struct row { const char *what; enum fence_kind kind; const char *pa
 	{ "counters that stand still", COUNTS_NOTHING, "uncounted", NULL },
 	{ "counters without moves", COUNTS_NO_MOVES, "uncounted", NULL },
 	{ "counters without unmaps", COUNTS_NO_UNMAPS, "uncounted", NULL },
+	{ "counters on which two lines rise at each change", COUNTS_ELSEWHERE, "uncounted", NULL },
+	{ "counters that are no array of the kernel's", NOT_AN_ARRAY, "uncounted", NULL },
+	{ "counters that are not frozen", NOT_FROZEN, "uncounted", NULL },
+	{ "counters of another size", OF_ANOTHER_SIZE, "uncounted", NULL },
+	{ "a file that is no program", NOT_A_PROGRAM, "uncounted", NULL },
+	{ "a program of other counters", OTHER_PROGRAM, "uncounted", NULL },
+	{ "a program that does not come along", LACKS_A_PROGRAM, "uncounted", NULL },
+	{ "counters that name no program", NAMES_NO_PROGRAM, "uncounted", NULL },
+	{ "no /proc", WITHOUT_PROC, "uncounted", NULL },
 	{ "the kernel stops to count", SERVES, "stops", NULL },
 	{ "a processor skips counts", SERVES, "skips", NULL },
 	{ "a child of a process with counters", SERVES, "forks", NULL },

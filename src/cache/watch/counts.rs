@@ -159,20 +159,25 @@ impl Counts {
     }
 }
 
+/// A word of counters.
+///
+/// # Safety
+/// The line is of counters that stay mapped while the reference is used, and has the word.
+#[inline(always)]
+pub unsafe fn word(line: *mut u8, at: usize) -> &'static Plain {
+    // SAFETY: the word is an aligned u64 of a line that stays mapped (this function's contract), and
+    // the kernel changes it atomically.
+    unsafe { &*line.wrapping_add(at).cast::<Plain>() }
+}
+
 /// The counters in two lines.
 ///
 /// # Safety
-/// The pointers are to two lines of counters, which stay mapped.
+/// The pointers are to two lines of counters, which stay mapped while the references are used.
 #[inline(always)]
 pub unsafe fn counters(first: *mut u8, own: *mut u8) -> Counters<'static> {
-    let word = |line: *mut u8, at: usize| {
-        // SAFETY: the word is an aligned u64 of a line that stays mapped (this function's
-        // contract), and the kernel changes it atomically.
-        unsafe { &*line.wrapping_add(at).cast::<Plain>() }
-    };
-    Counters {
-        gaps: word(first, GAPS),
-        open: word(first, OPEN),
-        moves: word(own, MOVES),
-    }
+    // SAFETY: the lines have these words (this function's contract).
+    let [gaps, open, moves] =
+        [(first, GAPS), (first, OPEN), (own, MOVES)].map(|(line, at)| unsafe { word(line, at) });
+    Counters { gaps, open, moves }
 }

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The question to the service `rdmamr fence` for the counters of begun changes (`counts.rs`), in
-//! the reader's thread and in its table of descriptors: `helper_thread.rs` has the rules. It is
-//! asked once, at the start, and nothing waits for its answer: until the counters are proven, and
-//! if anything about them is unexpected, each fence asks the kernel.
+//! The connection to the service `rdmamr fence`, which gives the counters of begun changes
+//! (`counts.rs`), in the reader's thread and in its table of descriptors: `helper_thread.rs` has the
+//! rules. The service is asked once, at the start, and nothing waits for its answer: until the
+//! counters are proven, and if anything about them is unexpected, each fence asks the kernel. What
+//! is proven, `rdmamr_fence` says.
 //!
-//! The files of the programs that count stay open in the reader's table. While this process lives,
+//! The links of the programs that count stay open in the reader's table. While this process lives,
 //! they stay attached, whatever becomes of the service. A forked child inherits neither the files
 //! nor the mapping.
 
-use crate::watch::counts::{Counters, Word, counters};
+use crate::watch::counts::{Counters, Word, counters, word};
 use crate::watch::listeners::is_retired;
 use crate::watch::userfaultfd::{Userfaultfd, wait_for};
 use crate::watch::watch_fd::WATCH_FD;
 use core::mem::offset_of;
-use core::ptr::{null_mut, with_exposed_provenance_mut};
+use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering::*;
 use libc::{c_int, syscall};
-use rdmamr_fence::{ANSWER, FILES, MAGIC, SIZE, SOCKET, index_in, line};
+use rdmamr_fence::{About, FILES, LINES, LINKS, MAGIC, MOST_LINKS, SIZE, SOCKET, line};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{FAR_AWAY, PageRange, page_size};
+use rdmamr_sys::proc;
 
 /// The address of the mapping if the kernel has room there.
 const PLACE: usize = FAR_AWAY + (1 << 22);
@@ -30,8 +32,8 @@ const LIMIT: libc::timespec = libc::timespec {
     tv_nsec: 10_000_000,
 };
 
-/// How often the counters are tried at the start.
-const TRIES: usize = 3;
+/// How often the process changes memory of its own at the start, to find its line.
+const TRIES: usize = 16;
 
 /// The service has been asked, and has not answered.
 pub struct Question {
@@ -113,23 +115,6 @@ fn begin(address: &libc::sockaddr_un) -> Result<Question, &'static str> {
     if peer.uid != 0 {
         return Err("it does not run as root");
     }
-    let (flags, none) = (libc::MSG_NOSIGNAL, null_mut::<u8>());
-    let packet = MAGIC.as_ptr();
-    // SAFETY: the kernel reads the packet.
-    let sent = unsafe {
-        syscall(
-            libc::SYS_sendto,
-            socket,
-            packet,
-            MAGIC.len(),
-            flags,
-            none,
-            0,
-        )
-    };
-    if sent != MAGIC.len() as libc::c_long {
-        return Err("it takes no question");
-    }
     let (socket, limit) = (socket as c_int, LIMIT);
     Ok(Question { socket, limit })
 }
@@ -145,7 +130,7 @@ impl Question {
 
     /// Reads the answer. If the counters are proven, hits use them from now on.
     pub fn end(self) -> Counting {
-        let proven = receive(self.socket).and_then(|(file, index)| map(file, index));
+        let proven = receive(self.socket).and_then(|answer| map(answer.files()));
         // SAFETY: the number is this thread's own.
         unsafe { syscall(libc::SYS_close, self.socket) };
         match proven {
@@ -200,9 +185,19 @@ impl Counting {
     }
 }
 
-/// The file of the counters, and this process's index. All files that came with the answer are in
-/// the reader's table.
-fn receive(socket: c_int) -> Result<(c_int, u32), &'static str> {
+/// The files of an answer, all of them in the reader's table.
+struct Answer {
+    files: [c_int; *FILES.end() + 1],
+    count: usize,
+}
+
+impl Answer {
+    fn files(&self) -> &[c_int] {
+        &self.files[..self.count]
+    }
+}
+
+fn receive(socket: c_int) -> Result<Answer, &'static str> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     #[repr(C, align(8))]
     struct Control {
@@ -217,7 +212,7 @@ fn receive(socket: c_int) -> Result<(c_int, u32), &'static str> {
         files: [-1; *FILES.end() + 1],
     };
     // A longer packet is not the answer.
-    let mut packet = [0u8; ANSWER + 1];
+    let mut packet = [0u8; MAGIC.len() + 1];
     let mut part = libc::iovec {
         iov_base: packet.as_mut_ptr().cast(),
         iov_len: packet.len(),
@@ -231,50 +226,133 @@ fn receive(socket: c_int) -> Result<(c_int, u32), &'static str> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
     // SAFETY: the kernel writes to `packet` and `control`, no more than their sizes.
     let read = unsafe { syscall(libc::SYS_recvmsg, socket, &raw mut message, flags) };
-    let files = (message.msg_controllen as usize).saturating_sub(HEAD) / size_of::<c_int>();
-    let files = control.files.iter().take(files);
-    let files = files.filter(|&&file| file >= 0).count();
-    match read {
-        ..0 => Err("it gave no answer in time"),
-        0 => Err("it refuses this process"),
-        _ => usize::try_from(read)
-            .ok()
-            .and_then(|read| index_in(packet.get(..read)?))
-            .map(|index| (control.files[0], index))
-            .ok_or("its answer is of another version")
-            .and_then(|answer| match message.msg_flags & libc::MSG_CTRUNC {
-                0 if FILES.contains(&files) => Ok(answer),
-                _ => Err("not all its files could be received"),
-            }),
+    let count = (message.msg_controllen as usize).saturating_sub(HEAD) / size_of::<c_int>();
+    let received = control.files.iter().take(count);
+    let count = received.take_while(|&&file| file >= 0).count();
+    match usize::try_from(read) {
+        Err(_) => Err("it gave no answer in time"),
+        Ok(0) => Err("it refuses this process"),
+        Ok(read) if packet.get(..read) != Some(&MAGIC) => Err("its answer is of another version"),
+        _ if message.msg_flags & libc::MSG_CTRUNC != 0 || !FILES.contains(&count) => {
+            Err("not all its files could be received")
+        }
+        _ => Ok(Answer {
+            files: control.files,
+            count,
+        }),
     }
 }
 
+/// What the kernel says of a file; nothing if that cannot be read.
+fn about(file: c_int) -> About {
+    let mut about = About::default();
+    let read =
+        u8::try_from(file).is_ok_and(|fd| proc::each_line_about(fd, |line| about.read(line)));
+    if read { about } else { About::default() }
+}
+
 /// Maps the counters and proves them. Returns the two lines that this process reads.
-fn map(file: c_int, index: u32) -> Result<(*mut u8, *mut u8), &'static str> {
-    let own = line(index).ok_or("its answer is of another version")?;
+fn map(files: &[c_int]) -> Result<(*mut u8, *mut u8), &'static str> {
+    let [file, links @ ..] = files else {
+        return Err("not all its files could be received");
+    };
+    if !about(*file).is_counters() {
+        return Err("its counters are not the kernel's, or /proc does not show what they are");
+    }
     let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED);
     // SAFETY: the call makes a new mapping and touches no other.
-    let mapped = unsafe { syscall(libc::SYS_mmap, PLACE, SIZE, rights, flags, file, 0isize) };
+    let mapped = unsafe { syscall(libc::SYS_mmap, PLACE, SIZE, rights, flags, *file, 0isize) };
     if mapped == -1 {
         return Err("its counters cannot be mapped");
     }
     let first = with_exposed_provenance_mut::<u8>(mapped as usize);
     // SAFETY: the mapping is the one just made. A child does without it.
     let kept = unsafe { syscall(libc::SYS_madvise, first, SIZE, libc::MADV_DONTFORK) } == 0;
-    let own = first.wrapping_add(own);
-    // SAFETY: both lines are in the mapping. The references are not used once it ends.
-    let counters = unsafe { counters(first, own) };
-    // The kernel may skip a count (`open`), and the next try has it.
-    if !is_retired() && kept && (0..TRIES).any(|_| is_proven(&counters)) {
-        return Ok((first, own));
+    let is_named = |n: usize| {
+        let link = links.get(n).map_or(Some(0), |&link| about(link).link());
+        // SAFETY: the word is in the mapping, and a reference is not used once it ends.
+        link == Some(unsafe { word(first, LINKS + 8 * n) }.get(Relaxed))
+    };
+    let proven = if !(0..MOST_LINKS).all(is_named) {
+        Err("its programs are not those that its counters name")
+    } else if is_retired() || !kept {
+        Err("the process ends its cache")
+    } else {
+        // SAFETY: the mapping is of the whole counters.
+        unsafe { find(first) }.ok_or("its counters do not show each change")
+    };
+    if proven.is_err() {
+        // SAFETY: the mapping is the one made above, and nothing uses it.
+        unsafe { syscall(libc::SYS_munmap, first, SIZE) };
     }
-    // SAFETY: the mapping is the one made above, and nothing uses it.
-    unsafe { syscall(libc::SYS_munmap, first, SIZE) };
-    Err("its counters do not show each change")
+    proven.map(|own| (first, own))
+}
+
+/// The only line that rises at each change that this process makes.
+///
+/// # Safety
+/// `first` begins counters that stay mapped during the call.
+unsafe fn find(first: *mut u8) -> Option<*mut u8> {
+    let own = |index| first.wrapping_add(line(index));
+    // SAFETY: each line is in the mapping (this function's contract).
+    let of = |index| unsafe { counters(first, own(index)) };
+    let size = LINES as usize * size_of::<u64>();
+    let memory = helper_thread::map(size)?;
+    // The lines that have risen at each change: an index, and the lower half of the count.
+    // SAFETY: the memory is as large, this function's own, and all zeros are numbers.
+    let lines = unsafe { core::slice::from_raw_parts_mut(memory.cast::<u64>(), LINES as usize) };
+    let pair = |index: u64| index << 32 | of(index as u32).moves.get(Acquire) & 0xffff_ffff;
+    let mut found = None;
+    let mut left = 0;
+    for _ in 0..TRIES {
+        if left == 0 {
+            (0..)
+                .zip(&mut *lines)
+                .for_each(|(index, it)| *it = index << 32);
+            left = lines.len();
+        }
+        let Counters { gaps, open, .. } = of(0);
+        let before = gaps.get(Acquire);
+        let skips = open.get(Acquire) != 0;
+        let changed = changes(|change| {
+            lines[..left]
+                .iter_mut()
+                .for_each(|it| *it = pair(*it >> 32));
+            let changed = change();
+            let mut risen = 0;
+            for n in 0..left {
+                if pair(lines[n] >> 32) != lines[n] {
+                    lines[risen] = lines[n];
+                    risen += 1;
+                }
+            }
+            left = risen;
+            changed
+        });
+        if skips || gaps.get(Acquire) != before {
+            // The process's own line may have missed a count.
+            left = 0;
+        } else if !changed || left < 2 {
+            found = (changed && left == 1).then(|| own((lines[0] >> 32) as u32));
+            break;
+        }
+    }
+    // SAFETY: the memory is this function's own, and nothing uses it.
+    unsafe { helper_thread::unmap(memory, size) };
+    found
 }
 
 /// Whether the counters show each kind of change of watched memory at once.
 fn is_proven(counters: &Counters<'_>) -> bool {
+    changes(|change| {
+        let before = counters.moves.get(Acquire);
+        change() && counters.moves.get(Acquire) != before
+    })
+}
+
+/// Makes each kind of change of watched memory by `make`. Whether all have been made, and `make`
+/// has returned true for each.
+fn changes(mut make: impl FnMut(&dyn Fn() -> bool) -> bool) -> bool {
     let size = page_size() as usize;
     let Some(one) = helper_thread::map(3 * size) else {
         return false;
@@ -290,17 +368,13 @@ fn is_proven(counters: &Counters<'_>) -> bool {
     // No thread waits for a reader of this file.
     let file = Userfaultfd::open_without_events();
     let is_watched = file.is_some_and(|file| file.register(watched).is_ok());
-    let rises = |change: &dyn Fn() -> bool| {
-        let before = counters.moves.get(Acquire);
-        change() && counters.moves.get(Acquire) != before
-    };
-    let unmapped = rises(&|| {
+    let unmapped = make(&|| {
         // SAFETY: the page is this function's own, and nothing uses it.
         unsafe { helper_thread::unmap(two, size) };
         true
     });
     let new = core::cell::Cell::new(-1);
-    let moved = rises(&|| {
+    let moved = make(&|| {
         // Without an unmap, which would be counted too: of the old place, or of a fixed new one.
         // The hint keeps the page away from places that the program has just unmapped: it may map
         // something there, which must not end with this page.

@@ -1,51 +1,54 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The socket at which processes ask for the counters. One thread serves all of them, and waits for
-//! none: a process gets its answer as soon as it has asked.
+//! The socket at which processes ask for the counters. One thread serves all of them, waits for
+//! none, and reads nothing of what they send: a connection is the question, and a process gets its
+//! answer as soon as it has connected.
+//!
+//! A process can send files to a service that never reads them. The kernel closes them when the
+//! service closes its end, in the thread that closes, and that can take as long as the process
+//! wishes (SO_LINGER). So threads of their own close (`closers.rs`), and the serving thread drops no
+//! connection. A connection counts for its user until it is closed.
 //!
 //! The files of an answer that its process has not read are in flight on the account of this
 //! service's user, root, whose other processes can send no files when too many are. So the service
 //! keeps its end of the connection until the answer is read or gone, and gives no more than
 //! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
-use crate::files::owned;
+use super::closers::{Closers, Interrupter};
+use crate::files::{open_at, owned, result};
 use anyhow::{Context, Result, bail, ensure};
-use rdmamr_fence::{ANSWER, DIRECTORY, MAGIC, SOCKET, answer, index, index_in};
-use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{Error, ErrorKind};
+use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET};
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::ErrorKind;
 use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
-/// The most processes that have connected and have no answer. One more ends the oldest.
-const WAITING: usize = 256;
-/// The file that a service locks. Others cannot open it: who may open a file may lock it.
-const LOCK: &str = "/run/rdmamr/lock";
+/// The directory of the lock, which only root may enter. Containers that share the socket's do not
+/// see it: who may open a file may lock it.
+const PRIVATE: &str = "/run/rdmamr-fence";
+/// The file that a service locks.
+const LOCK: &str = "/run/rdmamr-fence/lock";
 /// How long a process may have no answer.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// When the service looks again whether the answers have been read that keep a process waiting.
-/// The library waits 10 ms.
+/// When the service looks again whether the answers have been read, or the connections closed, that
+/// keep a process waiting. The library waits 10 ms.
 const AGAIN: Duration = Duration::from_millis(1);
+/// The most connections of a user that are not closed. One more is closed without an answer.
+const OF_USER: usize = 192;
+/// The most connections that are not closed. Further processes wait in the socket's queue.
+const MOST: usize = 960;
 /// The most answers that the processes of a user have not read.
 const UNREAD: usize = 32;
 /// The most files of unread answers. A process of root without privileges can send files until as
 /// many are in flight as it may open itself, 1024 by default.
 const IN_FLIGHT: usize = 768;
 
-/// The result of a system call.
-fn result(value: impl Into<i64>) -> std::io::Result<i64> {
-    match value.into() {
-        -1 => Err(Error::last_os_error()),
-        value => Ok(value),
-    }
-}
-
-/// The socket, and the lock that keeps a second service away.
+/// The lock that keeps a second service away, and the signals that end this one.
 pub struct Service {
-    listener: OwnedFd,
-    /// The signals that end the service.
     signals: OwnedFd,
     _lock: File,
 }
@@ -57,71 +60,73 @@ impl Drop for Service {
     }
 }
 
+/// A directory of root's that nobody else may write. It has this mode if it is made.
+fn directory(path: &str, mode: u32) -> Result<File> {
+    let made = DirBuilder::new().mode(mode).create(path);
+    if let Err(error) = made
+        && error.kind() != ErrorKind::AlreadyExists
+    {
+        return Err(error).with_context(|| format!("{path} (the service needs root)"));
+    }
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
+    let it = open_at(libc::AT_FDCWD, &CString::new(path)?, flags, 0)
+        .with_context(|| format!("{path} must be a directory of root's"))?;
+    let it = File::from(it);
+    let about = it.metadata().context(path.to_owned())?;
+    ensure!(
+        about.uid() == 0 && about.mode() & 0o022 == 0,
+        "{path} must be a directory of root's that nobody else may write"
+    );
+    Ok(it)
+}
+
 impl Service {
     pub fn open() -> Result<Service> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(DIRECTORY)
-            .with_context(|| format!("{DIRECTORY} (the service needs root)"))?;
-        let about = fs::symlink_metadata(DIRECTORY).context(DIRECTORY)?;
-        ensure!(
-            about.is_dir() && about.uid() == 0 && about.mode() & 0o022 == 0,
-            "{DIRECTORY} must be a directory of root's that nobody else may write"
-        );
-        let lock = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(LOCK)
+        directory(DIRECTORY, 0o755)?;
+        let private = directory(PRIVATE, 0o700)?;
+        // systemd makes both directories with one mode.
+        private
+            .set_permissions(Permissions::from_mode(0o700))
+            .context(PRIVATE)?;
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW;
+        let lock = open_at(private.as_raw_fd(), c"lock", flags, 0o600)
             .with_context(|| format!("{LOCK} (the service needs root)"))?;
+        let lock = File::from(lock);
         if lock.try_lock().is_err() {
             bail!("another \"rdmamr fence\" serves this machine ({LOCK} is locked)");
         }
-        match fs::remove_file(SOCKET) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).context(SOCKET),
-            _ => {}
-        }
-        let signals = signals()?;
-        let listener = listen().context(SOCKET)?;
         Ok(Service {
-            listener,
-            signals,
+            signals: signals()?,
             _lock: lock,
         })
     }
 
-    /// Gives the files to each process that asks, until a signal ends the service.
+    /// Gives the files to each process that connects, until a signal ends the service. The listener
+    /// and the connections stay open until the process ends, whose end waits for nothing in them.
     pub fn serve(self, files: &[&OwnedFd]) -> Result<()> {
-        // Processes may connect from now on.
-        fs::set_permissions(SOCKET, Permissions::from_mode(0o666)).context(SOCKET)?;
-        let mut answers = Answers {
-            files: files.iter().map(|file| file.as_raw_fd()).collect(),
-            unread: Vec::new(),
-        };
-        let mut waiting: VecDeque<Waiting> = VecDeque::new();
+        let files: Vec<_> = files.iter().map(|file| file.as_raw_fd()).collect();
+        let closers = Closers::start()?;
+        let interrupter = Interrupter::of_this_thread()?;
+        let listener = listen().context(SOCKET)?.into_raw_fd();
+        let mut connections = Connections::default();
         loop {
-            let fixed = [&self.signals, &self.listener].map(AsRawFd::as_raw_fd);
-            // What a process sends after its question is nothing to wake up for.
-            let silent = waiting.iter().filter(|it| it.asks.is_none());
-            let polled = silent.map(|it| it.connection.as_raw_fd());
-            let mut polled: Vec<_> = fixed
-                .into_iter()
-                .chain(polled)
-                .map(|fd| libc::pollfd {
-                    fd,
-                    events: libc::POLLIN,
-                    revents: 0,
-                })
-                .collect();
-            let timeout = if waiting.is_empty() {
-                -1
-            } else if waiting.iter().any(|it| it.asks.is_some()) {
-                AGAIN.as_millis() as i32
-            } else {
-                PATIENCE.as_millis() as i32
+            connections.forget(&closers);
+            let has_room = connections.open.len() < MOST;
+            let watched = |fd, events| libc::pollfd {
+                fd,
+                events,
+                revents: 0,
+            };
+            let mut polled = vec![
+                watched(self.signals.as_raw_fd(), libc::POLLIN),
+                watched(if has_room { listener } else { -1 }, libc::POLLIN),
+            ];
+            // A process that has gone needs no answer.
+            let waiting = connections.open.iter().filter(|it| it.is(State::Waits));
+            polled.extend(waiting.map(|it| watched(it.socket, 0)));
+            let timeout = match has_room && polled.len() == 2 {
+                true => -1,
+                false => AGAIN.as_millis() as i32,
             };
             // SAFETY: the list has as many elements.
             let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as u64, timeout) };
@@ -132,39 +137,19 @@ impl Service {
             if polled[0].revents != 0 {
                 return Ok(());
             }
-            answers.unread.retain(Unread::is_unread);
-            let served = waiting.drain(..).filter_map(|it| answers.serve(it));
-            waiting = served.filter(|it| it.since.elapsed() < PATIENCE).collect();
+            let _interrupted = interrupter.begin();
+            let gone = polled[2..].iter().filter(|it| it.revents != 0);
+            let gone: Vec<_> = gone.map(|it| it.fd).collect();
+            connections.end(&closers, |it| match it.state {
+                State::Waits => gone.contains(&it.socket) || it.since.elapsed() >= PATIENCE,
+                State::Answered => !it.is_unread(),
+                State::Closes => false,
+            });
             if polled[1].revents != 0 {
-                self.accept(&mut answers, &mut waiting);
+                connections.accept(listener);
             }
-        }
-    }
-
-    /// Takes the processes that have connected, and answers those that have asked.
-    fn accept(&self, answers: &mut Answers, waiting: &mut VecDeque<Waiting>) {
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-        for _ in 0..64 {
-            // SAFETY: no address is asked for.
-            let accepted =
-                unsafe { libc::accept4(self.listener.as_raw_fd(), null_mut(), null_mut(), flags) };
-            let connection = match owned(accepted) {
-                Ok(connection) => connection,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The system has no descriptor left. Others give theirs back.
-                Err(_) => return std::thread::sleep(Duration::from_millis(10)),
-            };
-            let process = Waiting {
-                connection,
-                since: Instant::now(),
-                asks: None,
-            };
-            if let Some(process) = answers.serve(process) {
-                if waiting.len() == WAITING {
-                    waiting.pop_front();
-                }
-                waiting.push_back(process);
-            }
+            connections.answer(&files);
+            connections.end(&closers, |it| it.is(State::Closes) && !it.given);
         }
     }
 }
@@ -225,29 +210,20 @@ pub fn answers() -> Result<(), Absent> {
             _ => Absent::Refused("it accepts no connection"),
         },
     )?;
-    if peer(&socket).is_none_or(|peer| peer.uid != 0) {
+    if peer(socket.as_raw_fd()).is_none_or(|peer| peer.uid != 0) {
         return Err(Absent::Refused("it does not run as root"));
     }
     let silent = Absent::Refused("it does not answer");
-    // SAFETY: the packet has as many bytes.
-    let sent = unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            MAGIC.as_ptr().cast(),
-            MAGIC.len(),
-            libc::MSG_NOSIGNAL,
-        )
-    };
     let mut polled = libc::pollfd {
         fd: socket.as_raw_fd(),
         events: libc::POLLIN,
         revents: 0,
     };
     // SAFETY: the list has one element.
-    if sent != MAGIC.len() as isize || unsafe { libc::poll(&mut polled, 1, PATIENCE) } != 1 {
+    if unsafe { libc::poll(&mut polled, 1, PATIENCE) } != 1 {
         return Err(silent);
     }
-    let mut packet = [0u8; ANSWER + 1];
+    let mut packet = [0u8; MAGIC.len() + 1];
     // SAFETY: the buffer has as many bytes. Files that come along are closed.
     let read = unsafe {
         libc::recv(
@@ -259,14 +235,14 @@ pub fn answers() -> Result<(), Absent> {
     };
     match usize::try_from(read) {
         Ok(0) => Err(Absent::Refused("it refuses this process")),
-        Ok(read) if packet.get(..read).and_then(index_in).is_some() => Ok(()),
+        Ok(read) if packet.get(..read) == Some(&MAGIC) => Ok(()),
         Ok(_) => Err(Absent::Refused("it is of another version")),
         Err(_) => Err(silent),
     }
 }
 
 /// The process at the other end.
-fn peer(socket: &OwnedFd) -> Option<libc::ucred> {
+fn peer(socket: RawFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred {
         pid: 0,
         uid: 0,
@@ -275,87 +251,144 @@ fn peer(socket: &OwnedFd) -> Option<libc::ucred> {
     let mut length = size_of_val(&peer) as u32;
     let (level, name, at) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
     // SAFETY: the structure is the option's, and as long.
-    let got = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, at, &mut length) };
+    let got = unsafe { libc::getsockopt(socket, level, name, at, &mut length) };
     (got == 0).then_some(peer)
 }
 
-/// Makes the socket. Only root may connect yet.
+/// Makes the socket, in the place of an old one. Any user may connect.
 fn listen() -> Result<OwnedFd> {
+    match fs::remove_file(SOCKET) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
     let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: socket takes no pointers.
     let listener = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
+    // The file gets the mode of the socket, less the mask. A chmod of its name could follow a link
+    // that a container has put in its place.
+    // SAFETY: umask has no preconditions, and no other thread makes files.
+    unsafe { libc::umask(0) };
+    // SAFETY: fchmod takes no pointers.
+    result(unsafe { libc::fchmod(listener.as_raw_fd(), 0o666) })?;
     let (address, length) = address();
     // SAFETY: the address is valid and as long.
     result(unsafe { libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length) })?;
-    fs::set_permissions(SOCKET, Permissions::from_mode(0o600))?;
     // SAFETY: listen takes no pointers.
     result(unsafe { libc::listen(listener.as_raw_fd(), 4096) })?;
     Ok(listener)
 }
 
-/// A process that has connected and has no answer.
-struct Waiting {
-    connection: OwnedFd,
-    since: Instant,
-    /// Who it is, when it has asked.
-    asks: Option<libc::ucred>,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// For room for its answer.
+    Waits,
+    /// The answer has been sent.
+    Answered,
+    /// The connection is done with.
+    Closes,
 }
 
-/// A connection by which an answer went, and the user who got it.
-struct Unread {
-    connection: OwnedFd,
+/// A connection of a process. The closers close it.
+#[derive(Clone, Copy)]
+struct Connection {
+    socket: RawFd,
     user: u32,
+    since: Instant,
+    state: State,
+    /// A closer has it.
+    given: bool,
 }
 
-impl Unread {
+impl Connection {
+    fn is(&self, state: State) -> bool {
+        self.state == state
+    }
+
     /// The end of the connection would not tell: a process can shut it down with the answer in it.
     fn is_unread(&self) -> bool {
         let mut bytes = 0i32;
         // SIOCOUTQ, by its other name: how much of what was sent has been neither read nor dropped.
-        let (socket, call) = (self.connection.as_raw_fd(), libc::TIOCOUTQ);
         // SAFETY: the kernel writes one number.
-        let asked = unsafe { libc::ioctl(socket, call, &raw mut bytes) };
+        let asked = unsafe { libc::ioctl(self.socket, libc::TIOCOUTQ, &raw mut bytes) };
         asked == 0 && bytes > 0
     }
 }
 
-/// What processes get, and the answers that they have not read.
-struct Answers {
-    files: Vec<RawFd>,
-    unread: Vec<Unread>,
+/// All that are not closed.
+#[derive(Default)]
+struct Connections {
+    open: Vec<Connection>,
 }
 
-impl Answers {
-    /// Reads the question of a process and answers it. Returns the process if it has not asked yet,
-    /// or must wait. Answered or not, any other is done with.
-    fn serve(&mut self, mut process: Waiting) -> Option<Waiting> {
-        if process.asks.is_none() {
-            let mut question = [0u8; MAGIC.len() + 1];
-            let (socket, at) = (process.connection.as_raw_fd(), question.as_mut_ptr());
-            // SAFETY: the buffer has as many bytes. Files that come along are closed, as none are
-            // asked for.
-            let read = unsafe { libc::recv(socket, at.cast(), question.len(), 0) };
-            match result(read as i64) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Some(process),
-                Ok(read) if question.get(..read as usize) == Some(&MAGIC) => {}
-                _ => return None,
+impl Connections {
+    /// Forgets those that are closed.
+    fn forget(&mut self, closers: &Closers) {
+        while let Some(closed) = closers.closed() {
+            // The first: a later one has the number anew.
+            let at = self.open.iter();
+            let at = at.zip(0..).find(|(it, _)| it.given && it.socket == closed);
+            if let Some((_, at)) = at {
+                self.open.remove(at);
             }
-            process.asks = peer(&process.connection);
         }
-        // A process of a PID namespace that is not below this one's has no number here.
-        let peer = process.asks.filter(|peer| peer.pid > 0)?;
-        let of_user = self.unread.iter().filter(|it| it.user == peer.uid).count();
-        if of_user >= UNREAD || (self.unread.len() + 1) * self.files.len() > IN_FLIGHT {
-            return Some(process);
+    }
+
+    /// Gives the closers what is to end.
+    fn end(&mut self, closers: &Closers, ends: impl Fn(&Connection) -> bool) {
+        for it in self.open.iter_mut().filter(|it| ends(it)) {
+            (it.state, it.given) = (State::Closes, true);
+            closers.close(it.socket);
         }
-        let packet = answer(index(peer.pid as u32));
-        if send(process.connection.as_raw_fd(), &packet, &self.files).is_ok() {
-            self.unread.push(Unread {
-                connection: process.connection,
-                user: peer.uid,
+    }
+
+    /// Takes the processes that have connected.
+    fn accept(&mut self, listener: RawFd) {
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        for _ in 0..64.min(MOST - self.open.len()) {
+            // SAFETY: no address is asked for.
+            let socket = unsafe { libc::accept4(listener, null_mut(), null_mut(), flags) };
+            if let Err(error) = result(socket) {
+                // The system has no descriptor left. Others give theirs back.
+                if error.kind() != ErrorKind::WouldBlock {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                return;
+            }
+            // Nothing more comes in.
+            // SAFETY: shutdown takes no pointers.
+            unsafe { libc::shutdown(socket, libc::SHUT_RD) };
+            let user = peer(socket).map_or(u32::MAX, |peer| peer.uid);
+            let of_user = self.open.iter().filter(|it| it.user == user).count();
+            self.open.push(Connection {
+                socket,
+                user,
+                since: Instant::now(),
+                state: match of_user < OF_USER {
+                    true => State::Waits,
+                    false => State::Closes,
+                },
+                given: false,
             });
         }
-        None
+    }
+
+    /// Answers those for whose answers there is room.
+    fn answer(&mut self, files: &[RawFd]) {
+        let mut unread: HashMap<u32, usize> = HashMap::new();
+        let answered = self.open.iter().filter(|it| it.is(State::Answered));
+        answered.for_each(|it| *unread.entry(it.user).or_default() += 1);
+        let mut all: usize = unread.values().sum();
+        for it in self.open.iter_mut().filter(|it| it.is(State::Waits)) {
+            let of_user = unread.entry(it.user).or_default();
+            if *of_user >= UNREAD || (all + 1) * files.len() > IN_FLIGHT {
+                continue;
+            }
+            it.state = match send(it.socket, &MAGIC, files) {
+                Ok(_) => State::Answered,
+                Err(_) => State::Closes,
+            };
+            (*of_user, all) = (*of_user + 1, all + 1);
+        }
     }
 }
 

@@ -62,7 +62,7 @@ pub fn run(view: &View) -> Result<()> {
 
 /// Unmaps a watched page, and moves another one.
 fn once(view: &View) -> Result<()> {
-    let line = line(index(std::process::id())).context("no line")?;
+    let line = line(index(std::process::id()));
     let (watch, _) = userfaultfd_with(0).context("userfaultfd(2)")?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let memory = map(

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The threads that close the connections of processes. What a process has sent is closed with its
+//! connection, in the thread that closes. A socket with SO_LINGER keeps that thread in the kernel
+//! until its data has gone, for as long as the process wishes, or until a signal: so a timer
+//! interrupts a thread that is in the kernel for long. A file whose file system is gone may keep a
+//! thread for ever. It is one of several, and a user can leave no more than [`CLOSERS`] of them.
+
+use anyhow::{Context, Result};
+use std::io::Error;
+use std::mem::zeroed;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+
+/// How many threads close.
+const CLOSERS: usize = 8;
+/// After how many ns a thread is interrupted, again and again.
+const LONG: i64 = 10_000_000;
+const SIGNAL: i32 = libc::SIGUSR1;
+
+pub struct Closers {
+    close: Sender<RawFd>,
+    closed: Receiver<RawFd>,
+}
+
+impl Closers {
+    pub fn start() -> Result<Closers> {
+        let (close, next) = channel();
+        let (done, closed) = channel();
+        let next = Arc::new(Mutex::new(next));
+        for _ in 0..CLOSERS {
+            let (next, done) = (next.clone(), done.clone());
+            let closes = move || {
+                let Ok(interrupter) = Interrupter::of_this_thread() else {
+                    return;
+                };
+                loop {
+                    // In a statement of its own, so that the others may take the next.
+                    let next = next.lock().map(|next| next.recv());
+                    let Ok(Ok(socket)) = next else { return };
+                    let interrupted = interrupter.begin();
+                    // SAFETY: the service has given this connection away.
+                    unsafe { libc::close(socket) };
+                    drop(interrupted);
+                    if done.send(socket).is_err() {
+                        return;
+                    }
+                }
+            };
+            std::thread::Builder::new()
+                .spawn(closes)
+                .context("starting a thread")?;
+        }
+        Ok(Closers { close, closed })
+    }
+
+    /// Has a thread close the connection.
+    pub fn close(&self, socket: RawFd) {
+        // The threads do not end before the service.
+        let _ = self.close.send(socket);
+    }
+
+    /// A connection that has been closed. Its number may be another's meanwhile.
+    pub fn closed(&self) -> Option<RawFd> {
+        self.closed.try_recv().ok()
+    }
+}
+
+/// A timer that interrupts the calling thread.
+pub struct Interrupter(i32);
+
+impl Interrupter {
+    pub fn of_this_thread() -> Result<Interrupter> {
+        extern "C" fn nothing(_: i32) {}
+        // SAFETY: all zeros is a valid action: no flags, so that no call is restarted.
+        let mut action: libc::sigaction = unsafe { zeroed() };
+        action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+        // SAFETY: the action is valid, and the old one is not asked for.
+        unsafe { libc::sigaction(SIGNAL, &action, null_mut()) };
+        // SAFETY: all zeros is a valid event.
+        let mut event: libc::sigevent = unsafe { zeroed() };
+        event.sigev_notify = libc::SIGEV_THREAD_ID;
+        event.sigev_signo = SIGNAL;
+        // The wheel's glibc, 2.28, has no gettid(), and its timers are in another library.
+        // SAFETY: gettid takes no arguments.
+        event.sigev_notify_thread_id = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+        let mut timer = 0;
+        let (clock, event) = (libc::CLOCK_MONOTONIC, &raw const event);
+        // SAFETY: the kernel reads the event and writes one number.
+        match unsafe { libc::syscall(libc::SYS_timer_create, clock, event, &raw mut timer) } {
+            0 => Ok(Interrupter(timer)),
+            _ => Err(Error::last_os_error()).context("timer_create"),
+        }
+    }
+
+    fn set(&self, ns: i64) {
+        let time = libc::timespec {
+            tv_sec: 0,
+            tv_nsec: ns,
+        };
+        let times = libc::itimerspec {
+            it_interval: time,
+            it_value: time,
+        };
+        let (flags, none) = (0, null_mut::<libc::itimerspec>());
+        // SAFETY: the timer is this value's, and the kernel reads the times.
+        unsafe {
+            libc::syscall(
+                libc::SYS_timer_settime,
+                self.0,
+                flags,
+                &raw const times,
+                none,
+            )
+        };
+    }
+
+    /// Until the result is dropped, calls that wait for long are interrupted.
+    pub fn begin(&self) -> Interrupted<'_> {
+        self.set(LONG);
+        Interrupted(self)
+    }
+}
+
+pub struct Interrupted<'a>(&'a Interrupter);
+
+impl Drop for Interrupted<'_> {
+    fn drop(&mut self) {
+        self.0.set(0);
+    }
+}
