@@ -71,15 +71,13 @@ fn has_more_rights() -> bool {
     let mut header = [VERSION, 0];
     // The effective, permitted and inheritable set, in two halves.
     let mut sets = [[0u32; 3]; 2];
-    // SAFETY: the arrays have the layout of this version, and the other calls take no pointers.
-    let (failed, user, dumpable) = unsafe {
-        (
-            syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) != 0,
-            syscall(libc::SYS_geteuid),
-            syscall(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0),
-        )
-    };
-    let has_capabilities = failed || sets.iter().any(|set| set[0] | set[1] != 0);
+    // SAFETY: the arrays have the layout of this version.
+    let got = unsafe { syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) } == 0;
+    // SAFETY: the call takes no arguments.
+    let user = unsafe { syscall(libc::SYS_geteuid) };
+    // SAFETY: the call takes no pointers.
+    let dumpable = unsafe { syscall(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0) };
+    let has_capabilities = !got || sets.iter().any(|set| set[0] | set[1] != 0);
     dumpable != 1 || (user != 0 && has_capabilities)
 }
 

@@ -121,7 +121,7 @@ mkfifo pipe
 RDMAMR_TRACE=$work/pipe LD_PRELOAD=$library timeout 500 "$calls" 2>said
 check "a pipe without a reader does not block the program" [ $? = 0 ]
 # A write beyond that limit raises a signal that would end the program.
-head -c 4096 /dev/zero >limited
+{ printf RDMAMRTR && head -c 4088 /dev/zero; } >limited
 for setting in RDMAMR_TRACE RDMAMR_STATS; do
 	(ulimit -f 4 && exec env $setting="$work/limited" LD_PRELOAD="$library" "$calls") 2>said
 	check "a file at RLIMIT_FSIZE: the program runs with $setting" [ $? = 0 ]
