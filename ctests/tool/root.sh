@@ -134,6 +134,7 @@ check "root has a user's process record into the user's folder" traced $user "$v
 check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
 check "and stops" traced $user "$victim" --off
 check "the report knows that it was stopped" grep -q 'recorded until it was stopped' <("$tool" report --text theirs/good.trace | tr -s '\n ' ' ')
+check "again into the same file" traced $user "$victim" --for 1 -o "$work/theirs/good.trace"
 check "root makes no file of a user's in root's folder" fails traced $user "$victim" --on -o "$work/roots/new.trace"
 check "none" [ -z "$(ls -A roots)" ]
 as $other sh -c 'umask 0; : >shared/first.trace'

@@ -82,6 +82,10 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let file = args.output.clone();
     let file = file.unwrap_or_else(|| format!("{}.trace", args.pid).into());
     let file = std::path::absolute(file)?;
+    if word(&found, offset_of!(TraceSwitch, state))? == 1 {
+        // The end of an earlier recording must not come into the emptied file.
+        stop(&found)?;
+    }
     let (place, written) = to_append(&file).with_context(|| shown(&file))?;
     traces::empty(&written).with_context(|| shown(&file))?;
     let is_empty = || written.metadata().is_ok_and(|it| it.len() == 0);
@@ -160,7 +164,7 @@ fn why_not(pid: u32) -> String {
 /// Root makes the file with the rights of the process's user, who writes it: so root's rights make no
 /// file, and give none away.
 fn become_its_user(found: &Found) -> Result<()> {
-    if me() != 0 {
+    if me() != 0 || found.user == 0 {
         return Ok(());
     }
     let ids = |name: &str| {
