@@ -166,7 +166,7 @@ fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
     );
     for (n, id) in ids.into_iter().enumerate() {
         // SAFETY: the word is in the mapping and aligned, and no program writes it.
-        unsafe { at.byte_add(LINKS + 8 * n).cast::<u64>().write(id) };
+        unsafe { at.wrapping_byte_add(LINKS + 8 * n).cast::<u64>().write(id) };
     }
     // The kernel freezes no array that is mapped for writing.
     // SAFETY: the mapping is the one made above, and nothing uses it.
