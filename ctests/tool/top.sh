@@ -335,6 +335,7 @@ is "so does Ctrl-C" "1, 0 file, 1 line" "$(quiet interrupted timeout --preserve-
 check "the process records on request after that" attached --on -o "$work/late.trace"
 "$tool" trace --pid "$first" --off 2>"$work/stop.said"
 check "it says when the last calls come" grep -q "^rdmamr: the process writes its last calls and stops recording at its next registration" "$work/stop.said"
+ask first "again 1" >/dev/null
 check "a report does not call a leak what it cannot know" grep -qx "No recorded call failed. Which regions were left registered is not known." \
 	<("$tool" report --text "$work/late.trace")
 check "for a process without the library it prints the command for bpftrace" bash -c \
