@@ -57,8 +57,14 @@ pub fn status(pid: u32, name: &str) -> Option<String> {
 
 /// The names in a folder, in their order; none if it cannot be read.
 pub fn names(folder: impl AsRef<Path>) -> Vec<String> {
+    first_names(folder, usize::MAX)
+}
+
+/// The same, at most so many: of a folder that another user can fill.
+pub fn first_names(folder: impl AsRef<Path>, most: usize) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
+        .take(most)
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
         .collect();
     names.sort();

@@ -119,7 +119,7 @@ mod tests {
         // The address is not that of the file, and any answer will do.
         for address in (0..1 << 24).step_by(4096).chain([main]) {
             let frames = symbols.frames(address);
-            drop(frames.and_then(|mut frames| frames.next().ok()));
+            let _ = frames.and_then(|mut frames| frames.next().ok());
             symbols.symbol(address);
         }
         assert!(Symbols::read(&path).is_none());

@@ -8,11 +8,12 @@
 //! mount namespace is found by the mapping of its process, and no path there is followed.
 
 use crate::files::named::me;
-use crate::files::{names, of_system, open_at, processes, result, status};
+use crate::files::{first_names, of_system, open_at, processes, result, status};
 use rdmamr_live_page::{
     DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
 };
-use std::collections::{BTreeSet, HashSet};
+use std::cell::LazyCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CString;
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -42,16 +43,17 @@ pub struct Found {
 pub fn find() -> Vec<Found> {
     let mut pages = Vec::new();
     let mut seen = HashSet::new();
+    let inside = LazyCell::new(inside);
     for (parent, folder, user) in folders() {
         let Ok(folder) = open_folder(&parent, &folder, user) else {
             continue;
         };
         let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
-        for file in names(&path).into_iter().take(MOST_FILES) {
+        for file in first_names(&path, MOST_FILES) {
             let Some(named) = parse_name(file.as_bytes()) else {
                 continue;
             };
-            match in_folder(&folder, &file, named, user) {
+            match in_folder(&folder, &file, named, user, &inside) {
                 Ok(found) if seen.insert(found.pid) => pages.push(found),
                 Ok(_) | Err(Gone::Unknown) => {}
                 Err(Gone::Ended) => drop(fs::remove_file(path.join(file))),
@@ -158,8 +160,21 @@ fn in_folder(
     file: &str,
     named: (u64, u32, u64),
     user: u32,
+    inside: &HashMap<(u64, u32), u32>,
 ) -> Result<Found, Gone> {
-    let pid = alive(named)?;
+    let (namespace, number, began) = named;
+    let here = numbers_of("self");
+    let pid = match namespace == here {
+        true => number,
+        false => *inside.get(&(namespace, number)).ok_or(Gone::Unknown)?,
+    };
+    if start(pid) != Some(began) {
+        // What is gone in another namespace cannot be told from here.
+        return Err(match namespace == here {
+            true => Gone::Ended,
+            false => Gone::Unknown,
+        });
+    }
     // A process of root may have given up its rights since.
     if user != 0 && user_of(pid) != Some(user) {
         return Err(Gone::Unknown);
@@ -187,7 +202,10 @@ fn mapped(pid: u32) -> Option<Found> {
         return None;
     }
     let found = read(&file, pid, user)?;
-    let is_its = alive(identity(&found.page)).is_ok_and(|alive| alive == pid);
+    let (namespace, number, began) = identity(&found.page);
+    let is_its = namespace == numbers_of(pid)
+        && Some(number) == number_inside(pid)
+        && Some(began) == start(pid);
     (is_its && counts_in(pid, &found.page)).then_some(found)
 }
 
@@ -246,26 +264,25 @@ fn identity(page: &Page) -> (u64, u32, u64) {
     (head.pid_namespace, head.pid, head.start)
 }
 
-/// The number here of a process that is alive.
-fn alive((namespace, number, start): (u64, u32, u64)) -> Result<u32, Gone> {
-    let namespace_of = |process: &dyn Display| {
-        fs::metadata(format!("/proc/{process}/ns/pid")).map_or(0, |it| it.ino())
-    };
-    let is_it = |pid: u32| {
-        let stat = fs::read(format!("/proc/{pid}/stat")).ok();
-        stat.and_then(|stat| start_of(&stat)) == Some(start)
-    };
-    if namespace == namespace_of(&"self") {
-        return if is_it(number) {
-            Ok(number)
-        } else {
-            Err(Gone::Ended)
-        };
-    }
-    processes()
-        .filter(|pid| namespace_of(pid) == namespace)
-        .find(|&pid| number_inside(pid) == Some(number) && is_it(pid))
-        .ok_or(Gone::Unknown)
+/// The PID namespace of a process.
+fn numbers_of(process: impl Display) -> u64 {
+    fs::metadata(format!("/proc/{process}/ns/pid")).map_or(0, |it| it.ino())
+}
+
+/// The processes of other PID namespaces: their numbers here by their namespace and number there.
+fn inside() -> HashMap<(u64, u32), u32> {
+    let here = numbers_of("self");
+    let there = processes().filter_map(|pid| {
+        let namespace = numbers_of(pid);
+        let number = (namespace != here).then(|| number_inside(pid))??;
+        Some(((namespace, number), pid))
+    });
+    there.collect()
+}
+
+/// When a process started.
+fn start(pid: u32) -> Option<u64> {
+    start_of(&fs::read(format!("/proc/{pid}/stat")).ok()?)
 }
 
 /// The effective user of a process.
