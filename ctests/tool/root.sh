@@ -156,11 +156,14 @@ as $user mkdir theirs/real theirs/folder
 check "a trace begins" traced $user "$victim" --on -o "$work/theirs/folder/x.conf"
 as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s real theirs/folder'
 (exec setpriv --reuid $user --clear-groups /usr/bin/python3 - "$work/roots") <<-'END' &
-	import itertools, os, sys
+	import itertools, os, sys, time
 	os.chdir("theirs")
+	ends = time.monotonic() + 300
 	for target in itertools.cycle(["real", sys.argv[1]]):
 	    os.symlink(target, "next")
 	    os.rename("next", "folder")
+	    if time.monotonic() > ends:
+	        break
 END
 flipping=$!
 held+=($flipping)
