@@ -23,6 +23,10 @@
 /* What the library reads of the counters and of link N. */
 #define ABOUT "/run/about"
 #define FDINFO "/proc/thread-self/fdinfo/"
+#define FD "/proc/thread-self/fd/"
+/* Links whose texts are the names of the kernel's own files. */
+#define MAP_NAME "/run/bpf-map"
+#define LINK_NAME "/run/bpf-link"
 
 enum { LINE = 64, LINES = 32768, SIZE = (1 + LINES) * LINE, INDEX = 4321, PAGE = 4096 };
 /* The descriptors that programs inherit: the counters, and the number of clients. */
@@ -39,7 +43,7 @@ static void inherit(int file, int number, off_t size)
 const char *fence_stub_open(void)
 {
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) || mount("none", "/run", "tmpfs", 0, NULL) ||
-	    mkdir("/run/rdmamr", 0755))
+	    mkdir("/run/rdmamr", 0755) || symlink("anon_inode:bpf-map", MAP_NAME) || symlink("anon_inode:bpf_link", LINK_NAME))
 		return "this needs root, for a /run of its own";
 	inherit(memfd_create("counters-of-test", 0), COUNTERS, SIZE);
 	inherit(memfd_create("asked-of-test", 0), ASKED, PAGE);
@@ -179,26 +183,31 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	_exit(0);
 }
 
-/* In place of the kernel's words about a descriptor of the library's the library reads the stand-in's. */
-static void redirect(long argument[6])
+/*
+ * In place of the kernel's words about a descriptor of the library's, and of its name, the library
+ * reads the stand-in's.
+ */
+static void redirect(long argument[6], const char *folder, const char *of_link, const char *of_counters)
 {
-	static char link[64] = "/proc/thread-self/fd/";
-	const char *number = (const char *)argument[1] + strlen(FDINFO);
+	static char link[64] = FD;
 	struct stat about;
 
-	/* A link's file has the words about itself. This thread has no locale, by which printf works. */
-	strcpy(link + strlen("/proc/thread-self/fd/"), number);
+	/* This thread has no locale, by which printf works. */
+	strcpy(link + strlen(FD), (const char *)argument[1] + strlen(folder));
 	if (kind == WITHOUT_PROC)
 		argument[1] = (long)"/run/none";
 	else if (!stub_syscall(SYS_newfstatat, AT_FDCWD, link, &about, 0))
-		argument[1] = (long)(S_ISREG(about.st_mode) && about.st_size < PAGE ? link : ABOUT);
+		/* A link's file has the words about itself. */
+		argument[1] = (long)(!S_ISREG(about.st_mode) || about.st_size >= PAGE ? of_counters : of_link ? of_link : link);
 }
 
 /* Counts in place of the kernel, in the library's thread that makes the call. */
 static void counts(long number, const long argument[6])
 {
 	if (number == SYS_openat && kind != NOT_AN_ARRAY && !strncmp((const char *)argument[1], FDINFO, strlen(FDINFO)))
-		redirect((long *)argument);
+		redirect((long *)argument, FDINFO, NULL, ABOUT);
+	if (number == SYS_readlinkat && kind != NOT_AN_ARRAY && !strncmp((const char *)argument[1], FD, strlen(FD)))
+		redirect((long *)argument, FD, kind == FORGED_LINKS ? NULL : LINK_NAME, MAP_NAME);
 	if (kind == COUNTS_NOTHING)
 		return;
 	if ((number == SYS_mremap && kind != COUNTS_NO_MOVES) || (number == SYS_munmap && kind != COUNTS_NO_UNMAPS)) {

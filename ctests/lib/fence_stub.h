@@ -40,6 +40,7 @@ enum fence_kind {
 	COUNTS_ELSEWHERE, /* the line of another process rises too at each change */
 	/* What the kernel says of the files. */
 	NOT_AN_ARRAY,    /* the truth: the counters are a file that the service writes as it likes */
+	FORGED_LINKS,    /* files whose names have the words of a link in them, as a dma-buf's can */
 	NOT_FROZEN,
 	OF_ANOTHER_SIZE,
 	NOT_A_PROGRAM,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""opened.py FILE COMMAND...: runs a command; the exit status is 0 if somebody opened the file meanwhile."""
+"""opened.py FILE COMMAND...: runs a command. The exit status is 0 if somebody opened the file meanwhile, 1
+if nobody did, and 2 if that is not known or if the command failed."""
 import ctypes
 import os
 import subprocess
@@ -9,9 +10,10 @@ IN_OPEN = 0x20
 libc = ctypes.CDLL(None, use_errno=True)
 watch = libc.inotify_init1(os.O_NONBLOCK)
 if libc.inotify_add_watch(watch, os.fsencode(sys.argv[1]), IN_OPEN) < 0:
-    sys.exit(f"{sys.argv[1]}: {os.strerror(ctypes.get_errno())}")
-subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL)
+    print(f"{sys.argv[1]}: {os.strerror(ctypes.get_errno())}")
+    sys.exit(2)
+done = subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 try:
-    sys.exit(not os.read(watch, 4096))
+    os.read(watch, 4096)
 except BlockingIOError:
-    sys.exit(1)
+    sys.exit(2 if done.returncode else 1)

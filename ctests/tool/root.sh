@@ -18,6 +18,7 @@ cd "$work" || exit 1
 chmod 755 .
 as() { setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR "${@:2}"; } # USER COMMAND...
 fails() { ! "$@"; }
+not_opened() { python3 "$here/opened.py" "$@"; [ $? = 1 ]; } # FILE COMMAND...
 quietly() { timeout --signal=KILL 20 "$@" >said 2>&1; }
 
 # Where users meet: shared is as /tmp is, theirs is a user's own, roots is root's alone.
@@ -35,7 +36,7 @@ for mode in 4777 2755 666; do
 	as $user touch shared/page.html
 	as $user chmod $mode shared/page.html
 	check "a page in the place of a file of mode $mode" quietly "$tool" report -o shared/page.html trace
-	check "has no more than mode 644 and is root's: $mode" [ "$(stat -c '%a %u' shared/page.html)" = "644 0" ]
+	check "is root's alone: $mode" [ "$(stat -c '%a %u' shared/page.html)" = "600 0" ]
 done
 rm -f shared/*
 as $user mkfifo -m 666 shared/page.html
@@ -48,9 +49,10 @@ rm -f shared/*
 # A user's links lead root elsewhere.
 as $user ln -s "$work/roots" theirs/link
 for option in "report -o theirs/link/page trace" "report --flamegraph theirs/link/page trace" "top --textfile theirs/link/page" \
-	"run --trace theirs/link/page -- true" "run --trace theirs/link/new/%p -- true" "run --report=theirs/link/page --trace=trace.2 -- $tool --version"; do
+	"run --trace theirs/link/page -- true" "run --trace theirs/link/new/%p -- true"; do
 	quietly "$tool" $option
-	check "a user's link is not followed: ${option/$tool/rdmamr}" [ -z "$(ls -A roots)" ]
+	check "a user's link is not followed: $option" [ -z "$(ls -A roots)" ]
+	check "which is said" grep -q "a link of user $user, which root does not follow" said
 done
 mv trace roots/trace
 check "a trace behind it is not read" fails quietly "$tool" report --text theirs/link/trace
@@ -90,15 +92,34 @@ check "a job whose programs are not known" quietly "$tool" report --text folder
 rm -f callers* libcallers.so split
 
 # Names that control a terminal.
-name=$'x\e]0;title\a\e[31m\u202e'
+name=$'x\e]0;title\a\e[31m\u202e\u2066\u009b2J'
 touch "$name"
-clean() { [ -s said ] && ! LC_ALL=C.UTF-8 grep -qP '[\x00-\x08\x0b-\x1f\x7f]|\x{202e}' said; }
+clean() { # Python, since a terminal gets the escape sequences that a file does not
+	python3 - said <<-'END'
+		import sys, unicodedata
+		text = open(sys.argv[1], encoding="utf-8").read()
+		colours = ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[4m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[36m")
+		for colour in colours:
+		    text = text.replace(colour, "")
+		bad = [c for c in text if unicodedata.category(c) in ("Cc", "Cf") and c not in "\r\n\t"]
+		sys.exit(not text or repr(bad) if bad or not text else 0)
+	END
+}
+on_terminal() { # COMMAND...: its output, as a terminal gets it
+	python3 -c 'import os, pty, sys
+with open("said", "wb") as said:
+    def read(file):
+        data = os.read(file, 65536)
+        said.write(data)
+        return data
+    pty.spawn(sys.argv[1:], read)' timeout -s KILL 20 "$@" >/dev/null </dev/null
+}
 for option in "report" "report --text" "report --$name" "run --trace" "run --" "top --textfile" "explain" "$name"; do
-	quietly "$tool" $option "none/$name"
+	on_terminal "$tool" $option "none/$name"
 	check "a name controls no terminal: ${option//[^a-z -]/.}" clean
 done
 cp trace "$name"
-quietly "$tool" report "$name"
+on_terminal "$tool" report "$name"
 check "nor as a trace that is reported on" clean
 
 # Running processes of users.
@@ -130,6 +151,7 @@ traced() { # USER PID OPTION...: root's rdmamr trace, while the process makes ca
 }
 start $user
 victim=$pid
+size=$(stat -c %s /dev/shm/rdmamr-$user/*-*-*)
 check "root has a user's process record into the user's folder" traced $user "$victim" --on -o "$work/theirs/good.trace"
 check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
 check "and stops" traced $user "$victim" --off
@@ -174,6 +196,25 @@ kill -9 $flipping
 check "stopping a trace writes nothing into root's folder" [ -z "$(ls -A roots)" ]
 kill -9 "$victim"
 
+# A process in a mount namespace of the user's own is seen without a path in it, and by the user.
+mkfifo in.own out.own
+install -m 755 "$tool" bin/rdmamr
+# shellcheck disable=SC2016
+(exec setpriv --reuid $other --regid $other --clear-groups env -u XDG_RUNTIME_DIR unshare --user --map-current-user --keep-caps --mount \
+	bash -c 'mount -t tmpfs none /dev/shm && LD_PRELOAD=$1 exec "$0"' "$work/bin/holds" "$work/bin/librdmamr.so.1") <>in.own >out.own 3<>out.own &
+own=$!
+held+=($own)
+sees() { grep -A4 "\"pid\": $own," | grep -q '"user": '$other; }
+if unshare --user --mount true 2>/dev/null; then
+	ask own "register 3"
+	check "root sees a process that has mounts of its own" sees < <("$tool" top --json)
+	check "and so does its user" sees < <(as $other bin/rdmamr top --json)
+	check "and no other" fails sees < <(as $user bin/rdmamr top --json)
+else
+	skip "a process that has mounts of its own" "unshare is refused"
+fi
+kill -9 $own
+
 # Mounts of a user. A file in the place of a page is opened only if it is a page.
 mounted() { # NAME COMMAND...: a process with mounts of its own, in whose /dev/shm the command has made something
 	unshare --mount --propagation private bash -c 'mount -t tmpfs none /dev/shm && "$@" && echo ready && exec sleep 1000' - "${@:2}" >ready.$$ 2>&1 &
@@ -186,7 +227,7 @@ mounted() { # NAME COMMAND...: a process with mounts of its own, in whose /dev/s
 mkfifo pipe
 # shellcheck disable=SC2016
 if mounted "a pipe in the place of a page" sh -c 'mkdir -m 700 /dev/shm/rdmamr-0 && touch /dev/shm/rdmamr-0/1-2-3 && mount --bind pipe /dev/shm/rdmamr-0/1-2-3'; then
-	check "top opens no pipe in the place of a page" fails python3 "$here/opened.py" pipe timeout -s KILL 20 "$tool" top --json
+	check "top opens no pipe in the place of a page" not_opened pipe timeout -s KILL 20 "$tool" top --json
 	kill -9 $pid
 fi
 if [ ! -c /dev/fuse ]; then
@@ -201,5 +242,23 @@ elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py"
 fi
 mkdir -m 700 /dev/shm/rdmamr-$other
 chown $other /dev/shm/rdmamr-$other
-check "top looks into no folder of a user without a process" fails python3 "$here/opened.py" /dev/shm/rdmamr-$other "$tool" top --json
+check "top looks into no folder of a user without a process" not_opened /dev/shm/rdmamr-$other "$tool" top --json
+
+# A mapping in the place of a page, in a mount namespace: of a file that is on a disk, and of one on a tmpfs.
+for folder in "$work" /dev/shm; do
+	file=$folder/mapped.$$
+	truncate -s "$size" "$file"
+	chmod 600 "$file"
+	unshare --mount python3 "$here/maps_file.py" "$file" >ready.$$ 2>&1 &
+	pid=$!
+	held+=($pid)
+	for _ in $(seq 100); do ! grep -q ready ready.$$ || break; sleep 0.1; done
+	check "a file is mapped: $(cat ready.$$)" grep -qx ready ready.$$
+	case $folder in
+	/dev/shm) check "top opens a file on a tmpfs" python3 "$here/opened.py" "$file" "$tool" top --json ;;
+	*) check "top opens no file that is on no tmpfs" not_opened "$file" "$tool" top --json ;;
+	esac
+	kill -9 $pid
+	rm "$file"
+done
 tap_done

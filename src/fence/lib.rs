@@ -36,7 +36,7 @@
 //! share the directory of the socket. So a process believes the kernel, and nothing that the service
 //! says:
 //!
-//! - By [`About`], the first file is an array of BPF that user space cannot write: it is frozen, and
+//! - By its name in /proc and [`About`], the first file is an array of BPF that user space cannot write: it is frozen, and
 //!   a process needs CAP_BPF to make one.
 //! - The other files are the links that the array names, all of them. The service wrote their ids
 //!   before it froze the array. The kernel gives no id twice. As the process has the links open, the

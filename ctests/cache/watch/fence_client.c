@@ -433,6 +433,7 @@ static const struct row { const char *what; enum fence_kind kind; const char *pa
 	{ "counters without unmaps", COUNTS_NO_UNMAPS, "uncounted", NULL },
 	{ "counters on which two lines rise at each change", COUNTS_ELSEWHERE, "uncounted", NULL },
 	{ "counters that are no array of the kernel's", NOT_AN_ARRAY, "uncounted", NULL },
+	{ "programs whose words are forged in the name of another file", FORGED_LINKS, "uncounted", NULL },
 	{ "counters that are not frozen", NOT_FROZEN, "uncounted", NULL },
 	{ "counters of another size", OF_ANOTHER_SIZE, "uncounted", NULL },
 	{ "a file that is no program", NOT_A_PROGRAM, "uncounted", NULL },

@@ -243,11 +243,13 @@ fn receive(socket: c_int) -> Result<Answer, &'static str> {
     }
 }
 
-/// What the kernel says of a file; nothing if that cannot be read.
-fn about(file: c_int) -> About {
+/// What the kernel says of a file of that name; nothing if it is another's, or if that cannot be read.
+/// The lines alone do not tell: a user can give a dma-buf a name that has lines in it.
+fn about(file: c_int, name: &[u8]) -> About {
     let mut about = About::default();
-    let read =
-        u8::try_from(file).is_ok_and(|fd| proc::each_line_about(fd, |line| about.read(line)));
+    let read = u8::try_from(file).is_ok_and(|fd| {
+        proc::is_anonymous(fd, name) && proc::each_line_about(fd, |line| about.read(line))
+    });
     if read { about } else { About::default() }
 }
 
@@ -256,7 +258,7 @@ fn map(files: &[c_int]) -> Result<(*mut u8, *mut u8), &'static str> {
     let [file, links @ ..] = files else {
         return Err("not all its files could be received");
     };
-    if !about(*file).is_counters() {
+    if !about(*file, b"anon_inode:bpf-map").is_counters() {
         return Err("its counters are not the kernel's, or /proc does not show what they are");
     }
     let (rights, flags) = (libc::PROT_READ, libc::MAP_SHARED);
@@ -269,7 +271,8 @@ fn map(files: &[c_int]) -> Result<(*mut u8, *mut u8), &'static str> {
     // SAFETY: the mapping is the one just made. A child does without it.
     let kept = unsafe { syscall(libc::SYS_madvise, first, SIZE, libc::MADV_DONTFORK) } == 0;
     let is_named = |n: usize| {
-        let link = links.get(n).map_or(Some(0), |&link| about(link).link());
+        let link = links.get(n);
+        let link = link.map_or(Some(0), |&link| about(link, b"anon_inode:bpf_link").link());
         // SAFETY: the word is in the mapping, and a reference is not used once it ends.
         link == Some(unsafe { word(first, LINKS + 8 * n) }.get(Relaxed))
     };

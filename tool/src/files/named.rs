@@ -2,16 +2,16 @@
 //! Files whose path another user may have chosen or can change: on the command line, in a trace. This
 //! program runs as root too, so such a path must not lead where only root may go.
 //!
-//! Each file is looked at before it is opened (O_PATH), and is never looked up a second time. Root
-//! follows no symbolic link of another user, in any part of a path. A new file gets its name when it
-//! is complete. It takes over neither the owner nor the content of the file that it replaces, and of
-//! its mode only what narrows it.
+//! Each file is looked at (O_PATH) before it is opened, and is opened without a second look-up. Root
+//! follows no symbolic link of another user, in any part of a path, and nobody follows one of proc(5)
+//! into another process. A new file gets its name when it is complete. It takes over neither the owner
+//! nor the content of the file that it replaces, and of its mode only what narrows it.
 
-use super::open_at;
+use super::{open_at, result};
 use crate::report::units::printable;
 use anyhow::{Result, bail, ensure};
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString, OsStr};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -49,10 +49,22 @@ impl Found {
         Ok(open_at(libc::AT_FDCWD, &path, flags | at_once | libc::O_NOCTTY, 0)?.into())
     }
 
-    /// Opens a regular file for reading.
+    /// Opens a regular file for reading. A file of the kernel's may do something when it is opened.
     pub fn read(&self) -> Result<File> {
-        ensure!(self.about.is_file(), "it is not a regular file");
+        let system = system(&self.file)?;
+        let is_file = self.about.is_file() && !OF_KERNEL.contains(&system);
+        ensure!(is_file, "it is not a regular file");
         Ok(self.open(libc::O_RDONLY)?)
+    }
+
+    /// The names in a folder.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        let entries = fs::read_dir(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        let mut names = entries
+            .map(|entry| Ok(entry?.file_name()))
+            .collect::<io::Result<Vec<_>>>()?;
+        names.sort();
+        Ok(names)
     }
 
     /// Refuses a file to which another user has access by another way: by its owner's rights, or by a
@@ -76,8 +88,7 @@ pub fn find(path: &Path) -> Result<Found> {
     }
 }
 
-/// Opens a regular file that is only read, by any links: a program, or its debug information. What is
-/// read there reaches no other user.
+/// Opens a regular file by any links: a program that is run, whose path is as the kernel takes it.
 pub fn read_any(path: &Path) -> Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     Found::new(open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0)?)?.read()
@@ -230,6 +241,14 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
                 links <= MOST_LINKS,
                 io::Error::from_raw_os_error(libc::ELOOP)
             );
+            if is_own_descriptors(&folder) {
+                // What is open there may have no path, such as a pipe.
+                let file = open_at(folder.as_raw_fd(), &name, libc::O_PATH, 0)?;
+                return match is_last {
+                    true => Ok(Walked::Found(Found::new(file)?)),
+                    false => bail!("a descriptor is no folder of a path"),
+                };
+            }
             let target = target(&found)?;
             if target.is_absolute() {
                 folder = start_of(&target)?;
@@ -271,23 +290,44 @@ fn parts(path: &Path) -> Result<Vec<CString>> {
         .collect::<Result<_, _>>()?)
 }
 
-/// Finds a name in a folder. A link of proc(5), such as /proc/self/fd/0, is what it leads to: that
-/// has no other path.
+/// Finds a name in a folder: the file, or the link.
 fn look(folder: &OwnedFd, name: &CStr) -> io::Result<Found> {
-    let open = |more| open_at(folder.as_raw_fd(), name, libc::O_PATH | more, 0);
-    let found = Found::new(open(libc::O_NOFOLLOW)?)?;
-    if found.about.is_symlink() && trusts(found.about.uid()) && is_on_proc(&found.file) {
-        return Found::new(open(0)?);
-    }
-    Ok(found)
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    Found::new(open_at(folder.as_raw_fd(), name, flags, 0)?)
 }
 
-fn is_on_proc(file: &File) -> bool {
+/// Whether a folder is that of this process's own descriptors in proc(5).
+fn is_own_descriptors(folder: &OwnedFd) -> bool {
+    let about = |path: &str| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let this = about(&format!("/proc/self/fd/{}/", folder.as_raw_fd()));
+    this.is_some() && this == about("/proc/self/fd/")
+}
+
+/// File systems whose files are the kernel's (linux/magic.h).
+const OF_KERNEL: [i64; 14] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x7472_6163, // tracefs
+    0x6462_6720, // debugfs
+    0x7363_6673, // securityfs
+    0x6265_6570, // configfs
+    0xcafe_4a11, // bpf
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6165_676c, // pstore
+    0xde5e_81e4, // efivarfs
+    0xf97c_ff8c, // selinuxfs
+    0x6573_5543, // fusectl
+    0x4249_4e4d, // binfmt_misc
+];
+
+/// The kind of file system that a file is on.
+fn system(file: &File) -> io::Result<i64> {
     // SAFETY: zeros are a `statfs`, which consists of numbers.
     let mut about: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the structure is writable.
-    let asked = unsafe { libc::fstatfs(file.as_raw_fd(), &mut about) };
-    asked == 0 && about.f_type == libc::PROC_SUPER_MAGIC
+    result(unsafe { libc::fstatfs(file.as_raw_fd(), &mut about) })?;
+    Ok(about.f_type as i64)
 }
 
 /// The path in a link.
@@ -297,7 +337,7 @@ fn target(link: &Found) -> io::Result<PathBuf> {
     // SAFETY: the empty path is the link itself, and the buffer has as many bytes.
     let length = unsafe { libc::readlinkat(file, c"".as_ptr(), to.cast(), path.len()) };
     path.truncate(usize::try_from(length).map_err(|_| io::Error::last_os_error())?);
-    Ok(std::ffi::OsString::from_vec(path).into())
+    Ok(OsString::from_vec(path).into())
 }
 
 #[cfg(test)]
@@ -412,7 +452,8 @@ mod tests {
         let path = CString::new(pipe.as_os_str().as_bytes()).unwrap();
         // SAFETY: the path ends with a NUL.
         assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
-        for path in [&pipe, Path::new("/dev/zero"), folder.path()] {
+        let of_kernel = Path::new("/proc/self/status");
+        for path in [&pipe, Path::new("/dev/zero"), of_kernel, folder.path()] {
             assert!(read_any(path).is_err(), "{}", path.to_string_lossy());
             assert!(find(path).unwrap().read().is_err());
         }

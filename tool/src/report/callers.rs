@@ -3,7 +3,7 @@
 //! symbols or debug information.
 use super::symbols::Symbols;
 use super::units::name_of;
-use crate::files::named::read_any;
+use crate::files::named::find;
 use object::{Object, ReadCache};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
@@ -149,10 +149,10 @@ impl Resolver {
     fn open(&mut self, path: &str, began: u64) -> Option<Symbols> {
         // The kernel's own code has no file, and a relative path has an unknown folder.
         let path = Some(Path::new(path)).filter(|path| path.is_absolute())?;
-        if read_any(path)
-            .ok()?
-            .metadata()
-            .ok()?
+        if find(path)
+            .ok()
+            .filter(|found| found.about.is_file())?
+            .about
             .modified()
             .is_ok_and(|modified| modified > SystemTime::UNIX_EPOCH + Duration::from_nanos(began))
         {
@@ -175,7 +175,7 @@ fn is_header(file: &str) -> bool {
 /// The file with the separated debug information of another file, found by the build's number where
 /// distributions put it.
 fn debug_file(path: &Path, folder: &Path) -> Option<PathBuf> {
-    let content = ReadCache::new(read_any(path).ok()?);
+    let content = ReadCache::new(find(path).ok()?.read().ok()?);
     let file = object::File::parse(&content).ok()?;
     if file.has_debug_symbols() {
         return None;

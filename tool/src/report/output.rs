@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The output of a report: to standard output, or to a file.
 use super::units::shown;
-use crate::files::named::{buffered, replace};
+use crate::files::named::{buffered, me, replace};
 use anyhow::{Context, Result, bail};
 use std::ffi::CString;
 use std::io::{self, Write};
@@ -12,7 +12,9 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) ->
     if path == Path::new("-") {
         return buffered(io::stdout().lock(), content);
     }
-    replace(path, 0o644, content).with_context(|| format!("{} cannot be written", shown(path)))
+    // Root may have read what others may not.
+    let mode = if me() == 0 { 0o600 } else { 0o644 };
+    replace(path, mode, content).with_context(|| format!("{} cannot be written", shown(path)))
 }
 
 /// Refuses a path that [`write`] cannot write, before a program runs whose results go there.

@@ -2,7 +2,7 @@
 //! The symbols and the debug information of a file, also of the files in which a compiler has put the
 //! latter apart (-gsplit-dwarf). The trace names all of them, so each may be anything: none is opened
 //! before it is known as a regular file, and none is mapped, because its owner can cut it short.
-use crate::files::named::read_any;
+use crate::files::named::find;
 use addr2line::gimli::{self, DwarfPackage, EndianSlice, RunTimeEndian};
 use addr2line::{Context, FrameIter, LookupContinuation, LookupResult, SplitDwarfLoad};
 use object::{Object, ObjectSection, ReadCache, SymbolMap, SymbolMapName};
@@ -10,8 +10,10 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 type Bytes = EndianSlice<'static, RunTimeEndian>;
 type Dwarf = gimli::Dwarf<Bytes>;
@@ -75,9 +77,16 @@ impl Symbols {
     }
 }
 
-/// What is read of a file stays in memory: a report reads each once, and ends.
+/// What is read of a file stays in memory: a report reads each once, and ends. A file is not read that
+/// is mostly holes.
 fn parse(path: &Path) -> Option<Elf> {
-    let content = Box::leak(Box::new(ReadCache::new(read_any(path).ok()?)));
+    let found = find(path).ok()?;
+    let most = found.about.blocks().saturating_mul(16 * 512);
+    let content = found
+        .read()
+        .ok()
+        .filter(|_| found.about.len() <= most.max(1 << 20))?;
+    let content = Box::leak(Box::new(ReadCache::new(content)));
     object::File::parse(&*content).ok()
 }
 
@@ -88,9 +97,20 @@ fn order(file: &Elf) -> RunTimeEndian {
     }
 }
 
-/// The content of a section; nothing if the file lacks it.
+/// The most bytes of debug information that a report reads: a small file can claim much more, by holes,
+/// or compressed.
+const MOST: u64 = 2 << 30;
+static READ: AtomicU64 = AtomicU64::new(0);
+
+/// The content of a section; nothing if the file lacks it, or if too much has been read.
 fn section(file: &Elf, name: Option<&'static str>) -> Result<Bytes, gimli::Error> {
     let found = name.and_then(|name| file.section_by_name(name));
+    let found = found.filter(|section| {
+        let size = section
+            .compressed_file_range()
+            .map_or(0, |it| it.uncompressed_size);
+        READ.fetch_add(size, Relaxed).saturating_add(size) <= MOST
+    });
     let content = found.and_then(|section| section.uncompressed_data().ok());
     let content: &'static [u8] = match content.unwrap_or_default() {
         Cow::Borrowed(content) => content,

@@ -44,7 +44,8 @@ pub fn find() -> Vec<Found> {
     let mut pages = Vec::new();
     let mut seen = HashSet::new();
     let inside = LazyCell::new(inside);
-    for (parent, folder, user) in folders() {
+    let elsewhere = elsewhere();
+    for (parent, folder, user) in folders(&elsewhere) {
         let Ok(folder) = open_folder(&parent, &folder, user) else {
             continue;
         };
@@ -61,13 +62,8 @@ pub fn find() -> Vec<Found> {
         }
     }
     if me() == 0 {
-        let here = mounts_of("self");
-        let elsewhere =
-            processes().filter(|&pid| mounts_of(pid).is_some_and(|it| Some(it) != here));
-        let mapped = elsewhere
-            .filter(|pid| !seen.contains(pid))
-            .filter_map(mapped);
-        pages.extend(mapped.collect::<Vec<_>>());
+        let others = elsewhere.into_iter().map(|(_, pid)| pid);
+        pages.extend(others.filter(|pid| !seen.contains(pid)).filter_map(mapped));
     }
     pages.sort_by_key(|found| found.pid);
     pages
@@ -83,8 +79,16 @@ pub fn mounts_of(process: impl Display) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/ns/mnt")).ok()?.ino())
 }
 
-/// The folders of this mount namespace that may hold pages: the parent, the name, and the user.
-fn folders() -> Vec<(PathBuf, String, u32)> {
+/// The processes of other mount namespaces, as far as this user may know, each with its namespace.
+fn elsewhere() -> Vec<(u64, u32)> {
+    let here = mounts_of("self");
+    let there = processes().filter_map(|pid| Some((mounts_of(pid)?, pid)));
+    there.filter(|(mounts, _)| Some(*mounts) != here).collect()
+}
+
+/// The folders that may hold pages: the parent, the name, and the user. Only a user who is not root
+/// looks into other mount namespaces, which are that user's own.
+fn folders(elsewhere: &[(u64, u32)]) -> Vec<(PathBuf, String, u32)> {
     let mut folders = Vec::new();
     if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR") {
         folders.push((PathBuf::from(runtime), DIRECTORY.to_owned(), me()));
@@ -94,11 +98,19 @@ fn folders() -> Vec<(PathBuf, String, u32)> {
         0 => processes().filter_map(user_of).chain([0]).collect(),
         user => [user].into(),
     };
-    for user in users {
-        let runtime = PathBuf::from(format!("/run/user/{user}"));
-        folders.push((runtime, DIRECTORY.to_owned(), user));
-        for parent in PARENTS {
-            folders.push((parent.into(), format!("{DIRECTORY}-{user}"), user));
+    let one_of_each: HashMap<u64, u32> = match me() {
+        0 => HashMap::new(),
+        _ => elsewhere.iter().copied().collect(),
+    };
+    let roots = one_of_each.values().map(|pid| format!("/proc/{pid}/root"));
+    for root in std::iter::once(String::new()).chain(roots) {
+        for user in &users {
+            let runtime = format!("{root}/run/user/{user}");
+            folders.push((runtime.into(), DIRECTORY.to_owned(), *user));
+            for parent in PARENTS {
+                let own = format!("{DIRECTORY}-{user}");
+                folders.push((format!("{root}{parent}").into(), own, *user));
+            }
         }
     }
     folders

@@ -4,14 +4,17 @@
 use super::kernel;
 use super::limits::{self, Limit};
 use super::pages::{self, Found, user_of};
-use crate::files::read;
+use crate::files::{of_system, read};
 use crate::report::units::{controls, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs;
+use std::io::Read;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// How many bytes of a command line are read.
+const MOST_WORDS: u64 = 1 << 16;
 
 /// The registered memory. The fields are those of the JSON, which scripts read, so their names
 /// stay.
@@ -205,9 +208,12 @@ fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice
 
 /// A process without the facts that only the library knows.
 fn unknown(pid: u32) -> Process {
-    // Both may be any bytes.
+    // Both may be any bytes, and a process can make its command line as long as its memory.
     let read = |name| {
-        let bytes = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+        let mut bytes = Vec::new();
+        if let Ok(file) = of_system(format!("/proc/{pid}/{name}"), false) {
+            let _ = file.take(MOST_WORDS).read_to_end(&mut bytes);
+        }
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let words = read("cmdline");

@@ -6,6 +6,7 @@ use crate::report::units::{reason, shown};
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
 use std::cell::Cell;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
 use std::os::fd::AsRawFd;
@@ -53,7 +54,7 @@ fn of_path(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     let found = find(path).context("it cannot be opened")?;
     let kind = found.about.file_type();
     if kind.is_dir() {
-        return of_folder(path, damage);
+        return of_folder(path, found.names().context("it cannot be opened")?, damage);
     }
     if kind.is_fifo() {
         // Its owner could keep a reader waiting.
@@ -70,14 +71,9 @@ fn of_path(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
 }
 
 /// The traces in a folder, by name. Other files, such as a report, may lie beside them.
-fn of_folder(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
-    let mut names = Vec::new();
-    for entry in path.read_dir().context("it cannot be opened")? {
-        names.push(entry?.path());
-    }
-    names.sort();
+fn of_folder(path: &Path, names: Vec<OsString>, damage: &mut Vec<String>) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
-    for name in names {
+    for name in names.into_iter().map(|name| path.join(name)) {
         let file = match find(&name) {
             Ok(found) if !found.about.is_file() => continue,
             found => found.and_then(|found| found.read()),
