@@ -92,7 +92,7 @@ check "a job whose programs are not known" quietly "$tool" report --text folder
 rm -f callers* libcallers.so split
 
 # Names that control a terminal.
-name=$'x\e]0;title\a\e[31m\u202e\u2066\u009b2J'
+name=$'x\e]0;title\a\e[31m\xe2\x80\xae\xe2\x81\xa6\xc2\x9b2J'
 touch "$name"
 clean() { # Python, since a terminal gets the escape sequences that a file does not
 	python3 - said <<-'END'
