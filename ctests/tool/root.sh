@@ -215,6 +215,16 @@ else
 fi
 kill -9 $own
 
+# The kernel cuts a name inside a character.
+cp bin/holds bin/éééééééé
+mkfifo in.name out.name
+(exec setpriv --reuid $other --regid $other --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/éééééééé") <>in.name >out.name 3<>out.name &
+named=$!
+held+=($named)
+ask name "register 3"
+check "a process whose name is no UTF-8 is seen" grep -q "\"pid\": $named," <("$tool" top --json)
+kill -9 $named
+
 # Mounts of a user. A file in the place of a page is opened only if it is a page.
 mounted() { # NAME COMMAND...: a process with mounts of its own, in whose /dev/shm the command has made something
 	unshare --mount --propagation private bash -c 'mount -t tmpfs none /dev/shm && "$@" && echo ready && exec sleep 1000' - "${@:2}" >ready.$$ 2>&1 &

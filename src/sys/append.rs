@@ -164,11 +164,23 @@ fn accept(path: &CStr, fd: c_int, manner: &Manner<'_>) -> Result<(), Refused> {
     if manner.first.is_some() && keeps && about.st_uid != user {
         return Err(Refused::Foreign);
     }
+    if is_regular && manner.magic.is_some() && is_of_kernel(fd) {
+        return Err(Refused::NoTrace);
+    }
     let begins = match manner.magic {
         Some(magic) if is_regular && about.st_size > 0 => begins_with(path, fd, magic)?,
         _ => is_regular || !manner.only_existing,
     };
     begins.then_some(()).ok_or(Refused::NoTrace)
+}
+
+/// Whether the file is the kernel's, such as /proc/self/comm, which looks empty.
+fn is_of_kernel(fd: c_int) -> bool {
+    // SAFETY: zeros are a `statfs`, which consists of numbers.
+    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let failed = unsafe { syscall(libc::SYS_fstatfs, fd, &raw mut system) } != 0;
+    failed || rdmamr_live_page::OF_KERNEL.contains(&(system.f_type as i64))
 }
 
 /// Whether the open file of that name begins with these bytes. Its descriptor cannot read, since a
@@ -326,6 +338,13 @@ mod tests {
         };
         assert_eq!(add(true), Err(Errno(libc::ENOENT).into()));
         assert!(!name.exists());
+        let requested = Manner {
+            magic: Some(*b"RDMAMRTR"),
+            only_existing: true,
+            ..manner()
+        };
+        let of_kernel = append(c"/proc/thread-self/comm", b"x", &requested);
+        assert_eq!(of_kernel, Err(Refused::NoTrace));
         assert_eq!(add(false), Ok(()));
         for (before, result) in [
             ("alias ls='ls -l'\n", Err(Refused::NoTrace)),

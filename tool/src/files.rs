@@ -38,12 +38,17 @@ pub fn of_system(path: impl AsRef<Path>, write: bool) -> io::Result<File> {
 
 /// The content of a file, without white space around it.
 pub fn read(path: impl AsRef<Path>) -> Option<String> {
-    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+    Some(text(path)?.trim().to_owned())
+}
+
+/// The text of a file. The name of a program in it may have any bytes.
+fn text(path: impl AsRef<Path>) -> Option<String> {
+    Some(String::from_utf8_lossy(&fs::read(path).ok()?).into_owned())
 }
 
 /// The value of a line `NAME: VALUE` of a file.
 pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
-    let text = fs::read_to_string(path).ok()?;
+    let text = text(path)?;
     let value = text
         .lines()
         .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

@@ -30,6 +30,25 @@ pub const PLACE: usize = 0x2d72_0080_0000;
 /// `f_type` of a tmpfs, statfs(2).
 pub const TMPFS: i64 = 0x0102_1994;
 
+/// `f_type` of file systems whose files are the kernel's (linux/magic.h): to open or to write one may
+/// have an effect, and it may look empty.
+pub const OF_KERNEL: [i64; 14] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x7472_6163, // tracefs
+    0x6462_6720, // debugfs
+    0x7363_6673, // securityfs
+    0x6265_6570, // configfs
+    0xcafe_4a11, // bpf
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6165_676c, // pstore
+    0xde5e_81e4, // efivarfs
+    0xf97c_ff8c, // selinuxfs
+    0x6573_5543, // fusectl
+    0x4249_4e4d, // binfmt_misc
+];
+
 /// The most counters, the shards that threads count in, and the devices that are told apart: the
 /// last place is for all further devices.
 pub const COUNTERS: usize = 48;

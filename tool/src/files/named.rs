@@ -10,6 +10,7 @@
 use super::{open_at, result};
 use crate::report::units::printable;
 use anyhow::{Result, bail, ensure};
+use rdmamr_live_page::OF_KERNEL;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::fs::{self, File, Metadata, Permissions};
@@ -49,11 +50,17 @@ impl Found {
         Ok(open_at(libc::AT_FDCWD, &path, flags | at_once | libc::O_NOCTTY, 0)?.into())
     }
 
-    /// Opens a regular file for reading. A file of the kernel's may do something when it is opened.
-    pub fn read(&self) -> Result<File> {
+    /// Refuses what is not a regular file. A file of the kernel's may do something when it is opened.
+    pub fn ensure_file(&self) -> Result<()> {
         let system = system(&self.file)?;
         let is_file = self.about.is_file() && !OF_KERNEL.contains(&system);
         ensure!(is_file, "it is not a regular file");
+        Ok(())
+    }
+
+    /// Opens a regular file for reading.
+    pub fn read(&self) -> Result<File> {
+        self.ensure_file()?;
         Ok(self.open(libc::O_RDONLY)?)
     }
 
@@ -158,7 +165,8 @@ pub fn replace(
             let user = about.uid();
             ensure!(!kind.is_dir(), "it is a directory");
             if kind.is_symlink() {
-                let leads_to_a_file = path.metadata().map_or(true, |there| there.is_file());
+                let leads_to_a_file =
+                    !trusts(user) || path.metadata().map_or(true, |there| there.is_file());
                 let is_of_system = fs::read_link(place.path())?.starts_with("/proc");
                 ensure!(
                     leads_to_a_file && !is_of_system,
@@ -302,24 +310,6 @@ fn is_own_descriptors(folder: &OwnedFd) -> bool {
     let this = about(&format!("/proc/self/fd/{}/", folder.as_raw_fd()));
     this.is_some() && this == about("/proc/self/fd/")
 }
-
-/// File systems whose files are the kernel's (linux/magic.h).
-const OF_KERNEL: [i64; 14] = [
-    0x9fa0,      // proc
-    0x6265_6572, // sysfs
-    0x7472_6163, // tracefs
-    0x6462_6720, // debugfs
-    0x7363_6673, // securityfs
-    0x6265_6570, // configfs
-    0xcafe_4a11, // bpf
-    0x0027_e0eb, // cgroup
-    0x6367_7270, // cgroup2
-    0x6165_676c, // pstore
-    0xde5e_81e4, // efivarfs
-    0xf97c_ff8c, // selinuxfs
-    0x6573_5543, // fusectl
-    0x4249_4e4d, // binfmt_misc
-];
 
 /// The kind of file system that a file is on.
 fn system(file: &File) -> io::Result<i64> {

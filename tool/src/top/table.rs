@@ -153,7 +153,7 @@ pub fn cells(process: &Process, room: usize) -> [String; HEADS.len()] {
         [one] => one.device.clone(),
         [first, ..] => format!("{} +{}", first.device, process.devices.len() - 1),
     };
-    let all = |hits: u64| hits + process.registrations.unwrap_or(0);
+    let all = |hits: u64| hits.saturating_add(process.registrations.unwrap_or(0));
     let hits = process.hits.map(|hits| match all(hits) {
         0 => "-".into(),
         all => format!("{:.0} %", 100.0 * hits as f64 / all as f64),

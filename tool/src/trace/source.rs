@@ -111,7 +111,7 @@ pub fn to_append(path: &Path) -> Result<(Named, File)> {
     let file = match place.make(0o600) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {
             let found = place.look()?;
-            ensure!(found.about.is_file(), "it is not a regular file");
+            found.ensure_file()?;
             found.ensure_mine()?;
             found.open(libc::O_RDWR | libc::O_APPEND)?
         }
