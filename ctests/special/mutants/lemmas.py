@@ -131,7 +131,7 @@ MUTANTS = [
      "suite", "fence_client"),
     ("W11", "cache/watch/service.rs", "if !(0..MOST_LINKS).all(is_named) {", "if false {",
      "suite", "fence_client"),
-    ("W11", "../src/sys/proc.rs", "link.get(..length) == Some(name)", "length > 0 || name.is_empty()",
+    ("W11", "sys/proc.rs", "link.get(..length) == Some(name)", "length > 0 || name.is_empty()",
      "suite", "fence_client"),
     # A hook after the effect, and one that counts for the task that makes the call.
     ("W11", "../tool/src/fence/programs.rs", "pub const AT_ENTRY: u32 = 24;", "pub const AT_ENTRY: u32 = 25;",
