@@ -80,6 +80,7 @@ mdbook_version := 0.5.4
 mdbook := target/tools/mdbook-$(mdbook_version)/bin/mdbook
 $(mdbook):
 	+$(CARGO) install --quiet --debug --locked --version $(mdbook_version) --no-default-features --features search --root $(dir $(mdbook)).. mdbook
+mdbook: $(mdbook)
 site: $(mdbook) ## make a site of docs/ with a search, target/site/html, and check its links
 	packaging/site $(mdbook)
 
@@ -184,4 +185,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen ffi_go FORCE
+.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen mdbook ffi_go FORCE

@@ -10,6 +10,18 @@ fail() { # NAME [DETAIL...]: details go to the report as comments
 	[ $# -eq 0 ] || printf '%s\n' "$@" | sed 's/^/# /'
 }
 skip() { echo "ok $((++tap_count)) - $1 # SKIP $2"; }
+# "make check" has installed all tools of its suites when the first one starts (CHECK_INSTALLED).
+lacks() { # NAME TOOL: fails there, else skips
+	if [ -n "${CHECK_INSTALLED:-}" ]; then
+		fail "$1" "$2 is not installed, and make check should have installed it (vm/packages)"
+	else
+		skip "$1" "$2 is not installed"
+	fi
+}
+needs() { # TOOL...: ends the suite if it lacks one
+	local tool
+	for tool; do command -v "$tool" >/dev/null || { lacks "the suite" "$tool"; tap_done; exit; }; done
+}
 check() { # NAME COMMAND...: passes if the command succeeds; otherwise shows its output
 	local name=$1 output
 	shift

@@ -19,9 +19,7 @@ unset LD_PRELOAD "${!RDMAMR_@}"
 finds() { ! "$@"; }
 
 # The files, by their schemas.
-tools=target/tools/kubernetes-validate-1.32.0
-if [ ! -e $tools/.ready ] && python3 -m pip -q install --target $tools kubernetes-validate==1.32.0 >"$work/pip" 2>&1; then touch $tools/.ready; fi
-if [ -e $tools/.ready ]; then
+if tools=$(ctests/packages/kubernetes_validate 2>"$work/pip"); then
 	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml $tools "$files"/*.yaml packaging/fence/*.yaml
 	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
 	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
@@ -215,6 +213,6 @@ if command -v tclsh >/dev/null; then
 	check "the module file sets $(paths | wc -l) variables, whose folders make install has made: $(missing | paste -sd,)" [ "$(paths | wc -l) $(missing | wc -l)" = "4 0" ]
 	check "it begins as a module file" [ "$(head -c 8 "$files/rdmamr.modulefile")" = '#%Module' ]
 else
-	skip "the module file" "tclsh is not installed (vm/packages containers)"
+	lacks "the module file" tclsh
 fi
 tap_done

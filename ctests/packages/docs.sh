@@ -148,7 +148,7 @@ if command -v codespell >/dev/null; then
 	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
 	check "words are spelt right: ${#sources[@]} files" spelt "${sources[@]}"
 else
-	skip "spelling" "codespell is not installed"
+	lacks spelling codespell
 fi
 
 # A copy, with another figure.

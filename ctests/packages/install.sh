@@ -127,7 +127,7 @@ if command -v systemd-analyze >/dev/null; then
 	sed -i 's/^Type=/&un/; s/^NoNewPrivileges/&s/; s|^ExecStart=.*/|&no-|' "$unit"
 	check "and would find a wrong value, an unknown setting and a program that is not there" [ "$(complaints | wc -l)" = 3 ]
 else
-	skip "systemd-analyze" "it is not installed"
+	lacks "the unit" systemd-analyze
 fi
 rm -rf "$stage/own"
 # In a copy of the folders that it changes.

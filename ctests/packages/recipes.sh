@@ -20,7 +20,7 @@ check "no place for a fact is left" [ -z "$(grep -n '@[a-z0-9]*@' "$spack" "$con
 for kind in spack conda easybuild; do
 	recipe() { /usr/bin/python3 -B ctests/packages/recipes.py "$1" "$kind" "${!kind}" "$work/$kind"; } # WHAT
 	if [ $kind = conda ] && ! /usr/bin/python3 -c 'import yaml' 2>/dev/null; then
-		skip "conda" "python3-yaml is not installed"
+		lacks conda python3-yaml
 		continue
 	fi
 	if ! recipe facts >"$work/facts" 2>&1; then

@@ -5,7 +5,7 @@ set -u
 . "$(dirname "$0")/../lib/tap.sh"
 cd "$(dirname "$0")/../.." || exit 1
 
-command -v rpmbuild >/dev/null || { echo "1..0 # SKIP rpmbuild is not installed (vm/packages rpm)"; exit; }
+needs rpmbuild
 unset MAKEFLAGS MAKELEVEL
 check "make rpm" env -u MAINTAINER make -s --no-print-directory rpm
 tap_done

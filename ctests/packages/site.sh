@@ -19,6 +19,6 @@ if command -v chromium >/dev/null; then
 		"file://$PWD/target/site/html/index.html?search=memlock" >"$work/page" 2>/dev/null
 	check "its search finds memlock in docs/troubleshooting.md" grep -q '<li><a href="docs/troubleshooting.html?highlight=memlock#' "$work/page"
 else
-	skip "its search" "chromium is not installed: vm/packages browser"
+	lacks "its search" chromium
 fi
 tap_done

@@ -207,7 +207,7 @@ browser=(chromium --headless=new --no-sandbox --disable-gpu --hide-scrollbars "-
 if unshare -rn true 2>/dev/null; then browser=(unshare -rn "${browser[@]}"); fi
 if ! command -v chromium >/dev/null; then
 	for name in "the page in a browser has the figures" "its plots show them" "the page is legible"; do
-		skip "$name" "chromium is not installed: vm/packages browser"
+		lacks "$name" chromium
 	done
 else
 	# The sections below the first screen are folded.

@@ -382,7 +382,7 @@ if command -v script >/dev/null; then
 	check "a terminal gets some" grep -q "$escape" <<<"$(on_terminal "'$tool' doctor")"
 	check "not with NO_COLOR" bash -c '! grep -q "$2" <<<"$1"' - "$(NO_COLOR=1 on_terminal "'$tool' doctor; '$tool' run --nosuch")" "$escape\[[0-9;]*m"
 else
-	skip "colours on a terminal" "script(1) is not installed"
+	lacks "colours on a terminal" script
 fi
 for shell in bash zsh fish; do
 	"$tool" completions $shell >completions.$shell
@@ -390,7 +390,7 @@ for shell in bash zsh fish; do
 	if command -v $shell >/dev/null; then
 		check "$shell accepts them" $shell -n completions.$shell
 	else
-		skip "$shell accepts them" "$shell is not installed"
+		lacks "$shell accepts them" "$shell"
 	fi
 done
 # An error, neither a panic nor success.

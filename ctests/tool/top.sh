@@ -238,7 +238,7 @@ if /usr/bin/python3 -c 'import prometheus_client' 2>/dev/null; then
 	check "the file for node_exporter, as a parser reads it" bash -c \
 		'"$1" top --textfile "$4/file.prom" && /usr/bin/python3 -B "$2/openmetrics.py" --text "$3" <"$4/file.prom"' - "$tool" "$here" "$first" "$work"
 else
-	skip "OpenMetrics, as a parser reads it" "no python3-prometheus-client (vm/packages top)"
+	lacks "OpenMetrics, as a parser reads it" python3-prometheus-client
 fi
 echo kept >"$work/target"
 ln -sf "$work/target" "$work/link.prom"
@@ -252,7 +252,7 @@ if command -v script >/dev/null; then
 		check "--once fits into a terminal of $width columns: $widest" [ "$widest" -le "$width" ]
 	done
 else
-	skip "--once on a terminal" "no script(1)"
+	lacks "--once on a terminal" script
 fi
 check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
 
@@ -280,7 +280,7 @@ if command -v tmux >/dev/null; then
 	key q
 	check "q ends it" bash -c 'for _ in $(seq 300); do tmux -S "$1" has-session 2>/dev/null || exit 0; sleep 0.1; done; exit 1' - "$terminal"
 else
-	skip "the terminal" "no tmux (vm/packages top)"
+	lacks "the terminal" tmux
 fi
 # Attaching: the process answers at a call, so it makes some until the tool has its answer.
 attached() { # OPTION...: returns the tool's status

@@ -9,10 +9,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../lib/tap.sh"
 [ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
-if ! command -v fi_info >/dev/null; then
-	echo "1..0 # SKIP fi_info is not installed (Debian: libfabric-bin)"
-	exit
-fi
+needs fi_info
 devices=$(ibv_devices 2>/dev/null | awk 'NR > 2 { print $1 }' | sort)
 if [ -z "$devices" ]; then
 	echo "1..0 # SKIP there is no RDMA device"

@@ -58,7 +58,7 @@ if command -v abidiff >/dev/null; then
 	check "the current types are those of 0.1" same "$work/old.so" "$work/new.so"
 	[ -z "$released" ] || check "the library's symbols are those of 0.1, or more" abidiff --no-added-syms "$released" "$library"
 else
-	skip "the current types are those of 0.1" "abidiff is not installed (Debian: abigail-tools)"
+	lacks "the current types are those of 0.1" abidiff
 fi
 
 # A library with the symbols of 0.1 and no code, if that of 0.1 is missing.

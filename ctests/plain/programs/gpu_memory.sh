@@ -50,11 +50,11 @@ fi
 if /usr/bin/python3 -c 'import pyverbs.mr' 2>/dev/null; then
 	registers pyverbs pyverbs
 else
-	skip pyverbs "it is not installed (Debian: python3-pyverbs)"
+	lacks pyverbs python3-pyverbs
 fi
 if ldconfig -p | grep -q libucp.so.0; then
 	registers UCX ucx
 else
-	skip UCX "it is not installed (Debian: libucx0)"
+	lacks UCX libucx0
 fi
 tap_done

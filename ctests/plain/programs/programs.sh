@@ -37,7 +37,7 @@ program() { # NAME READY SAYS SERVER CLIENT
 	[ -z "$table" ] || runs+=(cache)
 	shift
 	if ! command -v "${4%% *}" >/dev/null; then
-		skip "$name: the same with the library" "${4%% *} is not installed"
+		lacks "$name: the same with the library" "${4%% *}"
 		return
 	fi
 	# An unreliable queue pair may lose a message, and the program then waits for it for ever.

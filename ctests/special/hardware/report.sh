@@ -130,6 +130,6 @@ check "a device that does not exist: $(DEVICE=nosuch "$here/run" 2>&1 | tail -1)
 
 # A machine without Debian's packages.
 mkdir "$work/bin" && ln -s "$(command -v sort)" "$(command -v bash)" "$(command -v env)" "$work/bin"
-check "without apt-get the missing tools are listed" fails "PACKAGES=installed" env PATH="$work/bin" vm/packages c
-check "and that setting passes over them" env PATH="$work/bin" PACKAGES=installed vm/packages c
+check "without apt-get the missing tools are listed" fails "PACKAGES=installed" env -u CHECK_INSTALLED PATH="$work/bin" vm/packages c
+check "and that setting passes over them" env -u CHECK_INSTALLED PATH="$work/bin" PACKAGES=installed vm/packages c
 tap_done

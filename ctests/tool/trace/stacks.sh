@@ -106,7 +106,7 @@ is "calls without a stack have their caller alone" True many 'any(not caller["st
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
 	"$here/../../lib/stub_device.c" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
 if ! command -v go >/dev/null; then
-	skip "the functions of a program in Go" "Go is not installed"
+	lacks "the functions of a program in Go" go
 else
 	go=$(dirname "$stacks")/go
 	GO111MODULE=off GOFLAGS='' GOPROXY=off GOTOOLCHAIN=local GOCACHE=$go/cache GOPATH=$go/path CGO_ENABLED=1 \
