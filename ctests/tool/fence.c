@@ -569,7 +569,7 @@ static void pinned(int policy, int priority)
 /* As the container of another that has the directory: it has root's number, and none of its rights. */
 static void serve_falsely(void)
 {
-	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
+	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/unready" };
 	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), memory = memfd_create("counters", 0), given[4] = { memory, memory, memory, memory };
 	_Atomic uint64_t *line;
 
@@ -584,6 +584,8 @@ static void serve_falsely(void)
 	}
 	drop_capabilities();
 	must(!bind(listener, (void *)&address, sizeof(address)) && !chmod(address.sun_path, 0666) && !listen(listener, 16));
+	/* Who sees the name can connect. */
+	must(!rename(address.sun_path, "/run/rdmamr/fence"));
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 
