@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All settings in one table, read once from the environment when the library is loaded.
+//! All names of the environment that this project sets or reads, in one table. The library's
+//! settings among them are read once, when the library is loaded.
 //!
 //! A set-uid program ignores all of them (secure_getenv(3)). A name that is not in the table, or a
 //! value that its setting does not accept, causes one line of warning, which suggests the nearest
@@ -148,7 +149,7 @@ fn parse_seconds(value: &CStr) -> Option<u64> {
     })
 }
 
-/// A row of the table of settings.
+/// A row of the table: a setting of the library, or a name that others of this project read.
 struct Setting {
     name: &'static CStr,
     /// The values to suggest after an invalid one.
@@ -156,6 +157,9 @@ struct Setting {
     /// Stores a value. False if the value is invalid.
     set: fn(&mut Config, &CStr) -> bool,
 }
+
+/// The `set` of a name that others read: the comment on its row says who.
+const OF_OTHERS: fn(&mut Config, &CStr) -> bool = |_, _| true;
 
 #[rustfmt::skip]
 const SETTINGS: &[Setting] = &[
@@ -265,6 +269,13 @@ const SETTINGS: &[Setting] = &[
         config.fence_service = value != c"ioctl";
         value == c"auto" || value == c"ioctl"
     } },
+    // The library's path. Module files set it; the program rdmamr and Slurm's task-prolog read it.
+    Setting { name: c"RDMAMR_LIBRARY", values: &[], set: OF_OTHERS },
+    // The folder of the static library. The build.rs of examples/rust reads it.
+    Setting { name: c"RDMAMR_LIBDIR", values: &[], set: OF_OTHERS },
+    // Which process is the program of `rdmamr run --stats`, which sets it. The library reads it when
+    // it writes the statistics.
+    Setting { name: c"_RDMAMR_PROGRAM", values: &[], set: OF_OTHERS },
 ];
 
 /// Makes a path absolute, so that it keeps its meaning after the program changes its directory.
@@ -450,8 +461,10 @@ fn unknown(name: &str) -> Option<Complaint<'_>> {
             .iter()
             .filter_map(|setting| setting.name.to_str().ok())
     };
+    // The other names are not for people to set.
+    let public = || known().filter(|known| known.starts_with("RDMAMR_"));
     (!known().any(|known| known == name))
-        .then(|| Complaint::NoSuchName(name, nearest(name, known())))
+        .then(|| Complaint::NoSuchName(name, nearest(name, public())))
 }
 
 fn apply<'a>(config: &mut Config, setting: &Setting, value: &'a CStr) -> Option<Complaint<'a>> {
@@ -638,10 +651,13 @@ mod tests {
     #[test]
     fn of_a_wrong_name_the_nearest_is_named() {
         assert_eq!(unknown("RDMAMR_LOG"), None);
+        assert_eq!(unknown("RDMAMR_LIBRARY"), None);
         for (name, near) in [
             ("RDMAMR_STAT", "RDMAMR_STATS"),
             ("RDMAMR_DISABLED", "RDMAMR_DISABLE"),
             ("RDMAMR_LGO", "RDMAMR_LOG"),
+            ("RDMAMR_LIBRAY", "RDMAMR_LIBRARY"),
+            ("RDMAMR_PROGRAM", "RDMAMR_PROGRESS"),
         ] {
             assert_eq!(unknown(name), Some(Complaint::NoSuchName(name, near)));
         }

@@ -29,9 +29,6 @@ fn library() -> Result<String, String> {
     let found = library::find().map_err(|error| first_line(&format!("{error:#}")))?;
     let path =
         CString::new(found.path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-    // Otherwise the library would warn of an unknown setting.
-    // SAFETY: this program has one thread.
-    unsafe { std::env::remove_var("RDMAMR_LIBRARY") };
     let loaded = Loaded::open(&path)?;
     // SAFETY: the function has this type in rdmamr.h.
     let version = unsafe { loaded.function::<Version>(c"rdmamr_version") };
