@@ -39,15 +39,11 @@ def lines(path):
         before = line
 
 
-def plain(line):
-    return re.sub(r"<!--.*?-->", "", line)
-
-
 def anchors(path):
     """The anchors that GitHub makes from the headings of a file."""
     found = set()
     for _, line, code in lines(path):
-        heading = None if code else re.match(r"#+ +(.*)", plain(line))
+        heading = None if code else re.match(r"#+ +(.*)", line)
         if heading:
             words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").lower()
             slug = anchor = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
