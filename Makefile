@@ -145,7 +145,7 @@ install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDI
 	man/names | while read -r file page; do \
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
-	packaging/docs install $(DESTDIR)$(DOCDIR)
+	packaging/docs install $(DESTDIR)$(DOCDIR) $(PREFIX) $(LIBDIR)
 	@$(if $(DESTDIR),,packaging/installed there $(LIBDIR) $(BINDIR))
 
 uninstall: ## remove the installed files

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers, packaging/Containerfile and the
-# DaemonSet of packaging/fence are valid by their schemas. Those of docs/containers do what
+# containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers and packaging/Containerfile are
+# valid by their schemas. Those of docs/containers do what
 # docs/containers.md says where this machine can try it: under the seccomp profile, with a
 # container's capabilities and limits, as root and as a user.
 set -u
@@ -20,11 +20,11 @@ finds() { ! "$@"; }
 
 # The files, by their schemas.
 if tools=$(ctests/packages/kubernetes_validate 2>"$work/pip"); then
-	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml $tools "$files"/*.yaml packaging/fence/*.yaml
+	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml "$tools" "$files"/*.yaml
 	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
 	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
-	check "an unknown field is found" finds python3 -B "$helper" yaml $tools "$work/pod.yaml"
-	check "so is a value of another type" finds python3 -B "$helper" yaml $tools "$work/daemonset.yaml"
+	check "an unknown field is found" finds python3 -B "$helper" yaml "$tools" "$work/pod.yaml"
+	check "so is a value of another type" finds python3 -B "$helper" yaml "$tools" "$work/daemonset.yaml"
 else
 	skip "Kubernetes' schemas" "kubernetes-validate could not be downloaded: $(tail -n 1 "$work/pip")"
 fi
@@ -35,7 +35,7 @@ check "a call that no container gets is found, and a field that OCI lacks" \
 check "the Containerfile's parts fit each other" python3 -B "$helper" containerfile packaging/Containerfile
 sed 's/ -y / /; s|opt/rdmamr/bin/rdmamr"|usr/bin/rdmamr"|; s/^CMD.*/CMD doctor/' packaging/Containerfile >"$work/Containerfile"
 check "its mistakes are found" [ "$(python3 -B "$helper" containerfile "$work/Containerfile" | wc -l)" = 3 ]
-versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* packaging/fence/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
+versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
 check "the files name this version: $(versions | paste -sd,)" [ "$(versions)" = "$tree_version" ]
 
 # The program of the suite faults_places: it asserts its data itself, and prints its hits.
@@ -163,7 +163,7 @@ PYTHON
 check "workers of Python's multiprocessing inherit it, by fork and by spawn" [ "$(timeout 120 "$work/rdmamr/bin/rdmamr" run -- /usr/bin/python3 -B "$work/workers.py" 2>&1 | paste -sd,)" = "fork True,spawn True,forkserver True" ]
 
 # The DaemonSet's script and capabilities, on a process of another user in another container.
-if [ -e $tools/.ready ]; then
+if [ -n "$tools" ]; then
 	mkfifo "$work/in"
 	mkdir -m 755 "$work/textfile"
 	container='mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 none /dev/shm'
@@ -188,31 +188,65 @@ else
 fi
 
 # Slurm: slurmd runs the prolog with the task's environment and obeys its lines.
-sed "s|^library=.*|library=$library|" "$files/task-prolog" >"$work/task-prolog"
-check "the task prolog leaves other jobs alone" [ -z "$(sh "$work/task-prolog")" ]
-check "and those whose module names the library" [ -z "$(RDMAMR_LIBRARY=$library sh "$work/task-prolog")" ]
-line=$(RDMAMR_CACHE=local LD_PRELOAD=/other.so sh "$work/task-prolog" 2>/dev/null)
-check "it preloads the library into a job that asks for it, before what is there" [ "$line" = "export LD_PRELOAD=$library:/other.so" ]
-line=$(RDMAMR_CACHE=local sh "$work/task-prolog")
-check "whose task has it" grep -qF "$library" <(env "${line#export }" cat /proc/self/maps)
-line=$(RDMAMR_CACHE=local sh "$files/task-prolog")
-check "a node without the library says so, and goes on: $line" grep -q '^print rdmamr: /usr/local/lib/\|^export LD_PRELOAD=/usr/local/lib/' <<<"$line"
+prolog() { env "$@" sh "$files/task-prolog" 2>"$work/words"; }
+installed=$work/image/opt/rdmamr/share/doc/rdmamr/docs/containers
+check "the task prolog leaves other jobs alone" [ -z "$(prolog 2>&1)" ]
+check "and those whose module names the library" [ -z "$(prolog RDMAMR_LIBRARY="$library" 2>&1)" ]
+lib=$work/rdmamr/lib
+line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local LD_PRELOAD=/other.so LD_AUDIT=/audit.so)
+check "it preloads the library into a job that asks for it, before what is there, with the module for LD_AUDIT" \
+	[ "$line" = "export LD_PRELOAD=$lib/librdmamr.so.1:/other.so
+export LD_AUDIT=$lib/rdmamr/librdmamr-audit.so:/audit.so" ]
+line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
+with() { eval "$line" && "$@"; }
+given() { RDMAMR_LIBRARY=$lib/librdmamr.so.1 "$rdmamr" run -- env | grep '^LD_' | sort; }
+check "as under rdmamr run" [ "$(with env | grep '^LD_' | sort)" = "$(given)" ]
+check "whose task has it" grep -qF "$lib/librdmamr.so" <(with cat /proc/self/maps)
+line=$(prolog PKG_CONFIG_PATH="$work/image/opt/rdmamr/lib/pkgconfig" RDMAMR_CACHE=local)
+check "pkg-config knows the folder. A node without the library says so on standard error, and goes on: $(cat "$work/words")" \
+	[ "$line $(cat "$work/words")" = " rdmamr: /opt/rdmamr/lib/librdmamr.so.1 is not on $(uname -n)" ]
+env -i DESTDIR="$work/rpm" PATH="$PATH" make -s --no-print-directory install PREFIX=/usr LIBDIR=/usr/lib64 DOCDIR=/usr/share/doc/rdmamr-tools >"$work/rpm.said" 2>&1
+of_rpm=$work/rpm/usr/share/doc/rdmamr-tools/docs/containers
+check "the installed prolog names its own folder, also RPM's" \
+	[ "$(grep -h '^folder=' "$installed/task-prolog" "$of_rpm/task-prolog" | paste -sd,)" = folder=/opt/rdmamr/lib,folder=/usr/lib64 ]
+check "and can be run" [ -x "$of_rpm/task-prolog" ]
 
 # The module file, by the interpreter of its language.
 if command -v tclsh >/dev/null; then
-	sed "s|^set prefix .*|set prefix $work/rdmamr|" "$files/rdmamr.modulefile" >"$work/modulefile"
 	cat >"$work/modules.tcl" <<-'TCL'
 		proc module-whatis {text} {}
 		proc conflict {name} {}
 		proc prepend-path {name value} { puts "$name $value" }
+		proc setenv {name value} { puts "$name $value" }
 		source [lindex $argv 0]
 		ModulesHelp
 	TCL
-	paths() { tclsh "$work/modules.tcl" "$work/modulefile" 2>/dev/null; }
-	missing() { paths | while read -r _ path; do [ -e "$path" ] || echo "$path"; done; }
-	check "the module file sets $(paths | wc -l) variables, whose folders make install has made: $(missing | paste -sd,)" [ "$(paths | wc -l) $(missing | wc -l)" = "4 0" ]
-	check "it begins as a module file" [ "$(head -c 8 "$files/rdmamr.modulefile")" = '#%Module' ]
+	paths() { env PKG_CONFIG_PATH="$work/image/opt/rdmamr/lib/pkgconfig" tclsh "$work/modules.tcl" "$1" 2>/dev/null; } # FILE
+	missing() { paths "$1" | while read -r _ path; do [ -e "$2$path" ] || echo "$path"; done; } # FILE ROOT
+	module=$files/rdmamr.modulefile
+	check "the module file sets $(paths "$module" | wc -l) variables, whose files make install has made: $(missing "$module" "$work/image" | paste -sd,)" \
+		[ "$(paths "$module" | wc -l) $(missing "$module" "$work/image" | wc -l)" = "6 0" ]
+	check "also the installed one" [ "$(paths "$installed/rdmamr.modulefile")" = "$(paths "$module")" ]
+	check "and RPM's: $(missing "$of_rpm/rdmamr.modulefile" "$work/rpm" | paste -sd,)" \
+		[ "$(paths "$of_rpm/rdmamr.modulefile" | grep -c ' /usr/lib64') $(missing "$of_rpm/rdmamr.modulefile" "$work/rpm" | wc -l)" = "4 0" ]
+	check "the module's folder of LD_AUDIT is that of rdmamr run" \
+		grep -qxF "LD_AUDIT $(given | sed -n "s|^LD_AUDIT=$work/rdmamr|/opt/rdmamr|p")" <(paths "$module")
+	check "it begins as a module file" [ "$(head -c 8 "$module")" = '#%Module' ]
 else
 	lacks "the module file" tclsh
 fi
+
+# Each environment that one of our files sets, in processes of which none uses the library.
+environments() { # a line "NAME VALUE" for each variable
+	! command -v tclsh >/dev/null || paths "$files/rdmamr.modulefile" | sed "s|/opt/rdmamr|$work/rdmamr|" | grep -v ' /.*/bin$'
+	prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local | sed 's/^export \([A-Z_]*\)=/\1 /'
+	sed -n 's/^Environment=//p' packaging/fence/rdmamr-fence.service | tr = ' '
+	sed -n 's/^ENV \([A-Z_]*\)=/\1 /p' packaging/Containerfile | grep -v '^PATH '
+	sed -n 's/.*env\.set("\(RDMAMR_[A-Z]*\)".*/\1 x/p; s/^modextravars = {.\(RDMAMR_[A-Z]*\).*/\1 x/p' packaging/spack/package.py packaging/easybuild/rdmamr.eb
+	sed -n '/^ *- name: RDMAMR_/{ s/.*: //; N; s/\n *value: / /p; }' "$files"/*.yaml
+}
+check "they set $(environments | cut -d ' ' -f 1 | sort -u | paste -sd,)" [ "$(environments | grep -c '^RDMAMR_LIBRARY\|^LD_PRELOAD\|^LD_AUDIT')" -ge 4 ]
+mapfile -t set_by_us < <(environments | sort -u -k 1,1 | sed 's/ /=/')
+said=$(env "${set_by_us[@]}" LD_PRELOAD="$library" sh -c 'true; ls' 2>&1 >/dev/null)
+check "under them no process says a word: $said" [ -z "$said" ]
 tap_done

@@ -69,6 +69,18 @@ warning "another" RDMAMR_LOGS=info "did you mean RDMAMR_LOG?"
 warning "an unknown level" RDMAMR_LOG=warning "did you mean warn?"
 warning "an unknown switch" RDMAMR_DISABLE=yes "It takes 0, 1."
 warning "no number" RDMAMR_PREFAULT=two "any number up to 64."
+# All names that something of the project sets or reads are in the table, so that none is a mistake.
+# The headers' names are C's; src/config has the table, and its tests have mistakes. RDMAMR_X is any.
+names() { (cd "$here/../.." && grep -rhoE '\b_?RDMAMR_[A-Z_]+[A-Z]\b' --exclude-dir=config --exclude-dir=target "$@") | sort -u; }
+table=$(grep -oP 'name: c"\K_?RDMAMR_[A-Z_]+' "$here/../../src/config/lib.rs")
+strange() { names src tool/src packaging docs examples man pkgconfig debian README.md SECURITY.md | grep -vxF "$table" | grep -vxF "$(names include)"; }
+check "the names of the sources, recipes, documents and examples are in the table: $(strange | paste -sd,)" [ -z "$(strange)" ]
+check "of which there are $(wc -l <<<"$table")" [ "$(names docs | grep -cxF "$table")" = "$(wc -l <<<"$table")" ]
+for name in $table; do
+	case $name in
+	RDMAMR_LIBRARY | RDMAMR_LIBDIR | _RDMAMR_PROGRAM) check "$name, which others read, is known" [ -z "$(says $name=/x)" ] ;;
+	esac
+done
 for level in error warn info debug; do
 	check "RDMAMR_LOG=$level is known" [ -z "$(says RDMAMR_LOG=$level)" ]
 done
