@@ -33,12 +33,13 @@ inputs_address      := $(so)
 inputs_thread       := $(so)
 inputs_linked       := $(so)
 inputs_linked_alone := $(so)
+inputs_linked_behind := -Wl,--no-as-needed -libverbs $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub): $(built)/lib/stub_device.o
 $(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
-$(call with,address thread linked linked_alone): $(so)
+$(call with,address thread linked linked_alone linked_behind): $(so)
 
 # The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
 # ibv_alloc_pd, so a word of BUILD names them.

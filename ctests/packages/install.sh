@@ -54,6 +54,11 @@ done
 
 export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
 check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$tree_version" ]
+libraries() { pkg-config --libs "$@" | grep -o -- '-l\(rdmamr\|ibverbs\)' | xargs; } # PACKAGE...
+for order in rdmamr "libibverbs rdmamr" "rdmamr libibverbs" "libibverbs rdmamr-compat"; do
+	# shellcheck disable=SC2086 # words
+	check "pkg-config --libs $order: $(libraries $order)" [ "$(libraries $order)" = "-lrdmamr -libverbs" ]
+done
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 consumer=$stage/consumer
 check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks up the next functions when the library is loaded, and prepares for children.
+//! Looks up the next functions when the library is loaded, and prepares for children. Says so if
+//! the program's calls bypass the library.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
 use super::{descriptors, memory, migration, ret, tasks};
+use core::ffi::CStr;
 use rdmamr_cache::dispatch;
+use rdmamr_config::{disabled, variable};
+use rdmamr_stats::log;
 
 unsafe extern "C" fn load() {
     ret::always((), || {
@@ -13,8 +17,23 @@ unsafe extern "C" fn load() {
         tasks::find_all();
         migration::find_next();
         dispatch::mind_forks();
+        if dispatch::is_behind_libibverbs() && !disabled() && !is_audited() {
+            log::always(format_args!(
+                "the program is linked to libibverbs before librdmamr, so its ibv_reg_mr bypasses the library, and \
+                 regions of ibv_reg_mr_relaxed are not reused. Link -lrdmamr before -libverbs, or preload the library \
+                 (LD_PRELOAD)"
+            ));
+        }
     })
 }
+
+/// Whether the module for LD_AUDIT binds the program's calls to this library, whatever the order.
+fn is_audited() -> bool {
+    let modules = variable(c"LD_AUDIT").map(CStr::to_bytes);
+    modules.is_some_and(|modules| modules.windows(MODULE.len()).any(|part| part == MODULE))
+}
+
+const MODULE: &[u8] = b"librdmamr-audit.so";
 
 #[cfg(not(test))]
 #[used]

@@ -90,13 +90,13 @@ impl Domain {
             }
         })?;
         let mut mode = mode;
-        if mode.cached && !dispatch::are_in_place() {
+        if mode.cached && !dispatch::all_calls_come() {
             mode.cached = false;
             log::line(
                 Level::Info,
                 format_args!(
                     "the library does not stand before the C library's memory calls (it was loaded by \
-                     dlopen): a domain with the cache registers plainly"
+                     dlopen), or not before libibverbs: a domain with the cache registers plainly"
                 ),
             );
         }

@@ -13,16 +13,18 @@ use crate::dispatch::reuse;
 use crate::life::owners;
 use crate::objects::is_region;
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_stats::log;
 use rdmamr_sys::thread;
 
 /// Serves a provider's `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only this use of
-/// the cached region ends, and the provider frees the object. Any other region ends. An imported
-/// object can name a kernel region that the cache holds too. In that case the cache neither reuses
+/// the cached region ends, and the provider frees the object. A relaxed region stays. Any other
+/// region ends. An imported object can name a kernel region that the cache holds too. In that case the cache neither reuses
 /// nor deregisters its region.
 ///
 /// # Safety
@@ -32,6 +34,10 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     let mr = unsafe { Mr::from_c(vmr.cast()) };
     if mr.is_some_and(reuse::deregister_bypassed) {
         return 0;
+    }
+    if mr.is_some_and(is_region) {
+        refuse();
+        return libc::EINVAL;
     }
     let provider = mr.map_or(Provider::ORDINARY, Mr::provider);
     let Some(next) = next::CMD_DEREG_MR.by(provider) else {
@@ -47,6 +53,19 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
         reuse::remember(config().cache_mode, mr);
     }
     mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
+}
+
+/// Says once why a provider cannot end a relaxed region: it would free the object, which is the
+/// cache's.
+#[cold]
+fn refuse() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        log::always(format_args!(
+            "libibverbs' own ibv_dereg_mr, which the program has looked up by dlsym, cannot end a region of \
+             ibv_reg_mr_relaxed: EINVAL. End it by ibv_dereg_mr_relaxed, or run the program by rdmamr run"
+        ));
+    }
 }
 
 /// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves becomes

@@ -179,7 +179,7 @@ fn serve_again(
     request: &Request,
     answer: Answer,
 ) -> Result<Registered, Counter> {
-    if !in_place::are_in_place() {
+    if !in_place::all_calls_come() {
         // The cache could keep no region. Also, a deregistration by a function that the program
         // took from libibverbs would bypass this library, and end the cached region in the kernel.
         say_without_effect(mode, log::always, PASSED_BY);
@@ -229,8 +229,9 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     }
 }
 
-const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls bypass it. \
-    Preload the library (LD_PRELOAD), or link the program to it";
+const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls bypass it, or the \
+    program is linked to libibverbs before the library. Preload the library (LD_PRELOAD), or link the \
+    program to it, before libibverbs";
 const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from children (ibv_fork_init, \
     RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \
     ibv_fork_init from libibverbs itself";

@@ -19,6 +19,8 @@ use crate::region::slot::LEFT;
 use crate::region::state::Grant;
 use crate::released::RELEASED;
 use crate::start;
+use crate::watch::failure::say_passed_by;
+use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::UnderWay;
 use crate::watch::userfaultfd::{Fence, Watched};
@@ -163,6 +165,13 @@ fn register_now(
         return because(counter!(bypassed_device));
     }
     if is_retired() {
+        return because(counter!(bypassed_watch));
+    }
+    if !in_place::ends_come() {
+        // A plain region's object may be freed by a provider.
+        if !in_place::are_in_place() {
+            say_passed_by();
+        }
         return because(counter!(bypassed_watch));
     }
     if start::would_keep_files() {

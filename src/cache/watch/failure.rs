@@ -2,6 +2,7 @@
 //! Why no memory can be watched.
 
 use crate::watch::userfaultfd::NO_WRITE_PROTECTION;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_stats::log::always;
 
@@ -31,10 +32,7 @@ impl Failure {
 
     pub fn say(&self) {
         match self {
-            Failure::PassedBy => always(format_args!(
-                "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
-                 calls bypass it. Preload the library (LD_PRELOAD), or link the program to it"
-            )),
+            Failure::PassedBy => say_passed_by(),
             Failure::File(NO_WRITE_PROTECTION) => always(format_args!(
                 "regions are not reused once they are released: userfaultfd(2) of this kernel has no write \
                  protection, which x86-64 has from Linux 5.7 on, arm64 from 6.10 on"
@@ -58,5 +56,16 @@ impl Failure {
                 "regions are not reused once they are released: the kernel gives the library no thread ({errno})"
             )),
         }
+    }
+}
+
+/// Says once that the program's memory calls bypass the library.
+pub fn say_passed_by() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        always(format_args!(
+            "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
+             calls bypass it. Preload the library (LD_PRELOAD), or link the program to it"
+        ));
     }
 }

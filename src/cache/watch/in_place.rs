@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether the program's memory calls reach this library. userfaultfd reports neither guard pages
 //! nor protection, so without these calls the cache watches no memory.
+//!
+//! And whether the providers' deregistrations do. A provider frees the object of each region that it
+//! deregisters, and an object of the cache is no memory of malloc. So without these calls the cache
+//! gives out no region. They do not come if dlopen loaded the library, and in a program that is
+//! linked with `-libverbs` before `-lrdmamr`: it calls libibverbs' own functions.
 
 use crate::watch::listeners::{CACHE, listen};
-use core::ffi::{c_int, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicU8, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::*};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Library, Scope};
@@ -40,30 +45,62 @@ pub fn are_in_place() -> bool {
     KNOWN.load(Relaxed) == IN_PLACE
 }
 
-/// The munmap to which calls of the program are bound.
-fn munmap_of_program() -> Option<NonZeroUsize> {
-    symbols::find(Scope::In(Library::program()?), c"munmap", None)
+/// Whether the deregistrations of libibverbs' providers reach this library.
+static ENDS_COME: AtomicBool = AtomicBool::new(false);
+
+/// Whether the cache may give regions out: both kinds of calls reach this library.
+pub fn all_calls_come() -> bool {
+    ends_come() && are_in_place()
+}
+
+#[inline]
+pub fn ends_come() -> bool {
+    ENDS_COME.load(Relaxed)
+}
+
+/// Finds out, when the library is loaded, whether the deregistrations reach it. Returns true if the
+/// program was started with this library behind libibverbs. (A library that dlopen loads is not in
+/// that order yet.)
+pub fn is_behind_libibverbs() -> bool {
+    let file_of = |name| Some(home(of_program(name)?));
+    let own = Some(own_home());
+    ENDS_COME.store(file_of(c"ibv_cmd_dereg_mr") == own, Relaxed);
+    let called = file_of(c"ibv_reg_mr");
+    // Another library may interpose the function, and call this one. The second function tells
+    // libibverbs: no library has a reason to interpose it.
+    called != own && called == file_of(c"ibv_node_type_str") && file_of(c"rdmamr_version") == own
+}
+
+/// The function to which calls of the program are bound.
+fn of_program(name: &CStr) -> Option<NonZeroUsize> {
+    symbols::find(Scope::In(Library::program()?), name, None)
+}
+
+/// The address at which the file with that code begins.
+fn home(address: NonZeroUsize) -> usize {
+    let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: `info` is a local structure that the call may write.
+    unsafe { libc::dladdr(with_exposed_provenance(address.get()), info.as_mut_ptr()) };
+    // SAFETY: `Dl_info` has only pointers: all zeros is a valid value, and so is what dladdr(3)
+    // wrote.
+    unsafe { info.assume_init() }.dli_fbase.addr()
+}
+
+/// The same, of this library.
+fn own_home() -> usize {
+    let own = own_home as fn() -> usize as *const c_void;
+    NonZeroUsize::new(own.expose_provenance()).map_or(0, home)
 }
 
 /// Whether the program's munmap is this library's.
 fn is_first() -> bool {
-    let home = |address: *const c_void| {
-        let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        // SAFETY: `info` is a local structure that the call may write.
-        unsafe { libc::dladdr(address, info.as_mut_ptr()) };
-        // SAFETY: `Dl_info` has only pointers: all zeros is a valid value, and so is what dladdr(3)
-        // wrote.
-        unsafe { info.assume_init() }.dli_fbase
-    };
-    let first = munmap_of_program();
-    let own = is_first as fn() -> bool as *const c_void;
-    first.is_some_and(|first| home(with_exposed_provenance(first.get())) == home(own))
+    of_program(c"munmap").is_some_and(|first| home(first) == own_home())
 }
 
 /// Whether the program's munmap reaches this library.
 fn probe() -> bool {
     let page = page_size() as usize;
-    let (Some(first), Some(memory)) = (munmap_of_program(), helper_thread::map(page)) else {
+    let (Some(first), Some(memory)) = (of_program(c"munmap"), helper_thread::map(page)) else {
         return false;
     };
     let munmap = with_exposed_provenance::<c_void>(first.get());

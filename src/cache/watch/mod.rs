@@ -20,7 +20,7 @@ pub mod counts;
 pub mod dropping;
 pub mod event_reader;
 pub mod extent;
-mod failure;
+pub mod failure;
 mod gate;
 pub mod in_place;
 pub mod listeners;

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The order of libibverbs and librdmamr on the linker's line: link_order.sh has a program of each
+ * order. libibverbs' own ibv_dereg_mr has the provider free the object of a relaxed region.
+ *
+ * Usage: link_order reused | plain | handle
+ *
+ * reused: a relaxed region is reused, whichever call deregisters it.
+ * plain: libibverbs comes first, so a relaxed region is a plain one.
+ * handle: this library comes first, and the program looks libibverbs' ibv_dereg_mr up: that call
+ * refuses a relaxed region.
+ */
+#include "../lib/observe.h"
+#include <dlfcn.h>
+
+enum { ROUNDS = 300, MANY = 100 };
+
+static struct pair pair;
+static char *memory;
+static int others;
+static long pins;
+
+static struct ibv_mr *registered(size_t offset, int access)
+{
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, memory + offset, 4 * PAGE, access);
+
+	must(mr);
+	return mr;
+}
+
+static void by_handle(void)
+{
+	struct ibv_mr *mr = registered(0, LOCAL_AND_REMOTE);
+	int (*dereg_mr)(struct ibv_mr *);
+
+	*(void **)&dereg_mr = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), "ibv_dereg_mr", "IBVERBS_1.1");
+	must(dereg_mr);
+	is(dereg_mr(mr), EINVAL, "libibverbs' ibv_dereg_mr of a relaxed region is EINVAL");
+	is(dereg_mr(mr), EINVAL, "also the next time");
+	ok(lands_in(&pair, mr, memory, 4 * PAGE), "the region is still there");
+	is(ibv_dereg_mr_relaxed(mr), 0, "the library's own call ends it");
+	mr = ibv_reg_mr(pair.pd, memory, 4 * PAGE, LOCAL_AND_REMOTE);
+	must(mr);
+	is(dereg_mr(mr), 0, "libibverbs' ibv_dereg_mr ends a plain region");
+}
+
+static void by_either(bool reused)
+{
+	struct rdmamr_stats before = stats(), after;
+	struct ibv_mr *many[MANY], *mr;
+	int wrong = 0, failed = 0, kept = 0;
+
+	mr = registered(0, LOCAL_AND_REMOTE);
+	ok(lands_in(&pair, mr, memory, 4 * PAGE), "data lands in a relaxed region");
+	is(ibv_dereg_mr(mr), 0, "ibv_dereg_mr");
+	is(kernel_regions(pair.context) - others, reused, "the kernel has %s", reused ? "it still" : "no region any more");
+	if (!reused)
+		is(pinned(), pins, "and no page is pinned");
+	for (int round = 0; round < ROUNDS; round++) {
+		mr = registered(0, round % 3 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
+		if (round % 3)
+			wrong += !lands_in(&pair, mr, memory, 4 * PAGE);
+		failed += (round % 2 ? ibv_dereg_mr : ibv_dereg_mr_relaxed)(mr) != 0;
+		kept += kernel_regions(pair.context) > others;
+		/* Other pages at the same addresses. */
+		if (round % 10 == 9) {
+			must(munmap(memory, 4 * PAGE) == 0);
+			must(mmap(memory, 4 * PAGE, PROT_READ | PROT_WRITE,
+				  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
+		}
+	}
+	is(failed, 0, "%d regions are deregistered, by either call", ROUNDS);
+	is(wrong, 0, "data has always landed in the page that the program sees");
+	for (int turn = 0; turn < 4; turn++) {
+		for (int n = 0; n < MANY; n++)
+			many[n] = registered((n % 8) * PAGE, LOCAL_AND_REMOTE);
+		wrong += !lands_in(&pair, many[MANY - 1], many[MANY - 1]->addr, 4 * PAGE);
+		for (int n = 0; n < MANY; n++)
+			failed += ((n + turn) % 2 ? ibv_dereg_mr : ibv_dereg_mr_relaxed)(many[n]) != 0;
+		/* The heap is whole. */
+		for (int n = 0; n < 1000; n++)
+			free(malloc((size_t)n));
+	}
+	is(failed + wrong, 0, "also %d at a time", MANY);
+	after = stats();
+	if (reused) {
+		ok(after.hits > before.hits && kept, "regions were reused");
+	} else {
+		is((long long)(after.hits + after.misses + after.idle), 0, "the cache has served none");
+		is(kept, 0, "the kernel has never had one after its end");
+	}
+	is(ibv_flush_relaxed_mr(pair.pd), 0, "ibv_flush_relaxed_mr");
+	is(kernel_regions(pair.context), others, "the kernel has no relaxed region");
+	is(pinned(), pins, "no page is pinned");
+	ok(lands(&pair, memory, 4 * PAGE), "a later registration of the same range works");
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+}
+
+int main(int argc, char **argv)
+{
+	must(argc == 2);
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	relaxed_open(&pair);
+	memory = pages(16);
+	others = kernel_regions(pair.context);
+	pins = pinned();
+	if (!strcmp(argv[1], "handle"))
+		by_handle();
+	else
+		by_either(!strcmp(argv[1], "reused"));
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	must(ibv_dereg_mr(far.mr) == 0);
+	pair_close(&pair);
+	return done_testing();
+}
