@@ -127,6 +127,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    // For this program only.
+    environment.remove(OsStr::new("RDMAMR_LIBRARY"));
     environment.remove(OsStr::new(PROGRAM));
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
     set(
