@@ -56,13 +56,18 @@ static REALLOC: Function<unsafe extern "C" fn(Address, usize) -> Address> =
     // SAFETY: the signature is that of realloc(3).
     unsafe { Function::new() };
 
-/// Whether the next realloc is glibc's own, whose blocks [`mapping_that_grows`] can read.
+/// Whether the next realloc is glibc's own, whose blocks [`mapping_that_grows`] can read. Other
+/// allocators define `__libc_realloc` too (tcmalloc), so the file that has the function decides.
 static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
 
 fn find_realloc() {
     let next = symbols::find(Scope::Next, c"realloc", None);
-    let glibcs = symbols::find(Scope::Program, c"__libc_realloc", None);
-    IS_GLIBCS.store(next.is_some() && next == glibcs, Relaxed);
+    let glibcs = symbols::find(Scope::Program, c"gnu_get_libc_version", None);
+    let file = |function| symbols::file_of(function);
+    let is_glibcs = next
+        .and_then(file)
+        .is_some_and(|it| glibcs.and_then(file) == Some(it));
+    IS_GLIBCS.store(is_glibcs, Relaxed);
     REALLOC.set(next);
 }
 

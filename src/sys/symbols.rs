@@ -38,6 +38,21 @@ pub fn find(scope: Scope, name: &CStr, version: Option<&CStr>) -> Option<NonZero
     NonZeroUsize::new(address.expose_provenance())
 }
 
+/// The start of the loaded file that has the code at this address.
+pub fn file_of(address: NonZeroUsize) -> Option<NonZeroUsize> {
+    NonZeroUsize::new(about(address)?.dli_fbase.addr())
+}
+
+/// What the linker says about the code at this address.
+fn about(address: NonZeroUsize) -> Option<libc::Dl_info> {
+    let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let address = core::ptr::without_provenance(address.get());
+    // SAFETY: dladdr accepts any address, and `found` has room for its answer.
+    let is_found = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
+    // SAFETY: all zeros are a valid `Dl_info`, and so is what dladdr has written.
+    is_found.then(|| unsafe { found.assume_init() })
+}
+
 /// A loaded library. It stays loaded.
 #[derive(Clone, Copy)]
 pub struct Library(*mut c_void);
@@ -61,15 +76,7 @@ impl Library {
 
     /// The library that has the code at this address. From now on it cannot be unloaded.
     pub fn with_code(address: NonZeroUsize) -> Option<Library> {
-        let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-        let address = core::ptr::without_provenance(address.get());
-        // SAFETY: dladdr accepts any address, and `found` has room for its answer.
-        let is_found = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
-        // SAFETY: all zeros are a valid `Dl_info`, and so is what dladdr has written.
-        let found = unsafe { found.assume_init() };
-        if !is_found || found.dli_fname.is_null() {
-            return None;
-        }
+        let found = about(address).filter(|found| !found.dli_fname.is_null())?;
         // SAFETY: a non-null name is a NUL-terminated string, as long as the file is loaded.
         Library::keep(unsafe { CStr::from_ptr(found.dli_fname) }, Load::Never)
     }
