@@ -49,6 +49,7 @@ mod model_tests;
 pub mod objects;
 mod overlapping;
 mod panicked;
+pub mod permitted;
 mod place;
 pub mod region;
 pub mod released;

@@ -14,6 +14,7 @@ use crate::life::tasks;
 use crate::lock::{Owner, Patience};
 use crate::objects;
 use crate::panicked::panicked;
+use crate::permitted;
 use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::listeners::{CACHE, is_retired, listen};
@@ -79,7 +80,7 @@ pub fn current() -> Option<&'static Cache> {
     if let Some(cache) = existing() {
         return Some(cache);
     }
-    if is_of_parent() || thread::is_inside() {
+    if is_of_parent() || thread::is_inside() || !permitted::may_start() {
         return None;
     }
     aside::run(make).flatten()

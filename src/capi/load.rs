@@ -24,6 +24,7 @@ unsafe extern "C" fn load() {
                  (LD_PRELOAD)"
             ));
         }
+        dispatch::ask_filter();
     })
 }
 

@@ -15,7 +15,7 @@
 //! docs/limits.md).
 
 use super::pages::{FAR_AWAY, PAGE_SIZE};
-use super::{proc, signals, thread};
+use super::{proc, signals, thread, valgrind};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
@@ -103,6 +103,11 @@ unsafe fn start_with(
     files: c_int,
     forever: bool,
 ) -> Option<Ending> {
+    // It would end the process.
+    if valgrind::is_running() {
+        errno::set_errno(errno::Errno(libc::ENOSYS));
+        return None;
+    }
     // SAFETY: __errno_location has no preconditions.
     let errno = unsafe { libc::__errno_location() }.addr();
     let pointer = thread::pointer();

@@ -32,4 +32,5 @@ pub mod standard_error;
 pub mod symbols;
 pub mod thread;
 pub mod unwind;
+pub mod valgrind;
 pub mod words;

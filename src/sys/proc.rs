@@ -98,6 +98,19 @@ pub fn memory_kib() -> (u64, u64) {
     if read { (total, available) } else { (0, 0) }
 }
 
+/// Whether a seccomp filter may be in force: it is unknown if the file cannot be read. prctl(2) would
+/// be a call that the filter may not allow.
+pub fn is_filtered() -> bool {
+    // A kernel without seccomp prints no such line.
+    let mut mode = 0;
+    let read = each_line(c"/proc/thread-self/status", |line| {
+        let value = field(line, b"Seccomp:");
+        mode = value.map_or(0, decimal);
+        value.is_none()
+    });
+    !read || mode != 0
+}
+
 /// Fields of `/proc/thread-self/status`.
 #[derive(Default)]
 pub struct Status {

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whether this process may make the system calls of the cache at all. An error would be an answer,
+//! but two environments end the process: valgrind at a thread of the library, and a seccomp filter
+//! that kills, as systemd's SystemCallFilter does. There every registration is plain.
+//!
+//! A filter that was in force when the library was loaded is asked by a child, which makes the calls
+//! and may die of one. The child is made at load alone: later, fork would copy the pages that are
+//! registered by then. A filter that the program sets afterwards ends the cache (`life/retire.rs`).
+
+use crate::life::cleaning;
+use crate::place;
+use crate::watch::event_reader::Reader;
+use crate::watch::watcher::Watch;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_stats::log;
+use rdmamr_sys::helper_thread;
+use rdmamr_sys::pages::{PAGE_SIZE, PageRange};
+use rdmamr_sys::proc;
+use rdmamr_sys::symbols::{self, Scope};
+use rdmamr_sys::valgrind;
+
+/// The filter kills a process that makes the cache's calls, or nobody knows whether it does.
+static KILLS: AtomicBool = AtomicBool::new(false);
+
+/// Asks the filter that is in force, if there is one and the process may use the cache. Called when
+/// the library is loaded, before the program runs.
+pub fn ask_filter() {
+    let may_register = || {
+        std::env::var_os("RDMAMR_CACHE").is_some_and(|which| which != "off")
+            || symbols::find(Scope::Program, c"ibv_open_device", None).is_some()
+    };
+    if may_register() && proc::is_filtered() && !valgrind::is_running() && child_is_killed() {
+        KILLS.store(true, Relaxed);
+    }
+}
+
+/// Whether the cache may start. If not, prints the reason once.
+pub fn may_start() -> bool {
+    let why = if KILLS.load(Relaxed) {
+        "the seccomp filter of this process kills at a system call of the library, such as userfaultfd(2). \
+         Have it allow the call, or answer by an error (systemd: SystemCallErrorNumber=EPERM)"
+    } else if valgrind::is_running() {
+        "valgrind does not support the library's threads"
+    } else {
+        return true;
+    };
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !SAID.swap(true, Relaxed) {
+        log::always(format_args!(
+            "regions are not reused once they are released: {why}"
+        ));
+    }
+    false
+}
+
+/// Whether a child is killed that makes the calls of the cache.
+fn child_is_killed() -> bool {
+    // No signal at its end, which the program would get: only __WCLONE finds such a child.
+    let no_signal_at_end = 0;
+    // SAFETY: a fork: the child has a copy of the memory. The other arguments are unused.
+    let child = unsafe { libc::syscall(libc::SYS_clone, no_signal_at_end, 0, 0, 0, 0) };
+    if child == 0 {
+        make_calls();
+        // SAFETY: nothing of the C library need be flushed: the parent goes on.
+        unsafe { libc::syscall(libc::SYS_exit_group, 0) };
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: the word is local, and no resource usage is asked for.
+        let ended = unsafe {
+            let usage = core::ptr::null_mut::<libc::rusage>();
+            libc::syscall(
+                libc::SYS_wait4,
+                child,
+                &raw mut status,
+                libc::__WCLONE,
+                usage,
+            )
+        };
+        if ended == child {
+            return !libc::WIFEXITED(status);
+        }
+        if ended >= 0 || errno::errno().0 != libc::EINTR {
+            return true;
+        }
+    }
+}
+
+/// In the child: makes the calls by a watch of one page. Their results do not matter.
+fn make_calls() {
+    const NO_DUMP: i32 = 0;
+    let range = [0usize, PAGE_SIZE];
+    let page = helper_thread::map(PAGE_SIZE);
+    // SAFETY: the calls change this child alone, and the pointers are to local memory or null.
+    unsafe {
+        // The kernel would report a crash, and the child's lines would be the program's.
+        libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, NO_DUMP, 0, 0, 0);
+        libc::syscall(libc::SYS_close, libc::STDERR_FILENO);
+        let this = libc::syscall(libc::SYS_getpid);
+        libc::syscall(libc::SYS_kcmp, this, this, 2, 0, 0);
+        libc::syscall(libc::SYS_msync, range[0], range[1], libc::MS_ASYNC);
+        libc::syscall(
+            libc::SYS_mincore,
+            range[0],
+            range[1],
+            core::ptr::null_mut::<u8>(),
+        );
+        libc::syscall(libc::SYS_capget, 0, 0);
+        let socket = libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
+        libc::syscall(libc::SYS_close, socket);
+    }
+    helper_thread::run_anywhere();
+    let _ = (
+        proc::Status::read(),
+        proc::mappings(),
+        proc::descriptor_limit(),
+    );
+    let (Some(page), Some(regions)) = (page, place::find()) else {
+        return;
+    };
+    let watch = Watch::start(Reader {
+        changes: &regions.changes,
+        heard: cleaning::heard,
+        asks_service: false,
+    });
+    if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {
+        let _ = (
+            watch.is_on(),
+            watch.watch(range, true, |_| ()),
+            watch.is_ours(),
+            watch.fence(),
+        );
+    }
+    // SAFETY: `map` returned the page, which is not used any more.
+    unsafe { helper_thread::unmap(page, PAGE_SIZE) };
+    watch.give_up();
+}
