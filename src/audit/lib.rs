@@ -19,6 +19,8 @@
 #![cfg_attr(not(test), no_std)]
 #![no_builtins]
 
+mod restart;
+
 use core::ffi::{CStr, c_char, c_long, c_uint};
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -72,7 +74,7 @@ impl Text {
     }
 
     /// The bytes before the NUL.
-    fn bytes(self) -> impl Iterator<Item = u8> {
+    fn bytes(self) -> impl Iterator<Item = u8> + Clone {
         // SAFETY: no address behind the NUL is read, as `take_while` ends the iterator.
         let byte = move |at| unsafe { read::<u8>(self.0 + at) };
         (0..).map(byte).take_while(|&byte| byte != 0)
@@ -80,6 +82,19 @@ impl Text {
 
     fn is(self, other: Text) -> bool {
         self.bytes().eq(other.bytes())
+    }
+
+    /// The text after a prefix, if it begins so.
+    fn after(self, prefix: &CStr) -> Option<Text> {
+        let prefix = prefix.to_bytes();
+        let begins = self.bytes().take(prefix.len()).eq(prefix.iter().copied());
+        begins.then_some(Text(self.0 + prefix.len()))
+    }
+
+    /// The text after the first such byte.
+    fn behind(self, byte: u8) -> Option<Text> {
+        let place = self.bytes().position(|it| it == byte)?;
+        Some(Text(self.0 + place + 1))
     }
 }
 
@@ -100,6 +115,7 @@ struct File {
     versions: usize,
     definitions: usize,
     soname: usize,
+    flags: usize,
 }
 
 impl File {
@@ -129,6 +145,7 @@ impl File {
                 5 => file.strings = address(value),
                 6 => file.symbols = address(value),
                 14 => file.soname = value,
+                30 => file.flags = value,
                 0x6fff_fef5 => file.hash = address(value),
                 0x6fff_fff0 => file.versions = address(value),
                 0x6fff_fffc => file.definitions = address(value),
@@ -208,6 +225,27 @@ impl File {
         self.find(Text::of(name), accept).is_some()
     }
 
+    /// The bytes of static thread-local storage that the file needs (DF_STATIC_TLS), at most.
+    fn static_storage(&self) -> usize {
+        const STATIC_TLS: usize = 0x10;
+        const MAGIC: u32 = u32::from_le_bytes(*b"\x7fELF");
+        const PT_TLS: u32 = 7;
+        // The header lies at the base of every file that is not linked to an address of its own.
+        if self.flags & STATIC_TLS == 0 || self.base == 0 || self.read::<u32>(self.base) != MAGIC {
+            return 0;
+        }
+        let headers = self.base + self.read::<usize>(self.base + 32);
+        let [size, count]: [u16; 2] = self.read(self.base + 54);
+        let segment = |number| headers + usize::from(size) * usize::from(number);
+        let storage = (0..count)
+            .map(segment)
+            .find(|&at| self.read::<u32>(at) == PT_TLS);
+        // The size in memory, and the alignment.
+        storage.map_or(0, |at| {
+            self.read::<usize>(at + 40) + self.read::<usize>(at + 48)
+        })
+    }
+
     fn is_library(&self) -> bool {
         self.is_called(c"librdmamr.so.1") && self.has(c"rdmamr_version", c"RDMAMR_1.0")
     }
@@ -253,6 +291,9 @@ pub unsafe extern "C" fn la_objopen(
     let map = map.expose_provenance();
     // SAFETY: the linker's entry of a file that it is loading.
     let file = unsafe { File::of(map) };
+    if !STARTED.load(Relaxed) {
+        restart::opened(&file);
+    }
     if file.is_library() {
         if !STARTED.load(Relaxed) && LIBRARY.load(Relaxed) == 0 {
             LIBRARY.store(map, Relaxed);
@@ -267,6 +308,7 @@ pub unsafe extern "C" fn la_objopen(
 /// The linker has bound all files that the program was started with.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_preinit(_: &usize) {
+    restart::started();
     STARTED.store(true, Relaxed);
 }
 

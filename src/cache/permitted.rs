@@ -40,7 +40,7 @@ pub fn may_start() -> bool {
         "the seccomp filter of this process kills at a system call of the library, such as userfaultfd(2). \
          Have it allow the call, or answer by an error (systemd: SystemCallErrorNumber=EPERM)"
     } else if valgrind::is_running() {
-        "valgrind does not support the library's threads"
+        "valgrind does not support the library's threads, nor its module for LD_AUDIT"
     } else {
         return true;
     };
@@ -88,34 +88,30 @@ fn child_is_killed() -> bool {
 
 /// In the child: makes the calls by a watch of one page. Their results do not matter.
 fn make_calls() {
-    const NO_DUMP: i32 = 0;
-    let range = [0usize, PAGE_SIZE];
-    let page = helper_thread::map(PAGE_SIZE);
-    // SAFETY: the calls change this child alone, and the pointers are to local memory or null.
-    unsafe {
-        // The kernel would report a crash, and the child's lines would be the program's.
-        libc::syscall(libc::SYS_prctl, libc::PR_SET_DUMPABLE, NO_DUMP, 0, 0, 0);
-        libc::syscall(libc::SYS_close, libc::STDERR_FILENO);
-        let this = libc::syscall(libc::SYS_getpid);
-        libc::syscall(libc::SYS_kcmp, this, this, 2, 0, 0);
-        libc::syscall(libc::SYS_msync, range[0], range[1], libc::MS_ASYNC);
-        libc::syscall(
-            libc::SYS_mincore,
-            range[0],
-            range[1],
-            core::ptr::null_mut::<u8>(),
-        );
-        libc::syscall(libc::SYS_capget, 0, 0);
-        let socket = libc::syscall(libc::SYS_socket, libc::AF_UNIX, libc::SOCK_SEQPACKET, 0);
-        libc::syscall(libc::SYS_close, socket);
+    let call = |number: libc::c_long, arguments: [libc::c_long; 4]| {
+        let [a, b, c, d] = arguments;
+        // SAFETY: the calls below change this child alone, and get no pointer but null.
+        unsafe { libc::syscall(number, a, b, c, d) }
+    };
+    // The kernel would report a crash, and the child's lines would be the program's.
+    call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 0, 0, 0]);
+    call(libc::SYS_close, [libc::STDERR_FILENO.into(), 0, 0, 0]);
+    let this = call(libc::SYS_getpid, [0; 4]);
+    const KCMP_FILES: libc::c_long = 2;
+    call(libc::SYS_kcmp, [this, this, KCMP_FILES, 0]);
+    for number in [libc::SYS_msync, libc::SYS_mincore, libc::SYS_capget] {
+        call(number, [0; 4]);
     }
+    let kind = libc::SOCK_SEQPACKET.into();
+    let socket = call(libc::SYS_socket, [libc::AF_UNIX.into(), kind, 0, 0]);
+    call(libc::SYS_close, [socket, 0, 0, 0]);
     helper_thread::run_anywhere();
     let _ = (
         proc::Status::read(),
         proc::mappings(),
         proc::descriptor_limit(),
     );
-    let (Some(page), Some(regions)) = (page, place::find()) else {
+    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), place::find()) else {
         return;
     };
     let watch = Watch::start(Reader {

@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Starts the program again if it cannot start beside a module for LD_AUDIT. Two kinds cannot:
+//!
+//! - With a module the linker lays out the threads' static storage before it has seen the libraries,
+//!   so what they need must fit into `glibc.rtld.optional_static_tls`. `rdmamr run` sets [`FLOOR`].
+//!   Here the program gets up to [`MOST`], and if that does not suffice it starts without the module.
+//! - With a module the linker calls the program's own `calloc` before the program's first
+//!   instruction. The sanitizers that a program contains crash there: it starts without the module.
+//!
+//! Valgrind starts without the module too, and so does the program under it: at the program's end
+//! valgrind has the linker free what the linker has allocated, and with a module reports that as an
+//! error of the program. The cache's own line about valgrind is then the only one.
+//!
+//! This happens before any code of the program or its libraries has run, for the children of a
+//! program too, which no launcher has read. It is an execve(2) of the same file with the same
+//! arguments. The larger value leaves the environment when the program has started: each thread pays
+//! for it with part of its stack, and a child with small stacks could not make threads.
+
+use super::{File, Text, read};
+use core::ffi::CStr;
+use core::ptr::with_exposed_provenance_mut;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+
+#[path = "../sys/valgrind.rs"]
+mod valgrind;
+
+/// The value that `rdmamr run` sets (tool/src/run.rs). It serves jemalloc, and leaves a thread that
+/// has PTHREAD_STACK_MIN most of its stack.
+const FLOOR: usize = 4096;
+/// The linker's own.
+const DEFAULT: usize = 512;
+/// LeakSanitizer needs 56 KiB, ThreadSanitizer 785.
+const MOST: usize = 32 << 10;
+
+const TUNABLE: &CStr = c"glibc.rtld.optional_static_tls=";
+/// The form in which this module writes the value, so that it knows it again: 16 digits follow.
+const RAISED: &CStr = c"GLIBC_TUNABLES=glibc.rtld.optional_static_tls=0x";
+const DIGITS: usize = 16;
+/// The kind of the path by which the kernel executed the program, getauxval(3).
+const AT_EXECFN: usize = 31;
+const MODULE: &CStr = c"librdmamr-audit.so";
+
+const MESSAGE: &[u8] = b"rdmamr: the program cannot start beside librdmamr-audit.so (a sanitizer, or thread-local \
+variables of its libraries), so it starts without: functions that it looks up in libibverbs by dlsym, or binds \
+with RTLD_DEEPBIND, bypass the library\n";
+
+/// The bytes of static thread-local storage that the files so far need, without the program's own.
+static NEEDED: AtomicUsize = AtomicUsize::new(0);
+static HAS_PROGRAM: AtomicBool = AtomicBool::new(false);
+static HAS_SANITIZER: AtomicBool = AtomicBool::new(false);
+static IS_VALGRIND: AtomicBool = AtomicBool::new(false);
+/// The address of the linker's `__libc_stack_end`, which points to the arguments.
+static STACK: AtomicUsize = AtomicUsize::new(0);
+
+/// The linker has opened a file that the program is started with.
+pub fn opened(file: &File) {
+    let defines = |name| file.find(Text::of(name), |_| true);
+    if !HAS_PROGRAM.swap(true, Relaxed) {
+        // Not all sanitizers export a symbol of their own. AddressSanitizer serves early calls.
+        let has_own = defines(c"calloc").is_some() && defines(c"pthread_create").is_some();
+        HAS_SANITIZER.store(has_own && defines(c"__asan_init").is_none(), Relaxed);
+        return;
+    }
+    if STACK.load(Relaxed) == 0 {
+        STACK.store(defines(c"__libc_stack_end").unwrap_or(0), Relaxed);
+        IS_VALGRIND.store(
+            STACK.load(Relaxed) != 0 && Start::find().is_valgrind(),
+            Relaxed,
+        );
+    }
+    let needed = NEEDED.fetch_add(file.static_storage(), Relaxed) + file.static_storage();
+    let without = HAS_SANITIZER.load(Relaxed) || IS_VALGRIND.load(Relaxed);
+    if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT) {
+        restart_if_needed(needed, without);
+    }
+}
+
+/// The arguments, the environment and what the kernel says, as they lie on the first stack.
+struct Start {
+    arguments: usize,
+    environment: usize,
+    count: usize,
+}
+
+impl Start {
+    fn find() -> Start {
+        let word = size_of::<usize>();
+        // SAFETY: the linker's variable, which is set before it loads the first module.
+        let stack: usize = unsafe { read(STACK.load(Relaxed)) };
+        // SAFETY: the number of arguments is there, and two lists that end with 0 follow.
+        let arguments: usize = unsafe { read(stack) };
+        let environment = stack + word * (arguments + 2);
+        let mut count = 0;
+        // SAFETY: as above.
+        while unsafe { read::<usize>(environment + word * count) } != 0 {
+            count += 1;
+        }
+        Start {
+            arguments: stack + word,
+            environment,
+            count,
+        }
+    }
+
+    fn entry(&self, number: usize) -> usize {
+        self.environment + size_of::<usize>() * number
+    }
+
+    fn variable(&self, number: usize) -> Text {
+        // SAFETY: `number` is below `count`.
+        Text(unsafe { read(self.entry(number)) })
+    }
+
+    fn variables(&self) -> impl Iterator<Item = Text> {
+        (0..self.count).map(|number| self.variable(number))
+    }
+
+    /// A value of getauxval(3), 0 if there is none.
+    fn auxiliary(&self, kind: usize) -> usize {
+        let list = self.entry(self.count + 1);
+        for number in 0.. {
+            // SAFETY: the pair with the kind 0 ends the list, and the loop.
+            let [found, value]: [usize; 2] =
+                unsafe { read(list + number * size_of::<[usize; 2]>()) };
+            if found == kind || found == 0 {
+                return if found == 0 { 0 } else { value };
+            }
+        }
+        0
+    }
+
+    /// Whether the program is the one that starts a program under valgrind.
+    fn is_valgrind(&self) -> bool {
+        let path = self.auxiliary(AT_EXECFN);
+        let is = |name| ends_with(Text(path).bytes(), name);
+        path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
+    }
+
+    /// The number of the variable that this module has added.
+    fn raised(&self) -> Option<usize> {
+        let last = self.count.checked_sub(1)?;
+        let value = self.variable(last).after(RAISED)?;
+        (value.bytes().count() == DIGITS).then_some(last)
+    }
+
+    /// The value of the tunable, and whether it is one that this module may raise.
+    fn optional(&self) -> (usize, bool) {
+        let mut found = (DEFAULT, true);
+        for variable in self.variables() {
+            let Some(mut text) = variable.after(c"GLIBC_TUNABLES=") else {
+                continue;
+            };
+            loop {
+                if let Some(value) = text.after(TUNABLE) {
+                    let value = number(value);
+                    found = (value, value == FLOOR);
+                }
+                let Some(next) = text.behind(b':') else { break };
+                text = next;
+            }
+        }
+        (found.0, found.1 || self.raised().is_some())
+    }
+}
+
+/// A number as in C, up to the first byte that is no digit.
+fn number(text: Text) -> usize {
+    let (text, base) = match text.after(c"0x") {
+        Some(digits) => (digits, 16),
+        None => (text, 10),
+    };
+    let digits = text.bytes().map_while(|byte| (byte as char).to_digit(base));
+    digits.fold(0, |value: usize, digit| {
+        value
+            .saturating_mul(base as usize)
+            .saturating_add(digit as usize)
+    })
+}
+
+/// The linker has bound all files: what `restart_if_needed` added goes.
+pub fn started() {
+    if STACK.load(Relaxed) == 0 {
+        return;
+    }
+    let start = Start::find();
+    if let Some(last) = start.raised() {
+        let entry = with_exposed_provenance_mut::<usize>(start.entry(last));
+        // SAFETY: the last entry of the environment, on the stack of the only thread.
+        unsafe { entry.write(0) };
+    }
+}
+
+#[cold]
+fn restart_if_needed(needed: usize, without: bool) {
+    let start = Start::find();
+    let (optional, may_raise) = start.optional();
+    // Valgrind would lose sight of a program that it runs. A linker that was run by its own name (AT_BASE is 0)
+    // has shifted the arguments.
+    const AT_BASE: usize = 7;
+    if !without && needed <= optional || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
+        return;
+    }
+    let wanted = (needed + DEFAULT).next_power_of_two();
+    let raise = !without && may_raise && wanted <= MOST;
+    // Pointers to all variables and one more, and the text of the changed one.
+    let length = start
+        .variables()
+        .map(|text| text.bytes().count() + 1)
+        .sum::<usize>();
+    let pointers = size_of::<usize>() * (start.count + 2);
+    let Some(memory) = system::map(pointers + length + RAISED.count_bytes() + DIGITS + 1) else {
+        return;
+    };
+    let mut text = Writer(memory + pointers);
+    let mut list = Writer(memory);
+    let mut is_changed = raise;
+    for (number, variable) in start.variables().enumerate() {
+        if start.raised() == Some(number) {
+            continue;
+        }
+        let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| !raise) else {
+            list.word(variable.0);
+            continue;
+        };
+        let begun = text.0;
+        text.bytes(b"LD_AUDIT=".iter().copied());
+        let empty = text.0;
+        let mut rest = Some(modules);
+        while let Some(module) = rest {
+            rest = module.behind(b':');
+            let name = || module.bytes().take_while(|&byte| byte != b':');
+            if ends_with(name(), MODULE) {
+                is_changed = true;
+                continue;
+            }
+            if text.0 != empty {
+                text.bytes([b':']);
+            }
+            text.bytes(name());
+        }
+        if text.0 != empty {
+            list.word(begun);
+        }
+        text.bytes([0]);
+    }
+    if raise {
+        list.word(text.0);
+        text.bytes(RAISED.to_bytes().iter().copied());
+        let digit = |place| b"0123456789abcdef"[wanted >> (4 * place) & 15];
+        text.bytes((0..DIGITS).rev().map(digit));
+    }
+    if !is_changed {
+        return;
+    }
+    let is_quiet = start
+        .variables()
+        .any(|text| text.is(Text::of(c"RDMAMR_LOG=error")));
+    if !raise && !is_quiet && !IS_VALGRIND.load(Relaxed) {
+        system::write_error(MESSAGE);
+    }
+    // The kernel names the process after the path. A script's path is not that of its interpreter.
+    let this = Text::of(c"/proc/self/exe");
+    let called = start.auxiliary(AT_EXECFN);
+    let is_program =
+        called != 0 && system::file(called).is_some_and(|it| system::file(this.0) == Some(it));
+    let path = if is_program { called } else { this.0 };
+    // If the kernel refuses, the linker goes on, and says what it lacks.
+    system::execute(path, start.arguments, memory);
+}
+
+/// Whether bytes are a name, or a path whose last part it is.
+fn ends_with(bytes: impl Iterator<Item = u8> + Clone, name: &CStr) -> bool {
+    let Some(before) = bytes.clone().count().checked_sub(name.count_bytes()) else {
+        return false;
+    };
+    let is_word = before == 0 || bytes.clone().nth(before - 1) == Some(b'/');
+    is_word && bytes.skip(before).eq(name.to_bytes().iter().copied())
+}
+
+/// Writes to memory that was mapped large enough, and is zero.
+struct Writer(usize);
+
+impl Writer {
+    fn word(&mut self, word: usize) {
+        // SAFETY: `restart_if_needed` mapped room for each word.
+        unsafe { with_exposed_provenance_mut::<usize>(self.0).write(word) };
+        self.0 += size_of::<usize>();
+    }
+
+    fn bytes(&mut self, bytes: impl IntoIterator<Item = u8>) {
+        for byte in bytes {
+            // SAFETY: `restart_if_needed` mapped room for each byte.
+            unsafe { with_exposed_provenance_mut::<u8>(self.0).write(byte) };
+            self.0 += 1;
+        }
+    }
+}
+
+/// The system calls that are needed without a C library.
+mod system {
+    use core::arch::asm;
+
+    #[cfg(target_arch = "x86_64")]
+    mod number {
+        pub const MMAP: usize = 9;
+        pub const WRITE: usize = 1;
+        pub const EXECVE: usize = 59;
+        pub const NEWFSTATAT: usize = 262;
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    mod number {
+        pub const MMAP: usize = 222;
+        pub const WRITE: usize = 64;
+        pub const EXECVE: usize = 221;
+        pub const NEWFSTATAT: usize = 79;
+    }
+
+    /// # Safety
+    /// The kernel may do to memory what this call does.
+    unsafe fn call(number: usize, arguments: [usize; 6]) -> isize {
+        let [a, b, c, d, e, f] = arguments;
+        let result: isize;
+        // SAFETY: the registers follow the system call's convention; this function's contract.
+        #[cfg(target_arch = "x86_64")]
+        unsafe {
+            asm!("syscall", inlateout("rax") number as isize => result, in("rdi") a, in("rsi") b, in("rdx") c,
+                in("r10") d, in("r8") e, in("r9") f, lateout("rcx") _, lateout("r11") _, options(nostack));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "aarch64")]
+        unsafe {
+            asm!("svc 0", in("x8") number, inlateout("x0") a as isize => result, in("x1") b, in("x2") c,
+                in("x3") d, in("x4") e, in("x5") f, options(nostack));
+        }
+        // SAFETY: as above.
+        #[cfg(target_arch = "riscv64")]
+        unsafe {
+            asm!("ecall", in("a7") number, inlateout("a0") a as isize => result, in("a1") b, in("a2") c,
+                in("a3") d, in("a4") e, in("a5") f, options(nostack));
+        }
+        result
+    }
+
+    /// Memory of zeros.
+    pub fn map(bytes: usize) -> Option<usize> {
+        const READ_WRITE: usize = 3;
+        const PRIVATE_ANONYMOUS: usize = 0x22;
+        let arguments = [0, bytes, READ_WRITE, PRIVATE_ANONYMOUS, usize::MAX, 0];
+        // SAFETY: a new mapping.
+        let memory = unsafe { call(number::MMAP, arguments) };
+        (memory > 0).then_some(memory as usize)
+    }
+
+    pub fn write_error(text: &[u8]) {
+        const STANDARD_ERROR: usize = 2;
+        let arguments = [
+            STANDARD_ERROR,
+            text.as_ptr().expose_provenance(),
+            text.len(),
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the kernel reads the text.
+        unsafe { call(number::WRITE, arguments) };
+    }
+
+    /// The device and the inode of the file at a path.
+    pub fn file(path: usize) -> Option<[u64; 2]> {
+        const AT_FDCWD: usize = -100isize as usize;
+        // Larger than `struct stat`, which begins with these two numbers.
+        let mut about = [0u64; 32];
+        let arguments = [
+            AT_FDCWD,
+            path,
+            about.as_mut_ptr().expose_provenance(),
+            0,
+            0,
+            0,
+        ];
+        // SAFETY: the path ends with a NUL, and the kernel writes a `struct stat`.
+        let failed = unsafe { call(number::NEWFSTATAT, arguments) } != 0;
+        (!failed).then_some([about[0], about[1]])
+    }
+
+    /// Returns only if the kernel refuses.
+    pub fn execute(path: usize, arguments: usize, environment: usize) {
+        // SAFETY: the path ends with a NUL, and both lists of strings with 0.
+        unsafe { call(number::EXECVE, [path, arguments, environment, 0, 0, 0]) };
+    }
+}
