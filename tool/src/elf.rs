@@ -3,7 +3,7 @@
 
 use crate::files::named::read_any;
 use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{Dyn, FileHeader, ProgramHeader, Sym};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym};
 use object::{Endianness, ReadCache, ReadRef};
 use std::path::{Path, PathBuf};
 
@@ -25,30 +25,41 @@ pub struct Elf {
     pub is_program: bool,
     /// The file is a shared library or a position-independent program.
     pub is_dynamic: bool,
-    /// The file exports `rdmamr_version`, as librdmamr does.
+    /// The file exports `rdmamr_version`, as librdmamr does. False if nobody asked
+    /// ([`Elf::read_library`]).
     pub is_librdmamr: bool,
 }
 
 impl Elf {
-    /// Reads a file; `None` if it is not an ELF file.
+    /// Reads a file; `None` if it is not an ELF file. Reads the headers and the dynamic section, each
+    /// in one piece: a program may have 75 000 symbols.
     pub fn read(path: &Path) -> anyhow::Result<Option<Elf>> {
-        let cache = ReadCache::new(read_any(path)?);
-        let Ok(ident) = cache.read_bytes_at(0, 5) else {
-            return Ok(None);
-        };
-        if !ident.starts_with(&elf::ELFMAG) {
-            return Ok(None);
-        }
-        let elf = if ident[4] == elf::ELFCLASS64.0 {
-            parse::<FileHeader64<Endianness>, _>(&cache)?
-        } else {
-            parse::<FileHeader32<Endianness>, _>(&cache)?
-        };
-        Ok(Some(elf))
+        read(path, false)
+    }
+
+    /// As [`Elf::read`], and finds out whether the file is librdmamr.
+    pub fn read_library(path: &Path) -> anyhow::Result<Option<Elf>> {
+        read(path, true)
     }
 }
 
-fn parse<'data, H, R>(data: R) -> object::Result<Elf>
+fn read(path: &Path, as_library: bool) -> anyhow::Result<Option<Elf>> {
+    let cache = ReadCache::new(read_any(path)?);
+    let Ok(ident) = cache.read_bytes_at(0, 5) else {
+        return Ok(None);
+    };
+    if !ident.starts_with(&elf::ELFMAG) {
+        return Ok(None);
+    }
+    let elf = if ident[4] == elf::ELFCLASS64.0 {
+        parse::<FileHeader64<Endianness>, _>(&cache, as_library)?
+    } else {
+        parse::<FileHeader32<Endianness>, _>(&cache, as_library)?
+    };
+    Ok(Some(elf))
+}
+
+fn parse<'data, H, R>(data: R, as_library: bool) -> object::Result<Elf>
 where
     H: FileHeader<Endian = Endianness>,
     R: ReadRef<'data>,
@@ -77,13 +88,37 @@ where
             }
         }
     }
-    let sections = header.sections(endian, data)?;
-    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
-    found.is_librdmamr = symbols.iter().any(|symbol| {
-        symbol.st_shndx(endian) != elf::SHN_UNDEF
-            && symbols.symbol_name(endian, symbol) == Ok(b"rdmamr_version")
-    });
+    if as_library {
+        found.is_librdmamr = exports(header, endian, data, b"rdmamr_version\0")?;
+    }
     Ok(found)
+}
+
+/// Whether the file defines a symbol of this name, which ends with a NUL. Reads the symbols and their
+/// names in one piece each.
+fn exports<'data, H, R>(
+    header: &H,
+    endian: Endianness,
+    data: R,
+    name: &[u8],
+) -> object::Result<bool>
+where
+    H: FileHeader<Endian = Endianness>,
+    R: ReadRef<'data>,
+{
+    let sections = header.sections(endian, data)?;
+    let Some((_, table)) = sections
+        .enumerate()
+        .find(|(_, section)| section.sh_type(endian) == elf::SHT_DYNSYM)
+    else {
+        return Ok(false);
+    };
+    let names = sections.section(table.link(endian))?.data(endian, data)?;
+    let symbols: &[H::Sym] = table.data_as_array(endian, data)?;
+    let is_it = |at: usize| names.get(at..).is_some_and(|rest| rest.starts_with(name));
+    Ok(symbols.iter().any(|symbol| {
+        symbol.st_shndx(endian) != elf::SHN_UNDEF && is_it(symbol.st_name(endian) as usize)
+    }))
 }
 
 impl std::fmt::Display for Machine {
@@ -130,7 +165,7 @@ mod tests {
                 }
             }
             std::fs::write(&path, &input).unwrap();
-            let _ = Elf::read(&path);
+            let _ = Elf::read_library(&path);
         });
     }
 }

@@ -88,7 +88,7 @@ fn glibc() -> Option<(u32, u32)> {
 }
 
 fn open(path: &Path) -> anyhow::Result<Library> {
-    let Some(elf) = Elf::read(path)? else {
+    let Some(elf) = Elf::read_library(path)? else {
         bail!("it is not a shared library");
     };
     if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
@@ -114,12 +114,10 @@ fn open(path: &Path) -> anyhow::Result<Library> {
     })
 }
 
+/// Later places are looked at only if the library is in none before: one of them takes a process.
 fn candidates() -> impl Iterator<Item = PathBuf> {
-    beside_this_program()
-        .into_iter()
-        .chain(in_library_path())
-        .chain(in_cache())
-        .chain(in_system())
+    let places = [beside_this_program, in_library_path, in_cache, in_system];
+    places.into_iter().flat_map(|place| place())
 }
 
 /// A library that is installed or built with this program precedes the others of the machine.

@@ -4,6 +4,7 @@
 //! to be said at the end, by `--trace`, `--stats` or `--report`, does it stay, as the program's
 //! parent: the library says nothing in a program that a signal ends.
 
+mod environment;
 mod judge;
 mod search;
 pub mod traces;
@@ -131,20 +132,31 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     environment.remove(OsStr::new("RDMAMR_LIBRARY"));
     environment.remove(OsStr::new(PROGRAM));
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
+    let given = |name: &str| env::var_os(name).unwrap_or_default();
     set(
         "LD_PRELOAD",
-        &first(&library.path, env::var_os("LD_PRELOAD")),
+        &environment::preloads(&library.path, &given("LD_PRELOAD")),
+    );
+    set(
+        "ASAN_OPTIONS",
+        &environment::sanitizer_options(given("ASAN_OPTIONS")),
     );
     if !args.no_audit {
         match library.module() {
-            Ok(module) => set("LD_AUDIT", &first(&module, env::var_os("LD_AUDIT"))),
-            Err(why) => {
-                say(format_args!(
-                    "{why}: functions that the program looks up in libibverbs by dlsym bypass the \
-                     library (--no-audit: accept that)"
-                ));
-                None
+            Ok(module) => {
+                set(
+                    "LD_AUDIT",
+                    &environment::modules(&module, &given("LD_AUDIT")),
+                );
+                set(
+                    "GLIBC_TUNABLES",
+                    &environment::tunables(given("GLIBC_TUNABLES")),
+                );
             }
+            Err(why) => say(format_args!(
+                "{why}: functions that the program looks up in libibverbs by dlsym bypass the \
+                 library (--no-audit: accept that)"
+            )),
         };
     }
     let page = args.report.as_ref().map(|page| match page {
@@ -315,16 +327,6 @@ fn page_of(args: &Args) -> PathBuf {
 /// Quotes a path as one word for a shell.
 fn quoted(path: &Path) -> String {
     units::quoted(&path.to_string_lossy())
-}
-
-/// Puts the library before those that a variable names already.
-fn first(library: &Path, before: Option<OsString>) -> OsString {
-    let mut list = library.as_os_str().to_owned();
-    if let Some(before) = before.filter(|before| !before.is_empty()) {
-        list.push(":");
-        list.push(before);
-    }
-    list
 }
 
 /// execvpe(3). The standard library's own exec would change which signals are blocked and ignored.
