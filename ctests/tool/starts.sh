@@ -60,9 +60,10 @@ has() { # PROGRAM...: each is installed; otherwise a failure names it
 	done
 	return $status
 }
-at() { # LIBRARY: its path
+at() { # LIBRARY: its path. "*" stands for a part of the name.
 	local path
-	for path in /usr/lib/*-linux-gnu*/"$1" /usr/lib64/"$1" /usr/lib/"$1" /usr/lib/gcc/*/*/"$1"; do
+	# shellcheck disable=SC2086
+	for path in /usr/lib/*-linux-gnu*/$1 /usr/lib64/$1 /usr/lib/$1 /usr/lib/gcc/*/*/$1; do
 		[ ! -e "$path" ] || { realpath "$path"; return; }
 	done
 	fail "$1 is installed (vm/packages starts)" >&2
@@ -72,7 +73,21 @@ compiled() { # OUTPUT COMPILER [OPTION...]: of threads.c
 	check "$1 is compiled by ${*:2}" "${@:2}" -w -O1 -g -x "$([[ $2 == *++ ]] && echo c++ || echo c)" "$source/threads.c" -x none -o "$1" -lpthread
 }
 
+# Sanitizers, as shared libraries and in the program.
+sanitized() { # COMPILER_FOR_C COMPILER_FOR_C++
+	local sanitizer compiler
+	for sanitizer in address thread leak undefined; do
+		for compiler; do
+			has "$compiler" || continue
+			compiled "${compiler}_$sanitizer" "$compiler" -fsanitize=$sanitizer && starts "$compiler -fsanitize=$sanitizer" "./${compiler}_$sanitizer"
+		done
+		starts "a shell that starts $1 -fsanitize=$sanitizer" sh -c "./${1}_$sanitizer; exit 4"
+		starts "$1 -fsanitize=$sanitizer with children" "./${1}_$sanitizer" 'perl -e "exit 6"'
+	done
+}
+
 if [ -n "$more" ]; then
+	sanitized clang clang++
 	has node && starts "node" node -e 'console.log(process.argv.length); process.exit(4)'
 	has node && starts "node with a worker" node -e 'new (require("worker_threads").Worker)("process.exit(5)", { eval: true }).on("exit", code => process.exit(code))'
 	has java && starts "java" java -XshowSettings:none -version
@@ -94,8 +109,8 @@ compiled threads gcc -DSMALL_STACK
 compiled threads_c++ g++
 starts "a program in C" ./threads
 starts "a program in C++" ./threads_c++
-for allocator in libjemalloc.so.2 libtcmalloc_minimal.so.4 libmimalloc.so.2.0 libtbbmalloc_proxy.so.2 libc_malloc_debug.so.0; do
-	path=$(at $allocator) || continue
+for allocator in libjemalloc.so.2 libtcmalloc_minimal.so.4 "libmimalloc.so.*" libtbbmalloc_proxy.so.2 libc_malloc_debug.so.0; do
+	path=$(at "$allocator") || continue
 	starts "$allocator preloaded" env LD_PRELOAD="$path" ./threads
 	LD_PRELOAD=$path starts "$allocator preloaded by the user" ./threads_c++
 	[ $allocator = libc_malloc_debug.so.0 ] || { compiled "of_$allocator" gcc "-Wl,--no-as-needed,$path" && starts "$allocator linked" "./of_$allocator"; }
@@ -111,18 +126,9 @@ if has redis-server; then
 	starts "without an environment of its own" env -i PATH="$PATH" redis-server --version
 fi
 
-# Sanitizers, as shared libraries and in the program.
-for sanitizer in address thread leak undefined; do
-	for compiler in gcc g++ clang clang++; do
-		has $compiler || continue
-		compiled "${compiler}_$sanitizer" $compiler -fsanitize=$sanitizer && starts "$compiler -fsanitize=$sanitizer" "./${compiler}_$sanitizer"
-	done
-	for compiler in gcc clang; do
-		starts "a shell that starts $compiler -fsanitize=$sanitizer" sh -c "./${compiler}_$sanitizer; exit 4"
-	done
-	starts "-fsanitize=$sanitizer with children" "./gcc_$sanitizer" 'perl -e "exit 6"'
-	path=$(at lib${sanitizer:0:1}san.so) 2>/dev/null || path=$(at libubsan.so)
-	LD_PRELOAD=$path starts "its runtime preloaded by the user" ./threads_c++
+sanitized gcc g++
+for sanitizer in asan tsan lsan ubsan; do
+	path=$(at lib$sanitizer.so) && LD_PRELOAD=$path starts "lib$sanitizer.so preloaded by the user" ./threads_c++
 done
 compiled static_address gcc -fsanitize=address -static-libasan && starts "AddressSanitizer in the program" ./static_address
 compiled static_thread gcc -fsanitize=thread -static-libtsan && starts "ThreadSanitizer in the program" ./static_thread
