@@ -16,10 +16,10 @@
 //! arguments. The larger value leaves the environment when the program has started: each thread pays
 //! for it with part of its stack, and a child with small stacks could not make threads.
 
-use super::{File, Text, read};
 use core::ffi::CStr;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use rdmamr_elf::{File, Text, read};
 
 #[path = "../sys/valgrind.rs"]
 mod valgrind;
@@ -107,8 +107,8 @@ impl Start {
     }
 
     fn variable(&self, number: usize) -> Text {
-        // SAFETY: `number` is below `count`.
-        Text(unsafe { read(self.entry(number)) })
+        // SAFETY: `number` is below `count`, and the kernel has put the string there.
+        unsafe { Text::at(read(self.entry(number))) }
     }
 
     fn variables(&self) -> impl Iterator<Item = Text> {
@@ -132,7 +132,8 @@ impl Start {
     /// Whether the program is the one that starts a program under valgrind.
     fn is_valgrind(&self) -> bool {
         let path = self.auxiliary(AT_EXECFN);
-        let is = |name| ends_with(Text(path).bytes(), name);
+        // SAFETY: the kernel has put the path there, if the address is not 0.
+        let is = |name| ends_with(unsafe { Text::at(path) }.bytes(), name);
         path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
     }
 
@@ -219,7 +220,7 @@ fn restart_if_needed(needed: usize, without: bool) {
             continue;
         }
         let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| !raise) else {
-            list.word(variable.0);
+            list.word(variable.address());
             continue;
         };
         let begun = text.0;
@@ -262,8 +263,8 @@ fn restart_if_needed(needed: usize, without: bool) {
     let this = Text::of(c"/proc/self/exe");
     let called = start.auxiliary(AT_EXECFN);
     let is_program =
-        called != 0 && system::file(called).is_some_and(|it| system::file(this.0) == Some(it));
-    let path = if is_program { called } else { this.0 };
+        called != 0 && system::file(called).is_some_and(|it| system::file(this.address()) == Some(it));
+    let path = if is_program { called } else { this.address() };
     // If the kernel refuses, the linker goes on, and says what it lacks.
     system::execute(path, start.arguments, memory);
 }
