@@ -26,6 +26,7 @@ flags_thread        := -fsanitize=thread
 flags_linked_alone  := -DALONE
 # Its calls are weak, and libibverbs must be loaded all the same.
 inputs_stub          = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
+inputs_stub_alone    = $(built)/lib/stub_device.o
 inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o limits.o beyond.o look.o regions.o)
 inputs_exported     := $(built)/lib/cached.o
 inputs_plugin       := $(built)/lib/cached.o
@@ -35,7 +36,7 @@ inputs_linked       := $(so)
 inputs_linked_alone := $(so)
 inputs_linked_behind := -Wl,--no-as-needed -libverbs $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
-$(call with,stub): $(built)/lib/stub_device.o
+$(call with,stub stub_alone): $(built)/lib/stub_device.o
 $(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
