@@ -4,7 +4,8 @@
 use super::text::Text;
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+use errno::Errno;
 use rdmamr_sys::standard_error;
 
 /// How important a line is. Each level includes the levels above it.
@@ -44,8 +45,37 @@ pub fn line(level: Level, message: fmt::Arguments<'_>) {
 pub fn always(message: fmt::Arguments<'_>) {
     let mut text = Text::<LINE>::new();
     set(&mut text, message);
-    let _ = standard_error::write(text.as_bytes());
+    write(&text);
 }
+
+/// The lines that were not written, since standard error was full, and of which no line tells yet.
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+fn write(line: &Text<LINE>) {
+    tell_of_dropped();
+    if standard_error::write(line.as_bytes()) == Err(FULL) {
+        DROPPED.fetch_add(1, Relaxed);
+    }
+}
+
+/// Tells how many lines were dropped, if standard error has room again. Called when the process
+/// exits, too.
+pub fn tell_of_dropped() {
+    let dropped = DROPPED.swap(0, Relaxed);
+    if dropped == 0 {
+        return;
+    }
+    let mut text = Text::<96>::new();
+    let _ = writeln!(
+        text,
+        "rdmamr: {dropped} lines were dropped: standard error was full"
+    );
+    if standard_error::write(text.as_bytes()) == Err(FULL) {
+        DROPPED.fetch_add(dropped, Relaxed);
+    }
+}
+
+const FULL: Errno = Errno(libc::EAGAIN);
 
 /// Draws on standard error: as [`always`], but what it writes is neither named nor a line.
 pub fn draw(message: fmt::Arguments<'_>) {
@@ -88,61 +118,32 @@ fn controls(c: char) -> bool {
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
-/// A line that waits for a thread that may wait.
-struct Waiting {
-    state: AtomicU8,
+/// A buffer that one thread at a time has.
+struct Buffer {
+    taken: AtomicBool,
     text: UnsafeCell<Text<LINE>>,
 }
 
-const EMPTY: u8 = 0;
-/// One thread has the text.
-const TAKEN: u8 = 1;
-const FULL: u8 = 2;
+// SAFETY: only the thread that has set `taken` touches the text.
+unsafe impl Sync for Buffer {}
 
-// SAFETY: only the thread whose compare-and-swap has made the state TAKEN touches the text.
-unsafe impl Sync for Waiting {}
-
-impl Waiting {
-    const fn new() -> Waiting {
-        Waiting {
-            state: AtomicU8::new(EMPTY),
-            text: UnsafeCell::new(Text::new()),
-        }
+/// Writes a line as [`always`] does, for a caller that has little stack: the calls of the program in
+/// which a line is due are hits, memory calls and those of the cache's own threads.
+pub fn always_on_little_stack(message: fmt::Arguments<'_>) {
+    static BUFFER: Buffer = Buffer {
+        taken: AtomicBool::new(false),
+        text: UnsafeCell::new(Text::new()),
+    };
+    if BUFFER.taken.swap(true, Acquire) {
+        // Two such lines at a time are not expected.
+        DROPPED.fetch_add(1, Relaxed);
+        return;
     }
-
-    /// Takes the text in one state, and leaves it in another. False if it is not in that state.
-    fn take(&self, from: u8, to: u8, each: impl FnOnce(&mut Text<LINE>)) -> bool {
-        let taken = self.state.compare_exchange(from, TAKEN, Acquire, Relaxed);
-        if taken.is_ok() {
-            // SAFETY: this thread has made the state TAKEN.
-            each(unsafe { &mut *self.text.get() });
-            self.state.store(to, Release);
-        }
-        taken.is_ok()
-    }
-}
-
-/// The lines that can wait at a time: one that says that regions are not reused any more, one about
-/// the descriptor of userfaultfd, one about the service `rdmamr fence`.
-static WAITING: [Waiting; 3] = [const { Waiting::new() }; 3];
-
-/// Has the next call of [`write_waiting`] write a line. Standard error may be a pipe that nobody
-/// reads: a thread that holds a lock, or runs in a memory call of the program, must not write there.
-pub fn later(message: fmt::Arguments<'_>) {
-    let fill = |waiting: &Waiting| waiting.take(EMPTY, FULL, |text| set(text, message));
-    // A line without a free place is dropped: more than three are not expected.
-    let _ = WAITING.iter().any(fill);
-}
-
-/// Writes the lines that wait. The caller holds no lock.
-pub fn write_waiting() {
-    for waiting in &WAITING {
-        if waiting.state.load(Relaxed) == FULL {
-            waiting.take(FULL, EMPTY, |text| {
-                let _ = standard_error::write(text.as_bytes());
-            });
-        }
-    }
+    // SAFETY: this thread has set `taken`.
+    let text = unsafe { &mut *BUFFER.text.get() };
+    set(text, message);
+    write(text);
+    BUFFER.taken.store(false, Release);
 }
 
 #[cfg(test)]

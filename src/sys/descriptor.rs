@@ -93,3 +93,37 @@ pub fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
     signals::restore(blocked);
     result
 }
+
+/// Writes bytes to a socket, or fails with EAGAIN if it is full.
+pub fn send_at_once(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (to, size) = (core::ptr::null::<libc::sockaddr>(), 0);
+    // SAFETY: the bytes are readable, and the socket has its peer.
+    let sent = unsafe {
+        syscall(
+            libc::SYS_sendto,
+            fd,
+            bytes.as_ptr(),
+            bytes.len(),
+            flags,
+            to,
+            size,
+        )
+    };
+    usize::try_from(sent).map_err(|_| errno())
+}
+
+/// Whether a write to the file does not wait now.
+pub fn is_writable(fd: i32) -> bool {
+    let mut about = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: a time of 0.
+    let now: libc::timespec = unsafe { core::mem::zeroed() };
+    let mask = core::ptr::null::<u64>();
+    // SAFETY: the structures are local, and the call changes no mask.
+    let ready = unsafe { syscall(libc::SYS_ppoll, &raw mut about, 1, &raw const now, mask, 8) };
+    ready == 1
+}

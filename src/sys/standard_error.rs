@@ -7,7 +7,7 @@
 //! or one that another descriptor has too, as after dup2(2). All system calls go through syscall(),
 //! which the cache's own threads may use too.
 
-use super::descriptor;
+use super::descriptor::{self, Descriptor};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
@@ -25,15 +25,38 @@ pub fn remember() {
 }
 
 /// Writes all bytes by one write(). Leaves errno as it is.
+///
+/// The error is EAGAIN if a pipe, a socket or a terminal is full: nothing here waits for a reader,
+/// which may itself wait for the thread that calls this.
 pub fn write(bytes: &[u8]) -> Result<(), Errno> {
     let before = errno();
     let written = if is_the_programs_own() {
         Err(Errno(libc::EBADF))
     } else {
-        descriptor::write(libc::STDERR_FILENO, bytes).map(drop)
+        write_at_once(bytes).map(drop)
     };
     set_errno(before);
     written
+}
+
+fn write_at_once(bytes: &[u8]) -> Result<usize, Errno> {
+    const NUMBER: i32 = libc::STDERR_FILENO;
+    match descriptor::about(NUMBER)?.st_mode & libc::S_IFMT {
+        libc::S_IFSOCK => return descriptor::send_at_once(NUMBER, bytes),
+        libc::S_IFIFO => {}
+        libc::S_IFCHR if is_terminal() => {}
+        _ => return descriptor::write(NUMBER, bytes),
+    }
+    // Opened anew, since O_NONBLOCK belongs to the open file, which is the program's. A write after
+    // a poll(2) may still wait: another process may have filled the pipe meanwhile.
+    let flags = libc::O_WRONLY | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let path = c"/proc/thread-self/fd/2";
+    match Descriptor::open(libc::AT_FDCWD, path, flags, 0) {
+        Ok(own) => descriptor::write(own.number(), bytes),
+        // Without /proc, or if the file belongs to another user.
+        Err(_) if descriptor::is_writable(NUMBER) => descriptor::write(NUMBER, bytes),
+        Err(_) => Err(Errno(libc::EAGAIN)),
+    }
 }
 
 /// Whether standard error is a terminal.
