@@ -262,8 +262,8 @@ fn restart_if_needed(needed: usize, without: bool) {
     // The kernel names the process after the path. A script's path is not that of its interpreter.
     let this = Text::of(c"/proc/self/exe");
     let called = start.auxiliary(AT_EXECFN);
-    let is_program =
-        called != 0 && system::file(called).is_some_and(|it| system::file(this.address()) == Some(it));
+    let is_program = called != 0
+        && system::file(called).is_some_and(|it| system::file(this.address()) == Some(it));
     let path = if is_program { called } else { this.address() };
     // If the kernel refuses, the linker goes on, and says what it lacks.
     system::execute(path, start.arguments, memory);

@@ -17,7 +17,9 @@ use crate::panicked::panicked;
 use crate::permitted;
 use crate::place;
 use crate::watch::event_reader::Reader;
+use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, is_retired, listen};
+use crate::watch::one_thread;
 use crate::watch::watch_fd::{TABLE, WATCH_FD};
 use crate::watch::watcher::Watch;
 use rdmamr_config::CacheLimits;
@@ -42,9 +44,12 @@ unsafe extern "C" fn in_child() {
     change::forget_unannounced();
 }
 
-/// Prepares for forks. Called when the library is loaded: the cache may start inside another fork
+/// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
+/// is loaded: later the linker's lock may be held for long. The cache may start inside another fork
 /// handler, and there pthread_atfork(3) waits for ever before glibc 2.36.
-pub fn mind_forks() {
+pub fn at_load() {
+    one_thread::look();
+    in_place::look();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
 }

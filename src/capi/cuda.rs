@@ -14,7 +14,8 @@ use core::ffi::{CStr, c_int, c_uint, c_void};
 use core::num::NonZeroUsize;
 use rdmamr_mr::around_host_register;
 use rdmamr_sys::caller::Caller;
-use rdmamr_sys::symbols::{self, Function, Library, Scope};
+use rdmamr_sys::loaded_files::Object;
+use rdmamr_sys::symbols::{self, Function, Scope};
 use rdmamr_sys::thread;
 
 type HostRegister = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
@@ -28,35 +29,30 @@ const IO_MEMORY: c_uint = 4;
 /// `cudaHostRegisterReadOnly` and `CU_MEMHOSTREGISTER_READ_ONLY`.
 const READ_ONLY: c_uint = 8;
 
-/// CUDA's libraries.
-const FILES: [&CStr; 4] = [
-    c"libcudart.so.13",
-    c"libcudart.so.12",
-    c"libcudart.so.11.0",
-    c"libcuda.so.1",
+/// CUDA's libraries, and how their files' names begin. Wheels bring copies under names of their own.
+const FILES: [(&CStr, &[u8]); 2] = [
+    (c"libcudart.so.13", b"libcudart"),
+    (c"libcuda.so.1", b"libcuda.so"),
 ];
 
 /// The next function of that name. A program that loaded CUDA's library by dlopen(3) has it in a scope
-/// of its own, so the caller's file is asked too: the linker looks through the files that it needs.
-/// If that file needs this library before CUDA's, the linker finds `ours`, and CUDA's file is asked.
+/// of its own, which "next" does not reach. Of several such libraries it is the one that the caller's
+/// file needs.
 fn next(
-    name: &CStr,
+    name: &'static CStr,
     known: &Function<HostRegister>,
-    ours: HostRegister,
     caller: Caller,
 ) -> Option<HostRegister> {
     known.get().or_else(|| {
-        let is_next = |found: &NonZeroUsize| found.get() != ours as usize;
-        let of_caller = || {
-            let library = Library::with_code(NonZeroUsize::new(caller.address())?)?;
-            symbols::find(Scope::In(library), name, None).filter(is_next)
+        let caller = NonZeroUsize::new(caller.address()).and_then(Object::with);
+        let needed = |file: &Object| caller.is_some_and(|caller| caller.needs(file));
+        let find = |is_right: &dyn Fn(&Object) -> bool| {
+            FILES.iter().find_map(|(soname, stem)| {
+                let has_it = |file: &Object| file.find(name, None).is_some() && is_right(file);
+                Object::named(soname, stem, has_it).ok()??.find(name, None)
+            })
         };
-        let of_cuda = || FILES.iter().find_map(|file| Library::find_in(file, name));
-        known.set(
-            symbols::find(Scope::Next, name, None)
-                .or_else(of_caller)
-                .or_else(of_cuda),
-        );
+        known.set(find(&needed).or_else(|| find(&|_| true)));
         known.get()
     })
 }
@@ -105,7 +101,7 @@ macro_rules! host_register {
             flags: c_uint,
             caller: Caller,
         ) -> c_int {
-            let next = ret::always(None, || next($name, &$next, $symbol, caller));
+            let next = ret::always(None, || next($name, &$next, caller));
             register(next, addr, size, flags)
         }
 
@@ -122,3 +118,11 @@ host_register!(
     of_driver_2,
     DRIVER_2
 );
+
+/// Looks up the next functions, if the program was started with CUDA's libraries.
+pub fn find_next() {
+    let next = |name| symbols::find(Scope::Next, name, None);
+    RUNTIME.set(next(c"cudaHostRegister"));
+    DRIVER.set(next(c"cuMemHostRegister"));
+    DRIVER_2.set(next(c"cuMemHostRegister_v2"));
+}

@@ -1,22 +1,27 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks up the next functions when the library is loaded, and prepares for children. Says so if
-//! the program's calls bypass the library.
+//! Looks up the next functions when the library is loaded. Says so if the program's calls bypass the
+//! library. No later call asks the dynamic linker for anything: it holds its lock while it runs a
+//! constructor, and that may wait for a thread that calls this library.
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::{descriptors, memory, migration, ret, tasks};
+use super::{cuda, descriptors, memory, migration, ret, tasks};
 use core::ffi::CStr;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{disabled, variable};
 use rdmamr_stats::log;
+use rdmamr_sys::loaded_files;
 
 unsafe extern "C" fn load() {
     ret::always((), || {
+        loaded_files::find_next();
         memory::find_all();
         descriptors::find_next();
         tasks::find_all();
         migration::find_next();
-        dispatch::mind_forks();
+        cuda::find_next();
+        rdmamr_next::find_all();
+        dispatch::at_load();
         if dispatch::is_behind_libibverbs() && !disabled() && !is_audited() {
             log::always(format_args!(
                 "the program is linked to libibverbs before librdmamr, so its ibv_reg_mr bypasses the library, and \

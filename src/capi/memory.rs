@@ -21,6 +21,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_cache::dispatch::changes::{self, Changing, Frame};
+use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::memory;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Function, Scope};
@@ -63,7 +64,7 @@ static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
 fn find_realloc() {
     let next = symbols::find(Scope::Next, c"realloc", None);
     let glibcs = symbols::find(Scope::Program, c"gnu_get_libc_version", None);
-    let file = |function| symbols::file_of(function);
+    let file = |function| Object::with(function).map(|file| file.start());
     let is_glibcs = next
         .and_then(file)
         .is_some_and(|it| glibcs.and_then(file) == Some(it));

@@ -1,25 +1,30 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Functions of the libraries underneath, libibverbs, libmlx5 and libfabric, looked up by name and
-//! version at first use.
+//! Functions of the libraries underneath, libibverbs, libmlx5 and libfabric, by name and version.
 //!
 //! A process may have several libibverbs: Python wheels bring copies under names of their own. A
 //! call that concerns a device goes to the libibverbs that opened the device ([`Provider`]).
 //!
-//! There is no lookup at load, since most programs that inherit LD_PRELOAD have none of them.
-//! There is no NEEDED entry either, which would cost every such program 200 us.
+//! No call asks the dynamic linker: it holds its locks while it runs a constructor, and that may wait
+//! for the thread that registers. What the process was started with is looked up when this library
+//! is loaded ([`find_all`]). A library that came later is found by the device's own functions, which
+//! lie in it. There is no NEEDED entry, which would cost every program that inherits LD_PRELOAD
+//! 200 us.
+//!
+//! A library that came later may go again, so only functions by which a device's owner is reached
+//! are remembered for it: an open device keeps its libibverbs loaded.
 
 use super::domain::{Context, Pd};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use core::marker::PhantomData;
 use core::num::NonZeroUsize;
-use core::ops::ControlFlow;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::fid;
 use rdmamr_abi::libfabric_provider::fi_info;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_sys::aside;
-use rdmamr_sys::loaded_files;
-use rdmamr_sys::symbols::{self, Function, Load, Scope};
-use std::ffi::CString;
+use rdmamr_sys::loaded_files::Object;
+use rdmamr_sys::symbols::{self, Library, Load, Scope};
 
 /// A library.
 struct Underneath {
@@ -27,10 +32,10 @@ struct Underneath {
     /// The beginning of the file name of a copy.
     stem: &'static [u8],
     /// A function that identifies a copy: no library has a reason to interpose it.
-    mark: (&'static CStr, &'static CStr),
-    /// The address of that function in the ordinary copy, which is the first one found; 0 before
-    /// that.
-    ordinary: AtomicUsize,
+    mark: (&'static CStr, Option<&'static CStr>),
+    /// Where the library is that the process was started with: its first and its last address. 0
+    /// if it came later.
+    at_load: [AtomicUsize; 2],
     /// Whether this library loads the other one if nothing else has loaded it.
     load: Load,
 }
@@ -38,8 +43,8 @@ struct Underneath {
 static LIBIBVERBS: Underneath = Underneath {
     file: c"libibverbs.so.1",
     stem: b"libibverbs",
-    mark: (c"ibv_node_type_str", c"IBVERBS_1.1"),
-    ordinary: AtomicUsize::new(0),
+    mark: (c"ibv_node_type_str", Some(c"IBVERBS_1.1")),
+    at_load: [const { AtomicUsize::new(0) }; 2],
     load: Load::IfNeeded,
 };
 
@@ -48,8 +53,8 @@ static LIBIBVERBS: Underneath = Underneath {
 static LIBFABRIC: Underneath = Underneath {
     file: c"libfabric.so.1",
     stem: b"libfabric",
-    mark: (c"fi_version", c"FABRIC_1.0"),
-    ordinary: AtomicUsize::new(0),
+    mark: (c"fi_version", Some(c"FABRIC_1.0")),
+    at_load: [const { AtomicUsize::new(0) }; 2],
     load: Load::Never,
 };
 
@@ -57,8 +62,8 @@ static LIBFABRIC: Underneath = Underneath {
 static LIBMLX5: Underneath = Underneath {
     file: c"libmlx5.so.1",
     stem: b"libmlx5",
-    mark: (c"mlx5dv_query_device", c"MLX5_1.0"),
-    ordinary: AtomicUsize::new(0),
+    mark: (c"mlx5dv_query_device", Some(c"MLX5_1.0")),
+    at_load: [const { AtomicUsize::new(0) }; 2],
     load: Load::Never,
 };
 
@@ -74,7 +79,8 @@ static MADE: [AtomicUsize; PROVIDERS] = [const { AtomicUsize::new(0) }; PROVIDER
 pub struct Provider(usize);
 
 impl Provider {
-    /// The libibverbs that a look-up by name finds. Most processes have no other.
+    /// The libibverbs that the process was started with or, if that had none, the first one that
+    /// opened a device. Most processes have no other.
     pub const ORDINARY: Provider = Provider(0);
 
     #[inline]
@@ -115,212 +121,211 @@ impl Provider {
     }
 
     fn identify(made: NonZeroUsize) -> Provider {
-        let errno = errno::errno();
-        let (name, version) = LIBIBVERBS.mark;
-        let mark = find_beside(made, name, Some(version));
-        let is_ordinary = mark.is_none() || mark == LIBIBVERBS.ordinary(Load::Never);
-        errno::set_errno(errno);
+        let is_at_load = LIBIBVERBS.is_at_load();
+        // The function of a library that interposes it says nothing about libibverbs.
+        let is_ordinary = LIBIBVERBS.has_at_load(made)
+            || !Object::with(made).is_some_and(|object| LIBIBVERBS.is(&object));
         if is_ordinary {
-            MADE[0].store(made.get(), Relaxed);
+            if is_at_load {
+                MADE[0].store(made.get(), Relaxed);
+            }
             return Provider::ORDINARY;
         }
         let takes = |free: &AtomicUsize| {
             let taken = free.compare_exchange(0, made.get(), Relaxed, Relaxed);
             taken.is_ok() || taken == Err(made.get())
         };
-        let number = MADE[1..].iter().position(takes);
-        number.map_or(Provider::ORDINARY, |number| Provider(number + 1))
+        let first = usize::from(is_at_load);
+        let number = MADE[first..].iter().position(takes);
+        number.map_or(Provider::ORDINARY, |number| Provider(first + number))
+    }
+
+    /// The libibverbs; `None` if it has opened no device yet.
+    fn made(self) -> Option<Object> {
+        Object::with(NonZeroUsize::new(MADE.get(self.0)?.load(Relaxed))?)
     }
 }
 
-/// A function of such a library, looked up at first use.
-pub struct Next<F> {
+/// The name of a function of such a library, and its addresses by [`Provider`].
+struct Symbol {
     library: &'static Underneath,
     name: &'static CStr,
     version: Option<&'static CStr>,
-    /// By [`Provider`].
-    functions: [Function<F>; PROVIDERS],
+    /// 0 until an address is known.
+    addresses: [AtomicUsize; PROVIDERS],
+}
+
+/// A function of such a library.
+pub struct Next<F> {
+    symbol: Symbol,
+    signature: PhantomData<F>,
 }
 
 impl<F: Copy> Next<F> {
     /// # Safety
-    /// The library's symbol of that name and version is a function of type `F`.
+    /// `F` is a pointer type, and the library's symbol of that name and version has that type.
     const unsafe fn new(
         library: &'static Underneath,
         name: &'static CStr,
         version: Option<&'static CStr>,
     ) -> Self {
+        const { assert!(size_of::<F>() == size_of::<usize>()) };
         Next {
-            library,
-            name,
-            version,
-            // SAFETY: this function's contract gives the type of the symbol, and only `look_up`
-            // sets the address, to that symbol's.
-            functions: [const { unsafe { Function::new() } }; PROVIDERS],
+            symbol: Symbol {
+                library,
+                name,
+                version,
+                addresses: [const { AtomicUsize::new(0) }; PROVIDERS],
+            },
+            signature: PhantomData,
         }
     }
 
-    /// The function; `None` if no loaded library has it.
+    /// The function for a call that concerns no device; `None` if no loaded library has it.
     #[inline]
     pub fn get(&self) -> Option<F> {
-        self.by(Provider::ORDINARY)
+        if self.symbol.library.is_at_load() {
+            self.by(Provider::ORDINARY)
+        } else {
+            self.typed(self.symbol.find_anywhere())
+        }
     }
 
     /// The function of the libibverbs that opened the device; `None` if that libibverbs lacks it.
     #[inline]
     pub fn by(&self, maker: Provider) -> Option<F> {
-        let function = self.functions.get(maker.0).and_then(Function::get);
-        function.or_else(|| self.look_up(maker))
+        let known = self.symbol.addresses.get(maker.0)?.load(Relaxed);
+        self.typed(NonZeroUsize::new(known).or_else(|| self.symbol.look_up(maker)))
     }
 
-    /// The functions of all libibverbs that have opened a device. The ordinary one's comes last: it
-    /// may not be loaded yet, and the look-up remembers what it finds.
+    /// The functions of all libibverbs that have opened a device. The ordinary one's comes last.
     pub fn by_each(&self) -> impl Iterator<Item = F> {
         let others = (1..PROVIDERS).filter(|&number| MADE[number].load(Relaxed) != 0);
         let makers = others.map(Provider).chain([Provider::ORDINARY]);
         makers.filter_map(|maker| self.by(maker))
     }
 
-    #[cold]
-    fn look_up(&self, maker: Provider) -> Option<F> {
-        let function = self.functions.get(maker.0)?;
-        function.set(find_aside(maker, self.library, self.name, self.version));
-        function.get()
+    #[inline(always)]
+    fn typed(&self, address: Option<NonZeroUsize>) -> Option<F> {
+        let pointer = with_exposed_provenance::<c_void>(address?.get());
+        // SAFETY: `new` was promised that the symbol has the type `F`, and a look-up found it.
+        Some(unsafe { core::mem::transmute_copy(&pointer) })
     }
 
     /// The function's name.
     pub fn name(&self) -> &'static str {
-        self.name.to_str().unwrap_or_default()
+        self.symbol.name.to_str().unwrap_or_default()
     }
 }
 
-/// As [`find_by`], on a stack with room: the dynamic linker needs several KiB. No function of
-/// [`Next`], so that the library has it once, not once for each signature.
-#[inline(never)]
-fn find_aside(
-    maker: Provider,
-    library: &Underneath,
-    name: &CStr,
-    version: Option<&CStr>,
-) -> Option<NonZeroUsize> {
-    let find = || find_by(maker, library, name, version);
-    aside::run(find).unwrap_or_else(find)
-}
+impl Symbol {
+    /// The address in the libibverbs that opened the device, or in the library above it.
+    #[cold]
+    #[inline(never)]
+    fn look_up(&self, maker: Provider) -> Option<NonZeroUsize> {
+        if maker == Provider::ORDINARY && self.library.is_at_load() {
+            // `find_all` has found what there is.
+            return None;
+        }
+        let Some(made) = maker.made() else {
+            return self.find_anywhere();
+        };
+        let found = made.find(self.name, self.version).or_else(|| {
+            let above = self.library.anywhere(|copy| copy.needs(&made));
+            above?.find(self.name, self.version)
+        })?;
+        self.addresses[maker.0].store(found.get(), Relaxed);
+        Some(found)
+    }
 
-/// The symbol's address in the libibverbs that opened a device.
-#[inline(never)]
-fn find_by(
-    maker: Provider,
-    library: &Underneath,
-    name: &CStr,
-    version: Option<&CStr>,
-) -> Option<NonZeroUsize> {
-    let errno = errno::errno();
-    let found = match maker {
-        Provider::ORDINARY => library.find(name, version),
-        Provider(number) => MADE
-            .get(number)
-            .and_then(|made| NonZeroUsize::new(made.load(Relaxed)))
-            .and_then(|made| {
-                let found = find_beside(made, name, version);
-                found.or_else(|| library.find_above(made, name, version))
-            }),
-    };
-    errno::set_errno(errno);
-    found
-}
-
-/// The symbol's address in the library that has code at an address, or in one that it needs.
-#[inline(never)]
-fn find_beside(code: NonZeroUsize, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
-    symbols::find(Scope::In(symbols::Library::with_code(code)?), name, version)
+    /// The address in any such library that is loaded now.
+    #[cold]
+    #[inline(never)]
+    fn find_anywhere(&self) -> Option<NonZeroUsize> {
+        self.library
+            .anywhere(|_| true)?
+            .find(self.name, self.version)
+    }
 }
 
 impl Underneath {
-    /// The symbol's address in the ordinary library, or in a library that interposes it: in the
-    /// next library that has the symbol, if the ordinary one is among the next.
-    fn find(&self, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
-        let next = |name, version| symbols::find(Scope::Next, name, version);
-        let Some(ordinary) = self.ordinary(self.load) else {
-            // The library lacks the mark.
-            return self.find_first(self.load, name, version);
+    /// Whether the file is such a library.
+    fn is(&self, file: &Object) -> bool {
+        file.find(self.mark.0, self.mark.1).is_some()
+    }
+
+    #[inline]
+    fn is_at_load(&self) -> bool {
+        self.at_load[1].load(Relaxed) != 0
+    }
+
+    fn has_at_load(&self, address: NonZeroUsize) -> bool {
+        let [start, end] = &self.at_load;
+        (start.load(Relaxed)..end.load(Relaxed)).contains(&address.get())
+    }
+
+    /// The loaded library that is the right one: the one with the ordinary name, or else a copy. If
+    /// none is loaded, this may load libibverbs, and then the linker's lock is waited for.
+    fn anywhere(&self, is_right: impl Fn(&Object) -> bool) -> Option<Object> {
+        let errno = errno::errno();
+        let is_it = |file: &Object| self.is(file) && is_right(file);
+        let loaded = Object::named(self.file, self.stem, is_it);
+        let found = match loaded {
+            Ok(None) if self.load == Load::Never => None,
+            Ok(Some(found)) => Some(found),
+            // Nothing is loaded, or what is loaded cannot be read.
+            _ => {
+                let load = || {
+                    let library = Library::keep(self.file, self.load)?;
+                    symbols::find(Scope::In(library), self.mark.0, self.mark.1)
+                };
+                let mark = aside::run(load).unwrap_or_else(load);
+                mark.and_then(Object::with).filter(is_it)
+            }
         };
-        let is_next = next(self.mark.0, Some(self.mark.1)) == Some(ordinary);
-        let found = is_next.then(|| next(name, version)).flatten();
-        found.or_else(|| find_beside(ordinary, name, version))
-    }
-
-    /// The symbol's address in the copy that uses the libibverbs with that code.
-    fn find_above(
-        &self,
-        made: NonZeroUsize,
-        name: &CStr,
-        version: Option<&CStr>,
-    ) -> Option<NonZeroUsize> {
-        let mark = |library| symbols::find(Scope::In(library), LIBIBVERBS.mark.0, None);
-        let libibverbs = symbols::Library::with_code(made).and_then(mark)?;
-        let copies = copies(self.stem).into_iter();
-        copies
-            .filter_map(|copy| symbols::Library::keep(&copy, Load::Never))
-            .filter(|&copy| mark(copy) == Some(libibverbs))
-            .find_map(|copy| symbols::find(Scope::In(copy), name, version))
-    }
-
-    /// The address of the mark in the ordinary library.
-    fn ordinary(&self, load: Load) -> Option<NonZeroUsize> {
-        let known = || NonZeroUsize::new(self.ordinary.load(Relaxed));
-        known().or_else(|| {
-            let (name, version) = self.mark;
-            let found = self.find_first(load, name, Some(version))?.get();
-            // If two threads look at the same time, the first result stays.
-            let _ = self.ordinary.compare_exchange(0, found, Relaxed, Relaxed);
-            known()
-        })
-    }
-
-    /// The symbol's address in the next library that has the symbol. If there is none, the address
-    /// in the library of that file name wherever it is loaded, and then in a copy of it: a plug-in
-    /// may have loaded it into a scope of its own, which "next" does not reach.
-    fn find_first(&self, load: Load, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
-        let find_in = |file: &CStr, load| {
-            let library = symbols::Library::keep(file, load)?;
-            symbols::find(Scope::In(library), name, version)
-        };
-        // The library is usually loaded already. Keep it loaded: a plug-in that loaded it may be
-        // unloaded.
-        let found = symbols::find(Scope::Next, name, version).inspect(|_| {
-            symbols::Library::keep(self.file, Load::Never);
-        });
+        errno::set_errno(errno);
         found
-            .or_else(|| find_in(self.file, Load::Never))
-            .or_else(|| find_in(copies(self.stem).first()?, Load::Never))
-            .or_else(|| find_in(self.file, load))
+    }
+
+    /// Looks up the functions if the process was started with the library. If another library
+    /// interposes a function, that one is next.
+    fn find_next(&self, symbols: &mut dyn Iterator<Item = &Symbol>) {
+        let next = |name, version| symbols::find(Scope::Next, name, version);
+        let Some(mark) = next(self.mark.0, self.mark.1) else {
+            return;
+        };
+        let Some(object) = Object::with(mark) else {
+            return;
+        };
+        // A plug-in that loaded this library and that one may be unloaded.
+        Library::keep(self.file, Load::Never);
+        for symbol in symbols {
+            let in_it = || object.find(symbol.name, symbol.version);
+            let found = next(symbol.name, symbol.version).or_else(in_it);
+            symbol.addresses[0].store(found.map_or(0, NonZeroUsize::get), Relaxed);
+        }
+        self.at_load[0].store(object.start(), Relaxed);
+        self.at_load[1].store(object.end(), Release);
     }
 }
 
-/// The paths of the loaded files whose names begin so.
-fn copies(stem: &[u8]) -> Vec<CString> {
-    let mut paths = Vec::new();
-    loaded_files::each(|file| {
-        let bytes = file.name().to_bytes();
-        let name = bytes
-            .iter()
-            .rposition(|&byte| byte == b'/')
-            .map_or(0, |at| at + 1);
-        if bytes.get(name..).is_some_and(|name| name.starts_with(stem)) {
-            paths.push(file.name().to_owned());
-        }
-        ControlFlow::Continue(())
-    });
-    paths
+/// Looks up the functions of the libraries that the process was started with. Called when this
+/// library is loaded.
+pub fn find_all() {
+    let variable = &ALLOWS_DISASSOCIATED_DESTROY.symbol;
+    LIBIBVERBS.find_next(&mut OF_LIBIBVERBS.iter().copied().chain([variable]));
+    LIBMLX5.find_next(&mut OF_LIBMLX5.iter().copied());
+    let getinfo = FI_GETINFO.iter().map(|next| &next.symbol);
+    LIBFABRIC.find_next(&mut OF_LIBFABRIC.iter().copied().chain(getinfo));
 }
 
 /// Declares functions of a library, with the library's own signatures and version nodes.
 macro_rules! next {
-    ($library:ident: $( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
+    ($library:ident, $all:ident: $( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
         $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =
             // SAFETY: the signature is that of the library's own header.
             unsafe { Next::new(&$library, $symbol, version!($($version)?)) }; )*
+        static $all: &[&Symbol] = &[$( &$name.symbol ),*];
     };
 }
 
@@ -348,7 +353,7 @@ pub type CmdRereg = unsafe extern "C" fn(
     usize,
 ) -> c_int;
 
-next! { LIBIBVERBS:
+next! { LIBIBVERBS, OF_LIBIBVERBS:
     /// The end of every plain registration. libibverbs' own `ibv_reg_mr` and `ibv_reg_mr_iova` jump
     /// to it through libibverbs' PLT, and so reach this library again.
     REG_MR_IOVA2 = c"ibv_reg_mr_iova2" @ c"IBVERBS_1.8":
@@ -393,7 +398,7 @@ next! { LIBIBVERBS:
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
 }
 
-next! { LIBMLX5:
+next! { LIBMLX5, OF_LIBMLX5:
     /// Since rdma-core 55.
     MLX5DV_REG_DMABUF_MR = c"mlx5dv_reg_dmabuf_mr" @ c"MLX5_1.25":
         fn(*mut ibv_pd, u64, usize, u64, c_int, c_int, c_int) -> *mut ibv_mr;
@@ -405,7 +410,7 @@ next! { LIBMLX5:
     MLX5DV_DEVX_UMEM_DEREG = c"mlx5dv_devx_umem_dereg" @ c"MLX5_1.7": fn(*mut c_void) -> c_int;
 }
 
-next! { LIBFABRIC:
+next! { LIBFABRIC, OF_LIBFABRIC:
     FI_VERSION = c"fi_version" @ c"FABRIC_1.0": fn() -> u32;
     /// Since libfabric 1.13.
     FI_OPEN = c"fi_open" @ c"FABRIC_1.5":
@@ -439,20 +444,16 @@ pub static FI_GETINFO: [Next<Getinfo>; 7] = {
     ]
 };
 
+/// The variable's version node changes with every release of libibverbs.
+static ALLOWS_DISASSOCIATED_DESTROY: Next<&'static AtomicBool> =
+    // SAFETY: rdma-core declares the variable as `bool`, and an open device keeps it loaded.
+    unsafe { Next::new(&LIBIBVERBS, c"verbs_allow_disassociate_destroy", None) };
+
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
-/// gone, as success. libibverbs decides that at start, in a variable whose version node changes
-/// with every release.
+/// gone, as success. libibverbs decides that at start.
 pub fn allows_disassociated_destroy(maker: Provider) -> bool {
-    match find_by(
-        maker,
-        &LIBIBVERBS,
-        c"verbs_allow_disassociate_destroy",
-        None,
-    ) {
-        // SAFETY: rdma-core declares the variable as `bool` and is never unloaded.
-        Some(variable) => unsafe {
-            core::ptr::with_exposed_provenance::<u8>(variable.get()).read_volatile() != 0
-        },
+    match ALLOWS_DISASSOCIATED_DESTROY.by(maker) {
+        Some(variable) => variable.load(Relaxed),
         None => [
             c"RDMAV_ALLOW_DISASSOC_DESTROY",
             c"MLX4_DEVICE_FATAL_CLEANUP",

@@ -1,11 +1,165 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The files of code that the dynamic linker has loaded, dl_iterate_phdr(3): the program itself and
-//! its libraries.
+//! The files of code that the dynamic linker has loaded: the program itself and its libraries.
+//!
+//! The linker holds its locks while it runs constructors and destructors, and they may wait for the
+//! thread that asks here. So this file asks `_dl_find_object` (glibc 2.35), which takes no lock,
+//! and /proc. On earlier systems, and without /proc, it asks dl_iterate_phdr(3), which waits.
 
+use super::symbols::{Function, Scope, find};
+use super::{aside, proc};
 use core::ffi::{CStr, c_int, c_void};
+use core::num::NonZeroUsize;
 use core::ops::{ControlFlow, Range};
+use core::ptr::with_exposed_provenance_mut;
+use rdmamr_elf::{File, Text};
 
-/// A loaded file, as the linker describes it.
+/// A loaded file. It must stay loaded while the value is in use.
+#[derive(Clone, Copy)]
+pub struct Object {
+    /// From its first mapping to the end of its last one.
+    start: usize,
+    end: usize,
+    tables: File,
+}
+
+/// `struct dl_find_object`, of which the last part is reserved.
+#[repr(C)]
+#[derive(Default)]
+struct Found {
+    flags: u64,
+    start: usize,
+    end: usize,
+    map: usize,
+    others: [usize; 10],
+}
+
+static FIND_OBJECT: Function<unsafe extern "C" fn(*mut c_void, *mut Found) -> c_int> =
+    // SAFETY: glibc declares the function so.
+    unsafe { Function::new() };
+
+/// Looks up the linker's function. Called when the library is loaded.
+pub fn find_next() {
+    FIND_OBJECT.set(find(
+        Scope::Program,
+        c"_dl_find_object",
+        Some(c"GLIBC_2.35"),
+    ));
+}
+
+/// The address of a function of the linker itself, if that linker takes no lock to find a file.
+pub fn linker() -> Option<NonZeroUsize> {
+    NonZeroUsize::new(FIND_OBJECT.get()? as usize)
+}
+
+impl Object {
+    /// The file that has the code or the data at this address.
+    pub fn with(address: NonZeroUsize) -> Option<Object> {
+        let address = address.get();
+        let Some(find_object) = FIND_OBJECT.get() else {
+            let mut found = None;
+            each(|file| {
+                found = file.object().filter(|object| object.has(address));
+                if found.is_some() {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                }
+            });
+            return found;
+        };
+        let mut found = Found::default();
+        // SAFETY: the function takes any address, and `found` has room for its answer.
+        let is_found =
+            unsafe { find_object(with_exposed_provenance_mut(address), &raw mut found) == 0 };
+        is_found.then(|| Object {
+            start: found.start,
+            end: found.end,
+            // SAFETY: this is the linker's entry of a file, which the caller keeps loaded.
+            tables: unsafe { File::of(found.map) },
+        })
+    }
+
+    /// The loaded file whose own name is `soname` or, if there is none, another one whose file name
+    /// begins with `stem` and that is the right one. `Err` if the loaded files are not known.
+    pub fn named(
+        soname: &'static CStr,
+        stem: &[u8],
+        mut is_right: impl FnMut(&Object) -> bool,
+    ) -> Result<Option<Object>, Unknown> {
+        let mut found: Option<Object> = None;
+        let mut look = |object: Object| {
+            if is_right(&object) && (found.is_none() || object.tables.is_called(soname)) {
+                found = Some(object);
+            }
+        };
+        if FIND_OBJECT.get().is_none() {
+            each(|file| {
+                if file_name(file.name().to_bytes()).starts_with(stem) {
+                    file.object().map(&mut look);
+                }
+                ControlFlow::Continue(())
+            });
+            return Ok(found);
+        }
+        let mut read = || {
+            proc::each_named_mapping(|mapping, path| {
+                if mapping.executable && file_name(path).starts_with(stem) {
+                    let code = NonZeroUsize::new(mapping.range.start as usize);
+                    code.and_then(Object::with).map(&mut look);
+                }
+                true
+            })
+        };
+        let read = aside::run(&mut read).unwrap_or(false);
+        if read { Ok(found) } else { Err(Unknown) }
+    }
+
+    /// Whether the file is loaded at this address.
+    pub fn has(&self, address: usize) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// The file's first address.
+    pub fn start(&self) -> usize {
+        self.start
+    }
+
+    /// The address behind the file's last one.
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
+    pub fn is_called(&self, soname: &'static CStr) -> bool {
+        self.tables.is_called(soname)
+    }
+
+    /// Whether the file needs the other one.
+    pub fn needs(&self, other: &Object) -> bool {
+        self.tables.needs(&other.tables)
+    }
+
+    /// The address of a symbol that the file itself defines, as dlvsym(3) or dlsym(3) finds it.
+    pub fn find(
+        &self,
+        name: &'static CStr,
+        version: Option<&'static CStr>,
+    ) -> Option<NonZeroUsize> {
+        let version = version.map(Text::of);
+        let is_it = |number| self.tables.is_at(number, version);
+        NonZeroUsize::new(self.tables.find(Text::of(name), is_it)?)
+    }
+}
+
+/// The loaded files cannot be read.
+#[derive(Clone, Copy, Debug)]
+pub struct Unknown;
+
+fn file_name(path: &[u8]) -> &[u8] {
+    let slash = path.iter().rposition(|&byte| byte == b'/');
+    &path[slash.map_or(0, |slash| slash + 1)..]
+}
+
+/// A loaded file, as dl_iterate_phdr(3) describes it.
 pub struct LoadedFile<'a>(&'a libc::dl_phdr_info);
 
 /// Calls `look` with each file until `look` breaks. The linker's lock is held meanwhile, so `look`
@@ -48,6 +202,19 @@ impl LoadedFile<'_> {
         (self.0.dlpi_adds, self.0.dlpi_subs)
     }
 
+    fn object(&self) -> Option<Object> {
+        let dynamic = self.parts(libc::PT_DYNAMIC, 0).next()?.start;
+        let ends = self.parts(libc::PT_LOAD, 0);
+        let all = ends.reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))?;
+        Some(Object {
+            start: all.start as usize,
+            end: all.end as usize,
+            // SAFETY: the linker states the file's base and program headers, and the caller of
+            // `Object` keeps the file loaded.
+            tables: unsafe { File::with(self.base() as usize, dynamic as usize) },
+        })
+    }
+
     /// The file's program headers.
     fn headers(&self) -> &[libc::Elf64_Phdr] {
         if self.0.dlpi_phdr.is_null() {
@@ -67,5 +234,41 @@ impl LoadedFile<'_> {
             let start = self.base() + header.p_vaddr;
             start..start + header.p_memsz
         })
+    }
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_c_librarys_own_functions_are_found() {
+        let address = |name, version| find(Scope::Program, name, version);
+        let getppid = address(c"getppid", None).unwrap();
+        for ways in 0..2 {
+            if ways == 1 {
+                find_next();
+            }
+            let object = Object::with(getppid).unwrap();
+            assert!(object.has(getppid.get()) && object.is_called(c"libc.so.6"));
+            assert_eq!(object.find(c"getppid", None), Some(getppid));
+            assert_eq!(object.find(c"there_is_no_such_function", None), None);
+            // The default version, not an older one of the same name.
+            let version = Some(c"GLIBC_2.2.5");
+            assert_eq!(object.find(c"realpath", None), address(c"realpath", None));
+            assert_eq!(object.find(c"getppid", Some(c"GLIBC_2.999")), None);
+            if cfg!(target_arch = "x86_64") {
+                let old = address(c"realpath", version);
+                assert!(old.is_some() && old != address(c"realpath", None));
+                assert_eq!(object.find(c"realpath", version), old);
+            }
+            let named = Object::named(c"libc.so.6", b"libc.", |_| true).unwrap();
+            assert_eq!(named.map(|named| named.start()), Some(object.start()));
+        }
+        assert!(
+            Object::named(c"none.so", b"no such", |_| true)
+                .unwrap()
+                .is_none()
+        );
     }
 }

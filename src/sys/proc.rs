@@ -192,6 +192,7 @@ pub struct Mapping {
     pub range: PageRange,
     pub readable: bool,
     pub writable: bool,
+    pub executable: bool,
     pub shared: bool,
     /// The mapping is of a file on a file system that keeps pages of its own, not of memory that
     /// only looks like a file.
@@ -228,9 +229,18 @@ impl Mapping {
 /// is shown; one that appears or disappears meanwhile may be shown or not.
 #[must_use]
 pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
+    each_named_mapping(|mapping, _| each(mapping))
+}
+
+/// As [`each_mapping`], with the name of each mapping, which is empty if the mapping has none.
+#[must_use]
+pub fn each_named_mapping(mut each: impl FnMut(&Mapping, &[u8]) -> bool) -> bool {
     let mut understood = true;
     let read = each_line(c"/proc/thread-self/maps", |line| match parse(line) {
-        Some(mapping) => each(&mapping),
+        Some(mapping) => {
+            let name = line.splitn(6, |&byte| byte == b' ').nth(5);
+            each(&mapping, name.unwrap_or_default().trim_ascii())
+        }
         None => {
             understood = false;
             false
@@ -241,11 +251,10 @@ pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
 
 /// Calls `each` with the name of the mapping at this address, if it has one.
 pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
-    let _ = each_line(c"/proc/thread-self/maps", |line| {
-        let is_it = parse(line).is_some_and(|mapping| mapping.range.end > addr);
+    let _ = each_named_mapping(|mapping, name| {
+        let is_it = mapping.range.end > addr;
         if is_it {
-            let name = line.splitn(6, |&byte| byte == b' ').nth(5);
-            each(name.unwrap_or_default().trim_ascii());
+            each(name);
         }
         !is_it
     });
@@ -384,6 +393,7 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         range: PageRange { start, end },
         readable: permissions[0] == b'r',
         writable: permissions[1] == b'w',
+        executable: permissions[2] == b'x',
         shared: permissions[3] == b's',
         file: path.starts_with(b"/") && !is_memory,
         // No file system has the device number 0.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looking up symbols of other libraries, dlsym(3). Each lookup is idempotent: threads need not
-//! wait for each other, and a signal handler may interrupt a lookup.
+//! Looking up symbols of other libraries, dlsym(3), when the library is loaded.
 //!
-//! The dynamic linker takes locks, so a lookup must not run where a fork or an interposed memory
-//! call can reach it.
+//! The dynamic linker takes locks, which it holds while it runs constructors and destructors. They
+//! may wait for a thread that registers memory. So no call of the program leads here: what a call
+//! looks for, it finds by `loaded_files.rs`.
 
 use core::ffi::{CStr, c_int, c_void};
 use core::marker::PhantomData;
@@ -38,21 +38,6 @@ pub fn find(scope: Scope, name: &CStr, version: Option<&CStr>) -> Option<NonZero
     NonZeroUsize::new(address.expose_provenance())
 }
 
-/// The start of the loaded file that has the code at this address.
-pub fn file_of(address: NonZeroUsize) -> Option<NonZeroUsize> {
-    NonZeroUsize::new(about(address)?.dli_fbase.addr())
-}
-
-/// What the linker says about the code at this address.
-fn about(address: NonZeroUsize) -> Option<libc::Dl_info> {
-    let mut found = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    let address = core::ptr::without_provenance(address.get());
-    // SAFETY: dladdr accepts any address, and `found` has room for its answer.
-    let is_found = unsafe { libc::dladdr(address, found.as_mut_ptr()) } != 0;
-    // SAFETY: all zeros are a valid `Dl_info`, and so is what dladdr has written.
-    is_found.then(|| unsafe { found.assume_init() })
-}
-
 /// A loaded library. It stays loaded.
 #[derive(Clone, Copy)]
 pub struct Library(*mut c_void);
@@ -74,13 +59,6 @@ impl Library {
         Library::open(file, libc::RTLD_NODELETE | only_loaded)
     }
 
-    /// The library that has the code at this address. From now on it cannot be unloaded.
-    pub fn with_code(address: NonZeroUsize) -> Option<Library> {
-        let found = about(address).filter(|found| !found.dli_fname.is_null())?;
-        // SAFETY: a non-null name is a NUL-terminated string, as long as the file is loaded.
-        Library::keep(unsafe { CStr::from_ptr(found.dli_fname) }, Load::Never)
-    }
-
     /// The program, with the libraries that it was started with, in their order. `None` in another
     /// namespace of the linker than the program's (dlmopen(3)).
     ///
@@ -90,16 +68,6 @@ impl Library {
         // SAFETY: NULL stands for the program, which is always loaded.
         let program = unsafe { libc::dlopen(core::ptr::null(), libc::RTLD_LAZY) };
         (!program.is_null()).then_some(Library(program))
-    }
-
-    /// Looks a symbol up in the library with that file name, if the library is loaded.
-    pub fn find_in(file: &CStr, name: &CStr) -> Option<NonZeroUsize> {
-        let library = Library::open(file, libc::RTLD_NOLOAD)?;
-        let found = find(Scope::In(library), name, None);
-        // SAFETY: `open` returned this handle to this function alone. Other handles keep the
-        // library loaded.
-        unsafe { libc::dlclose(library.0) };
-        found
     }
 
     fn open(file: &CStr, mode: c_int) -> Option<Library> {
@@ -162,10 +130,6 @@ mod tests {
         assert_eq!(parent, Some(unsafe { libc::getppid() }));
         assert_eq!(
             find(Scope::Program, c"there_is_no_such_function", None),
-            None
-        );
-        assert_eq!(
-            Library::find_in(c"there_is_no_such_library.so", c"getppid"),
             None
         );
     }

@@ -13,6 +13,7 @@ use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::*};
 use rdmamr_sys::helper_thread;
+use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Library, Scope};
 
@@ -26,20 +27,34 @@ pub fn call_came(addr: usize) {
     let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);
 }
 
+/// The munmap to which calls of the program are bound; 0 without one.
+static FIRST: AtomicUsize = AtomicUsize::new(0);
+
+static KNOWN: AtomicU8 = AtomicU8::new(0);
+const IN_PLACE: u8 = 1;
+const PASSED_BY: u8 = 2;
+
+/// Looks where the program's calls lead. Called when the library is loaded.
+pub fn look() {
+    ENDS_COME.store(
+        own_file().is_some() && file_of(c"ibv_cmd_dereg_mr") == own_file(),
+        Relaxed,
+    );
+    if let Some(first) = of_program(c"munmap") {
+        FIRST.store(first.get(), Relaxed);
+        if own_file().is_some() && file_of(c"munmap") == own_file() {
+            KNOWN.store(IN_PLACE, Relaxed);
+        }
+    }
+}
+
 /// Whether the memory calls of the process reach this library. They do not if dlopen loaded the
 /// library. They do if the program's munmap is this library's, or that of another library that
 /// calls this one's (AddressSanitizer's). The first call of this function comes before the process
 /// has a cache, and finds this out by an munmap.
 pub fn are_in_place() -> bool {
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    const IN_PLACE: u8 = 1;
-    const PASSED_BY: u8 = 2;
     if KNOWN.load(Relaxed) == 0 {
-        let known = if is_first() || probe() {
-            IN_PLACE
-        } else {
-            PASSED_BY
-        };
+        let known = if probe() { IN_PLACE } else { PASSED_BY };
         KNOWN.store(known, Relaxed);
     }
     KNOWN.load(Relaxed) == IN_PLACE
@@ -58,17 +73,15 @@ pub fn ends_come() -> bool {
     ENDS_COME.load(Relaxed)
 }
 
-/// Finds out, when the library is loaded, whether the deregistrations reach it. Returns true if the
-/// program was started with this library behind libibverbs. (A library that dlopen loads is not in
-/// that order yet.)
+/// Whether the program was started with this library behind libibverbs. (A library that dlopen loads
+/// is not in that order yet.) Called when the library is loaded.
 pub fn is_behind_libibverbs() -> bool {
-    let file_of = |name| Some(home(of_program(name)?));
-    let own = Some(own_home());
-    ENDS_COME.store(file_of(c"ibv_cmd_dereg_mr") == own, Relaxed);
     let called = file_of(c"ibv_reg_mr");
     // Another library may interpose the function, and call this one. The second function tells
     // libibverbs: no library has a reason to interpose it.
-    called != own && called == file_of(c"ibv_node_type_str") && file_of(c"rdmamr_version") == own
+    called != own_file()
+        && called == file_of(c"ibv_node_type_str")
+        && file_of(c"rdmamr_version") == own_file()
 }
 
 /// The function to which calls of the program are bound.
@@ -76,34 +89,27 @@ fn of_program(name: &CStr) -> Option<NonZeroUsize> {
     symbols::find(Scope::In(Library::program()?), name, None)
 }
 
-/// The address at which the file with that code begins.
-fn home(address: NonZeroUsize) -> usize {
-    let mut info = core::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: `info` is a local structure that the call may write.
-    unsafe { libc::dladdr(with_exposed_provenance(address.get()), info.as_mut_ptr()) };
-    // SAFETY: `Dl_info` has only pointers: all zeros is a valid value, and so is what dladdr(3)
-    // wrote.
-    unsafe { info.assume_init() }.dli_fbase.addr()
+/// The address at which the file with that function begins.
+fn file_of(name: &CStr) -> Option<usize> {
+    Some(Object::with(of_program(name)?)?.start())
 }
 
-/// The same, of this library.
-fn own_home() -> usize {
-    let own = own_home as fn() -> usize as *const c_void;
-    NonZeroUsize::new(own.expose_provenance()).map_or(0, home)
-}
-
-/// Whether the program's munmap is this library's.
-fn is_first() -> bool {
-    of_program(c"munmap").is_some_and(|first| home(first) == own_home())
+fn own_file() -> Option<usize> {
+    let own = NonZeroUsize::new(own_file as fn() -> Option<usize> as usize);
+    Some(Object::with(own?)?.start())
 }
 
 /// Whether the program's munmap reaches this library.
 fn probe() -> bool {
     let page = page_size() as usize;
-    let (Some(first), Some(memory)) = (of_program(c"munmap"), helper_thread::map(page)) else {
+    let first = FIRST.load(Relaxed);
+    if first == 0 {
+        return false;
+    }
+    let Some(memory) = helper_thread::map(page) else {
         return false;
     };
-    let munmap = with_exposed_provenance::<c_void>(first.get());
+    let munmap = with_exposed_provenance::<c_void>(first);
     // SAFETY: the symbol is munmap(2), or a function that stands for it.
     let munmap: unsafe extern "C" fn(*mut c_void, usize) -> c_int =
         unsafe { core::mem::transmute(munmap) };

@@ -28,7 +28,7 @@ pub mod log;
 #[cfg(all(test, not(loom)))]
 mod log_tests;
 mod mappings;
-mod one_thread;
+pub mod one_thread;
 mod service;
 pub mod userfaultfd;
 pub mod watch_fd;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Whether the process has one thread, so that a hit needs no fence (W3).
 
-use core::ffi::{CStr, c_char};
+use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicI32, AtomicU8, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU8, AtomicUsize, Ordering::*};
+use rdmamr_sys::loaded_files;
 use rdmamr_sys::symbols::{self, Scope};
 
 /// The words that show whether the process has one thread.
@@ -16,18 +17,30 @@ pub struct OneThread {
     version: &'static AtomicI32,
 }
 
+/// The addresses of the two words; 0 if the process cannot know that it has one thread.
+static WORDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Looks for the two words. Called when the library is loaded.
+pub fn look() {
+    // The function came with glibc 2.35, as the second word's meaning did.
+    if loaded_files::linker().is_none() {
+        return;
+    }
+    // The linker writes its own `_r_debug` only. A program that names the symbol has a copy, which
+    // stays as it was at the start. So the library does not look for the symbol in the program.
+    let words = [
+        symbols::find(Scope::Program, c"__libc_single_threaded", None),
+        symbols::find(Scope::Next, c"_r_debug", None),
+    ];
+    for (word, found) in WORDS.iter().zip(words) {
+        word.store(found.map_or(0, NonZeroUsize::get), Relaxed);
+    }
+}
+
 impl OneThread {
     /// `None` if the process cannot know that it has one thread: before glibc 2.35.
     pub fn find() -> Option<OneThread> {
-        const FIRST: (u32, u32) = (2, 35);
-        if glibc_version()? < FIRST {
-            return None;
-        }
-        let single_threaded = symbols::find(Scope::Program, c"__libc_single_threaded", None)?.get();
-        // The linker writes its own `_r_debug` only. A program that names the symbol has a copy,
-        // which stays as it was at the start. So the library does not look for the symbol in the
-        // program.
-        let version = symbols::find(Scope::Next, c"_r_debug", None)?.get();
+        let [single_threaded, version] = WORDS.each_ref().map(|word| word.load(Relaxed));
         Some(OneThread {
             // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
             // Only the C library writes it.
@@ -44,17 +57,4 @@ impl OneThread {
     pub fn holds(self) -> bool {
         self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1
     }
-}
-
-/// The version of the C library that runs; `None` if it is not glibc.
-fn glibc_version() -> Option<(u32, u32)> {
-    let function = symbols::find(Scope::Program, c"gnu_get_libc_version", None)?;
-    let pointer = with_exposed_provenance::<()>(function.get());
-    // SAFETY: the symbol is glibc's function of that type.
-    let function: extern "C" fn() -> *const c_char = unsafe { core::mem::transmute(pointer) };
-    // SAFETY: the function returns a string that lives as long as the process.
-    let text = unsafe { CStr::from_ptr(function()) };
-    let (major, rest) = text.to_str().ok()?.split_once('.')?;
-    let digits = rest.split(|c: char| !c.is_ascii_digit()).next()?;
-    Some((major.parse().ok()?, digits.parse().ok()?))
 }

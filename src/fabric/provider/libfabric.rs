@@ -3,7 +3,7 @@
 
 use core::ffi::CStr;
 use rdmamr_abi::libfabric_provider::fi_info;
-use rdmamr_sys::symbols::Library;
+use rdmamr_sys::loaded_files::Object;
 
 /// The newest libfabric whose structures are known to begin like those in `rdmamr_abi`.
 const NEWEST: u32 = 2 << 16 | 6;
@@ -22,9 +22,10 @@ pub fn serves() -> Option<u32> {
 }
 
 /// Looks up a function of libfabric.
-fn function<F: Copy>(name: &CStr) -> Option<F> {
+fn function<F: Copy>(name: &'static CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
-    let address = Library::find_in(c"libfabric.so.1", name)?;
+    let libfabric = Object::named(c"libfabric.so.1", b"libfabric.so.1", |_| true).ok()??;
+    let address = libfabric.find(name, None)?;
     let pointer = core::ptr::with_exposed_provenance::<u8>(address.get());
     // SAFETY: `F` has the size of a pointer; each caller names the function's type.
     Some(unsafe { core::mem::transmute_copy(&pointer) })

@@ -6,8 +6,9 @@ use super::runtime::{find, function};
 use super::{Address, Export, Runtime, RuntimeKind, Way, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
+use core::sync::atomic::AtomicUsize;
+use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::symbols::Library;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 type Context = *mut c_void;
@@ -43,7 +44,7 @@ const DMA_BUF_FD: c_int = 1;
 const BY_PCIE: c_ulonglong = 1;
 
 /// The driver's library.
-pub struct Cuda(Library);
+pub struct Cuda(Object);
 
 /// Declares a function of the library. `None` if this version of the library lacks it.
 macro_rules! calls {
@@ -52,7 +53,7 @@ macro_rules! calls {
             $( fn $name(&self, $($arg: $type),*) -> Option<c_int> {
                 type Call = unsafe extern "C" fn($($type),*) -> c_int;
                 // SAFETY: cuda.h declares the function so.
-                let call: Call = unsafe { function(self.0, $symbol) }?;
+                let call: Call = unsafe { function(&self.0, $symbol) }?;
                 // SAFETY: the callers below pass pointers to what the function writes; it takes any
                 // address and any number.
                 Some(unsafe { call($($arg),*) })
@@ -133,7 +134,8 @@ impl Runtime for Cuda {
     const KIND: RuntimeKind = RuntimeKind::Cuda;
 
     fn find() -> Option<Cuda> {
-        find(c"libcuda.so.1", b"libcuda.so").map(Cuda)
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        find(c"libcuda.so.1", b"libcuda.so", &LAST).map(Cuda)
     }
 
     fn has(&self, addr: u64) -> bool {

@@ -5,8 +5,9 @@ use super::runtime::{find, function};
 use super::{Export, Runtime, RuntimeKind, Way, Why};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
+use core::sync::atomic::AtomicUsize;
+use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::symbols::Library;
 use std::os::fd::{FromRawFd, OwnedFd};
 
 const SUCCESS: c_int = 0;
@@ -43,12 +44,12 @@ type AgentInfoFn = unsafe extern "C" fn(u64, c_int, *mut c_void) -> c_int;
 type ExportFn = unsafe extern "C" fn(*const c_void, usize, *mut c_int, *mut u64) -> c_int;
 
 /// The runtime's library.
-pub struct Rocm(Library);
+pub struct Rocm(Object);
 
 impl Rocm {
     fn info(&self, addr: u64) -> Option<PointerInfo> {
         // SAFETY: hsa_ext_amd.h declares the function so.
-        let ask: PointerInfoFn = unsafe { function(self.0, c"hsa_amd_pointer_info") }?;
+        let ask: PointerInfoFn = unsafe { function(&self.0, c"hsa_amd_pointer_info") }?;
         let mut info = PointerInfo {
             size: size_of::<PointerInfo>() as u32,
             ..PointerInfo::default()
@@ -62,7 +63,7 @@ impl Rocm {
 
     fn is_gpu(&self, agent: u64) -> bool {
         // SAFETY: hsa.h declares the function so.
-        let Some(ask) = (unsafe { function::<AgentInfoFn>(self.0, c"hsa_agent_get_info") }) else {
+        let Some(ask) = (unsafe { function::<AgentInfoFn>(&self.0, c"hsa_agent_get_info") }) else {
             return false;
         };
         let mut kind: c_int = -1;
@@ -76,7 +77,8 @@ impl Runtime for Rocm {
     const KIND: RuntimeKind = RuntimeKind::Rocm;
 
     fn find() -> Option<Rocm> {
-        find(c"libhsa-runtime64.so.1", b"libhsa-runtime64.so").map(Rocm)
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        find(c"libhsa-runtime64.so.1", b"libhsa-runtime64.so", &LAST).map(Rocm)
     }
 
     fn has(&self, addr: u64) -> bool {
@@ -86,7 +88,7 @@ impl Runtime for Rocm {
     fn export(&self, range: PageRange, _: Way) -> Result<Export, Why> {
         // SAFETY: hsa_ext_amd.h declares the function so.
         let export: Option<ExportFn> =
-            unsafe { function(self.0, c"hsa_amd_portable_export_dmabuf") };
+            unsafe { function(&self.0, c"hsa_amd_portable_export_dmabuf") };
         let export = export.ok_or(Why::NoFunction)?;
         let (mut file, mut offset) = (-1, 0);
         let start = without_provenance(range.start as usize);
