@@ -266,13 +266,13 @@ static void crowd(int number)
 		int got = 0;
 
 		/* A thousand at once: the backlog may be full. */
-		for (int tries = 0; !(got = ask()) && tries < 50; tries++)
+		for (int tries = 0; !(got = ask()) && tries < 3000; tries++)
 			usleep(20000);
 
 		bool moved = false;
 
 		/* A processor that has preempted a task inside the program skips counts. */
-		for (int tries = 0; got && !moved && tries < 50; tries++) {
+		for (int tries = 0; got && !moved && tries < 3000; tries++) {
 			uint64_t before = (page = watched(PAGE), moves());
 
 			moved = !unmaps() && moves() > before;
