@@ -24,7 +24,7 @@ fn ask(request: &[usize; 6]) -> usize {
             "rol rdi, 51",
             "xchg rbx, rbx",
             in("rax") request,
-            inout("rdx") answer,
+            inlateout("rdx") answer,
             options(nostack),
         );
     }
@@ -43,7 +43,7 @@ fn ask(request: &[usize; 6]) -> usize {
             "ror x12, x12, #51",
             "ror x12, x12, #61",
             "orr x10, x10, x10",
-            inout("x3") answer,
+            inlateout("x3") answer,
             in("x4") request,
             options(nostack),
         );
