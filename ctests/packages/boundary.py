@@ -33,7 +33,7 @@ def c_functions(text):
 def without_tests(text):
     """The text without comments, strings and the items that #[cfg(test)] precedes."""
     text = re.sub(r"//[^\n]*", "", text)
-    text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text)
+    text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text, flags=re.S)
     kept, at = [], 0
     for mark in re.finditer(r"#\[cfg\((?:test|all\(test[^)]*\)|loom)\)\]", text):
         if mark.start() < at:

@@ -107,8 +107,10 @@ impl Start {
     }
 
     fn variable(&self, number: usize) -> Text {
-        // SAFETY: `number` is below `count`, and the kernel has put the string there.
-        unsafe { Text::at(read(self.entry(number))) }
+        // SAFETY: `number` is below `count`.
+        let variable = unsafe { read(self.entry(number)) };
+        // SAFETY: the kernel has put the string there.
+        unsafe { Text::at(variable) }
     }
 
     fn variables(&self) -> impl Iterator<Item = Text> {
