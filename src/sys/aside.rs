@@ -115,22 +115,30 @@ pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {
 /// Runs `work` on a stack of its own, unless much is left of the thread's, and without
 /// cancellation. `None` if no memory could be mapped. Leaves errno as it was. A panic of the work
 /// goes on in the caller, so that it reaches the boundary of the exported function.
-#[inline(never)]
+#[inline(always)]
 pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
+    let (mut work, mut result) = (Some(work), None);
+    run_any(&mut || result = work.take().map(|work| work()));
+    result
+}
+
+/// As [`run`], which the library then has once, not once for each kind of work.
+#[inline(never)]
+fn run_any(work: &mut dyn FnMut()) {
     let errno = errno::errno();
     if has_much_left() {
         let _uncancelled = thread::uncancelled();
-        let result = work();
+        work();
         errno::set_errno(errno);
-        return Some(result);
+        return;
     }
     let Some(memory) = take() else {
         errno::set_errno(errno);
-        return None;
+        return;
     };
     let mut job = Job {
-        work: Some(work),
-        result: None,
+        work,
+        result: Ok(()),
     };
     let blocked = is_on_signal_stack().then(Blocked::new);
     let uncancelled = thread::uncancelled();
@@ -139,7 +147,7 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     unsafe {
         on_stack(
             (&raw mut job).cast(),
-            Job::<_, R>::of(&job),
+            Job::run,
             memory.wrapping_byte_add(STACK),
         );
     }
@@ -147,30 +155,23 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
     drop(blocked);
     put(memory);
     errno::set_errno(errno);
-    match job.result? {
-        Ok(result) => Some(result),
-        Err(panic) => resume_unwind(panic),
+    if let Err(panic) = job.result {
+        resume_unwind(panic);
     }
 }
 
-struct Job<W, R> {
-    work: Option<W>,
-    result: Option<std::thread::Result<R>>,
+struct Job<'a> {
+    work: &'a mut dyn FnMut(),
+    result: std::thread::Result<()>,
 }
 
-impl<W: FnOnce() -> R, R> Job<W, R> {
-    fn of(_: &Self) -> extern "C" fn(*mut c_void) {
-        Self::run
-    }
-
+impl Job<'_> {
     extern "C" fn run(job: *mut c_void) {
-        // SAFETY: the argument is the job of `run`, which waits for this function.
+        // SAFETY: the argument is the job of `run_any`, which waits for this function.
         let job = unsafe { &mut *job.cast::<Self>() };
-        if let Some(work) = job.work.take() {
-            // An unwinder cannot continue below this frame: `run` resumes a panic on the thread's
-            // own stack.
-            job.result = Some(catch_unwind(AssertUnwindSafe(work)));
-        }
+        // An unwinder cannot continue below this frame: `run_any` resumes a panic on the thread's
+        // own stack.
+        job.result = catch_unwind(AssertUnwindSafe(&mut *job.work));
     }
 }
 
