@@ -70,7 +70,7 @@ impl Regions {
         let died = owner.has_ended() && self.lock.is_held_by(owner);
         if died && !self.orphaned.swap(true, SeqCst) {
             self.changes.distrust();
-            log::always_on_little_stack(format_args!(
+            log::soon(format_args!(
                 "regions are not reused from now on: a task that shares this process's memory was \
                  killed while it worked on them"
             ));

@@ -230,7 +230,7 @@ unsafe extern "C" fn exiting() {
             // SAFETY: the path is a C string.
             unsafe { libc::unlink(file.as_ptr()) };
         }
-        log::tell_of_dropped();
+        log::exiting();
         stats::exiting();
     })
 }

@@ -37,6 +37,7 @@ use rdmamr_cache::region::link::Id;
 use rdmamr_cache::start as first_use;
 use rdmamr_cache::watch::userfaultfd::Fence;
 use rdmamr_mr::kernel_mr;
+use rdmamr_stats::log;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
@@ -268,6 +269,7 @@ impl Monitor {
             locked.invalidate(id, Cause::Fence);
         }
         drop(locked);
+        log::write_waiting();
     }
 
     #[inline(always)]

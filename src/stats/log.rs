@@ -4,7 +4,7 @@
 use super::text::Text;
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
 use errno::Errno;
 use rdmamr_sys::standard_error;
 
@@ -58,9 +58,8 @@ fn write(line: &Text<LINE>) {
     }
 }
 
-/// Tells how many lines were dropped, if standard error has room again. Called when the process
-/// exits, too.
-pub fn tell_of_dropped() {
+/// Tells how many lines were dropped, if standard error has room again.
+fn tell_of_dropped() {
     let dropped = DROPPED.swap(0, Relaxed);
     if dropped == 0 {
         return;
@@ -118,32 +117,75 @@ fn controls(c: char) -> bool {
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
-/// A buffer that one thread at a time has.
-struct Buffer {
-    taken: AtomicBool,
+/// A line that was not written yet.
+struct Waiting {
+    state: AtomicU8,
     text: UnsafeCell<Text<LINE>>,
 }
 
-// SAFETY: only the thread that has set `taken` touches the text.
-unsafe impl Sync for Buffer {}
+const EMPTY: u8 = 0;
+/// One thread has the text.
+const TAKEN: u8 = 1;
+const WAITS: u8 = 2;
 
-/// Writes a line as [`always`] does, for a caller that has little stack: the calls of the program in
-/// which a line is due are hits, memory calls and those of the cache's own threads.
-pub fn always_on_little_stack(message: fmt::Arguments<'_>) {
-    static BUFFER: Buffer = Buffer {
-        taken: AtomicBool::new(false),
-        text: UnsafeCell::new(Text::new()),
-    };
-    if BUFFER.taken.swap(true, Acquire) {
-        // Two such lines at a time are not expected.
-        DROPPED.fetch_add(1, Relaxed);
-        return;
+// SAFETY: only the thread whose compare-and-swap has made the state TAKEN touches the text.
+unsafe impl Sync for Waiting {}
+
+impl Waiting {
+    const fn new() -> Waiting {
+        Waiting {
+            state: AtomicU8::new(EMPTY),
+            text: UnsafeCell::new(Text::new()),
+        }
     }
-    // SAFETY: this thread has set `taken`.
-    let text = unsafe { &mut *BUFFER.text.get() };
-    set(text, message);
-    write(text);
-    BUFFER.taken.store(false, Release);
+
+    /// Takes the text in one state, and leaves it in the state that `each` returns. False if it is
+    /// not in that state.
+    fn take(&self, from: u8, each: impl FnOnce(&mut Text<LINE>) -> u8) -> bool {
+        let taken = self.state.compare_exchange(from, TAKEN, Acquire, Relaxed);
+        if taken.is_ok() {
+            // SAFETY: this thread has made the state TAKEN.
+            let next = each(unsafe { &mut *self.text.get() });
+            self.state.store(next, Release);
+        }
+        taken.is_ok()
+    }
+}
+
+/// The lines that can wait at a time: one that says that regions are not reused any more, one about
+/// the descriptor of userfaultfd, one about the service `rdmamr fence`.
+static WAITING: [Waiting; 3] = [const { Waiting::new() }; 3];
+
+/// Writes a line for a caller with little stack: a hit, a memory call of the program, a thread of
+/// the cache. A process has few of these lines, so they are not dropped if standard error is full:
+/// the next call of [`write_waiting`] tries again.
+pub fn soon(message: fmt::Arguments<'_>) {
+    let fill = |text: &mut Text<LINE>| {
+        set(text, message);
+        WAITS
+    };
+    if !WAITING.iter().any(|waiting| waiting.take(EMPTY, fill)) {
+        DROPPED.fetch_add(1, Relaxed);
+    }
+    write_waiting();
+}
+
+/// Writes the lines that wait.
+pub fn write_waiting() {
+    for waiting in &WAITING {
+        if waiting.state.load(Relaxed) == WAITS {
+            waiting.take(WAITS, |text| match standard_error::write(text.as_bytes()) {
+                Err(FULL) => WAITS,
+                _ => EMPTY,
+            });
+        }
+    }
+}
+
+/// Writes what was not written, as far as standard error takes it.
+pub fn exiting() {
+    write_waiting();
+    tell_of_dropped();
 }
 
 #[cfg(test)]

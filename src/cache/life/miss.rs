@@ -35,6 +35,7 @@ use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
+use rdmamr_stats::log;
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::futex;
@@ -148,6 +149,7 @@ fn register_now(
         return because(counter!(bypassed_busy));
     }
     if distrusted {
+        log::write_waiting();
         return because(counter!(bypassed_busy));
     }
     if kernel_mr::is_fork_protected_in(pd) {
@@ -354,6 +356,7 @@ impl Cache {
                 Ok(watched) => {
                     self.keep(id, lookup_key, watched, settled);
                     drop(inside);
+                    log::write_waiting();
                     // A few regions can wait for the cleaner's next tick: a cleaner that is woken
                     // now would compete with this thread.
                     if self.regions.has_much_to_end(MANY) || self.regions.has_to_touch() {

@@ -75,7 +75,7 @@ fn refuse(reason: &str) {
 
 fn say(reason: &str) {
     if log::wants(Level::Info) {
-        log::always_on_little_stack(format_args!(
+        log::soon(format_args!(
             "the service rdmamr fence counts no changes for this process: {reason}"
         ));
     }
@@ -139,7 +139,7 @@ impl Question {
                 // SAFETY: `map` has mapped both lines for good.
                 unsafe { WATCH_FD.counts.set(first, own) };
                 if log::wants(Level::Info) {
-                    log::always_on_little_stack(format_args!(
+                    log::soon(format_args!(
                         "relaxed regions: the service rdmamr fence counts changes of memory"
                     ));
                 }
@@ -176,7 +176,7 @@ impl Counting {
         if is_same && !skips() && !is_proven(&counters) && !skips() {
             WATCH_FD.counts.forget();
             if log::wants(Level::Warn) {
-                log::always_on_little_stack(format_args!(
+                log::soon(format_args!(
                     "cannot verify that the kernel still counts changes for this process (kernel.ftrace_enabled=0, or a limit of the process?): from now on each hit asks the kernel"
                 ));
             }

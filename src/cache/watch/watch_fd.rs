@@ -274,7 +274,7 @@ impl WatchFd {
         // From now on a proof counts only if it is later than this.
         drop(self.beginning());
         if self.prove().is_ok() && !self.said.swap(true, Relaxed) {
-            log::always_on_little_stack(format_args!(
+            log::soon(format_args!(
                 "the kernel does not let the library ask userfaultfd whether memory is changing ({}): threads \
                  that find it so do not reuse regions. Allow ioctl(2) with UFFDIO_WRITEPROTECT, in a container in \
                  its seccomp profile",
@@ -334,7 +334,7 @@ impl WatchFd {
         drop(self.beginning());
         if !self.said.swap(true, Relaxed) {
             let say = |what| {
-                log::always_on_little_stack(format_args!(
+                log::soon(format_args!(
                     "descriptor {fd}, by which the library asks userfaultfd, {what}: threads that find it so do not \
                      reuse regions. A program should close descriptors that it has not opened before its first \
                      registration"

@@ -14,7 +14,7 @@ use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use errno::Errno;
-use rdmamr_stats::log::{Level, always, always_on_little_stack, line};
+use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::pages::PageRange;
@@ -295,7 +295,7 @@ impl Watch {
     /// invalidated every region.
     pub fn lose(&self) {
         if !self.lost.swap(true, Relaxed) {
-            always_on_little_stack(format_args!(
+            soon(format_args!(
                 "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
             ));
         }
