@@ -38,6 +38,8 @@ const FILES: [(&CStr, &[u8]); 2] = [
 /// The next function of that name. A program that loaded CUDA's library by dlopen(3) has it in a scope
 /// of its own, which "next" does not reach. Of several such libraries it is the one that the caller's
 /// file needs.
+#[cold]
+#[inline(never)]
 fn next(
     name: &'static CStr,
     known: &Function<HostRegister>,
@@ -46,13 +48,14 @@ fn next(
     known.get().or_else(|| {
         let caller = NonZeroUsize::new(caller.address()).and_then(Object::with);
         let needed = |file: &Object| caller.is_some_and(|caller| caller.needs(file));
-        let find = |is_right: &dyn Fn(&Object) -> bool| {
+        let found = [true, false].iter().find_map(|&only_needed| {
             FILES.iter().find_map(|(soname, stem)| {
-                let has_it = |file: &Object| file.find(name, None).is_some() && is_right(file);
-                Object::named(soname, stem, has_it).ok()??.find(name, None)
+                let is_right = |file: &Object| !only_needed || needed(file);
+                let file = Object::named(soname, stem, &is_right).ok()??;
+                file.find(name, None)
             })
-        };
-        known.set(find(&needed).or_else(|| find(&|_| true)));
+        });
+        known.set(found);
         known.get()
     })
 }

@@ -6,7 +6,7 @@
 //! locks nothing, and asks the linker nothing.
 
 #![cfg_attr(not(test), no_std)]
-#![no_builtins]
+#![cfg_attr(panic = "abort", no_builtins)]
 
 use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;

@@ -53,6 +53,7 @@ pub fn linker() -> Option<NonZeroUsize> {
 
 impl Object {
     /// The file that has the code or the data at this address.
+    #[inline(never)]
     pub fn with(address: NonZeroUsize) -> Option<Object> {
         let address = address.get();
         let Some(find_object) = FIND_OBJECT.get() else {
@@ -81,10 +82,11 @@ impl Object {
 
     /// The loaded file whose own name is `soname` or, if there is none, another one whose file name
     /// begins with `stem` and that is the right one. `Err` if the loaded files are not known.
+    #[inline(never)]
     pub fn named(
         soname: &'static CStr,
         stem: &[u8],
-        mut is_right: impl FnMut(&Object) -> bool,
+        is_right: &dyn Fn(&Object) -> bool,
     ) -> Result<Option<Object>, Unknown> {
         let mut found: Option<Object> = None;
         let mut look = |object: Object| {
@@ -101,8 +103,8 @@ impl Object {
             });
             return Ok(found);
         }
-        let mut read = || {
-            proc::each_named_mapping(|mapping, path| {
+        let read: &mut dyn FnMut() -> bool = &mut || {
+            proc::each_named_mapping(&mut |mapping, path| {
                 if mapping.executable && file_name(path).starts_with(stem) {
                     let code = NonZeroUsize::new(mapping.range.start as usize);
                     code.and_then(Object::with).map(&mut look);
@@ -110,7 +112,7 @@ impl Object {
                 true
             })
         };
-        let read = aside::run(&mut read).unwrap_or(false);
+        let read = aside::run(&mut *read).unwrap_or_else(read);
         if read { Ok(found) } else { Err(Unknown) }
     }
 
@@ -139,6 +141,7 @@ impl Object {
     }
 
     /// The address of a symbol that the file itself defines, as dlvsym(3) or dlsym(3) finds it.
+    #[inline(never)]
     pub fn find(
         &self,
         name: &'static CStr,
@@ -262,11 +265,11 @@ mod tests {
                 assert!(old.is_some() && old != address(c"realpath", None));
                 assert_eq!(object.find(c"realpath", version), old);
             }
-            let named = Object::named(c"libc.so.6", b"libc.", |_| true).unwrap();
+            let named = Object::named(c"libc.so.6", b"libc.", &|_| true).unwrap();
             assert_eq!(named.map(|named| named.start()), Some(object.start()));
         }
         assert!(
-            Object::named(c"none.so", b"no such", |_| true)
+            Object::named(c"none.so", b"no such", &|_| true)
                 .unwrap()
                 .is_none()
         );

@@ -229,12 +229,13 @@ impl Mapping {
 /// is shown; one that appears or disappears meanwhile may be shown or not.
 #[must_use]
 pub fn each_mapping(mut each: impl FnMut(&Mapping) -> bool) -> bool {
-    each_named_mapping(|mapping, _| each(mapping))
+    each_named_mapping(&mut |mapping, _| each(mapping))
 }
 
 /// As [`each_mapping`], with the name of each mapping, which is empty if the mapping has none.
 #[must_use]
-pub fn each_named_mapping(mut each: impl FnMut(&Mapping, &[u8]) -> bool) -> bool {
+#[inline(never)]
+pub fn each_named_mapping(each: &mut dyn FnMut(&Mapping, &[u8]) -> bool) -> bool {
     let mut understood = true;
     let read = each_line(c"/proc/thread-self/maps", |line| match parse(line) {
         Some(mapping) => {
@@ -251,7 +252,7 @@ pub fn each_named_mapping(mut each: impl FnMut(&Mapping, &[u8]) -> bool) -> bool
 
 /// Calls `each` with the name of the mapping at this address, if it has one.
 pub fn name_at(addr: u64, each: &mut dyn FnMut(&[u8])) {
-    let _ = each_named_mapping(|mapping, name| {
+    let _ = each_named_mapping(&mut |mapping, name| {
         let is_it = mapping.range.end > addr;
         if is_it {
             each(name);

@@ -24,7 +24,7 @@ pub fn serves() -> Option<u32> {
 /// Looks up a function of libfabric.
 fn function<F: Copy>(name: &'static CStr) -> Option<F> {
     const { assert!(size_of::<F>() == size_of::<usize>()) };
-    let libfabric = Object::named(c"libfabric.so.1", b"libfabric.so.1", |_| true).ok()??;
+    let libfabric = Object::named(c"libfabric.so.1", b"libfabric.so.1", &|_| true).ok()??;
     let address = libfabric.find(name, None)?;
     let pointer = core::ptr::with_exposed_provenance::<u8>(address.get());
     // SAFETY: `F` has the size of a pointer; each caller names the function's type.

@@ -9,10 +9,11 @@ use rdmamr_sys::symbols::Function;
 
 /// The library of this name, if the program has loaded it. The program keeps it loaded as long as it
 /// has memory of the GPU. `last` is where it was found last, so that /proc need not be read.
+#[inline(never)]
 pub fn find(name: &'static CStr, stem: &[u8], last: &AtomicUsize) -> Option<Object> {
     let known = NonZeroUsize::new(last.load(Relaxed)).and_then(Object::with);
     known.filter(|known| known.is_called(name)).or_else(|| {
-        let found = Object::named(name, stem, |_| true).ok()??;
+        let found = Object::named(name, stem, &|_| true).ok()??;
         last.store(found.start(), Relaxed);
         Some(found)
     })
