@@ -100,7 +100,7 @@ fn files(archive: &[u8]) -> Vec<Vec<u8>> {
     let (mut rest, mut files) = (archive, Vec::new());
     while rest[0] != 0 {
         let (header, content) = rest.split_at(BLOCK);
-        let length = str::from_utf8(&header[124..135]).unwrap();
+        let length = std::str::from_utf8(&header[124..135]).unwrap();
         let length = usize::from_str_radix(length, 8).unwrap();
         files.push(content[..length].to_vec());
         rest = &content[length.next_multiple_of(BLOCK)..];

@@ -55,12 +55,11 @@ pub(super) fn starting() -> &'static Lock {
 
 /// Waits for a thread that is starting the cache.
 pub(super) fn wait_for_start(patience: Patience) {
-    if existing().is_none()
-        && !thread::is_inside()
-        && let Some(starting) = STARTING.get()
-    {
-        let _inside = thread::enter();
-        drop(starting.lock(Owner::ask(), patience));
+    if existing().is_none() && !thread::is_inside() {
+        if let Some(starting) = STARTING.get() {
+            let _inside = thread::enter();
+            drop(starting.lock(Owner::ask(), patience));
+        }
     }
 }
 

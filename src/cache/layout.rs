@@ -84,7 +84,7 @@ pub struct Regions {
 const _: () = {
     const START: usize = Account::LINE;
     const END: usize = core::mem::offset_of!(Regions, changes) + Log::READ_BY_HITS;
-    assert!(START.is_multiple_of(64) && END == START + 64);
+    assert!(START % 64 == 0 && END == START + 64);
 };
 
 impl Regions {

@@ -155,11 +155,11 @@ impl Lock {
                 }
                 continue;
             }
-            if word & WANTED == 0
-                && let Err(other) = exchange(word | WANTED)
-            {
-                word = other;
-                continue;
+            if word & WANTED == 0 {
+                if let Err(other) = exchange(word | WANTED) {
+                    word = other;
+                    continue;
+                }
             }
             remaining.wait(&self.0, word | WANTED);
             word = self.0.load(Relaxed);

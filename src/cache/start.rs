@@ -32,10 +32,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 unsafe extern "C" fn before_fork() {
     // The C library calls this, so a panic ends here.
-    if let Some(cache) = existing()
-        && catch_unwind(AssertUnwindSafe(|| flush::before_fork(cache))).is_err()
-    {
-        panicked();
+    if let Some(cache) = existing() {
+        if catch_unwind(AssertUnwindSafe(|| flush::before_fork(cache))).is_err() {
+            panicked();
+        }
     }
 }
 

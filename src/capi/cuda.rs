@@ -92,11 +92,10 @@ macro_rules! host_register {
         // SAFETY: cuda.h and cuda_runtime_api.h declare the function so.
         static $next: Function<HostRegister> = unsafe { Function::new() };
 
-        #[unsafe(naked)]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
-            with_caller!($body, in "rcx" "x3" "a3")
+        unsafe extern "C" {
+            fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int;
         }
+        with_caller!(stringify!($symbol), $body, in "rcx" "x3" "a3");
 
         unsafe extern "C" fn $body(
             addr: *mut c_void,

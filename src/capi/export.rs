@@ -170,16 +170,41 @@ macro_rules! versioned {
     };
 }
 
-/// The body of a naked function that continues at `$f`, which gets its caller's address, as
-/// [`go_on`] describes.
+/// Defines the symbol `$name`, which an `extern` block declares: it continues at `$f`, which gets its
+/// caller's address, as [`go_on`] describes. `weak.map` lists those that the library exports. (From
+/// Rust 1.88 on a naked function does the same.)
 macro_rules! with_caller {
-    ($f:ident, $($where:tt)+) => {
-        core::arch::naked_asm!(
+    ($name:expr, $f:ident, $($where:tt)+) => {
+        $crate::capi::export::with_caller!($name, ".text.rdmamr_callers", $f, $($where)+);
+    };
+    ($name:expr, $section:literal, $f:ident, $($where:tt)+) => {
+        core::arch::global_asm!(
+            concat!(".pushsection ", $section, ",\"ax\",@progbits"),
+            ".p2align 4",
+            concat!($crate::capi::export::scope!(), $name),
+            concat!(".globl ", $name),
+            concat!(".type ", $name, ",@function"),
+            concat!($name, ":"),
             ".cfi_startproc",
             $crate::capi::export::go_on!($($where)+),
             ".cfi_endproc",
+            concat!(".size ", $name, ", . - ", $name),
+            ".popsection",
             f = sym $f,
-        )
+        );
     };
 }
-pub(crate) use {go_on, interpose, versioned, with_caller};
+#[cfg(not(test))]
+macro_rules! scope {
+    () => {
+        ".globl "
+    };
+}
+/// Unit tests must not replace any function.
+#[cfg(test)]
+macro_rules! scope {
+    () => {
+        ".hidden "
+    };
+}
+pub(crate) use {go_on, interpose, scope, versioned, with_caller};

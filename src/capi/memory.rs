@@ -290,7 +290,7 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     let length = before.wrapping_add(length & !FLAGS);
     // glibc makes the same check: an unaligned block is not a mapping.
     let page = page_size() as usize;
-    let is_block = start.is_multiple_of(page) && length.is_multiple_of(page);
+    let is_block = start % page == 0 && length % page == 0;
     (is_block && size > length - before - HEADER).then_some((start, length))
 }
 
@@ -447,10 +447,10 @@ unsafe extern "C" fn process_madvise(
             )
         },
         |changing, &advised| {
-            if let Some(mut changing) = changing
-                && (advised > 0 || (advised < 0 && !untouched(errno::errno().0)))
-            {
-                changing.changed(0, usize::MAX / 2);
+            if let Some(mut changing) = changing {
+                if advised > 0 || (advised < 0 && !untouched(errno::errno().0)) {
+                    changing.changed(0, usize::MAX / 2);
+                }
             }
         },
     )

@@ -30,19 +30,7 @@ fn entry(name: &'static str, subject: Subject) -> Entry {
     }
 }
 
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mlx5dv_reg_dmabuf_mr(
-    pd: *mut ibv_pd,
-    offset: u64,
-    length: usize,
-    iova: u64,
-    fd: c_int,
-    access: c_int,
-    mlx5_access: c_int,
-) -> *mut ibv_mr {
-    with_caller!(reg_dmabuf_mr, eighth)
-}
+with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr, eighth);
 
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -68,16 +56,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     })
 }
 
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mlx5dv_devx_umem_reg(
-    context: *mut ibv_context,
-    addr: *mut c_void,
-    size: usize,
-    access: u32,
-) -> *mut c_void {
-    with_caller!(umem_reg, in "r8" "x4" "a4")
-}
+with_caller!("mlx5dv_devx_umem_reg", umem_reg, in "r8" "x4" "a4");
 
 unsafe extern "C" fn umem_reg(
     context: *mut ibv_context,
@@ -99,14 +78,7 @@ unsafe extern "C" fn umem_reg(
     })
 }
 
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
-    context: *mut ibv_context,
-    umem_in: *mut mlx5dv_devx_umem_in,
-) -> *mut c_void {
-    with_caller!(umem_reg_ex, in "rdx" "x2" "a2")
-}
+with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex, in "rdx" "x2" "a2");
 
 unsafe extern "C" fn umem_reg_ex(
     context: *mut ibv_context,
@@ -141,11 +113,7 @@ unsafe extern "C" fn umem_reg_ex(
     })
 }
 
-#[unsafe(naked)]
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mlx5dv_devx_umem_dereg(umem: *mut c_void) -> c_int {
-    with_caller!(umem_dereg, in "rsi" "x1" "a1")
-}
+with_caller!("mlx5dv_devx_umem_dereg", umem_dereg, in "rsi" "x1" "a1");
 
 unsafe extern "C" fn umem_dereg(umem: *mut c_void, caller: Caller) -> c_int {
     let tracer = TracedUmemEnd { umem, caller };
@@ -155,10 +123,3 @@ unsafe extern "C" fn umem_dereg(umem: *mut c_void, caller: Caller) -> c_int {
         unsafe { mlx5::umem_dereg(umem) }
     })
 }
-
-// Unit tests stand in for nothing; these uses keep the functions from being unused.
-#[cfg(test)]
-const _: () = {
-    let _ = (mlx5dv_reg_dmabuf_mr, mlx5dv_devx_umem_dereg);
-    let _ = (mlx5dv_devx_umem_reg, mlx5dv_devx_umem_reg_ex);
-};

@@ -7,7 +7,7 @@ use ::rdmamr_stats::log::{self, Level};
 use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
-use core::fmt::Write;
+use core::fmt::{self, Write};
 use core::mem::offset_of;
 use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
 use once_cell::race::OnceBox;
@@ -79,7 +79,7 @@ versioned!(rdmamr_version, "RDMAMR_1.0");
 /// Returns 0, or EINVAL: `stats` is NULL, or `size` is 0 or not a multiple of 8.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rdmamr_get_stats(stats: *mut rdmamr_stats, size: usize) -> c_int {
-    if stats.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
+    if stats.is_null() || size == 0 || size % size_of::<u64>() != 0 {
         return libc::EINVAL;
     }
     let now = ret::always(rdmamr_stats::default(), statistics);
@@ -153,7 +153,7 @@ pub unsafe extern "C" fn rdmamr_set_cache_limits(
     limits: *const rdmamr_cache_limits,
     size: usize,
 ) -> c_int {
-    if limits.is_null() || size == 0 || !size.is_multiple_of(size_of::<u64>()) {
+    if limits.is_null() || size == 0 || size % size_of::<u64>() != 0 {
         return libc::EINVAL;
     }
     // SAFETY: `limits` points to `size` readable bytes, as the caller promises, and each limit is a
@@ -211,11 +211,12 @@ unsafe extern "C" fn loaded() {
             trace::turn_on();
         }
         let program = rdmamr_config::variable(c"_RDMAMR_PROGRAM").map(CStr::to_str);
-        if let Some((pid, file)) = program.and_then(|words| words.ok()?.split_once(' '))
-            && pid.parse() == Ok(LOADED_BY.load(Relaxed))
-            && let Ok(file) = CString::new(file)
-        {
-            let _ = REMOVED_AT_END.set(Box::new(file));
+        if let Some((pid, file)) = program.and_then(|words| words.ok()?.split_once(' ')) {
+            if pid.parse() == Ok(LOADED_BY.load(Relaxed)) {
+                if let Ok(file) = CString::new(file) {
+                    let _ = REMOVED_AT_END.set(Box::new(file));
+                }
+            }
         }
     })
 }
@@ -252,11 +253,13 @@ fn write_statistics() {
     let pid = unsafe { libc::getpid() };
     let statistics = statistics();
     if statistics == rdmamr_stats::default() {
-        let message = format_args!("process {pid} has no statistics: it registered nothing");
-        match removed_at_end() {
+        let say = |message: fmt::Arguments<'_>| match removed_at_end() {
             Some(_) => log::always(message),
             None => log::line(Level::Debug, message),
-        }
+        };
+        say(format_args!(
+            "process {pid} has no statistics: it registered nothing"
+        ));
         return;
     }
     let mut text = Text::<2048>::new();

@@ -518,7 +518,9 @@ struct Shortened<'a>(&'a str);
 
 impl fmt::Display for Shortened<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = &self.0[..self.0.floor_char_boundary(LONGEST)];
+        let whole = |end: &usize| self.0.is_char_boundary(*end);
+        let end = (0..=LONGEST.min(self.0.len())).rev().find(whole);
+        let shown = &self.0[..end.unwrap_or_default()];
         f.write_str(shown)?;
         f.write_str(if shown.len() < self.0.len() {
             "..."

@@ -97,12 +97,12 @@ impl Keys {
         let overlapping: Vec<&Region> = old
             .take_while(|old| old.base + old.length > new.base)
             .collect();
-        if let Some(key) = new.table_key
-            && let Some(meaning) = table.keys.get(&key)
-        {
-            let goes =
-                |old: &&Region| matches!(meaning, Meaning::Region(at) if *at == old.address());
-            ensure(overlapping.iter().any(goes), KEY_IN_USE)?;
+        if let Some(key) = new.table_key {
+            if let Some(meaning) = table.keys.get(&key) {
+                let goes =
+                    |old: &&Region| matches!(meaning, Meaning::Region(at) if *at == old.address());
+                ensure(overlapping.iter().any(goes), KEY_IN_USE)?;
+            }
         }
         let mut pieces = Vec::new();
         for old in overlapping {
@@ -183,10 +183,10 @@ impl Keys {
 impl KeyTable {
     fn take_out(&mut self, region: &Region) {
         let address = region.address();
-        if let Some(key) = region.table_key
-            && matches!(self.keys.get(&key), Some(Meaning::Region(at)) if *at == address)
-        {
-            self.keys.remove(&key);
+        if let Some(key) = region.table_key {
+            if matches!(self.keys.get(&key), Some(Meaning::Region(at)) if *at == address) {
+                self.keys.remove(&key);
+            }
         }
         if region.is_placed && self.placed.get(&region.base) == Some(&address) {
             self.placed.remove(&region.base);

@@ -126,11 +126,11 @@ fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<(), F
     let end = wish.offset.checked_add(buffers.length());
     ensure(end.is_some(), OFFSET_PAST_END)?;
     // With the provider's keys the device itself must have the buffer at that address.
-    if let Buffers::One(buffer) = buffers
-        && domain.mode.provider_keys
-    {
-        ensure(in_step(buffer, wish.offset), OFFSET_IN_PAGE)?;
-        ensure(!domain.iwarp, OFFSET_IWARP)?;
+    if let Buffers::One(buffer) = buffers {
+        if domain.mode.provider_keys {
+            ensure(in_step(buffer, wish.offset), OFFSET_IN_PAGE)?;
+            ensure(!domain.iwarp, OFFSET_IWARP)?;
+        }
     }
     Ok(())
 }

@@ -83,9 +83,10 @@ pub fn submit(job: Job) {
         work.threads -= 1;
         // If no thread exists, the caller registers. The registration stays asynchronous to the
         // application: its event still comes through the queue.
-        while work.threads == 0
-            && let Some(job) = work.jobs.pop_front()
-        {
+        while work.threads == 0 {
+            let Some(job) = work.jobs.pop_front() else {
+                break;
+            };
             work = workers.run(work, job);
         }
     }

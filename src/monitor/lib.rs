@@ -42,6 +42,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 use set::{Added, Set};
+use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
 /// How the monitor learns that libfabric has ended an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,8 +60,14 @@ unsafe extern "C" fn forget() {
 }
 
 fn new_set() -> Box<Set> {
-    // SAFETY: all zeros is an empty set.
-    unsafe { Box::<Set>::new_zeroed().assume_init() }
+    let layout = Layout::new::<Set>();
+    // SAFETY: a set has a size.
+    let set = unsafe { alloc_zeroed(layout) }.cast::<Set>();
+    if set.is_null() {
+        handle_alloc_error(layout);
+    }
+    // SAFETY: the memory is a box's, and all zeros is an empty set.
+    unsafe { Box::from_raw(set) }
 }
 
 /// The subscriptions of this process, and the cache that watches them.
@@ -135,10 +142,10 @@ pub fn unsubscribe(addr: usize, length: usize) {
     let Some(locked) = monitor.cache.regions.lock_of_program() else {
         return;
     };
-    if let Some(id) = monitor.set.get(&locked, page_range)
-        && monitor.set.removes_entry(&locked, id)
-    {
-        monitor.end(&locked, id);
+    if let Some(id) = monitor.set.get(&locked, page_range) {
+        if monitor.set.removes_entry(&locked, id) {
+            monitor.end(&locked, id);
+        }
     }
 }
 
@@ -324,7 +331,6 @@ mod tests {
     use rdmamr_cache::layout::Regions;
     use rdmamr_cache::watch::log::{Change, Kind};
     use rdmamr_sys::pages::page_size;
-    use std::alloc::{Layout, alloc_zeroed};
 
     const DOMAINS: usize = 3;
     const PAGES: u64 = 2;
@@ -409,10 +415,10 @@ mod tests {
 
         fn removes(&self, page_range: PageRange) {
             let locked = self.regions.lock();
-            if let Some(id) = self.set.get(&locked, page_range)
-                && self.set.removes_entry(&locked, id)
-            {
-                locked.end(id);
+            if let Some(id) = self.set.get(&locked, page_range) {
+                if self.set.removes_entry(&locked, id) {
+                    locked.end(id);
+                }
             }
         }
 

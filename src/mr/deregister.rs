@@ -37,13 +37,15 @@ pub struct Claimed {
 /// libibverbs decides.
 #[inline(always)]
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
-    if !disabled()
+    let table = || {
         // A forked child has no state of its own here: regions that the parent registered are not
         // ours.
-        && let Some(state) = state::existing()
-        && let public = mr.read()
-        && let Some(device) = state.devices.get(public.context.expose_provenance())
-    {
+        let state = state::existing().filter(|_| !disabled())?;
+        let public = mr.read();
+        let device = state.devices.get(public.context.expose_provenance())?;
+        Some((state, public, device))
+    };
+    if let Some((state, public, device)) = table() {
         let (handle, object) = (public.handle, mr.address());
         match device
             .rows

@@ -166,12 +166,9 @@ impl Devices {
     pub fn get(&self, context: usize) -> Option<&'static Device> {
         let last = self.place(context).load(Acquire);
         // SAFETY: a place holds null or a device, and devices are never freed.
-        if let Some(device) = unsafe { last.as_ref() }
-            && device.is_of(context)
-        {
-            return Some(device);
-        }
-        self.look_up(context)
+        let last = unsafe { last.as_ref() };
+        last.filter(|device| device.is_of(context))
+            .or_else(|| self.look_up(context))
     }
 
     #[cold]

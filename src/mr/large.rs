@@ -38,8 +38,8 @@ pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() ->
         return register();
     }
     let Request { addr, access, .. } = *request;
-    let is_refused = access.refusal().is_some()
-        || !(addr.addr() as u64 ^ request.iova).is_multiple_of(page_size());
+    let is_refused =
+        access.refusal().is_some() || (addr.addr() as u64 ^ request.iova) % page_size() != 0;
     let pin = Pin {
         addr: addr.addr(),
         length: request.length,

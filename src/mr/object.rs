@@ -64,7 +64,7 @@ impl Object {
     }
 
     pub fn address(self) -> usize {
-        self.0.expose_provenance().get()
+        self.0.as_ptr().expose_provenance()
     }
 
     pub fn as_ptr(self) -> *mut ibv_mr {
@@ -145,7 +145,7 @@ impl Mr {
     }
 
     pub fn address(self) -> usize {
-        self.0.expose_provenance().get()
+        self.0.as_ptr().expose_provenance()
     }
 
     pub fn as_ptr(self) -> *mut ibv_mr {

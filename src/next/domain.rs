@@ -56,7 +56,7 @@ impl Context {
     /// The address that identifies the device.
     #[inline]
     pub fn address(self) -> usize {
-        self.0.expose_provenance().get()
+        self.0.as_ptr().expose_provenance()
     }
 
     /// The device's uverbs descriptor. `None` if the library may not use one: the provider works
@@ -135,7 +135,7 @@ impl Pd {
     /// The address by which regions name the domain.
     #[inline]
     pub fn address(self) -> usize {
-        self.0.expose_provenance().get()
+        self.0.as_ptr().expose_provenance()
     }
 
     /// The kernel's handle of the domain. A parent domain has the handle of the domain that it was

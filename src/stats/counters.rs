@@ -190,10 +190,10 @@ impl rdmamr_stats {
         others.write_json(&mut names)?;
         let names = core::str::from_utf8(names.as_bytes()).unwrap_or_default();
         for field in names.trim_matches(['{', '}', '\n']).split(',') {
-            if let Some((name, value)) = field.split_once(':')
-                && value != "0"
-            {
-                writeln!(out, "  {}: {value}", name.trim_matches('"'))?;
+            if let Some((name, value)) = field.split_once(':') {
+                if value != "0" {
+                    writeln!(out, "  {}: {value}", name.trim_matches('"'))?;
+                }
             }
         }
         Ok(())

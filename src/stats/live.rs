@@ -325,11 +325,10 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
         else {
             return;
         };
-        if let Some((namespace, pid, _)) = parse_name(name.to_bytes())
-            && namespace == pid_namespace
-            && i32::try_from(pid).is_ok_and(|pid| !exists(pid))
-        {
-            unlink_at(directory.number(), name);
+        if let Some((namespace, pid, _)) = parse_name(name.to_bytes()) {
+            if namespace == pid_namespace && i32::try_from(pid).is_ok_and(|pid| !exists(pid)) {
+                unlink_at(directory.number(), name);
+            }
         }
         rest = &rest[length..];
     }

@@ -182,8 +182,11 @@ mod tests {
     use super::*;
 
     fn reserve() -> Box<Reserve> {
+        let mut reserve = Box::<Reserve>::new_uninit();
+        // SAFETY: the memory is the box's.
+        unsafe { reserve.as_mut_ptr().write_bytes(0, 1) };
         // SAFETY: zeros are an unused reserve.
-        unsafe { Box::new_zeroed().assume_init() }
+        unsafe { reserve.assume_init() }
     }
 
     #[test]

@@ -196,10 +196,10 @@ fn begins_with(path: &CStr, fd: c_int, magic: [u8; 8]) -> Result<bool, Refused> 
 }
 
 fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
-    if let Some(first) = manner.first
-        && !first.is(descriptor::identity(fd)?)
-    {
-        return Err(Refused::Replaced);
+    if let Some(first) = manner.first {
+        if !first.is(descriptor::identity(fd)?) {
+            return Err(Refused::Replaced);
+        }
     }
     if !is_within_limit(fd, bytes.len(), manner.limit) {
         return Err(Errno(libc::EFBIG).into());
@@ -327,9 +327,9 @@ mod tests {
         let name = folder.at("name");
         let path = CString::new(name.as_os_str().as_bytes()).unwrap();
         let add = |only_existing| {
-            let magic = Some(*b"RDMAMRTR");
+            let (magic, first) = (Some(*b"RDMAMRTR"), First::new());
             let manner = Manner {
-                first: Some(&First::new()),
+                first: Some(&first),
                 magic,
                 only_existing,
                 ..manner()

@@ -175,99 +175,85 @@ impl Job<'_> {
     }
 }
 
-/// Calls `run` with `argument` on the stack whose end is `stack`, a multiple of 16. A debugger
-/// finds the caller by the frame pointer.
-///
-/// # Safety
-/// The memory below `stack` suffices for `run`, which must not unwind.
+unsafe extern "C" {
+    /// Calls `run` with `argument` on the stack whose end is `stack`, a multiple of 16. A debugger
+    /// finds the caller by the frame pointer.
+    ///
+    /// # Safety
+    /// The memory below `stack` suffices for `run`, which must not unwind.
+    #[link_name = "rdmamr_on_stack"]
+    fn on_stack(argument: *mut c_void, run: extern "C" fn(*mut c_void), stack: *mut c_void);
+}
+
+/// Defines `on_stack` by the instructions between its label and its end.
+macro_rules! on_stack {
+    ($($line:literal,)+) => {
+        core::arch::global_asm!(
+            ".pushsection .text.rdmamr_on_stack,\"ax\",@progbits",
+            ".p2align 4",
+            ".globl rdmamr_on_stack",
+            ".hidden rdmamr_on_stack",
+            ".type rdmamr_on_stack,@function",
+            "rdmamr_on_stack:",
+            ".cfi_startproc",
+            $($line,)+
+            ".cfi_endproc",
+            ".size rdmamr_on_stack, . - rdmamr_on_stack",
+            ".popsection",
+        );
+    };
+}
 #[cfg(target_arch = "x86_64")]
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(
-    argument: *mut c_void,
-    run: extern "C" fn(*mut c_void),
-    stack: *mut c_void,
-) {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "push rbp",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset rbp, -16",
-        "mov rbp, rsp",
-        ".cfi_def_cfa_register rbp",
-        "mov rsp, rdx",
-        "call rsi",
-        "leave",
-        ".cfi_def_cfa rsp, 8",
-        "ret",
-        ".cfi_endproc",
-    )
+on_stack! {
+    "push rbp",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset rbp, -16",
+    "mov rbp, rsp",
+    ".cfi_def_cfa_register rbp",
+    "mov rsp, rdx",
+    "call rsi",
+    "leave",
+    ".cfi_def_cfa rsp, 8",
+    "ret",
 }
-
-/// As above.
-///
-/// # Safety
-/// As above.
 #[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(
-    argument: *mut c_void,
-    run: extern "C" fn(*mut c_void),
-    stack: *mut c_void,
-) {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "stp x29, x30, [sp, #-16]!",
-        ".cfi_def_cfa_offset 16",
-        ".cfi_offset x29, -16",
-        ".cfi_offset x30, -8",
-        "mov x29, sp",
-        ".cfi_def_cfa_register x29",
-        "mov sp, x2",
-        "blr x1",
-        "mov sp, x29",
-        ".cfi_def_cfa_register sp",
-        "ldp x29, x30, [sp], #16",
-        ".cfi_restore x29",
-        ".cfi_restore x30",
-        ".cfi_def_cfa_offset 0",
-        "ret",
-        ".cfi_endproc",
-    )
+on_stack! {
+    "stp x29, x30, [sp, #-16]!",
+    ".cfi_def_cfa_offset 16",
+    ".cfi_offset x29, -16",
+    ".cfi_offset x30, -8",
+    "mov x29, sp",
+    ".cfi_def_cfa_register x29",
+    "mov sp, x2",
+    "blr x1",
+    "mov sp, x29",
+    ".cfi_def_cfa_register sp",
+    "ldp x29, x30, [sp], #16",
+    ".cfi_restore x29",
+    ".cfi_restore x30",
+    ".cfi_def_cfa_offset 0",
+    "ret",
 }
-
-/// As above.
-///
-/// # Safety
-/// As above.
 #[cfg(target_arch = "riscv64")]
-#[unsafe(naked)]
-unsafe extern "C" fn on_stack(
-    argument: *mut c_void,
-    run: extern "C" fn(*mut c_void),
-    stack: *mut c_void,
-) {
-    core::arch::naked_asm!(
-        ".cfi_startproc",
-        "addi sp, sp, -16",
-        ".cfi_def_cfa_offset 16",
-        "sd ra, 8(sp)",
-        "sd s0, 0(sp)",
-        ".cfi_offset ra, -8",
-        ".cfi_offset s0, -16",
-        "addi s0, sp, 16",
-        ".cfi_def_cfa s0, 0",
-        "mv sp, a2",
-        "jalr a1",
-        "addi sp, s0, -16",
-        "ld ra, 8(sp)",
-        "ld s0, 0(sp)",
-        ".cfi_restore ra",
-        ".cfi_restore s0",
-        "addi sp, sp, 16",
-        ".cfi_def_cfa sp, 0",
-        "ret",
-        ".cfi_endproc",
-    )
+on_stack! {
+    "addi sp, sp, -16",
+    ".cfi_def_cfa_offset 16",
+    "sd ra, 8(sp)",
+    "sd s0, 0(sp)",
+    ".cfi_offset ra, -8",
+    ".cfi_offset s0, -16",
+    "addi s0, sp, 16",
+    ".cfi_def_cfa s0, 0",
+    "mv sp, a2",
+    "jalr a1",
+    "addi sp, s0, -16",
+    "ld ra, 8(sp)",
+    "ld s0, 0(sp)",
+    ".cfi_restore ra",
+    ".cfi_restore s0",
+    "addi sp, sp, 16",
+    ".cfi_def_cfa sp, 0",
+    "ret",
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

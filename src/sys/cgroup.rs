@@ -38,11 +38,12 @@ pub fn memory_used() -> Option<(u64, u64)> {
             group.each_line(name, &mut |line| value = number(line));
             value
         });
-        if let (Some(used), Some(most)) = (used, most)
-            && fullest
+        if let (Some(used), Some(most)) = (used, most) {
+            if fullest
                 .is_none_or(|other| most.saturating_sub(used) < other.1.saturating_sub(other.0))
-        {
-            fullest = Some((used, most));
+            {
+                fullest = Some((used, most));
+            }
         }
     });
     fullest
@@ -261,14 +262,13 @@ impl Group {
     /// Calls `each` for the lines of a file of the group. A file that cannot be read has none.
     fn each_line(&mut self, name: &[u8], each: &mut dyn FnMut(&[u8])) {
         let folder = self.folder.length;
-        if self.folder.push(b"/")
-            && self.folder.push(name)
-            && let Some(path) = self.folder.as_c_str()
-        {
-            let _ = each_line(path, |line| {
-                each(line.trim_ascii_end());
-                true
-            });
+        if self.folder.push(b"/") && self.folder.push(name) {
+            if let Some(path) = self.folder.as_c_str() {
+                let _ = each_line(path, |line| {
+                    each(line.trim_ascii_end());
+                    true
+                });
+            }
         }
         self.folder.cut(folder);
     }

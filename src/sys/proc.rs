@@ -174,11 +174,10 @@ impl Status {
                 if has(value) {
                     status.ipc_lock = Capability::Effective;
                 }
-            } else if let Some(value) = field(line, b"CapBnd:")
-                && status.ipc_lock == Capability::Absent
-                && has(value)
-            {
-                status.ipc_lock = Capability::Bounding;
+            } else if let Some(value) = field(line, b"CapBnd:") {
+                if status.ipc_lock == Capability::Absent && has(value) {
+                    status.ipc_lock = Capability::Bounding;
+                }
             }
             true
         });
@@ -418,8 +417,10 @@ pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8]
         let mut numbers = device.split(|&byte| byte == b':').map(decimal);
         let is_it =
             numbers.next() == Some(u64::from(major)) && numbers.next() == Some(u64::from(minor));
-        if is_it && let Some(name) = words.skip_while(|&word| word != b"-").nth(1) {
-            kind(name, place);
+        if is_it {
+            if let Some(name) = words.skip_while(|&word| word != b"-").nth(1) {
+                kind(name, place);
+            }
         }
         !is_it
     });

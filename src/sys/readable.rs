@@ -36,7 +36,7 @@ impl Reader {
     #[inline(always)]
     pub fn word(&mut self, address: u64) -> Option<u64> {
         let page = address & !(PAGE - 1);
-        if !address.is_multiple_of(8) {
+        if address % 8 != 0 {
             return None;
         }
         if page != self.page {

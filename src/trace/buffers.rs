@@ -38,7 +38,7 @@ pub struct Block {
     pub dropped: u64,
 }
 const FRONT: usize = size_of::<Header>() + RECORDS * size_of::<u32>();
-const _: () = assert!(FRONT.is_multiple_of(align_of::<Call>()));
+const _: () = assert!(FRONT % align_of::<Call>() == 0);
 
 impl Block {
     /// The number of records.
@@ -60,8 +60,8 @@ impl Block {
         let front = &mut self.front[FRONT - before..];
         let (of_header, of_stacks) = front.split_at_mut(size_of::<Header>());
         of_header.copy_from_slice(header.as_bytes());
-        for (bytes, stack) in of_stacks.as_chunks_mut().0.iter_mut().zip(&self.stacks) {
-            *bytes = stack.to_le_bytes();
+        for (bytes, stack) in of_stacks.chunks_exact_mut(4).zip(&self.stacks) {
+            bytes.copy_from_slice(&stack.to_le_bytes());
         }
         let length = FRONT + self.count * size_of::<Call>();
         // SAFETY: the room and the records are adjacent without a gap, and consist of numbers.
@@ -160,11 +160,10 @@ impl TraceBuffers {
         mut write: impl FnMut(&mut Block),
     ) {
         for buffer in &self.buffers {
-            if let Some(mut held) = HeldBuffer::of(buffer)
-                && held.block().count > 0
-                && chosen(held.block())
-            {
-                self.write(held.block(), now, &mut write);
+            if let Some(mut held) = HeldBuffer::of(buffer) {
+                if held.block().count > 0 && chosen(held.block()) {
+                    self.write(held.block(), now, &mut write);
+                }
             }
         }
     }

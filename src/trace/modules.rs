@@ -69,10 +69,10 @@ pub fn current() -> &'static ModuleList {
         return list;
     }
     let loaded = loaded();
-    if let Some(list) = last()
-        && list.loaded == loaded
-    {
-        return list;
+    if let Some(list) = last() {
+        if list.loaded == loaded {
+            return list;
+        }
     }
     let mut lines = String::new();
     let mut files = Vec::new();

@@ -51,7 +51,7 @@ fn read(path: &Path, as_library: bool) -> anyhow::Result<Option<Elf>> {
     if !ident.starts_with(&elf::ELFMAG) {
         return Ok(None);
     }
-    let elf = if ident[4] == elf::ELFCLASS64.0 {
+    let elf = if ident[4] == elf::ELFCLASS64 {
         parse::<FileHeader64<Endianness>, _>(&cache, as_library)?
     } else {
         parse::<FileHeader32<Endianness>, _>(&cache, as_library)?
@@ -70,7 +70,7 @@ where
         machine: Machine {
             is_64: header.is_class_64(),
             big_endian: header.is_big_endian(),
-            number: header.e_machine(endian).0,
+            number: header.e_machine(endian),
         },
         interpreter: None,
         is_program: false,
@@ -84,7 +84,7 @@ where
         for entry in segment.dynamic(endian, data)?.into_iter().flatten() {
             if entry.tag(endian) == elf::DT_FLAGS_1 {
                 let flags: u64 = entry.val(endian);
-                found.is_program |= flags & elf::DF_1_PIE.0 != 0;
+                found.is_program |= flags & u64::from(elf::DF_1_PIE) != 0;
             }
         }
     }

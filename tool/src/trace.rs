@@ -169,8 +169,8 @@ impl Process {
 
     /// The lists are sorted when all of them are read.
     fn unkept(&mut self, content: &[u8]) {
-        let (numbers, _) = content.as_chunks();
-        let mut numbers = numbers.iter().map(|&number| u64::from_le_bytes(number));
+        let numbers = content.chunks_exact(8).map(<[u8; 8]>::try_from);
+        let mut numbers = numbers.flatten().map(u64::from_le_bytes);
         let Some(from) = numbers.next() else {
             return;
         };
@@ -510,8 +510,8 @@ impl Trace {
                 if let Some(at) = run.stacks {
                     let length = run.calls * size_of::<u32>();
                     self.sources[run.source as usize].read(at, length, &mut bytes)?;
-                    let numbers = bytes.as_chunks().0.iter();
-                    for (call, &number) in calls.iter_mut().zip(numbers) {
+                    let numbers = bytes.chunks_exact(4).map(<[u8; 4]>::try_from);
+                    for (call, number) in calls.iter_mut().zip(numbers.flatten()) {
                         call.2 = u32::from_le_bytes(number);
                     }
                 }

@@ -45,7 +45,7 @@ impl NotedRange {
         let turn = self.turn.load(Acquire);
         let range = PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed));
         fence(Acquire);
-        (turn.is_multiple_of(2) && self.turn.load(Relaxed) == turn).then_some(range)
+        (turn % 2 == 0 && self.turn.load(Relaxed) == turn).then_some(range)
     }
 
     /// Under the cache's lock.

@@ -167,10 +167,10 @@ impl Table {
             if found == 0 {
                 return None;
             }
-            if (found ^ hash as u32) & HASH == 0
-                && let Some(taken) = Link::from_bits(found & ID).id().and_then(&mut take)
-            {
-                return Some(taken);
+            if (found ^ hash as u32) & HASH == 0 {
+                if let Some(taken) = Link::from_bits(found & ID).id().and_then(&mut take) {
+                    return Some(taken);
+                }
             }
         }
         None
@@ -196,10 +196,10 @@ impl Table {
                 self.put_over(hash, id);
             }
         }
-        if let Some((_, next)) = self.filling()
-            && self.steps.load(Relaxed) > PAUSE + next.len() as u64
-        {
-            put(next, &self.next_used, regions, hash, id);
+        if let Some((_, next)) = self.filling() {
+            if self.steps.load(Relaxed) > PAUSE + next.len() as u64 {
+                put(next, &self.next_used, regions, hash, id);
+            }
         }
     }
 
@@ -326,10 +326,10 @@ impl Table {
 
     /// Calls `touch` for each page of a large table that is to be filled.
     pub fn each_page_to_fill(&self, touch: impl FnMut(&AtomicU32)) {
-        if let Some((_, next)) = self.filling()
-            && next.len() > 1 << SMALL
-        {
-            next.iter().step_by(PAGE).for_each(touch);
+        if let Some((_, next)) = self.filling() {
+            if next.len() > 1 << SMALL {
+                next.iter().step_by(PAGE).for_each(touch);
+            }
         }
     }
 

@@ -449,10 +449,10 @@ static KEYED: AtomicBool = AtomicBool::new(false);
 /// calling thread's rights to the key, which a thread changes without a system call. So the cache
 /// keeps no region from now on.
 pub fn keyed() {
-    if !KEYED.swap(true, SeqCst)
-        && let Some(cache) = heeding()
-    {
-        keep_nothing(&cache.regions.changes);
+    if !KEYED.swap(true, SeqCst) {
+        if let Some(cache) = heeding() {
+            keep_nothing(&cache.regions.changes);
+        }
     }
 }
 

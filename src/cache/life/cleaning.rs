@@ -113,10 +113,10 @@ fn try_to_start_reader(cache: &'static Cache) {
 /// The reader has reported changes. Wakes the cleaner if idle regions may be among the changed
 /// ones: their pages stay pinned until they end.
 pub fn heard() {
-    if let Some(cache) = existing()
-        && !cache.cleaner.nothing_is_idle()
-    {
-        cache.cleaner.wake();
+    if let Some(cache) = existing() {
+        if !cache.cleaner.nothing_is_idle() {
+            cache.cleaner.wake();
+        }
     }
 }
 
@@ -138,10 +138,10 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         // Stored after `dormant`, for `nothing_is_idle`. The cleaner looks for work after both
         // stores.
         cleaner.signal.store(0, SeqCst);
-        if regions.changes.is_behind()
-            && let Some(locked) = regions.lock_in_call()
-        {
-            cache.apply(&locked, By::Helper);
+        if regions.changes.is_behind() {
+            if let Some(locked) = regions.lock_in_call() {
+                cache.apply(&locked, By::Helper);
+            }
         }
         regions.touch_ahead();
         ending::evicted(cache, By::Helper);
@@ -161,7 +161,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             });
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
-            if ticks.is_multiple_of(LOOKS) {
+            if ticks % LOOKS == 0 {
                 cache.limits_reader.ask_and_wait();
                 if cache.limits_reader.is_short_of_memory() {
                     end_those(cache, Cause::Pressure, |_| true);
@@ -171,7 +171,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
             ticks = ticks.wrapping_add(1);
             keep_to_limit(cache);
-            if ticks.is_multiple_of(LOOKS) || !regions.has_more_slots_than(FEW_SLOTS) {
+            if ticks % LOOKS == 0 || !regions.has_more_slots_than(FEW_SLOTS) {
                 show_idle(cache);
             }
             trace::switch::look();

@@ -69,16 +69,16 @@ impl Known {
     }
 
     fn set_name(&self, name: &[u8; NAME]) {
-        for (word, bytes) in self.name.iter().zip(name.as_chunks::<8>().0) {
-            word.store(u64::from_ne_bytes(*bytes), Relaxed);
+        for (word, bytes) in self.name.iter().zip(name.chunks_exact(8)) {
+            word.store(bytes.try_into().map_or(0, u64::from_ne_bytes), Relaxed);
         }
     }
 
     /// How many more regions the device may get, besides `registered` regions of the cache.
     fn left(&self, registered: i64) -> Option<i64> {
         let mut name = [0; NAME];
-        for (word, bytes) in self.name.iter().zip(name.as_chunks_mut::<8>().0) {
-            *bytes = word.load(Relaxed).to_ne_bytes();
+        for (word, bytes) in self.name.iter().zip(name.chunks_exact_mut(8)) {
+            bytes.copy_from_slice(&word.load(Relaxed).to_ne_bytes());
         }
         let length = name.iter().position(|&byte| byte == 0).unwrap_or(NAME);
         let objects =
@@ -200,10 +200,10 @@ impl Limits {
         let registered = account.registered().regions;
         self.next.store((registered * 2).max(SOME), Relaxed);
         for known in &self.devices {
-            if !matches!(known.device.load(Relaxed), 0 | usize::MAX)
-                && let Some(left) = known.left(registered)
-            {
-                limit.regions = limit.regions.min(left / PART);
+            if !matches!(known.device.load(Relaxed), 0 | usize::MAX) {
+                if let Some(left) = known.left(registered) {
+                    limit.regions = limit.regions.min(left / PART);
+                }
             }
         }
         // This is a helper thread, so it takes the lock as an interposed call does.

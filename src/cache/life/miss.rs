@@ -284,13 +284,13 @@ impl Cache {
             return Look::Uncertain;
         };
         // A region that begins at another page may serve.
-        if !lookup_key.exact
-            && let Some((id, grant)) = locked.take(lookup_key)
-        {
-            drop(locked);
-            drop(inside);
-            self.give_up(id, grant);
-            return Look::Again;
+        if !lookup_key.exact {
+            if let Some((id, grant)) = locked.take(lookup_key) {
+                drop(locked);
+                drop(inside);
+                self.give_up(id, grant);
+                return Look::Again;
+            }
         }
         match locked.new_region(lookup_key) {
             Some(new) => self.look_at_memory(locked, new),

@@ -132,10 +132,10 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     // number.
     let had = abandon(cache, of, LEFT);
     let errno = dereg();
-    if errno != 0
-        && let Some(fd) = had
-    {
-        abandon(cache, of, fd);
+    if errno != 0 {
+        if let Some(fd) = had {
+            abandon(cache, of, fd);
+        }
     }
     errno
 }
@@ -144,11 +144,11 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 /// that shares it has ended it. The cache neither reuses nor deregisters the region. An argument
 /// that is not a cached region is ignored.
 pub fn forget(object: usize) {
-    if let Some(cache) = existing()
-        && let Some(handle) = cache.regions.handle(object)
-    {
-        let region = cache.regions.region(handle.region);
-        abandon(cache, |other| core::ptr::eq(other, region), LEFT);
+    if let Some(cache) = existing() {
+        if let Some(handle) = cache.regions.handle(object) {
+            let region = cache.regions.region(handle.region);
+            abandon(cache, |other| core::ptr::eq(other, region), LEFT);
+        }
     }
 }
 
@@ -166,8 +166,10 @@ pub fn forget_unshared(object: usize) -> bool {
     let had = abandon(cache, is_it, LEFT);
     // The region is invalidated, so the number of its users only falls from now on.
     let is_unshared = region.state.load().users() <= 1;
-    if !is_unshared && let Some(fd) = had {
-        abandon(cache, is_it, fd);
+    if !is_unshared {
+        if let Some(fd) = had {
+            abandon(cache, is_it, fd);
+        }
     }
     is_unshared
 }
@@ -181,15 +183,16 @@ pub fn before_close_bypassed(verbs_context: usize) {
     /// start with rdma-core's releases. Today 320 bytes precede the device, and the device itself
     /// has as many bytes, so no other device is this near.
     const BEFORE: usize = 600;
-    if let Some(cache) = existing()
-        && let Some(device) = (0..=BEFORE)
+    if let Some(cache) = existing() {
+        if let Some(device) = (0..=BEFORE)
             .step_by(size_of::<usize>())
             .find_map(|before| mr::kernel_mr::device_at(verbs_context + before))
-    {
-        cache.limits.forget(device);
-        let of = ending::of_device(device);
-        let _ = flush_those(cache, &of);
-        abandon(cache, &of, LEFT);
+        {
+            cache.limits.forget(device);
+            let of = ending::of_device(device);
+            let _ = flush_those(cache, &of);
+            abandon(cache, &of, LEFT);
+        }
     }
 }
 

@@ -148,11 +148,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let mut messages = [Message::default(); 32];
     let mut counting = Counting::default();
     loop {
-        if let Some(asked) = &mut question
-            && !asked.waits_for(file)
-        {
-            counting = question.take().map(Question::end).unwrap_or_default();
-            continue;
+        if let Some(asked) = &mut question {
+            if !asked.waits_for(file) {
+                counting = question.take().map(Question::end).unwrap_or_default();
+                continue;
+            }
         }
         let ready = question.is_some() || rests(file);
         // The announcement precedes the read: as soon as the reader has read an event, the thread

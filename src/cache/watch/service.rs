@@ -206,7 +206,7 @@ fn receive(socket: c_int) -> Result<Answer, &'static str> {
         files: [c_int; *FILES.end() + 1],
     }
     // The kernel writes the head of the only control message, and the files right behind it.
-    const _: () = assert!(offset_of!(Control, files) == HEAD && HEAD.is_multiple_of(8));
+    const _: () = assert!(offset_of!(Control, files) == HEAD && HEAD % 8 == 0);
     let mut control = Control {
         head: [0; HEAD],
         files: [-1; *FILES.end() + 1],

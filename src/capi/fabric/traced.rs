@@ -27,21 +27,22 @@ use rdmamr_trace::{self as trace, Pending};
 /// continues. `$memory` and `$count` are the call's own arguments; `$range` is the address and the
 /// length for the record.
 macro_rules! of_nine_arguments {
-    ($name:ident, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
-        #[unsafe(naked)]
-        pub unsafe extern "C" fn $name(
-            fid: *mut fid,
-            $memory: $type,
-            $count: usize,
-            access: u64,
-            offset: u64,
-            requested_key: u64,
-            flags: u64,
-            mr: *mut *mut fid_mr,
-            context: *mut c_void,
-        ) -> c_int {
-            with_caller!($of, tenth)
+    ($name:ident as $symbol:literal, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
+        unsafe extern "C" {
+            #[link_name = $symbol]
+            pub fn $name(
+                fid: *mut fid,
+                $memory: $type,
+                $count: usize,
+                access: u64,
+                offset: u64,
+                requested_key: u64,
+                flags: u64,
+                mr: *mut *mut fid_mr,
+                context: *mut c_void,
+            ) -> c_int;
         }
+        with_caller!($symbol, $of, tenth);
 
         unsafe extern "C" fn $of(
             fid: *mut fid,
@@ -71,18 +72,19 @@ macro_rules! of_nine_arguments {
         }
     };
 }
-of_nine_arguments!(reg, reg_of, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
-of_nine_arguments!(regv, regv_of, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
+of_nine_arguments!(reg as "rdmamr_traced_reg", reg_of, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
+of_nine_arguments!(regv as "rdmamr_traced_regv", regv_of, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
 
-#[unsafe(naked)]
-pub unsafe extern "C" fn regattr(
-    fid: *mut fid,
-    attr: *const fi_mr_attr,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-) -> c_int {
-    with_caller!(regattr_of, in "r8" "x4" "a4")
+unsafe extern "C" {
+    #[link_name = "rdmamr_traced_regattr"]
+    pub fn regattr(
+        fid: *mut fid,
+        attr: *const fi_mr_attr,
+        flags: u64,
+        mr: *mut *mut fid_mr,
+    ) -> c_int;
 }
+with_caller!("rdmamr_traced_regattr", regattr_of, in "r8" "x4" "a4");
 
 unsafe extern "C" fn regattr_of(
     fid: *mut fid,
@@ -104,31 +106,32 @@ unsafe extern "C" fn regattr_of(
     unsafe { registration(call::FI_MR_REGATTR, fid, (0, 0, access), caller, body) }
 }
 
-#[unsafe(naked)]
-pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
-    with_caller!(region_close_of, in "rsi" "x1" "a1")
+unsafe extern "C" {
+    #[link_name = "rdmamr_traced_region_close"]
+    pub fn region_close(fid: *mut fid) -> c_int;
 }
+with_caller!("rdmamr_traced_region_close", region_close_of, in "rsi" "x1" "a1");
 
 unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
     // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
     let mut pending = pending(call::FI_CLOSE, caller);
     ret::always((), || {
-        if let Some(pending) = &mut pending
+        if let Some(pending) = &mut pending {
             // The region cannot be read after the call. A region that is closed already may have
             // outlived its domain.
-            && region.check().is_ok()
-        {
-            pending.record.pd = settle(region).pd.address() as u64;
-            region.describe_record(&mut pending.record, How::Kernel);
+            if region.check().is_ok() {
+                pending.record.pd = settle(region).pd.address() as u64;
+                region.describe_record(&mut pending.record, How::Kernel);
+            }
         }
     });
     let result = close_noting(region, |how| {
         // A region that failed after its call has nothing to deregister, and its record says so.
-        if let Some(pending) = &mut pending
-            && pending.record.how != trace::NOTHING.how
-        {
-            pending.record.how = how.code();
+        if let Some(pending) = &mut pending {
+            if pending.record.how != trace::NOTHING.how {
+                pending.record.how = how.code();
+            }
         }
     });
     write(pending, result);

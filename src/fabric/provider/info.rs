@@ -93,19 +93,19 @@ unsafe fn offer(
     let mr_mode = wanted.agree()?;
     let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
     devices::find(|name, device| {
-        if wanted.domain.is_none_or(|wanted| wanted == name)
-            && let Ok(opened) = OpenDevice::open(device)
-        {
-            let info = wanted.fill(name, mr_mode, opened.max_regions());
-            // If the device cannot be closed, the provider can do nothing about it.
-            let _ = opened.close();
-            if let Some(info) = info {
-                match first.is_null() {
-                    true => first = info,
-                    // SAFETY: `last` is the entry before, which `fill` made.
-                    false => unsafe { (*last).next = info },
+        if wanted.domain.is_none_or(|wanted| wanted == name) {
+            if let Ok(opened) = OpenDevice::open(device) {
+                let info = wanted.fill(name, mr_mode, opened.max_regions());
+                // If the device cannot be closed, the provider can do nothing about it.
+                let _ = opened.close();
+                if let Some(info) = info {
+                    match first.is_null() {
+                        true => first = info,
+                        // SAFETY: `last` is the entry before, which `fill` made.
+                        false => unsafe { (*last).next = info },
+                    }
+                    last = info;
                 }
-                last = info;
             }
         }
         None::<()>

@@ -143,11 +143,10 @@ impl Runtime for Cuda {
     }
 
     fn export(&self, range: PageRange, way: Way) -> Result<Export, Why> {
-        if way == Way::First
-            && self.is_coherent(range.start)
-            && let Ok(export) = self.export_by(range, BY_PCIE)
-        {
-            return Ok(export);
+        if way == Way::First && self.is_coherent(range.start) {
+            if let Ok(export) = self.export_by(range, BY_PCIE) {
+                return Ok(export);
+            }
         }
         self.export_by(range, 0)
     }

@@ -103,14 +103,21 @@ fn find(mut table: Bytes, address: u64) -> Option<u64> {
     }
     table.pointer(pointer)?;
     let count = table.u32()? as usize;
-    let (rows, _) = table.rest.as_chunks::<8>();
-    let number = |row: &[u8; 8], at: usize| {
-        let bytes = [row[at], row[at + 1], row[at + 2], row[at + 3]];
-        base.wrapping_add(i64::from(i32::from_le_bytes(bytes)) as u64)
+    let rows = table.rest.get(..count.checked_mul(8)?)?;
+    let number = |row: usize, at: usize| {
+        let bytes = rows.get(row * 8 + at..)?.first_chunk()?;
+        Some(base.wrapping_add(i64::from(i32::from_le_bytes(*bytes)) as u64))
     };
-    let rows = rows.get(..count)?;
-    let after = rows.partition_point(|row| number(row, 0) <= address);
-    Some(number(rows.get(after.checked_sub(1)?)?, 4))
+    let (mut after, mut end) = (0, count);
+    while after < end {
+        let middle = after.midpoint(end);
+        if number(middle, 0)? <= address {
+            after = middle + 1;
+        } else {
+            end = middle;
+        }
+    }
+    number(after.checked_sub(1)?, 4)
 }
 
 /// The data that the entries of functions share.

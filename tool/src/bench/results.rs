@@ -62,7 +62,7 @@ pub fn spread(mut values: Vec<f64>) -> Option<f64> {
 /// A number of bytes, in the largest unit that divides it.
 pub fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = units.iter().find(|unit| bytes.is_multiple_of(1 << unit.1));
+    let unit = units.iter().find(|unit| bytes % (1 << unit.1) == 0);
     unit.map_or_else(
         || format!("{bytes} B"),
         |unit| format!("{} {}", bytes >> unit.1, unit.0),

@@ -132,13 +132,13 @@ fn open(flags: i32) -> Result<OwnedFd, Errno> {
     owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) }).or_else(|_| {
         let refused = errno();
         // As the library does, which leaves other errors as they are.
-        if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS)
-            && let Ok(device) = of_system(DEVICE, false)
-        {
-            let device = device.as_raw_fd();
-            // SAFETY: the argument of this ioctl is a number.
-            let opened = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
-            return owned(opened).map_err(|_| refused);
+        if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS) {
+            if let Ok(device) = of_system(DEVICE, false) {
+                let device = device.as_raw_fd();
+                // SAFETY: the argument of this ioctl is a number.
+                let opened = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
+                return owned(opened).map_err(|_| refused);
+            }
         }
         Err(refused)
     })

@@ -141,9 +141,10 @@ impl Code {
     /// The jumps to this label so far lead here.
     pub fn label(&mut self, label: &'static str) {
         let here = self.instructions.len();
-        for (at, _) in self.jumps.extract_if(.., |jump| jump.1 == label) {
+        for &(at, _) in self.jumps.iter().filter(|jump| jump.1 == label) {
             self.instructions[at].offset = (here - at - 1) as i16;
         }
+        self.jumps.retain(|jump| jump.1 != label);
     }
 
     /// The end of a program, with a label.

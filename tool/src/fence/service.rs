@@ -63,10 +63,10 @@ impl Drop for Service {
 /// A directory of root's that nobody else may write. It has this mode if it is made.
 fn directory(path: &str, mode: u32) -> Result<File> {
     let made = DirBuilder::new().mode(mode).create(path);
-    if let Err(error) = made
-        && error.kind() != ErrorKind::AlreadyExists
-    {
-        return Err(error).with_context(|| format!("{path} (the service needs root)"));
+    if let Err(error) = made {
+        if error.kind() != ErrorKind::AlreadyExists {
+            return Err(error).with_context(|| format!("{path} (the service needs root)"));
+        }
     }
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
     let it = open_at(libc::AT_FDCWD, &CString::new(path)?, flags, 0)
@@ -92,7 +92,8 @@ impl Service {
         let lock = open_at(private.as_raw_fd(), c"lock", flags, 0o600)
             .with_context(|| format!("{LOCK} (the service needs root)"))?;
         let lock = File::from(lock);
-        if lock.try_lock().is_err() {
+        // SAFETY: flock takes no pointers.
+        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             bail!("another \"rdmamr fence\" serves this machine ({LOCK} is locked)");
         }
         Ok(Service {

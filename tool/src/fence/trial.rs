@@ -40,7 +40,7 @@ impl View {
     }
 
     fn read(&self, offset: usize) -> u64 {
-        assert!(offset + 8 <= SIZE && offset.is_multiple_of(8));
+        assert!(offset + 8 <= SIZE && offset % 8 == 0);
         // SAFETY: the offset is in the mapping and aligned, as just checked.
         let number = unsafe { self.0.add(offset) }.cast::<AtomicU64>();
         // SAFETY: the mapping is never unmapped, and only atomic operations write it.

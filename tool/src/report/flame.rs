@@ -169,11 +169,7 @@ impl Frame {
             let whole = shown.chars().take(letters.saturating_sub(1));
             shown = whole.chain(['\u{2026}']).collect();
         }
-        let colour = if depth.is_multiple_of(2) {
-            "#ffd9a8"
-        } else {
-            "#ffe9cc"
-        };
+        let colour = if depth % 2 == 0 { "#ffd9a8" } else { "#ffe9cc" };
         let mut at = left;
         let within = self.longest(whole).into_iter().map(|frame| {
             let drawn = frame.place(at, depth + 1, whole);

@@ -528,7 +528,8 @@ impl Replay<'_> {
     /// The kernel unpins the regions of each process that ended before `since`. The trace does not
     /// contain the end of a killed process.
     fn end_processes(&mut self, since: u64) {
-        while let Some((end, process)) = self.ends.pop_if(|(end, _)| *end < since) {
+        while let Some(&(end, process)) = self.ends.last().filter(|(end, _)| *end < since) {
+            self.ends.pop();
             self.cache.end(process as u32);
             let gpu = std::mem::take(&mut self.processes[process].gpu);
             self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);

@@ -61,10 +61,10 @@ impl Symbols {
 
     /// Debug information that lies apart.
     fn split(&self, load: &SplitDwarfLoad<Bytes>) -> Option<Arc<Dwarf>> {
-        if let Some(package) = &self.package
-            && let Ok(Some(unit)) = package.find_cu(load.dwo_id, &load.parent)
-        {
-            return Some(Arc::new(unit));
+        if let Some(package) = &self.package {
+            if let Ok(Some(unit)) = package.find_cu(load.dwo_id, &load.parent) {
+                return Some(Arc::new(unit));
+            }
         }
         let path = |bytes: Bytes| PathBuf::from(OsStr::from_bytes(bytes.slice()));
         let folder = load.comp_dir.map(path).unwrap_or_default();

@@ -247,7 +247,7 @@ fn read(file: &OwnedFd, pid: u32, user: u32) -> Option<Found> {
     let may_write = writable.is_ok();
     let file = File::from(writable.or_else(|_| open(libc::O_RDONLY)).ok()?);
     // SAFETY: a page consists of numbers, so zeros are one.
-    let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
+    let mut page: Box<Page> = Box::new(unsafe { std::mem::zeroed() });
     let bytes: *mut Page = &mut *page;
     // SAFETY: any bytes are a page, and no other code uses this one.
     let bytes = unsafe { std::slice::from_raw_parts_mut(bytes.cast::<u8>(), size_of::<Page>()) };

@@ -358,7 +358,7 @@ mod tests {
         let samples: [&[u8]; 2] = [&sample, &[0xff; 256]];
         crate::fuzz_inputs::each("fuzz_live_page", 200, &samples, |input, random| {
             // SAFETY: a page consists of numbers, so zeros are one.
-            let mut page = unsafe { Box::<Page>::new_zeroed().assume_init() };
+            let mut page: Box<Page> = Box::new(unsafe { std::mem::zeroed() });
             let start: *mut Page = &mut *page;
             // SAFETY: any bytes are a page, and no other code uses this one.
             let bytes =

@@ -11,7 +11,7 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, LineGauge, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use std::time::{Duration, Instant};
 
@@ -74,13 +74,13 @@ fn show(
         terminal.draw(|frame| screen.draw(frame))?;
         if event::poll(next.saturating_duration_since(Instant::now()))? {
             let event = event::read()?;
-            if let Event::Key(key) = event
-                && key.kind != KeyEventKind::Release
-            {
-                let ctrl_c =
-                    key.modifiers.contains(KeyModifiers::CONTROL) && key.code == KeyCode::Char('c');
-                if ctrl_c || screen.key(key.code) {
-                    return Ok(());
+            if let Event::Key(key) = event {
+                if key.kind != KeyEventKind::Release {
+                    let ctrl_c = key.modifiers.contains(KeyModifiers::CONTROL)
+                        && key.code == KeyCode::Char('c');
+                    if ctrl_c || screen.key(key.code) {
+                        return Ok(());
+                    }
                 }
             }
         }
@@ -283,13 +283,15 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
     }
     for (limit, &place) in process.limits.iter().zip(places) {
         let label = format!("{:<24} {:<26}", table::name(limit), table::words(limit));
-        let gauge = LineGauge::default()
-            .ratio(table::share(limit))
-            .label(label)
-            .filled_symbol("█")
-            .unfilled_symbol("░")
-            .filled_style(painted(Severity::of_limit(limit), Color::Green));
-        frame.render_widget(gauge, place);
+        let width = usize::from(place.width).saturating_sub(label.chars().count() + 1);
+        let filled = (table::share(limit) * width as f64) as usize;
+        let colour = painted(Severity::of_limit(limit), Color::Green);
+        let bar = [
+            Span::raw(label + " "),
+            Span::styled("█".repeat(filled), colour),
+            Span::raw("░".repeat(width - filled)),
+        ];
+        frame.render_widget(Line::from_iter(bar), place);
     }
 }
 

@@ -40,12 +40,16 @@ impl Stack {
         let (frames, bytes) = bytes.split_first_chunk()?;
         let frames = u32::from_le_bytes(*frames) as usize;
         let (addresses, text) = bytes.split_at_checked(frames.checked_mul(8)?)?;
-        let addresses = addresses.as_chunks().0.iter().take(MOST_FRAMES);
+        let addresses = addresses.chunks_exact(8).map(<[u8; 8]>::try_from);
         let text = String::from_utf8_lossy(text);
         let python = text.lines().filter_map(PythonFrame::parse);
         Some(Stack {
             modules,
-            addresses: addresses.map(|&bytes| u64::from_le_bytes(bytes)).collect(),
+            addresses: addresses
+                .flatten()
+                .map(u64::from_le_bytes)
+                .take(MOST_FRAMES)
+                .collect(),
             python: python.take(MOST_FRAMES).collect(),
         })
     }
