@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """copyright.py CRATE: debian/copyright of a package with CRATE, and with the crates that are linked into it."""
-import json
 import pathlib
 import re
-import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "packaging"))
+import crates
 
 # Lines that name a holder, not the licences' own words and blanks about copyright.
 HOLDER = re.compile(r"^\W*(Copyright\b.*(?:\(c\)|©|\d{4}|contributors|developers|authors).*)$", re.I | re.M)
@@ -31,30 +33,13 @@ SOFTWARE."""
 APACHE = 'On Debian systems the text of this licence is in "/usr/share/common-licenses/Apache-2.0".'
 
 
-def run(*command):
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-
-
 def indented(text):
     """As a field's continuation lines."""
     return "".join(f"\n {line.rstrip() or '.'}" for line in text.strip("\n").split("\n"))
 
 
-def linked(crate):
-    """The crates that are linked into one, without those that run while it is compiled."""
-    tree = run("cargo", "tree", "--locked", "-p", crate, "-e", "normal,no-proc-macro", "--prefix", "none", "-f", "{p}")
-    return {tuple(line.split()[:2]) for line in tree.splitlines() if line.strip()}
-
-
-def files(package):
-    """The texts of a crate's licences."""
-    folder = pathlib.Path(package["manifest_path"]).parent
-    found = [path for path in sorted(folder.iterdir()) if re.match(r"(un)?licen[cs]e|copying|copyright", path.name, re.I)]
-    return [path.read_text(errors="replace") for path in found if path.is_file()]
-
-
 def holders(package):
-    lines = [line.strip() for text in files(package) for line in HOLDER.findall(text) if not BLANK.search(line)]
+    lines = [line.strip() for text in crates.texts(package).values() for line in HOLDER.findall(text) if not BLANK.search(line)]
     named = [re.sub(r"^Copyright\s*(\(c\)|©)?\s*", "", line, flags=re.I).strip(" .*/") for line in lines]
     return list(dict.fromkeys(named)) or package["authors"] or [f"the authors of {package['name']}"]
 
@@ -64,15 +49,15 @@ def paragraph(path, holders, licence, comment=None):
     print(f"Comment: {comment}\n" if comment else "")
 
 
-packages = {(p["name"], "v" + p["version"]): p for p in json.loads(run("cargo", "metadata", "--locked", "--format-version", "1"))["packages"]}
+packages = crates.packages()
 own = next(p for p in packages.values() if p["name"] == sys.argv[1])
 print("Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/")
 print("Upstream-Name: librdmamr\nComment: what is under crates/ is linked in statically\n")
 paragraph("*", [re.search(r"Copyright \(c\) (.*)", pathlib.Path("LICENSE-MIT").read_text()).group(1)], "MIT or Apache-2.0")
-paragraph("crates/std/*", ["The Rust Project Developers"], "MIT", f"the standard library of {run('rustc', '-V').strip()}")
+paragraph("crates/std/*", ["The Rust Project Developers"], "MIT", f"the standard library of {crates.run('rustc', '-V').strip()}")
 
 others = {}
-for name in sorted(linked(own["name"])):
+for name in sorted(crates.linked(own["name"])):
     package = packages[name]
     if package["source"] is None:
         continue
@@ -84,7 +69,7 @@ for name in sorted(linked(own["name"])):
         licence = "Apache-2.0"
     else:
         licence = f"{package['name']}-licence"
-        others[licence] = "\n\n".join(files(package)) or sys.exit(f"{package['name']} has no licence text")
+        others[licence] = "\n\n".join(crates.texts(package).values()) or sys.exit(f"{package['name']} has no licence text")
     paragraph(path, holders(package), licence, package["repository"] or package["homepage"])
 
 print("License: MIT" + indented(MIT) + "\n")

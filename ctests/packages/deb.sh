@@ -27,7 +27,7 @@ contents() {
 }
 # The documents are those that "make install" installs.
 documents() { sed -n 's|^rdmamr-tools /usr/share/doc/rdmamr-tools/||p' <(contents) | grep -v '^changelog\|^copyright'; }
-others() { grep -v "^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\)" <(contents); }
+others() { grep -v "^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\|THIRDPARTY$\)" <(contents); }
 check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files") <(others)
 check "and the documents" diff <(packaging/docs list | LC_ALL=C sort) <(documents)
 telltales() { for package in target/deb/*.deb; do dpkg-deb --fsys-tarfile "$package" | grep -caF -e "$PWD" -e "$HOME/"; done | grep -vx 0; }

@@ -28,12 +28,14 @@ check "text from outside is printed by one function: $(prints)" [ -z "$(prints)"
 missing=()
 while read -r file; do
 	[ -e "$file" ] || continue
-	case $file in Cargo.lock | LICENSE-* | *.md | *.json | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/* | vm/hca/COPYING) continue ;; esac
+	case $file in Cargo.lock | LICENSE-* | THIRDPARTY | *.md | *.json | *.symbols | *.in | *.png | *.svg | man/*.[1-9] | man/*.3rdmamr | debian/source/format | .gitignore | ctests/fuzz/corpus/* | vm/hca/COPYING) continue ;; esac
 	licence="MIT OR Apache-2.0"
 	[[ $file != vm/hca/* ]] || licence=GPL-2.0-only
 	head -5 "$file" | grep -q "SPDX-License-Identifier: $licence" || missing+=("$file")
 done < <(tree_files)
 check "each source file has its licence line: ${missing[*]:-all}" [ ${#missing[@]} = 0 ]
+
+check "THIRDPARTY has the linked crates of Cargo.lock (if not: packaging/thirdparty >THIRDPARTY)" diff <(packaging/thirdparty) THIRDPARTY
 
 rows() { grep -v '^#' ctests/manifest | grep .; }
 sources() { rows | awk '$2 != "-" { print $2 }'; }
