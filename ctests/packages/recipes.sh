@@ -30,7 +30,7 @@ for kind in spack conda easybuild; do
 	mapfile -t facts <"$work/facts"
 	check "$kind: its source is the tarball: ${facts[0]}" [ -s "${facts[0]#file://}" ]
 	check "$kind: its checksum is the tarball's" [ "${facts[1]}" = "$(sha256sum <"${facts[0]#file://}" | cut -d ' ' -f 1)" ]
-	case ${facts[2]} in -) ;; *) check "$kind: it asks for the Rust of Cargo.toml, $rust" [ "${facts[2]}" = "$rust" ] ;; esac
+	case ${facts[2]} in -) ;; *) check "$kind: its Rust, ${facts[2]}, is that of Cargo.toml or later" sort -VC <<<"$rust"$'\n'"${facts[2]}" ;; esac
 	recipe commands >"$work/commands"
 	check "$kind: its commands: $(paste -sd';' "$work/commands")" env CARGO=: SRC_DIR="$work" PREFIX="$work/$kind" bash -e "$work/commands"
 	missing() { recipe files | while read -r file; do [ -e "$work/$kind/$file" ] || echo "$file"; done; }
