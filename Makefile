@@ -158,8 +158,10 @@ uninstall: ## remove the installed files
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
 	@$(if $(DESTDIR),,packaging/installed gone $(LIBDIR))
 
-dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, checks and installs without git
+dist: ## make the tarball target/dist/librdmamr-VERSION.tar.gz, which builds, checks and installs without git, and another with the crates
 	@packaging/dist
+	@packaging/vendored
+	@cd target/dist && sha256sum librdmamr-$(version).tar.gz librdmamr-$(version)-vendored.tar.gz >SHA256SUMS
 deb: ## build Debian packages into target/deb
 	@debian/build
 # Packages are built in a folder of their own, without the builder's folders in messages and line tables.

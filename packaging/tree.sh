@@ -3,9 +3,10 @@
 # tree.sh: facts about the tree that every package needs. Source it in the tree's root. It uses git
 # if the tree has it.
 
-# The tree's files: those that git lists, or, in an unpacked tarball, all outside target/.
+# The tree's files: those that git lists, or, in an unpacked tarball, all outside target/ and what
+# packaging/vendored adds.
 tree_files() {
-	{ git ls-files 2>/dev/null | grep . || find . -path ./target -prune -o ! -type d -printf '%P\n'; } | LC_ALL=C sort
+	{ git ls-files 2>/dev/null | grep . || find . \( -path ./target -o -path ./vendor -o -path ./.cargo \) -prune -o ! -type d -printf '%P\n'; } | LC_ALL=C sort
 }
 
 # shellcheck disable=SC2034 # the sourcing script uses it
