@@ -66,7 +66,6 @@ at() { # LIBRARY: its path. "*" stands for a part of the name.
 	for path in /usr/lib/*-linux-gnu*/$1 /usr/lib64/$1 /usr/lib/$1 /usr/lib/gcc/*/*/$1; do
 		[ ! -e "$path" ] || { realpath "$path"; return; }
 	done
-	fail "$1 is installed (vm/packages starts)" >&2
 	return 1
 }
 compiled() { # OUTPUT COMPILER [OPTION...]: of threads.c
@@ -110,7 +109,7 @@ compiled threads_c++ g++
 starts "a program in C" ./threads
 starts "a program in C++" ./threads_c++
 for allocator in libjemalloc.so.2 libtcmalloc_minimal.so.4 "libmimalloc.so.*" libtbbmalloc_proxy.so.2 libc_malloc_debug.so.0; do
-	path=$(at "$allocator") || continue
+	path=$(at "$allocator") || { fail "$allocator is installed (vm/packages starts)"; continue; }
 	starts "$allocator preloaded" env LD_PRELOAD="$path" ./threads
 	LD_PRELOAD=$path starts "$allocator preloaded by the user" ./threads_c++
 	[ $allocator = libc_malloc_debug.so.0 ] || { compiled "of_$allocator" gcc "-Wl,--no-as-needed,$path" && starts "$allocator linked" "./of_$allocator"; }
@@ -128,7 +127,8 @@ fi
 
 sanitized gcc g++
 for sanitizer in asan tsan lsan ubsan; do
-	path=$(at lib$sanitizer.so) && LD_PRELOAD=$path starts "lib$sanitizer.so preloaded by the user" ./threads_c++
+	path=$(at lib$sanitizer.so) || { fail "lib$sanitizer.so is installed (vm/packages starts)"; continue; }
+	LD_PRELOAD=$path starts "lib$sanitizer.so preloaded by the user" ./threads_c++
 done
 compiled static_address gcc -fsanitize=address -static-libasan && starts "AddressSanitizer in the program" ./static_address
 compiled static_thread gcc -fsanitize=thread -static-libtsan && starts "ThreadSanitizer in the program" ./static_thread
