@@ -39,8 +39,9 @@ $(program): FORCE
 	@mkdir -p $(@D)
 	ln -f target/tool/rdmamr $@
 # The module for LD_AUDIT needs no library, not even the C library, which each process would load a second time.
+audit_link := -nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro
 $(audit): FORCE
-	+$(here) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- -C link-args="-nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro"
+	+$(here) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- -C link-args="$(audit_link)"
 	@mkdir -p $(@D)
 	ln -f target/audit/librdmamr_audit.so $@
 # The installed archive is one object with the library's own symbols. Cargo's archive also has those of Rust's standard
@@ -171,14 +172,19 @@ rpm: ## build RPM packages into target/rpm
 	rm -rf target/rpm/stage
 	+$(packaged) install DESTDIR=$(CURDIR)/target/rpm/stage PREFIX=/usr LIBDIR=/usr/lib64 DOCDIR=/usr/share/doc/rdmamr-tools
 	packaging/rpm target/rpm/stage
-wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel
-	packaging/wheel tools
+# ARCH=aarch64 is another processor: rustup target add aarch64-unknown-linux-gnu.
+ARCH ?= $(shell uname -m)
+for_wheel = CARGO_TARGET_DIR=$(CURDIR)/target/zig $(remapped) $(CARGO) rustc -q --target $(ARCH)-unknown-linux-gnu
+linked_by_zig = -C linker=$(CURDIR)/target/wheel/$(ARCH)/cc
+wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel; ARCH=aarch64 one for arm64, in target/wheel/aarch64
+	packaging/wheel tools $(ARCH)
 	rm -rf target/wheel/stage
 	+$(packaged) install DESTDIR=$(CURDIR)/target/wheel/stage PREFIX= LIBDIR=/lib
-	packaging/wheel link
-	+$(here) rustc -q --profile tool -p rdmamr-tool --bin rdmamr -- -C linker=$(CURDIR)/target/wheel/cc
-	cp target/tool/rdmamr target/wheel/rdmamr
-	packaging/wheel pack
+	+$(for_wheel) --release -p rdmamr --crate-type staticlib
+	+$(for_wheel) --profile audit -p rdmamr-audit --crate-type cdylib -- $(linked_by_zig) -C link-args="$(audit_link)"
+	+$(for_wheel) --profile tool -p rdmamr-tool --bin rdmamr -- $(linked_by_zig)
+	packaging/wheel link $(ARCH)
+	packaging/wheel pack $(ARCH)
 audit: ## check licences, sources, duplicates and known advisories of all crates (packaging/deny.toml)
 	@packaging/audit
 clean: ## remove everything that was built or downloaded

@@ -37,6 +37,10 @@ check "each source file has its licence line: ${missing[*]:-all}" [ ${#missing[@
 
 check "THIRDPARTY has the linked crates of Cargo.lock (if not: packaging/thirdparty >THIRDPARTY)" diff <(packaging/thirdparty) THIRDPARTY
 
+# A wheel from an index is one of packaging/wheels, by its hash.
+unpinned() { tree_files | grep -vE '\.md$|^ctests/packages/source.sh$' | xargs -d '\n' grep -HnE 'pip\b.*\b(download|install)\b.*(-d|--target)' 2>/dev/null | grep -v -- --require-hashes; }
+check "each wheel that a script downloads has a hash: $(unpinned | head -2 | paste -sd,)" [ -z "$(unpinned)" ]
+
 rows() { grep -v '^#' ctests/manifest | grep .; }
 sources() { rows | awk '$2 != "-" { print $2 }'; }
 unlisted() { comm -13 <(sources | sort -u) <(find ctests \( -name '*.c' -o -name '*.rs' \) ! -path 'ctests/lib/*' | sort); }
