@@ -92,6 +92,7 @@ macro_rules! host_register {
         // SAFETY: cuda.h and cuda_runtime_api.h declare the function so.
         static $next: Function<HostRegister> = unsafe { Function::new() };
 
+        #[cfg(test)]
         unsafe extern "C" {
             fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int;
         }
