@@ -22,7 +22,7 @@ use rdmamr_live_page::{
     start_of,
 };
 use rdmamr_sys::clock;
-use rdmamr_sys::descriptor::{Descriptor, about};
+use rdmamr_sys::descriptor::{self, Descriptor, about};
 use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
 use std::ffi::CString;
@@ -130,11 +130,7 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     if status.st_uid != user || status.st_mode & 0o7777 != 0o700 {
         return None;
     }
-    // SAFETY: zeros are a `statfs`, which consists of numbers.
-    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    let failed = unsafe { syscall(libc::SYS_fstatfs, found.number(), &raw mut system) } != 0;
-    if failed || system.f_type as i64 != TMPFS {
+    if descriptor::file_system(found.number()) != Some(TMPFS) {
         return None;
     }
     formatted(&mut text, format_args!("{parent}/{own}"))?;

@@ -176,11 +176,7 @@ fn accept(path: &CStr, fd: c_int, manner: &Manner<'_>) -> Result<(), Refused> {
 
 /// Whether the file is the kernel's, such as /proc/self/comm, which looks empty.
 fn is_of_kernel(fd: c_int) -> bool {
-    // SAFETY: zeros are a `statfs`, which consists of numbers.
-    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    let failed = unsafe { syscall(libc::SYS_fstatfs, fd, &raw mut system) } != 0;
-    failed || rdmamr_live_page::OF_KERNEL.contains(&(system.f_type as i64))
+    descriptor::file_system(fd).is_none_or(|it| rdmamr_live_page::OF_KERNEL.contains(&it))
 }
 
 /// Whether the open file of that name begins with these bytes. Its descriptor cannot read, since a

@@ -58,6 +58,16 @@ pub fn about(fd: i32) -> Result<libc::stat, Errno> {
     Ok(unsafe { about.assume_init() })
 }
 
+/// The kind of the file system that has an open file, statfs(2).
+#[inline(never)]
+pub fn file_system(fd: i32) -> Option<i64> {
+    // SAFETY: zeros are a `statfs`, which consists of numbers.
+    let mut system: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: the structure is writable.
+    let failed = unsafe { syscall(libc::SYS_fstatfs, fd, &raw mut system) } != 0;
+    (!failed).then_some(system.f_type as i64)
+}
+
 /// The device and the inode of a file.
 pub fn identity(fd: i32) -> Result<(u64, u64), Errno> {
     about(fd).map(|about| (about.st_dev, about.st_ino))
