@@ -145,7 +145,7 @@ if command -v codespell >/dev/null; then
 	echo "a mispel""ling" >"$work/words.md"
 	check "a misspelt word is found" finds spelt "$work/words.md"
 	# The pages under man/ are generated, with commands that look like words.
-	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
+	mapfile -t sources < <(tree_files | grep -vE '^(Cargo\.lock|THIRDPARTY|man/[^.]*\.[1-9][a-z]*|.*\.png|.*\.xz)$')
 	check "words are spelt right: ${#sources[@]} files" spelt "${sources[@]}"
 else
 	lacks spelling codespell
