@@ -175,7 +175,8 @@ rpm: ## build RPM packages into target/rpm
 # ARCH=aarch64 is another processor: rustup target add aarch64-unknown-linux-gnu.
 ARCH ?= $(shell uname -m)
 for_wheel = CARGO_TARGET_DIR=$(CURDIR)/target/zig $(remapped) $(CARGO) rustc -q --target $(ARCH)-unknown-linux-gnu
-linked_by_zig = -C linker=$(CURDIR)/target/wheel/$(ARCH)/cc
+# zig warns of options of rustc that it does not need.
+linked_by_zig = -C linker=$(CURDIR)/target/wheel/$(ARCH)/cc -A unknown_lints -A linker_messages
 wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel; ARCH=aarch64 one for arm64, in target/wheel/aarch64
 	packaging/wheel tools $(ARCH)
 	rm -rf target/wheel/stage
