@@ -305,7 +305,8 @@ static int call(const char *name, bool before)
 	CASE(mlx5dv_reg_dmabuf_mr) CALL; any(pd, 0UL, (size_t)PAGE, 0UL, -1, 0, 0);
 	CASE(mlx5dv_devx_umem_reg) CALL; any(pd->context, memory, (size_t)PAGE, 0);
 	CASE(mlx5dv_devx_umem_reg_ex) PREPARE(); uint64_t in[8] = { (uintptr_t)memory, PAGE }; any(pd->context, in);
-	CASE(mlx5dv_devx_umem_dereg) CALL; any(stack);
+	/* libmlx5's structure: a number, and the device. */
+	CASE(mlx5dv_devx_umem_dereg) PREPARE(memcpy(stack + 8, &pd->context, sizeof(pd->context))); any(stack);
 	CASE(cudaHostRegister) CALL; any(memory, (size_t)PAGE, 0);
 	CASE(cuMemHostRegister) CALL; any(memory, (size_t)PAGE, 0);
 	CASE(cuMemHostRegister_v2) CALL; any(memory, (size_t)PAGE, 0);

@@ -116,7 +116,10 @@ for allocator in libjemalloc.so.2 libtcmalloc_minimal.so.4 "libmimalloc.so.*" li
 	# Blocks of mappings of their own, before which nothing is mapped.
 	TCMALLOC_SKIP_SBRK=true LD_PRELOAD=$path registers "$allocator beside registrations" env
 done
-if has redis-server; then
+if has redis-check-rdb; then
+	# The same program, which another package calls by this name, and starts as a service.
+	ln -s "$(command -v redis-check-rdb)" own/redis-server
+	PATH=$work/own:$PATH
 	starts "redis-server, which is linked to jemalloc" redis-server --version
 	starts "a shell that starts it" sh -c 'redis-server --version; exit 5'
 	printf '#!/bin/sh\nexec redis-server "$@"\n' >wrapper
@@ -187,10 +190,10 @@ if has valgrind; then
 fi
 has gdb && starts "gdb" gdb -q -batch -nx -ex 'set print thread-events off' -ex run -ex 'print $_exitcode' ./threads_c++
 has strace && starts "strace" strace -f -e trace=none ./threads_c++
-if has perf && perf stat -x, -e task-clock true >/dev/null 2>&1; then
+if command -v perf >/dev/null && perf stat -x, -e task-clock true >/dev/null 2>&1; then
 	starts "perf" perf stat -o /dev/null -e task-clock ./threads_c++
 else
-	skip "perf" "perf counts nothing here"
+	skip "perf" "perf is not installed, or counts nothing here"
 fi
 
 # Filters that the program inherits.

@@ -231,7 +231,9 @@ impl Symbol {
             return self.find_anywhere();
         };
         let found = made.find(self.name, self.version).or_else(|| {
-            let above = self.library.anywhere(&|copy| copy.needs(&made));
+            // Nothing is loaded for a function that the device's own libibverbs lacks.
+            let is_above = |copy: &Object| copy.needs(&made);
+            let above = self.library.anywhere(Load::Never, &is_above);
             above?.find(self.name, self.version)
         })?;
         self.addresses[maker.0].store(found.get(), Relaxed);
@@ -243,7 +245,7 @@ impl Symbol {
     #[inline(never)]
     fn find_anywhere(&self) -> Option<NonZeroUsize> {
         self.library
-            .anywhere(&|_| true)?
+            .anywhere(self.library.load, &|_| true)?
             .find(self.name, self.version)
     }
 }
@@ -265,28 +267,28 @@ impl Underneath {
     }
 
     /// The loaded library that is the right one: the one with the ordinary name, or else a copy. If
-    /// none is loaded, this may load libibverbs, and then the linker's lock is waited for.
+    /// none is loaded, `load` may load libibverbs, and then the linker's lock is waited for.
     #[cold]
     #[inline(never)]
-    fn anywhere(&self, is_right: &dyn Fn(&Object) -> bool) -> Option<Object> {
+    fn anywhere(&self, load: Load, is_right: &dyn Fn(&Object) -> bool) -> Option<Object> {
         let errno = errno::errno();
         // A library of the ordinary name may lack the mark.
         let is_it = |file: &Object| (file.is_called(self.file) || self.is(file)) && is_right(file);
         let loaded = Object::named(self.file, self.stem, &is_it);
         let found = match loaded {
-            Ok(None) if self.load == Load::Never => None,
+            Ok(None) if load == Load::Never => None,
             Ok(Some(found)) => Some(found),
             // Nothing is loaded, or what is loaded cannot be read.
             _ => {
                 let mut mark = None;
-                let load: &mut dyn FnMut() -> bool = &mut || {
-                    let library = Library::keep(self.file, self.load);
+                let find: &mut dyn FnMut() -> bool = &mut || {
+                    let library = Library::keep(self.file, load);
                     let find =
                         |library| symbols::find(Scope::In(library), self.mark.0, self.mark.1);
                     mark = library.and_then(find);
                     true
                 };
-                aside::run(&mut *load).unwrap_or_else(load);
+                aside::run(&mut *find).unwrap_or_else(find);
                 mark.and_then(Object::with).filter(is_it)
             }
         };

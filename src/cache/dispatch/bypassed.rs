@@ -63,7 +63,7 @@ fn refuse() {
     if !SAID.swap(true, Relaxed) {
         log::always(format_args!(
             "libibverbs' own ibv_dereg_mr, which the program has looked up by dlsym, cannot end a region of \
-             ibv_reg_mr_relaxed: EINVAL. End it by ibv_dereg_mr_relaxed, or run the program by rdmamr run"
+             ibv_reg_mr_relaxed: EINVAL"
         ));
     }
 }
