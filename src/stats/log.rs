@@ -175,7 +175,8 @@ pub fn write_waiting() {
     for waiting in &WAITING {
         if waiting.state.load(Relaxed) == WAITS {
             waiting.take(WAITS, |text| match standard_error::write(text.as_bytes()) {
-                Err(FULL) => WAITS,
+                // The thread that asks the service has a table of its own, without standard error.
+                Err(FULL | Errno(libc::EBADF)) => WAITS,
                 _ => EMPTY,
             });
         }
