@@ -32,7 +32,7 @@ impl Registers {
     /// The registers of the function that calls this one.
     #[inline(always)]
     pub fn here() -> Registers {
-        #[allow(unused_mut, reason = "assembly sets them")]
+        #[allow(unused_mut, unused_assignments, reason = "assembly sets them")]
         let (mut ip, mut sp, mut bp) = (0u64, 0u64, 0u64);
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         // SAFETY: the instructions only read registers.
