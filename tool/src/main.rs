@@ -81,6 +81,7 @@ Examples:
 
 /// The runtime of LeakSanitizer, if the user has preloaded it for the program, is ready from the first
 /// allocation on. The standard library sets a signal's handler before `main`, and before it allocates.
+#[cfg(not(test))]
 unsafe extern "C" fn allocate() {
     // SAFETY: malloc has no preconditions.
     let memory = std::hint::black_box(unsafe { libc::malloc(1) });
