@@ -68,7 +68,8 @@ pub fn opened(file: &File) {
             Relaxed,
         );
     }
-    let needed = NEEDED.fetch_add(file.static_storage(), Relaxed) + file.static_storage();
+    let own = file.static_storage();
+    let needed = NEEDED.fetch_add(own, Relaxed) + own;
     let without = HAS_SANITIZER.load(Relaxed) || IS_VALGRIND.load(Relaxed);
     if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT) {
         restart_if_needed(needed, without);
@@ -217,8 +218,9 @@ fn restart_if_needed(needed: usize, without: bool) {
     let mut text = Writer(memory + pointers);
     let mut list = Writer(memory);
     let mut is_changed = raise;
+    let raised = start.raised();
     for (number, variable) in start.variables().enumerate() {
-        if start.raised() == Some(number) {
+        if raised == Some(number) {
             continue;
         }
         let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| !raise) else {
