@@ -46,12 +46,13 @@ unsafe extern "C" fn in_child() {
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
 /// is loaded: later the linker's lock may be held for long. The cache may start inside another fork
-/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36.
-pub fn at_load() {
+/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns what
+/// [`in_place::look`] does.
+pub fn at_load() -> bool {
     one_thread::look();
-    in_place::look();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
+    in_place::look()
 }
 
 /// Whether a start of the cache by this thread would keep files open that the program expects to be

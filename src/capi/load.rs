@@ -21,8 +21,8 @@ unsafe extern "C" fn load() {
         migration::find_next();
         cuda::find_next();
         rdmamr_next::find_all();
-        dispatch::at_load();
-        if dispatch::is_behind_libibverbs() && !disabled() && !is_audited() {
+        let is_behind_libibverbs = dispatch::at_load();
+        if is_behind_libibverbs && !disabled() && !is_audited() {
             log::always(format_args!(
                 "the program is linked to libibverbs before librdmamr, so its ibv_reg_mr bypasses the library, and \
                  regions of ibv_reg_mr_relaxed are not reused. Link -lrdmamr before -libverbs, or preload the library \

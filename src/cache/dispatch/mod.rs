@@ -22,7 +22,7 @@ pub use crate::life::{change as changes, retire::retire, tasks};
 pub use crate::panicked::panicked;
 pub use crate::permitted::ask_filter;
 pub use crate::start::{at_load, set_limits};
-pub use crate::watch::in_place::{all_calls_come, is_behind_libibverbs};
+pub use crate::watch::in_place::all_calls_come;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use deregister::{deregister, unimport_mr};
 pub use rdmamr_mr::Mr;

@@ -8,7 +8,7 @@
 //! linked with `-libverbs` before `-lrdmamr`: it calls libibverbs' own functions.
 
 use crate::watch::listeners::{CACHE, listen};
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::*};
@@ -34,18 +34,31 @@ static KNOWN: AtomicU8 = AtomicU8::new(0);
 const IN_PLACE: u8 = 1;
 const PASSED_BY: u8 = 2;
 
-/// Looks where the program's calls lead. Called when the library is loaded.
-pub fn look() {
-    ENDS_COME.store(
-        own_file().is_some() && file_of(c"ibv_cmd_dereg_mr") == own_file(),
-        Relaxed,
-    );
-    if let Some(first) = of_program(c"munmap") {
+/// Looks where the program's calls lead. Called when the library is loaded. Returns true if the program
+/// was started with this library behind libibverbs. (A library that dlopen loads is not in that order
+/// yet.)
+pub fn look() -> bool {
+    let own = NonZeroUsize::new(look as fn() -> bool as usize).and_then(Object::with);
+    let (Some(program), Some(own)) = (Library::program(), own) else {
+        return false;
+    };
+    let find = |name| symbols::find(Scope::In(program), name, None);
+    let is_own = |function: &NonZeroUsize| own.has(function.get());
+    ENDS_COME.store(find(c"ibv_cmd_dereg_mr").filter(is_own).is_some(), Relaxed);
+    if let Some(first) = find(c"munmap") {
         FIRST.store(first.get(), Relaxed);
-        if own_file().is_some() && file_of(c"munmap") == own_file() {
+        if is_own(&first) {
             KNOWN.store(IN_PLACE, Relaxed);
         }
     }
+    // Another library may interpose ibv_reg_mr, and call this one. The second function tells
+    // libibverbs: no library has a reason to interpose it.
+    let called = find(c"ibv_reg_mr").filter(|it| !is_own(it));
+    let is_libibverbs = |file: Object| {
+        find(c"ibv_node_type_str").is_some_and(|mark| file.has(mark.get()))
+            && find(c"rdmamr_version").filter(is_own).is_some()
+    };
+    called.and_then(Object::with).is_some_and(is_libibverbs)
 }
 
 /// Whether the memory calls of the process reach this library. They do not if dlopen loaded the
@@ -71,32 +84,6 @@ pub fn all_calls_come() -> bool {
 #[inline]
 pub fn ends_come() -> bool {
     ENDS_COME.load(Relaxed)
-}
-
-/// Whether the program was started with this library behind libibverbs. (A library that dlopen loads
-/// is not in that order yet.) Called when the library is loaded.
-pub fn is_behind_libibverbs() -> bool {
-    let called = file_of(c"ibv_reg_mr");
-    // Another library may interpose the function, and call this one. The second function tells
-    // libibverbs: no library has a reason to interpose it.
-    called != own_file()
-        && called == file_of(c"ibv_node_type_str")
-        && file_of(c"rdmamr_version") == own_file()
-}
-
-/// The function to which calls of the program are bound.
-fn of_program(name: &CStr) -> Option<NonZeroUsize> {
-    symbols::find(Scope::In(Library::program()?), name, None)
-}
-
-/// The address at which the file with that function begins.
-fn file_of(name: &CStr) -> Option<usize> {
-    Some(Object::with(of_program(name)?)?.start())
-}
-
-fn own_file() -> Option<usize> {
-    let own = NonZeroUsize::new(own_file as fn() -> Option<usize> as usize);
-    Some(Object::with(own?)?.start())
 }
 
 /// Whether the program's munmap reaches this library.
