@@ -12,6 +12,7 @@ use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use rdmamr_config::variable;
 use rdmamr_stats::log;
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{PAGE_SIZE, PageRange};
@@ -26,7 +27,8 @@ static KILLS: AtomicBool = AtomicBool::new(false);
 /// the library is loaded, before the program runs.
 pub fn ask_filter() {
     let may_register = || {
-        std::env::var_os("RDMAMR_CACHE").is_some_and(|which| which != "off")
+        // Not by `config`, which is read at the first registration: that would cost each start 20 us.
+        variable(c"RDMAMR_CACHE").is_some_and(|which| which != c"off")
             || symbols::find(Scope::Program, c"ibv_open_device", None).is_some()
     };
     if may_register() && proc::is_filtered() && !valgrind::is_running() && child_is_killed() {
@@ -45,11 +47,10 @@ pub fn may_start() -> bool {
         return true;
     };
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
-        log::always(format_args!(
-            "regions are not reused once they are released: {why}"
-        ));
-    }
+    log::once(
+        &SAID,
+        format_args!("regions are not reused once they are released: {why}"),
+    );
     false
 }
 

@@ -4,7 +4,7 @@
 use super::text::Text;
 use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
-use core::sync::atomic::{AtomicU8, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 use errno::Errno;
 use rdmamr_sys::standard_error;
 
@@ -46,6 +46,14 @@ pub fn always(message: fmt::Arguments<'_>) {
     let mut text = Text::<LINE>::new();
     set(&mut text, message);
     write(&text);
+}
+
+/// As [`always`], the first time alone: `said` is the caller's, for this line.
+#[cold]
+pub fn once(said: &AtomicBool, message: fmt::Arguments<'_>) {
+    if !said.swap(true, Relaxed) {
+        always(message);
+    }
 }
 
 /// The lines that were not written, since standard error was full, and of which no line tells yet.

@@ -13,7 +13,7 @@ use crate::dispatch::reuse;
 use crate::life::owners;
 use crate::objects::is_region;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::AtomicBool;
 use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::{CacheMode, config};
@@ -24,8 +24,8 @@ use rdmamr_sys::thread;
 
 /// Serves a provider's `ibv_cmd_dereg_mr`. If `RDMAMR_CACHE` serves the region, only this use of
 /// the cached region ends, and the provider frees the object. A relaxed region stays. Any other
-/// region ends. An imported object can name a kernel region that the cache holds too. In that case the cache neither reuses
-/// nor deregisters its region.
+/// region ends. An imported object can name a kernel region that the cache holds too. In that case
+/// the cache neither reuses nor deregisters its region.
 ///
 /// # Safety
 /// `vmr` is NULL, a provider's own object, or an object of this library.
@@ -60,12 +60,13 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
 #[cold]
 fn refuse() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
-        log::always(format_args!(
+    log::once(
+        &SAID,
+        format_args!(
             "libibverbs' own ibv_dereg_mr, which the program has looked up by dlsym, cannot end a region of \
              ibv_reg_mr_relaxed: EINVAL"
-        ));
-    }
+        ),
+    );
 }
 
 /// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves becomes

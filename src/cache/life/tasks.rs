@@ -101,11 +101,12 @@ pub fn give_up_quietly(cache: &Cache) -> bool {
 /// Logs once why no region is reused.
 pub fn say() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
-        log::always(format_args!(
+    log::once(
+        &SAID,
+        format_args!(
             "regions are not reused from now on: the program has made a task that shares its memory \
              and is no thread of it (clone with CLONE_VM, without CLONE_THREAD). Such a task may \
              change memory and be killed before the library hears of the change"
-        ));
-    }
+        ),
+    );
 }

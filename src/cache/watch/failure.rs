@@ -2,9 +2,9 @@
 //! Why no memory can be watched.
 
 use crate::watch::userfaultfd::NO_WRITE_PROTECTION;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::AtomicBool;
 use errno::Errno;
-use rdmamr_stats::log::always;
+use rdmamr_stats::log::{always, once};
 
 /// Why the watch has not started.
 pub enum Failure {
@@ -62,10 +62,11 @@ impl Failure {
 /// Says once that the program's memory calls bypass the library.
 pub fn say_passed_by() {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
-        always(format_args!(
+    once(
+        &SAID,
+        format_args!(
             "regions are not reused once they are released: dlopen loaded the library, so the program's memory \
              calls bypass it. Preload the library (LD_PRELOAD), or link the program to it"
-        ));
-    }
+        ),
+    );
 }
