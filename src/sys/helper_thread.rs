@@ -165,6 +165,11 @@ impl Ending {
         unsafe { &*self.memory.wrapping_byte_add(GUARD + STACK - TOP).cast() }
     }
 
+    /// Whether the thread has left its stack for good.
+    pub fn has_ended(&self) -> bool {
+        self.running().load(Acquire) == 0
+    }
+
     /// Waits for the thread's end.
     pub fn join(self) {
         let running = self.running();

@@ -18,6 +18,7 @@ pub mod clock;
 pub mod descriptor;
 pub mod futex;
 pub mod helper_thread;
+pub mod kernel;
 pub mod loaded_files;
 pub mod memory;
 pub mod mounts;

@@ -10,6 +10,8 @@ use rdmamr_stats::log::{always, once};
 pub enum Failure {
     /// userfaultfd(2) failed.
     File(Errno),
+    /// The kernel does not count the changes in flight (`in_flight.rs`).
+    NotCounted,
     /// fstat(2) of the file failed.
     Unseen(Errno),
     /// The kernel gave the reader no thread.
@@ -44,6 +46,10 @@ impl Failure {
                 "regions are not reused once they are released: userfaultfd(2) is refused ({errno}). Before \
                  Linux 5.11: sysctl vm.unprivileged_userfaultfd=1. In a container: allow it in the seccomp profile, \
                  or (Linux 6.1) pass the device /dev/userfaultfd, readable for the process"
+            )),
+            Failure::NotCounted => always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) of this kernel forgets a change of \
+                 memory that is in flight when another one ends. Linux does not from 5.15 on"
             )),
             Failure::Unseen(errno) => always(format_args!(
                 "regions are not reused once they are released: fstat(2) of the library's userfaultfd fails ({errno})"

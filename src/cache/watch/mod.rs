@@ -10,6 +10,7 @@
 //!   the kernel count.
 //! - `watcher.rs`: the watch as the cache uses it; `failure.rs`: why there is none; `mappings.rs`:
 //!   how much may be watched. `one_thread.rs`: whether a hit needs the fence (W3).
+//! - `in_flight.rs`: whether the kernel counts the changes in flight (W2).
 //! - `in_place.rs`: whether the program's memory calls reach the library (W6). Their hooks are in
 //!   `life/change.rs`, because they end regions (W5). `listeners.rs`: the listeners that must be
 //!   told of the calls.
@@ -22,6 +23,7 @@ pub mod event_reader;
 pub mod extent;
 pub mod failure;
 mod gate;
+mod in_flight;
 pub mod in_place;
 pub mod listeners;
 pub mod log;

@@ -5,6 +5,7 @@ use crate::watch::event_reader::{self, Reader};
 use crate::watch::extent;
 use crate::watch::failure::Failure;
 use crate::watch::gate;
+use crate::watch::in_flight;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::Log;
@@ -105,6 +106,9 @@ impl Watch {
             };
             // Every later proof of the number compares the number's file with this.
             let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
+            if !in_flight::are_counted(file) {
+                return Err(closed(Failure::NotCounted));
+            }
             event_reader::start(file, self.reader)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
             Ok((file, which))

@@ -32,6 +32,14 @@ pub fn check() -> Check {
         .meaning(format!(
             "The library needs it to watch memory; x86-64 has it since Linux 5.7, arm64 since 6.10. {COST}"
         )),
+        Ok(_) if kernel_version() < (5, 15) => Check::warning(
+            SUBJECT,
+            "allowed; this kernel may forget a change of memory that is in flight",
+        )
+        .meaning(format!(
+            "Linux before 5.15 does when another change ends, unless the distribution has later code. The cache \
+             tries it when it starts, and says so if it cannot be used. Then: {COST}"
+        )),
         Ok(features) if features & MORE_MAPPINGS != 0 => Check::ok(
             SUBJECT,
             "allowed; this kernel watches anonymous memory, also of huge pages",
