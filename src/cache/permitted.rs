@@ -124,7 +124,6 @@ fn make_calls() {
         let _ = (
             watch.is_on(),
             watch.watch(range, true, |_| ()),
-            watch.is_ours(),
             watch.fence(),
         );
     }

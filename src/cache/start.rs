@@ -20,7 +20,8 @@ use crate::watch::event_reader::Reader;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, is_retired, listen};
 use crate::watch::one_thread;
-use crate::watch::watch_fd::{TABLE, WATCH_FD};
+use crate::watch::table::TABLE;
+use crate::watch::watch_fd::WATCH_FD;
 use crate::watch::watcher::Watch;
 use rdmamr_config::CacheLimits;
 use rdmamr_stats as stats;
@@ -40,7 +41,7 @@ unsafe extern "C" fn before_fork() {
 }
 
 unsafe extern "C" fn in_child() {
-    WATCH_FD.close_in_child();
+    WATCH_FD.close();
     change::forget_unannounced();
 }
 

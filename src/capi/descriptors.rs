@@ -29,57 +29,77 @@ next! {
     IOCTL = c"ioctl": unsafe extern "C" fn(c_int, c_ulong, ...) -> c_int;
 }
 
-/// Calls the next function. Afterwards the numbers from `first` to `last` may name other files.
+/// Whether a call on the numbers from `first` to `last` of the caller must step over one of them:
+/// that of the library's userfaultfd. The call may also close devices.
 #[inline(always)]
-fn touching<R>(first: c_uint, last: c_uint, call: impl FnOnce() -> R) -> R {
-    around(
-        || {
-            DEVICE_FILES.replace(first, last);
-            WATCH_FD.touching(first, last)
-        },
-        call,
-        |touching, _| drop(touching),
-    )
+fn kept_in(first: c_uint, last: c_uint) -> Option<c_int> {
+    ret::always(None, || {
+        DEVICE_FILES.replace(first, last);
+        WATCH_FD.kept_in(first, last)
+    })
 }
 
+/// The library's number is not one of the program's, so there is nothing to close.
+///
 /// The C library's close is a cancellation point, and a thread that is cancelled there never
-/// returns here. So a raw system call closes the library's own number and that of a device, and the
-/// thread is cancelled at its next cancellation point.
+/// returns here. So a raw system call closes a device's number, and the thread is cancelled at its
+/// next cancellation point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if ret::always(false, || WATCH_FD.is(fd) || DEVICE_FILES.may_be(fd)) {
-        touching(fd as c_uint, fd as c_uint, || {
-            // SAFETY: same contract: the argument is the caller's.
-            (unsafe { libc::syscall(libc::SYS_close, fd) }) as c_int
-        })
-    } else {
-        call_next!(CLOSE(fd), SYS_close)
+    if kept_in(fd as c_uint, fd as c_uint).is_some() {
+        errno::set_errno(errno::Errno(libc::EBADF));
+        return -1;
     }
+    if ret::always(false, || DEVICE_FILES.may_be(fd)) {
+        // SAFETY: same contract: the argument is the caller's.
+        return (unsafe { libc::syscall(libc::SYS_close, fd) }) as c_int;
+    }
+    call_next!(CLOSE(fd), SYS_close)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
-    let first = first.max(0);
-    touching(first as c_uint, c_uint::MAX, || match CLOSEFROM.get() {
+    let mut first = first.max(0) as c_uint;
+    if let Some(kept) = kept_in(first, c_uint::MAX) {
+        close_before(first, kept as c_uint, 0);
+        first = kept as c_uint + 1;
+    }
+    match CLOSEFROM.get() {
         // SAFETY: same contract: the argument is the caller's.
-        Some(next) => unsafe { next(first) },
+        Some(next) => unsafe { next(first as c_int) },
         // The C library lacks the function. closefrom(3) returns nothing, so the result is dropped.
         // SAFETY: same contract: the call closes what the caller asked to close.
         None => drop(unsafe { libc::syscall(libc::SYS_close_range, first, c_uint::MAX, 0) }),
-    });
+    }
+}
+
+/// close_range(2) from `first` on, before a number.
+fn close_before(first: c_uint, kept: c_uint, flags: c_int) -> c_int {
+    if first == kept {
+        return 0;
+    }
+    call_next!(CLOSE_RANGE(first, kept - 1, flags), SYS_close_range)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     /// CLOSE_RANGE_UNSHARE of <linux/close_range.h>.
     const UNSHARE: c_int = 2;
-    touching(first, last, || {
-        let closed = call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range);
-        if flags & UNSHARE != 0 {
-            ret::always((), || TABLE.left());
-        }
-        closed
-    })
+    let closed = match kept_in(first, last) {
+        None => call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range),
+        Some(kept) => match close_before(first, kept as c_uint, flags) {
+            0 if kept as c_uint == last => 0,
+            0 => call_next!(
+                CLOSE_RANGE(kept as c_uint + 1, last, flags),
+                SYS_close_range
+            ),
+            failed => failed,
+        },
+    };
+    if flags & UNSHARE != 0 {
+        ret::always((), || TABLE.left());
+    }
+    closed
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -94,11 +114,13 @@ unsafe extern "C" fn unshare(flags: c_int) -> c_int {
 /// The call of dup2(2) or dup3(2), which replaces nothing if it fails.
 #[inline(always)]
 fn duplicating(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
-    let is_device = ret::always(false, || DEVICE_FILES.may_be(new));
-    if is_device && (old == new || !is_open(old)) {
-        return call();
+    let minds = ret::always(false, || WATCH_FD.is(new) || DEVICE_FILES.may_be(new));
+    if minds && old != new && is_open(old) {
+        if let Some(kept) = kept_in(new as c_uint, new as c_uint) {
+            ret::always((), || WATCH_FD.make_way(kept));
+        }
     }
-    touching(new as c_uint, new as c_uint, call)
+    call()
 }
 
 /// Whether the number is in use.

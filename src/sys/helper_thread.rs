@@ -77,6 +77,19 @@ pub unsafe fn start_apart(run: extern "C" fn(*mut c_void) -> c_int, argument: *m
     unsafe { start_with(run, argument, 0, true) }.is_some()
 }
 
+/// Gives the calling thread, one of the library's, a table of descriptors of its own: a copy of the
+/// numbers below `first` of the program's. The kernel copies 64 numbers at least.
+pub fn leave_table(first: u32) -> Result<(), errno::Errno> {
+    const CLOSE_RANGE_UNSHARE: u32 = 2;
+    // Where close_range(2) is refused, unshare(2) copies every number.
+    // SAFETY: the calls take no pointers, and change this thread's own table alone.
+    let left = unsafe {
+        libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
+            || libc::syscall(libc::SYS_unshare, libc::CLONE_FILES) == 0
+    };
+    if left { Ok(()) } else { Err(errno::errno()) }
+}
+
 /// A thread that ends. If it is not joined, its memory stays mapped.
 pub struct Ending {
     memory: *mut c_void,

@@ -26,7 +26,7 @@
 #include "../../lib/stub_device.h"
 #include "watched_page.h"
 
-enum { PROCESSES = 300, PLACES = 400, RIGHT = 0, WRONG = 1, UNWATCHED = 77 };
+enum { PLACES = 400, RIGHT = 0, WRONG = 1, UNWATCHED = 77 };
 
 static void *nothing(void *argument)
 {
@@ -59,14 +59,64 @@ static int run(int (*part)(void))
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-static int closed(void)
+static bool is_reused(char *memory)
 {
-	char *memory = pages(1);
+	long before = stub_registered();
+
+	return is_right(memory, 1) && stub_registered() == before;
+}
+
+/* The number is none of the program's, so the program finds nothing there to close. */
+static int kept(void)
+{
+	char *memory = pages(1), *other = pages(1);
+	int fd;
 
 	idle_region(memory);
-	must(close(number_of_the_watch()) == 0);
+	idle_region(other);
+	in_thread(nothing, NULL);
+	fd = number_of_the_watch();
+	errno = 0;
+	if (close(fd) != -1 || errno != EBADF || close_range((unsigned)fd, (unsigned)fd, 0))
+		return WRONG;
+	must(dup2(0, fd + 1) == fd + 1 && dup2(0, fd + 2) == fd + 2 && dup2(0, fd - 1) == fd - 1);
+	if (close_range((unsigned)fd - 1, (unsigned)fd + 1, 0) || fcntl(fd - 1, F_GETFD) >= 0 || fcntl(fd + 1, F_GETFD) >= 0)
+		return WRONG;
+	closefrom(fd);
+	if (fcntl(fd + 2, F_GETFD) >= 0 || number_of_the_watch() != fd)
+		return WRONG;
 	raw_remap(memory, PAGE);
-	return is_right(memory, 1) ? RIGHT : WRONG;
+	return is_right(memory, 1) && is_reused(other) ? RIGHT : WRONG;
+}
+
+/* A child of vfork has its parent's memory, and numbers of its own. */
+static int kept_beside_child(void)
+{
+	char *memory = pages(1);
+	int fd, status;
+	pid_t pid;
+
+	idle_region(memory);
+	in_thread(nothing, NULL);
+	fd = number_of_the_watch();
+	pid = vfork();
+	if (!pid)
+		_exit(dup2(1, fd) == fd && close(fd) == 0 && fcntl(fd, F_GETFD) < 0 ? RIGHT : WRONG);
+	must(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+	return !WEXITSTATUS(status) && number_of_the_watch() == fd && is_reused(memory) ? RIGHT : WRONG;
+}
+
+/* Another file takes the number, and ours goes on at another one. */
+static int makes_way(void)
+{
+	char *memory = pages(1);
+	int fd;
+
+	idle_region(memory);
+	in_thread(nothing, NULL);
+	fd = number_of_the_watch();
+	must(dup2(0, fd) == fd && close(fd) == 0);
+	return number_of_the_watch() != fd && is_reused(memory) ? RIGHT : WRONG;
 }
 
 /* The cache's threads begin with a copy of the program's table of descriptors. */
@@ -331,35 +381,6 @@ static int files_end(void)
 	return read(ends[0], &byte, 1) == 0 ? RIGHT : WRONG;
 }
 
-static void *closes(void *fd)
-{
-	pthread_cancel(pthread_self());
-	close((int)(uintptr_t)fd);
-	pthread_testcancel();
-	return NULL;
-}
-
-/*
- * close(2) is a cancellation point. The call with the cache's number returns first: if it did not,
- * each later hit would check the number.
- */
-static int cancelled(void)
-{
-	char *memory = pages(1);
-	pthread_t thread;
-	void *answer;
-	int fd;
-
-	idle_region(memory);
-	fd = number_of_the_watch();
-	must(pthread_create(&thread, NULL, closes, (void *)(uintptr_t)fd) == 0);
-	must(pthread_join(thread, &answer) == 0);
-	if (answer != PTHREAD_CANCELED || fcntl(fd, F_GETFD) >= 0)
-		return WRONG;
-	raw_remap(memory, PAGE);
-	return is_right(memory, 1) && is_right(memory, 2) ? RIGHT : WRONG;
-}
-
 /* The file lives as long as a process has a number for it, and no thread would read its events. */
 static int not_in_child(void)
 {
@@ -392,7 +413,7 @@ static int nobody_reads(void)
 	while (write(ends[1], text, sizeof(text)) > 0)
 		;
 	must(fcntl(ends[1], F_SETFL, 0) == 0 && dup2(ends[1], STDERR_FILENO) >= 0);
-	must(close(number_of_the_watch()) == 0);
+	must(syscall(SYS_close, number_of_the_watch()) == 0);
 	/* If it waits, the alarm of run() ends this process. */
 	must(munmap(memory, PAGE) == 0);
 	/* The next registration reports it, without a lock. */
@@ -407,7 +428,9 @@ static const struct part {
 	int times;
 	const char *name;
 } parts[] = {
-	{ closed, PROCESSES, "closed by a program with one thread: the next registration is right" },
+	{ kept, 20, "the program closes it and all others: it is none of them" },
+	{ kept_beside_child, 3, "a child of vfork uses the number: it is the child's" },
+	{ makes_way, 3, "a file of the program's takes the number: regions are reused" },
 	{ closed_from, 20, "closed by a raw system call: the next registrations are right, and made anew" },
 	{ becomes_a_pipe, 3, "the number becomes a pipe: no munmap waits" },
 	{ becomes_a_socket, 3, "the number becomes a socket: the program's bytes stay there" },
@@ -423,7 +446,6 @@ static const struct part {
 	{ files_end, 3, "a file that the program closes is closed" },
 	{ not_in_child, 3, "a forked child has no number of the file" },
 	{ nobody_reads, 3, "closed while standard error has no reader: no munmap waits, and the next registration reports it" },
-	{ cancelled, 3, "a thread is cancelled in the close: the next registration is right" },
 };
 
 int main(int argc, char **argv)

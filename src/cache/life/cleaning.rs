@@ -18,7 +18,7 @@ use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::is_retired;
-use crate::watch::watch_fd::TABLE;
+use crate::watch::table::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;

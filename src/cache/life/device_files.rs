@@ -12,7 +12,7 @@ use crate::instance::{Cache, existing};
 use crate::life::{ending, flush, owners};
 use crate::locked::By;
 use crate::region::slot::{CachedRegion, LEFT};
-use crate::watch::watch_fd::TABLE;
+use crate::watch::table::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// The numbers through which the cache has registered memory.

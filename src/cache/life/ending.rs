@@ -11,7 +11,7 @@ use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
 use crate::watch::event_reader;
 use crate::watch::extent::CHUNK;
-use crate::watch::watch_fd::TABLE;
+use crate::watch::table::TABLE;
 use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;

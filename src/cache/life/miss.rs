@@ -23,8 +23,8 @@ use crate::watch::failure::say_passed_by;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::UnderWay;
+use crate::watch::table::TABLE;
 use crate::watch::userfaultfd::{Fence, Watched};
-use crate::watch::watch_fd::TABLE;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -303,11 +303,6 @@ impl Cache {
         let newest = locked.kept();
         drop(locked);
         let memory = self.admission.ask(new.page_range, new.kept, newest);
-        // The memory may have been registered with another file, because the descriptor number is
-        // no longer the library's (W4).
-        if !self.watch.is_ours() {
-            return Look::Uncertain;
-        }
         let Some(locked) = self.regions.lock_of_program() else {
             return Look::Uncertain;
         };

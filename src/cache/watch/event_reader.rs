@@ -3,11 +3,10 @@
 //! the reader. So the reader waits for no thread, except at the gate (`gate.rs`), which is closed
 //! for a few system calls. `helper_thread.rs` has the rules that the reader obeys.
 //!
-//! The reader has a table of descriptors of its own: a copy of the program's, in which it closes
-//! all files but its own. (Those of `service.rs` come later.) A fork with the closes in the child
-//! does the same. POSIX locks belong to a table, so the program keeps its locks. Pipes, sockets and
-//! open files have one more holder for the microseconds from the copy to the close. (unshare(2)
-//! would serve as well, but container runtimes refuse it.)
+//! The reader has a table of descriptors of its own, in which it closes all files but its own. (Those
+//! of `service.rs` come later.) POSIX locks belong to a table, so the program keeps its locks. The
+//! table begins with a copy of the program's first 64 numbers, which the kernel makes in any case. So
+//! these files have one more holder from that system call to the next one.
 
 use crate::watch::gate::GATE;
 use crate::watch::listeners::is_retired;
@@ -19,14 +18,19 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
-use rdmamr_sys::futex;
+use rdmamr_sys::futex::{self, Remaining};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::PageRange;
 
 /// The descriptor number of the reader's file.
 static FILE: AtomicI32 = AtomicI32::new(-1);
 
-/// Not 0 once the reader has a table of descriptors with its file alone.
+/// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno
+/// of the refusal.
+static TABLE: AtomicU32 = AtomicU32::new(0);
+const APART: u32 = u32::MAX;
+
+/// Not 0 once that table has the reader's file alone.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Not 0 while the reader may make a system call other than the one in which it waits for events.
@@ -51,41 +55,53 @@ pub struct Reader {
     pub asks_service: bool,
 }
 
-/// Starts the reader. An error is the kernel's refusal of a thread, or EPERM: the program is about to
-/// filter its system calls.
-pub fn start(file: Userfaultfd, reader: Reader) -> Result<(), Errno> {
+/// Starts the reader. Returns whether it has a table of its own, so that the program's may lose this
+/// number of the file. An error is the kernel's refusal of a thread or of a table, or EPERM: the
+/// program is about to filter its system calls.
+pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
     // Either this thread finds that the cache has ended, or the thread that ends it waits for the
     // reader's rest (`retire.rs`).
     BUSY.store(1, SeqCst);
     fence(SeqCst);
-    if is_retired() {
+    let refused = |errno| {
         BUSY.store(0, Relaxed);
-        return Err(Errno(libc::EPERM));
+        Err(errno)
+    };
+    if is_retired() {
+        return refused(Errno(libc::EPERM));
     }
     FILE.store(file.fd(), Relaxed);
+    TABLE.store(0, Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
     // no thread.
-    if !unsafe { helper_thread::start_apart(run, null_mut()) } {
+    if unsafe { helper_thread::start(run, null_mut()) }.is_none() {
         let errno = errno::errno();
         READER.store(null_mut(), Relaxed);
-        BUSY.store(0, Relaxed);
         // SAFETY: the box was made above, and nothing uses it.
         drop(unsafe { Box::from_raw(argument) });
-        return Err(errno);
+        return refused(errno);
     }
-    Ok(())
+    let mut remaining = Remaining::new(Duration::from_secs(1), Duration::from_millis(10));
+    while TABLE.load(Acquire) == 0 && !remaining.is_over() {
+        remaining.wait(&TABLE, 0);
+    }
+    match TABLE.load(Acquire) {
+        APART => Ok(true),
+        // The thread is stopped. No memory is watched before it goes on.
+        0 => Ok(false),
+        errno => refused(Errno(errno as i32)),
+    }
 }
 
 /// Waits until the started reader is ready. Waits in vain only once.
 #[cold]
 pub fn wait_until_ready() {
     static WAITED: AtomicBool = AtomicBool::new(false);
-    // The closing of a file may wait for a server of its file system. That server may be this
-    // process, so this thread does not wait for ever. Until the reader is ready, no memory is
-    // watched.
-    const WAITS: u32 = 100;
+    // The closing of a file may wait for a server of its file system, which may be this process.
+    // Until the reader is ready, no memory is watched.
+    const WAITS: u32 = 10;
     for _ in 0..WAITS {
         if is_ready() || WAITED.load(Relaxed) {
             return;
@@ -131,6 +147,15 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         asks_service,
     } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
+    let left = helper_thread::leave_table(file.fd() as u32 + 1);
+    TABLE.store(
+        left.map_or_else(|errno| errno.0 as u32, |()| APART),
+        Release,
+    );
+    futex::wake(&TABLE, 1);
+    if left.is_err() {
+        return 0;
+    }
     helper_thread::set_name(c"rdmamr-uffd");
     helper_thread::run_anywhere();
     let file = loop {

@@ -5,7 +5,8 @@
 //! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
 //! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events
 //!   (W1).
-//! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4).
+//! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4);
+//!   `table.rs`: the table in which it is valid.
 //! - `counts.rs`: the counters by which a hit need not ask (W11). `service.rs`: the service that has
 //!   the kernel count.
 //! - `watcher.rs`: the watch as the cache uses it; `failure.rs`: why there is none; `mappings.rs`:
@@ -32,6 +33,7 @@ mod log_tests;
 mod mappings;
 pub mod one_thread;
 mod service;
+pub mod table;
 pub mod userfaultfd;
 pub mod watch_fd;
 pub mod watcher;

@@ -153,7 +153,7 @@ impl Userfaultfd {
             // SAFETY: local argument.
             let answer = unsafe { ioctl()(fd, UFFDIO_API, &raw mut api) };
             if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
-                return Ok(Userfaultfd(out_of_the_way(fd)));
+                return Ok(Userfaultfd(fd));
             }
             let refused = match answer {
                 0 => NO_WRITE_PROTECTION,
@@ -345,6 +345,27 @@ impl Userfaultfd {
         Some(Userfaultfd(0))
     }
 
+    /// A further number for the file, which programs do not rely on: some close or reuse the lowest
+    /// numbers. The file stays at this number too. `None` if the process may have no further one.
+    ///
+    /// The number lies near the end of the table that the program has (64 entries at first, then
+    /// powers of 2). For a larger number the kernel would make the table larger, and in a process
+    /// with threads wait for an RCU grace period: some 10 ms.
+    pub fn another_number(self) -> Option<Userfaultfd> {
+        const ENTRIES: u32 = 64;
+        const FROM_END: u64 = 4;
+        const APART: u32 = 16;
+        let entries = (self.0 as u32 + APART).next_power_of_two().max(ENTRIES);
+        let most = proc::descriptor_limit().unwrap_or(u64::MAX);
+        let high = u64::from(entries).min(most).saturating_sub(FROM_END);
+        [high, 3].into_iter().find_map(|least| {
+            // SAFETY: the call takes no pointers.
+            let number =
+                unsafe { libc::syscall(libc::SYS_fcntl, self.0, libc::F_DUPFD_CLOEXEC, least) };
+            (number >= 0).then_some(Userfaultfd(number as i32))
+        })
+    }
+
     pub fn close(self) {
         // SAFETY: `self` is a file that this library opened. Its callers make sure that the number
         // is still its own.
@@ -414,33 +435,6 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
     let answer = errno();
     errno::set_errno(before);
     answer.0
-}
-
-/// Moves a file to a number that programs do not rely on: some programs close or reuse the lowest
-/// numbers.
-///
-/// The number lies near the end of the table that the program has (64 entries at first, then powers
-/// of 2). For a larger number the kernel would make the table larger, and in a process with threads
-/// wait for an RCU grace period: some 10 ms.
-fn out_of_the_way(fd: i32) -> i32 {
-    const ENTRIES: u32 = 64;
-    const FROM_END: u64 = 4;
-    const APART: u32 = 16;
-    let entries = (fd as u32 + APART).next_power_of_two().max(ENTRIES);
-    let most = proc::descriptor_limit().unwrap_or(u64::MAX);
-    let number = u64::from(entries).min(most).saturating_sub(FROM_END);
-    if number <= fd as u64 {
-        return fd;
-    }
-    // SAFETY: the call takes no pointers.
-    let moved = unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, number) };
-    if moved < 0 {
-        return fd;
-    }
-    // The caller opened `fd` and uses only the returned number from now on. The C library's close
-    // is a cancellation point, so this is a raw system call.
-    Userfaultfd(fd).close();
-    moved as i32
 }
 
 #[cfg(all(test, not(loom), not(miri)))]

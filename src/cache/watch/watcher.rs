@@ -104,14 +104,20 @@ impl Watch {
                 file.close();
                 failure
             };
-            // Every later proof of the number compares the number's file with this.
             let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
             if !in_flight::are_counted(file) {
                 return Err(closed(Failure::NotCounted));
             }
-            event_reader::start(file, self.reader)
+            let is_apart = event_reader::start(file, self.reader)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
-            Ok((file, which))
+            let other = is_apart.then(|| file.another_number()).flatten();
+            Ok((
+                other.map_or(file, |other| {
+                    file.close();
+                    other
+                }),
+                which,
+            ))
         });
         match started {
             Ok((file, which)) => {
@@ -163,8 +169,6 @@ impl Watch {
     /// registration with the kernel: a report of a change that comes right after the registration
     /// must find the claim.
     ///
-    /// Before any thread relies on the watch of this memory, [`Watch::is_ours`] must have returned
-    /// true.
     pub fn watch(
         &self,
         page_range: PageRange,
@@ -209,11 +213,6 @@ impl Watch {
         })
     }
 
-    /// Whether the library's own file watches all memory that is watched so far.
-    pub fn is_ours(&self) -> bool {
-        self.watch_fd().is_some_and(|number| number.prove().is_ok())
-    }
-
     /// Stops watching memory that the cache has registered and no region needs. The caller holds
     /// the cache's lock, and has applied every change of this memory that is in `changes`.
     pub fn unwatch(&self, range: PageRange, changes: &Log) -> Unwatching {
@@ -227,9 +226,7 @@ impl Watch {
         // before.
         let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
         let is_settled = || changes.has_heard_all();
-        if closed.is_some()
-            && !(is_settled() && number.fence_of_any() == Fence::Passed && is_settled())
-        {
+        if closed.is_some() && !(is_settled() && number.ask() == Fence::Passed && is_settled()) {
             return Unwatching::Unsettled;
         }
         if number.unregister(range) {
@@ -252,10 +249,6 @@ impl Watch {
             // Only the file that watches memory can register it again. These kernels move one
             // mapping at a time, so userfaultfd takes all of the range or none of it.
             return number.register(range).is_ok() && number.unregister(range);
-        }
-        // Another userfaultfd may watch the memory.
-        if number.prove().is_err() {
-            return false;
         }
         if number.unregister(range) {
             return true;
