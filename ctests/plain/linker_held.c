@@ -360,9 +360,6 @@ static int call(const char *name, bool before)
 	CASE(pkey_mprotect) CALL; any(memory, (size_t)PAGE, PROT_READ, -1);
 	CASE(madvise) CALL; any(memory, (size_t)PAGE, MADV_DONTNEED);
 	CASE(process_madvise) CALL; any((void *)-1L, &part, 1UL, MADV_COLD, 0);
-	CASE(mbind) CALL; any(memory, (size_t)PAGE, 0, NULL, 0UL, 2);
-	CASE(move_pages) CALL; any(NULL, 0UL, NULL, NULL, NULL, 0);
-	CASE(migrate_pages) CALL; any(NULL, 0UL, NULL, NULL);
 	CASE(shmat) CALL; any((void *)-1L, NULL, 0);
 	} else {
 		return NO_CASE;

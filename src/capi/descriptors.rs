@@ -177,8 +177,6 @@ unsafe extern "C" fn prctl(
 
 /// UFFDIO_UNREGISTER of <linux/userfaultfd.h>.
 const UNREGISTER: u32 = 0x8010_aa01;
-/// UFFDIO_MOVE, Linux 6.8.
-const MOVE: u32 = 0xc028_aa05;
 
 /// In C the third argument is variadic, and absent with some requests. In the ABIs of Linux it lies
 /// where a fixed argument would lie. If it is absent, the function forwards whatever lies there,
@@ -186,10 +184,8 @@ const MOVE: u32 = 0xc028_aa05;
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     // The kernel reads 32 bits of the request.
-    match request as u32 {
-        UNREGISTER => return unregister(fd, request, argument),
-        MOVE => return move_pages(fd, request, argument),
-        _ => {}
+    if request as u32 == UNREGISTER {
+        return unregister(fd, request, argument);
     }
     call_next!(IOCTL(fd, request, argument), SYS_ioctl)
 }
@@ -202,16 +198,5 @@ fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         || changes::unregistering(&frame, argument.addr()),
         || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
         |unregistering, _| drop(unregistering),
-    )
-}
-
-#[cold]
-#[inline(never)]
-fn move_pages(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let frame = Frame::new();
-    around(
-        || changes::moving_pages(&frame, argument.addr()),
-        || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
-        |moving, _| drop(moving),
     )
 }

@@ -5,7 +5,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::{cuda, descriptors, memory, migration, ret, tasks};
+use super::{cuda, descriptors, memory, ret, tasks};
 use core::ffi::CStr;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{disabled, variable};
@@ -18,7 +18,6 @@ unsafe extern "C" fn load() {
         memory::find_all();
         descriptors::find_next();
         tasks::find_all();
-        migration::find_next();
         cuda::find_next();
         rdmamr_next::find_all();
         let is_behind_libibverbs = dispatch::at_load();

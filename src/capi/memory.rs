@@ -22,7 +22,6 @@ use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_cache::dispatch::changes::{self, Changing, Frame};
 use rdmamr_sys::loaded_files::Object;
-use rdmamr_sys::memory;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Function, Scope};
 
@@ -379,14 +378,6 @@ fn is_unreported(advice: c_int) -> bool {
         )
 }
 
-/// Whether advice fails for pages that a device has pinned, even for an idle region, which the
-/// program has deregistered, and for absent pages of watched memory. (Other advice about such pages
-/// succeeds, or promises nothing.)
-fn minds_pins(advice: c_int) -> bool {
-    const COLLAPSE: c_int = 25;
-    advice == COLLAPSE
-}
-
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
     let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
@@ -394,8 +385,6 @@ unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_i
         advising(changes::unreported, addr, length, call)
     } else if drops_pages(advice) {
         advising(changes::changing, addr, length, call)
-    } else if minds_pins(advice) {
-        advising(changes::changing_unwatched, addr, length, call)
     } else {
         call()
     }
@@ -425,14 +414,10 @@ unsafe extern "C" fn process_madvise(
     // as EINVAL for locked memory, it may have dropped pages before it reached the range that it
     // refuses.
     let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
-    let (drops, minds) = (drops_pages(advice), minds_pins(advice));
     let frame = Frame::new();
     around(
         || {
-            if minds && changes::are_wanted() {
-                let_go_of(ranges.addr(), count);
-            }
-            drops.then(|| {
+            drops_pages(advice).then(|| {
                 let mut changing = changes::may_change_any(&frame);
                 if is_unreported(advice) {
                     changing.announce(0, usize::MAX / 2);
@@ -454,23 +439,6 @@ unsafe extern "C" fn process_madvise(
             }
         },
     )
-}
-
-/// Ends the idle regions in these ranges. If the list is unreadable, the kernel's call reports
-/// that.
-fn let_go_of(list: usize, count: usize) {
-    for n in 0..count.min(libc::UIO_MAXIOV as usize) {
-        let place = list + n * size_of::<libc::iovec>();
-        let Ok([start, length]) = memory::read(place as u64) else {
-            return;
-        };
-        let frame = Frame::new();
-        drop(changes::changing_unwatched(
-            &frame,
-            start as usize,
-            length as usize,
-        ));
-    }
 }
 
 /// Reports a change that takes rights away: the cache must not reuse a region that was pinned with

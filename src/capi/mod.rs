@@ -13,7 +13,6 @@ mod fabric;
 mod forward;
 mod load;
 mod memory;
-mod migration;
 mod mlx5;
 mod rdmamr;
 mod relaxed;

@@ -263,7 +263,7 @@ impl Monitor {
         let claim = |extent| region.claim_extent(extent);
         let watched = cache.watch.watch(page_range, neighbours, claim);
         let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
-        let Some((locked, foreign)) = cache.lock_and_look(page_range, false) else {
+        let Some((locked, foreign)) = cache.lock_and_look(page_range) else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
             // entry.
             self.set.lose();

@@ -37,7 +37,7 @@ impl Kind {
         match (mapping.shared, mapping.writable) {
             (false, true) => Some(Kind::Private),
             // No advice makes anonymous pages in such a mapping.
-            (false, false) if mapping.is_plain() => None,
+            (false, false) if mapping.is_own() => None,
             (false, false) => Some(Kind::Read),
             (true, _) if has(b"ht") || is_memory(mapping.file_system, missing) => {
                 Some(if writing { Kind::Written } else { Kind::Read })

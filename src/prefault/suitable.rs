@@ -172,7 +172,7 @@ impl Pages {
                 Some(before) => (before.page, before.huge.map(|(from, _)| from)),
                 None => (0, may_ask.then_some(from)),
             };
-            let from = from.filter(|_| mapping.is_plain() && huge::is_undecided(flags));
+            let from = from.filter(|_| mapping.is_own() && huge::is_undecided(flags));
             found = kind.map(|kind| Suitable {
                 kind,
                 page: page.max(mapping.page_size as usize),

@@ -6,8 +6,7 @@
 //! (`thread-self`): once the first thread has ended by pthread_exit(3), those of `self` are empty.
 
 use super::descriptor::Descriptor;
-use super::mounts;
-use super::pages::{PageRange, page_size};
+use super::pages::PageRange;
 use core::ffi::CStr;
 use core::ptr::null;
 use errno::{Errno, errno};
@@ -198,8 +197,6 @@ pub struct Mapping {
     pub file: bool,
     /// The mapping is of a file, even one without a name, which only the kernel knows.
     has_file: bool,
-    /// The mapping has the kernel's name for unnamed huge pages. A file may have the same name.
-    named_huge: bool,
     /// The mapping is of a device: of a file in /dev that is not memory.
     pub of_device: bool,
     /// The numbers of the file system that the file is on, (0, 0) without a file.
@@ -209,17 +206,10 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Whether the mapping is private and anonymous.
-    pub fn is_plain(&self) -> bool {
-        !self.shared && !self.has_file
-    }
-
     /// Whether only this process can change the mapping's memory: the mapping is private, and its
-    /// pages do not come from a file. Unnamed huge pages are such memory too: the kernel makes a
-    /// file for them, on a file system of its own.
+    /// pages do not come from a file. (For huge pages of hugetlb the kernel makes a file.)
     pub fn is_own(&self) -> bool {
-        let is_huge = || self.named_huge && mounts::has_huge_pages(self.file_system);
-        !self.shared && (!self.has_file || is_huge())
+        !self.shared && !self.has_file
     }
 }
 
@@ -311,13 +301,7 @@ pub fn each_mapping_in(
             break;
         }
         let has_file = query.inode != 0 || query.dev_major != 0 || query.dev_minor != 0;
-        let is_huge = || {
-            query.vma_page_size > page_size()
-                && mounts::has_huge_pages((query.dev_major, query.dev_minor))
-                && file.has_name(mapping.start, HUGE_PAGES)
-        };
-        let own = query.vma_flags & VMA_SHARED == 0 && (!has_file || is_huge());
-        each(mapping, own);
+        each(mapping, query.vma_flags & VMA_SHARED == 0 && !has_file);
         at = mapping.end;
     }
     Ok(())
@@ -385,7 +369,13 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let permissions = fields.next().filter(|field| field.len() == 4)?;
     let (_offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let path = fields.next().unwrap_or_default().trim_ascii_start();
-    const MEMORY: [&[u8]; 5] = [b"/memfd:", b"/dev/zero", b"/dev/shm/", b"/SYSV", HUGE_PAGES];
+    const MEMORY: [&[u8]; 5] = [
+        b"/memfd:",
+        b"/dev/zero",
+        b"/dev/shm/",
+        b"/SYSV",
+        b"/anon_hugepage (deleted)",
+    ];
     let is_memory = MEMORY.iter().any(|memory| path.starts_with(memory));
     let (major, minor) = hexadecimal(device);
     let minor = hexadecimal(minor.strip_prefix(b":").unwrap_or_default()).0;
@@ -398,7 +388,6 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         file: path.starts_with(b"/") && !is_memory,
         // No file system has the device number 0.
         has_file: device != b"00:00" || inode != b"0",
-        named_huge: path == HUGE_PAGES,
         of_device: path.starts_with(b"/dev/") && !path.starts_with(b"/dev/huge") && !is_memory,
         file_system: (major as u32, minor as u32),
         page_size: 0,
@@ -425,10 +414,6 @@ pub fn file_system((major, minor): (u32, u32), kind: &mut dyn FnMut(&[u8], &[u8]
         !is_it
     });
 }
-
-/// The kernel's name for unnamed huge pages. A file that a program made on the same file system has
-/// another name: memfd_create(2) and shmget(2) put a prefix before it.
-const HUGE_PAGES: &[u8] = b"/anon_hugepage (deleted)";
 
 fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(line.strip_prefix(name)?.trim_ascii_start())
@@ -580,21 +565,6 @@ impl File {
         };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
-
-    /// Whether the mapping at an address has this name.
-    fn has_name(&self, addr: u64, name: &[u8]) -> bool {
-        let mut buffer = [0u8; 64];
-        let mut query = Query {
-            query_addr: addr,
-            vma_name_size: buffer.len() as u32,
-            vma_name_addr: buffer.as_mut_ptr().expose_provenance() as u64,
-            ..Query::default()
-        };
-        // A name that is longer than the buffer is an error. The size counts the NUL.
-        let asked = self.query(&mut query);
-        let length = (query.vma_name_size as usize).checked_sub(1);
-        asked.is_ok() && length.and_then(|length| buffer.get(..length)) == Some(name)
-    }
 }
 
 #[cfg(test)]
@@ -634,36 +604,6 @@ mod tests {
         assert!(!own(
             "rw-p 00003000 00:21 0   /a file with the inode number 0"
         ));
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "no /proc")]
-    fn huge_pages_without_a_name_are_own() {
-        const LENGTH: usize = 2 << 20;
-        let none = core::ptr::null_mut::<core::ffi::c_void>();
-        let huge = libc::MAP_HUGETLB | libc::MAP_HUGE_2MB | libc::MAP_NORESERVE;
-        for (kind, is_own) in [(libc::MAP_PRIVATE, true), (libc::MAP_SHARED, false)] {
-            let flags = kind | libc::MAP_ANONYMOUS | huge;
-            // MAP_NORESERVE: the call takes no huge pages.
-            // SAFETY: the call makes a new mapping and touches no other.
-            let memory = unsafe { libc::mmap(none, LENGTH, libc::PROT_NONE, flags, -1, 0) };
-            if memory == libc::MAP_FAILED {
-                return; // no huge pages of this size
-            }
-            let range = PageRange::around(memory.addr() as u64, LENGTH as u64).unwrap();
-            let mut answers = Vec::new();
-            let read = each_mapping(|mapping| {
-                if mapping.range.contains(range) {
-                    answers.push(mapping.is_own());
-                }
-                true
-            });
-            assert!(read);
-            let asked = each_mapping_in(range, |_, own| answers.push(own));
-            assert_eq!(answers, vec![is_own; 1 + usize::from(asked.is_ok())]);
-            // SAFETY: this test made the mapping.
-            unsafe { libc::munmap(memory, LENGTH) };
-        }
     }
 
     #[test]

@@ -140,21 +140,3 @@ int ioctl(int fd, unsigned long request, ...)
 	va_end(arguments);
 	return (int)syscall(SYS_ioctl, fd, request, argument);
 }
-
-long mbind(void *memory, unsigned long length, int mode, const unsigned long *nodes, unsigned long most, unsigned int flags)
-{
-	CAME(mbind);
-	return syscall(SYS_mbind, memory, length, mode, nodes, most, flags);
-}
-
-long move_pages(int process, unsigned long count, void **pages, const int *nodes, int *status, int flags)
-{
-	CAME(move_pages);
-	return syscall(SYS_move_pages, process, count, pages, nodes, status, flags);
-}
-
-long migrate_pages(int process, unsigned long most, const unsigned long *from, const unsigned long *to)
-{
-	CAME(migrate_pages);
-	return syscall(SYS_migrate_pages, process, most, from, to);
-}

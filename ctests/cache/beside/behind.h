@@ -7,7 +7,7 @@
 	call(munmap) call(mmap) call(mmap64) call(mremap) call(madvise)                  \
 	call(process_madvise) call(mprotect) call(pkey_mprotect) call(brk) call(sbrk)    \
 	call(realloc) call(shmat) call(close) call(closefrom) call(close_range) call(dup2) call(dup3) \
-	call(ioctl) call(mbind) call(move_pages) call(migrate_pages)
+	call(ioctl)
 
 #define NUMBER_OF(name) BEHIND_##name,
 enum behind { CALLS(NUMBER_OF) BEHIND_CALLS };

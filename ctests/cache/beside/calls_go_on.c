@@ -7,7 +7,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -19,14 +18,6 @@
 #include "../../lib/stub_device.h"
 #include "behind.h"
 #pragma weak behind_came
-
-/* libnuma's, whose headers may be missing. */
-long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
-long move_pages(int, unsigned long, void **, const int *, int *, int);
-long migrate_pages(int, unsigned long, const unsigned long *, const unsigned long *);
-#pragma weak mbind
-#pragma weak move_pages
-#pragma weak migrate_pages
 
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -54,9 +45,6 @@ static void memory_calls(void)
 	const int SHARES = PROT_READ | PROT_WRITE, KIND = MAP_PRIVATE | MAP_ANONYMOUS;
 	int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	char *memory = NULL, *other = NULL;
-	unsigned long nodes = 1;
-	int node = 0, status = -1;
-	void *page = &nodes;
 	struct iovec vector;
 
 	comes_once(mmap, (memory = mmap(NULL, 4 * PAGE, SHARES, KIND, -1, 0)) != MAP_FAILED);
@@ -78,12 +66,6 @@ static void memory_calls(void)
 	comes_once(brk, brk((void *)syscall(SYS_brk, 0)) == 0);
 	comes_once(madvise, fails_with(madvise(memory + 1, PAGE, MADV_COLLAPSE), EINVAL));
 	comes_once(process_madvise, fails_with(process_madvise(self, (void *)8, 1, MADV_COLLAPSE, 0), EFAULT));
-	comes_once(mbind, mbind(memory, PAGE, MPOL_DEFAULT, NULL, 0, MPOL_MF_MOVE) == 0);
-	comes_once(mbind, fails_with(mbind(memory + 1, PAGE, MPOL_DEFAULT, NULL, 0, MPOL_MF_MOVE), EINVAL));
-	comes_once(move_pages, move_pages(0, 1, &page, &node, &status, MPOL_MF_MOVE) == 0 && status == node);
-	comes_once(move_pages, fails_with(move_pages(0, 1, (void *)8, &node, &status, MPOL_MF_MOVE), EFAULT));
-	comes_once(migrate_pages, migrate_pages(0, 8 * sizeof(nodes), &nodes, &nodes) == 0);
-	comes_once(migrate_pages, fails_with(migrate_pages(0, 8 * sizeof(nodes), (void *)8, &nodes), EFAULT));
 	must((other = malloc(100)) != NULL);
 	comes_once(realloc, (other = realloc(other, 1 << 20)) != NULL);
 	free(other);

@@ -11,7 +11,6 @@
 #include "fuzz.h"
 #include <fcntl.h>
 #include <limits.h>
-#include <linux/mempolicy.h>
 #include <malloc.h>
 #include <sched.h>
 #include <signal.h>
@@ -26,7 +25,7 @@
 #define PROT_GROWSDOWN 0x01000000
 #define PROT_GROWSUP 0x02000000
 #endif
-enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, DONTNEED_LOCKED = 24, COLLAPSE = 25 };
+enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, DONTNEED_LOCKED = 24 };
 enum { MEMFD, SEALED, DISK, ZERO, FILES };
 static const int file_pages[FILES] = { 64, 32, 24, 0 };
 enum { SEGMENTS = 3 };
@@ -321,17 +320,10 @@ static int an_advice(uint32_t word)
 		MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_DONTNEED, MADV_FREE, MADV_REMOVE, MADV_REMOVE,
 		DONTNEED_LOCKED, GUARD_INSTALL, GUARD_INSTALL, GUARD_REMOVE, MADV_DONTFORK, MADV_DOFORK,
 		MADV_WIPEONFORK, MADV_KEEPONFORK, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_COLD, MADV_WILLNEED,
-		MADV_SEQUENTIAL, MADV_NORMAL, MADV_DONTDUMP, MADV_DODUMP, MADV_HUGEPAGE, MADV_NOHUGEPAGE, COLLAPSE, 77,
+		MADV_SEQUENTIAL, MADV_NORMAL, MADV_DONTDUMP, MADV_DODUMP, MADV_HUGEPAGE, MADV_NOHUGEPAGE, 77,
 	};
 
-	int advice = list[word % (sizeof(list) / sizeof(*list))];
-
-	/*
-	 * A long range reaches memory that collapses were tried in. MADV_COLLAPSE fails there if the memory
-	 * stays watched or its pages stay read-only, and as a raw call if an idle region pins it
-	 * (docs/limits.md).
-	 */
-	return advice == COLLAPSE && (library_lost_its_file || !is_linux(6, 2)) ? MADV_NORMAL : advice;
+	return list[word % (sizeof(list) / sizeof(*list))];
 }
 
 /* Advice continues beyond holes: no length reaches the memory of others. */
@@ -347,7 +339,7 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool raw = step->raw && !drops(advice) && advice != COLLAPSE &&
+	bool raw = step->raw && !drops(advice) &&
 		   !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
 	begin("madvise", raw, at, length);
@@ -363,7 +355,7 @@ static void process_advise_step(const struct step *step)
 	};
 	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
 	size_t count = 1 + step->word[1] % 2;
-	bool raw = step->raw && !drops(advice) && advice != COLLAPSE;
+	bool raw = step->raw && !drops(advice);
 
 	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
 					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
@@ -374,43 +366,6 @@ static void process_advise_step(const struct step *step)
 	note(", %d, fd %d)", advice, fd == pidfd);
 	note_result(raw ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
 			   process_madvise(fd, ranges, count, advice, 0));
-}
-
-/* libnuma's functions, which exist if the library is preloaded: by them it ends idle regions. */
-long mbind(void *, unsigned long, int, const unsigned long *, unsigned long, unsigned);
-long move_pages(int, unsigned long, void **, const int *, int *, int);
-#pragma weak mbind
-#pragma weak move_pages
-
-static void bind_step(const struct step *step)
-{
-	static const unsigned list[] = { 0, MPOL_MF_MOVE, MPOL_MF_MOVE | MPOL_MF_STRICT, MPOL_MF_MOVE, 1 << 9 };
-	unsigned flags = list[step->word[0] % (sizeof(list) / sizeof(*list))];
-	char *at = odd_at(step);
-	size_t length = advised_length(step);
-	bool raw = step->raw || !mbind;
-
-	begin("mbind", step->raw, at, length);
-	note(", %#x)", flags);
-	note_result(raw ? syscall(SYS_mbind, at, length, MPOL_DEFAULT, NULL, 0L, flags) :
-			   mbind(at, length, MPOL_DEFAULT, NULL, 0, flags));
-}
-
-/* To the node where they are, if the machine has one. */
-static void move_pages_step(const struct step *step)
-{
-	enum { MOST = 40 };
-	unsigned long count = step->count < MOST ? (unsigned long)step->count : MOST;
-	bool raw = step->raw || !move_pages, readable = step->word[0] % 16;
-	int nodes[MOST] = { 0 }, status[MOST];
-	void *list[MOST], **pages = readable ? list : (void *)8;
-
-	for (unsigned long n = 0; n < count; n++)
-		list[n] = at_of(step) + n * PAGE + (step->word[1] >> n % 8) % 4 * 1000;
-	begin("move_pages", step->raw, list[0], count * PAGE);
-	note(", %d)", readable);
-	note_result(raw ? syscall(SYS_move_pages, 0, count, pages, nodes, status, MPOL_MF_MOVE) :
-			   move_pages(0, count, pages, nodes, status, MPOL_MF_MOVE));
 }
 
 static void break_step(const struct step *step)
@@ -766,8 +721,6 @@ const struct kind kinds[] = {
 	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined mappings that a stack left apart" },
 	{ "madvise", 120, advise_step, NULL },
 	{ "process_madvise", 30, process_advise_step, NULL },
-	{ "mbind", 10, bind_step, NULL },
-	{ "move_pages", 10, move_pages_step, NULL },
 	{ "brk", 40, break_step, NULL },
 	{ "shmat", 40, attach_step, NULL },
 	{ "shmdt", 30, detach_step, NULL },
@@ -785,8 +738,6 @@ const struct kind kinds[] = {
 	{ "limit", 12, limit_step, NULL },
 	{ "clone", 2, clone_step, NULL },
 	{ "realloc", 10, realloc_step, NULL },
-	{ "collapse", 8, collapse_step, NULL },
-	{ "move by userfaultfd", 8, move_step, NULL },
 	{ "close files", 1, close_files_step, NULL },
 	{ "dup over", 2, dup_over_step, NULL },
 	{ "register", 330, register_step, NULL },
@@ -836,14 +787,11 @@ void calls_open(void)
 		must(segments[n] >= 0 && shmat(segments[n], keep + n * (64L << 20), 0) != (void *)-1);
 		must(shmctl(segments[n], IPC_RMID, NULL) == 0);
 	}
-	beyond_open();
 	look_windows();
 }
 
 const char *const events[EVENTS] = {
 	[GROWN] = "a block grows in place or by its pages",
-	[COLLAPSED] = "memory becomes a huge page",
-	[MOVED] = "a userfaultfd moves pages",
 	[TASK_ENDED] = "a task of clone ends",
 	[TASK_KILLED] = "a task of clone is killed",
 	[NO_ADDRESSES] = "RLIMIT_AS refuses",

@@ -67,7 +67,7 @@ bool lowers_limits(const struct step *step);
  * noticed.
  */
 enum event {
-	GROWN, COLLAPSED, MOVED, TASK_ENDED, TASK_KILLED,
+	GROWN, TASK_ENDED, TASK_KILLED,
 	NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS
 };
 extern const char *const events[EVENTS];
@@ -163,9 +163,6 @@ bool are_pins_limited(void);
 
 /* --- beyond.c */
 
-void beyond_open(void);
 void realloc_step(const struct step *step);
-void collapse_step(const struct step *step);
-void move_step(const struct step *step);
 
 #endif

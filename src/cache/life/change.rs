@@ -115,41 +115,6 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
     Changing::UnderWay(begin(cache, frame, range, Neighbours::Stay))
 }
 
-/// Ends the idle regions of this memory for a call that needs pages that no device has pinned. The
-/// regions count as changed, although their pages have not changed. (A region that another thread
-/// registers during the call obstructs the call without the library, too.)
-pub fn let_go(addr: usize, length: usize) {
-    drop(changing(&Frame::new(), addr, length));
-}
-
-/// As [`changing`], for a call that needs pages that no device has pinned, and that the kernel may
-/// refuse on watched memory. It therefore also ends the watch that ended regions have left behind.
-pub fn changing_unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    if told(addr, length) {
-        unwatched(frame, addr, length)
-    } else {
-        Changing::Nothing
-    }
-}
-
-#[cold]
-fn unwatched(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
-    let Some(cache) = heeding() else {
-        in_place::call_came(addr);
-        return Changing::Nothing;
-    };
-    let range = pages(addr, length);
-    let mut under_way = begin(cache, frame, range, Neighbours::Stay);
-    if range.start < range.end && cache.regions.has_left_some() {
-        // Another thread may link a region there in between, and the watch of that region ends
-        // here. No hit takes the region while this call is announced, and the record after the call
-        // invalidates it.
-        under_way.announce(range);
-        unwatch_moving(cache, range);
-    }
-    Changing::UnderWay(under_way)
-}
-
 /// A call is about to map memory in place of other memory.
 ///
 /// The kernel merges the new mapping with the old one around it, if that is not watched, and
@@ -559,14 +524,4 @@ pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
         length as usize,
         Neighbours::Stay,
     ))
-}
-
-/// A call is about to move pages to another address by a userfaultfd. The call's argument, with
-/// target, source and length, lies at `argument`. The kernel refuses to move pinned pages. (It also
-/// refuses a target that has pages.)
-pub fn moving_pages(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
-    heeding()?;
-    // If the address is wrong, the kernel tells the caller.
-    let [_target, source, length] = memory::read(argument as u64).ok()?;
-    Some(unwatched(frame, source as usize, length as usize))
 }

@@ -7,7 +7,6 @@ use crate::life::ending::{self, in_call};
 use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_mr::Error;
 use rdmamr_next::Pd;
@@ -88,15 +87,6 @@ pub fn each_idle(
     true
 }
 
-/// Whether a region in huge pages has been kept.
-static HUGE_PAGES: AtomicBool = AtomicBool::new(false);
-
-/// From now on a fork also ends idle regions that are small: for a pinned huge page of hugetlbfs the
-/// kernel takes another huge page, and if there is none, fork fails.
-pub fn mind_huge_pages() {
-    HUGE_PAGES.store(true, Relaxed);
-}
-
 /// Called when this thread is about to fork. Has the kernel deregister the idle regions, unless
 /// they are small together, and none was ever in huge pages. Otherwise the kernel would copy their
 /// pages for the child, which takes memory, and more time than to register them again.
@@ -112,7 +102,7 @@ pub fn before_fork(cache: &Cache) {
     }
     let all = cache.regions.account.registered().bytes as u64;
     let are_small = all <= SMALL || !cache.regions.is_more_idle_than(SMALL);
-    if are_small && !HUGE_PAGES.load(Relaxed) {
+    if are_small {
         return;
     }
     in_call(|| {

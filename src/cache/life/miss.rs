@@ -10,7 +10,7 @@ use crate::life::cleaner::{MANY, SHARE, TOO_MANY, now_ms};
 use crate::life::cleaning;
 use crate::life::device_files::DEVICE_FILES;
 use crate::life::ending;
-use crate::life::flush::{self, relieve};
+use crate::life::flush::relieve;
 use crate::life::hit::{Answer, hit};
 use crate::locked::{By, Locked, New};
 use crate::region::key::LookupKey;
@@ -24,7 +24,7 @@ use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::UnderWay;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::{Fence, Watched};
+use crate::watch::userfaultfd::Fence;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -402,7 +402,7 @@ impl Cache {
         request: &Request,
         id: Id,
         settled: bool,
-    ) -> Result<Result<Watched, Unwatched>, Error> {
+    ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.regions.region(id);
         let page_range = region.page_range();
         let neighbours = self.regions.filter.has_many_neighbours(page_range);
@@ -432,15 +432,14 @@ impl Cache {
     }
 
     /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
-    /// `None` if another task holds the lock. With `ask`, the memory counts as foreign unless the
-    /// kernel says now that it is not.
-    pub fn lock_and_look(&self, page_range: PageRange, ask: bool) -> Option<(Locked<'_>, bool)> {
+    /// `None` if another task holds the lock.
+    pub fn lock_and_look(&self, page_range: PageRange) -> Option<(Locked<'_>, bool)> {
         let locked = self.regions.lock_of_program()?;
         self.apply(&locked, By::Program);
         match locked.regions().foreign.look(page_range) {
-            Noted::Nothing if !ask => return Some((locked, false)),
+            Noted::Nothing => return Some((locked, false)),
             Noted::Foreign => return Some((locked, true)),
-            Noted::Nothing | Noted::Ask => {}
+            Noted::Ask => {}
         }
         let newest = locked.kept();
         drop(locked);
@@ -456,29 +455,15 @@ impl Cache {
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
-    ///
-    /// A machine has few explicit huge pages, and a program that maps one notices if an idle region
-    /// still holds it. So the cache asks the kernel about them now, and keeps no region of huge
-    /// pages that it could not reuse.
-    fn keep(
-        &self,
-        id: Id,
-        lookup_key: &LookupKey,
-        watched: Result<Watched, Unwatched>,
-        settled: bool,
-    ) {
+    fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>, settled: bool) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
-        let huge_pages = watched.is_ok_and(|watched| watched.huge_pages);
-        if huge_pages {
-            flush::mind_huge_pages();
-        }
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
             Unwatched::Busy => counter!(bypassed_busy),
         });
-        let Some((locked, foreign)) = self.lock_and_look(lookup_key.page_range, huge_pages) else {
+        let Some((locked, foreign)) = self.lock_and_look(lookup_key.page_range) else {
             // The region was not kept, so only its caller uses it. The invalidated bit needs no
             // lock.
             self.regions.region(id).state.invalidate();

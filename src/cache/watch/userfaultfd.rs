@@ -115,13 +115,6 @@ impl Message {
 #[derive(Clone, Copy)]
 pub struct Userfaultfd(i32);
 
-/// The kernel's answer about memory that it watches from now on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Watched {
-    /// Some of the memory is explicit huge pages (hugetlb): private ones, or those of a file.
-    pub huge_pages: bool,
-}
-
 /// The answer of the fence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fence {
@@ -262,12 +255,13 @@ impl Userfaultfd {
         self.0
     }
 
-    /// Has the kernel report changes of these pages from now on. The range may have holes.
-    ///
-    /// The kernel's answer has the ioctls that work on all of the range. Explicit huge pages
-    /// (hugetlb) are recognised by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros for
+    /// Has the kernel report changes of these pages from now on. The range may have holes. The
+    /// explicit huge pages of hugetlb are refused: a machine has few, and an idle region would hold
     /// them.
-    pub fn register(self, range: PageRange) -> Result<Watched, Errno> {
+    ///
+    /// The kernel's answer has the ioctls that work on all of the range. Huge pages are recognised
+    /// by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros.
+    pub fn register(self, range: PageRange) -> Result<(), Errno> {
         let mut register = Register {
             start: range.start,
             len: range.bytes(),
@@ -280,9 +274,11 @@ impl Userfaultfd {
         if result != 0 {
             return Err(errno());
         }
-        Ok(Watched {
-            huge_pages: register.ioctls & CAN_ZERO == 0,
-        })
+        if register.ioctls & CAN_ZERO == 0 {
+            self.unregister(range);
+            return Err(Errno(libc::EINVAL));
+        }
+        Ok(())
     }
 
     /// Ends the registration. Returns false if part of the range cannot be registered at all.

@@ -24,7 +24,7 @@
 use crate::instance::{distrust, existing};
 use crate::watch::counts::Counts;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
+use crate::watch::userfaultfd::{Fence, Userfaultfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
@@ -138,7 +138,7 @@ impl WatchFd {
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes.
-    pub fn register(&self, range: PageRange) -> Result<Watched, Errno> {
+    pub fn register(&self, range: PageRange) -> Result<(), Errno> {
         let file = self.file().filter(|_| TABLE.is_here()).ok_or(NOT_OURS)?;
         let registered = file.register(range);
         // A raw system call may have put another userfaultfd there, which has taken the memory.

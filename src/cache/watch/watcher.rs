@@ -11,7 +11,7 @@ use crate::watch::listeners::is_retired;
 use crate::watch::log::Log;
 use crate::watch::mappings::Mappings;
 use crate::watch::one_thread::OneThread;
-use crate::watch::userfaultfd::{Fence, Userfaultfd, Watched};
+use crate::watch::userfaultfd::{Fence, Userfaultfd};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use errno::Errno;
@@ -174,7 +174,7 @@ impl Watch {
         page_range: PageRange,
         has_many_neighbours: bool,
         claim: impl Fn(Option<PageRange>),
-    ) -> Result<Watched, Unwatched> {
+    ) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
