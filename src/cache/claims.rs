@@ -10,8 +10,7 @@ use core::time::Duration;
 use rdmamr_sys::futex::{self, Remaining};
 
 impl Regions {
-    /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock,
-    /// or the lock's owner is dead: then no slot is given to another region any more.
+    /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock.
     pub(super) fn claim(&self, id: Id) -> bool {
         let region = self.region(id);
         // Counted before the claim, so that no waiting thread finds the region ending while

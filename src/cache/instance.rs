@@ -7,11 +7,12 @@ use crate::life::admission::Admission;
 use crate::life::cleaner::{self, Cleaner};
 use crate::life::limits::Limits;
 use crate::life::limits_reader::LimitsReader;
-use crate::lock::{Lock, Owner, Patience};
+use crate::lock::Lock;
 use crate::locked::{By, Locked};
 use crate::objects;
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::time::Duration;
 use rdmamr_stats::{Counters, counter};
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
@@ -54,11 +55,11 @@ pub(super) fn starting() -> &'static Lock {
 }
 
 /// Waits for a thread that is starting the cache.
-pub(super) fn wait_for_start(patience: Patience) {
+pub(super) fn wait_for_start(limit: Duration) {
     if existing().is_none() && !thread::is_inside() {
         if let Some(starting) = STARTING.get() {
             let _inside = thread::enter();
-            drop(starting.lock(Owner::ask(), patience));
+            drop(starting.lock(limit));
         }
     }
 }

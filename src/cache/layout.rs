@@ -40,8 +40,6 @@ pub struct Regions {
     pub(super) ready: AtomicU32,
     pub changes: Log,
     pub(super) lock: Lock,
-    /// A task died while it held the lock.
-    pub(super) orphaned: AtomicBool,
     /// The number of slots that were ever in use.
     pub(super) grown: AtomicU32,
     /// The slots before this one have been touched.

@@ -5,41 +5,34 @@
 //! through thread-local variables. While a thread holds the lock, it calls nothing that could wait
 //! for a thread that wants the lock.
 //!
-//! No thread waits for the lock without a limit. A garbage collector may stop the thread that holds
-//! the lock, by a signal, and a task that shares the memory may be killed while it holds the lock.
-//! So the word of the lock names its owner. A thread that has waited in vain marks the word: until
-//! the owner frees the lock, no other thread waits as long. An owner that no longer exists never
-//! frees it.
+//! The lock is tried: no thread waits for it without a limit, and who does not get it goes on
+//! without. A garbage collector may stop the thread that holds it, by a signal, and a task that
+//! shares the memory may be killed while it holds it. A thread that has waited in vain marks the
+//! word: until the lock is free again, no other thread waits.
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use rdmamr_sys::futex::{Remaining, wake};
-use rdmamr_sys::thread;
 
 const FREE: u32 = 0;
-/// The number of the task that holds the lock. (The kernel numbers no task higher than 2^22.)
-const OWNER: u32 = (1 << 29) - 1;
+const HELD: u32 = 1;
 /// A thread waits for the lock.
-const WANTED: u32 = 1 << 31;
-/// A thread has waited in vain for the present owner of the lock: for [`MOMENT`], for [`LONG`].
-const IN_VAIN: u32 = 1 << 30;
-const LONG_IN_VAIN: u32 = 1 << 29;
+const WANTED: u32 = 2;
+/// A thread has waited in vain for the present holder.
+const IN_VAIN: u32 = 4;
 
 /// How long an interposed call waits for the lock. Threads hold it for microseconds.
-const MOMENT: Duration = Duration::from_millis(20);
+pub const MOMENT: Duration = Duration::from_millis(20);
 
 /// How long a registration or a release waits for the lock: a region that is not kept costs it more
 /// than an interposed call.
-const WHILE: Duration = Duration::from_millis(200);
-
-/// The same, for an owner for which a thread has already waited in vain.
-const BRIEFLY: Duration = Duration::from_millis(2);
+pub const WHILE: Duration = Duration::from_millis(200);
 
 /// How long a call waits that cannot do without the lock: a flush, the end of a domain. By then a
 /// thread that holds the lock and merely lacks a processor has got one.
-const LONG: Duration = Duration::from_secs(1);
+pub const LONG: Duration = Duration::from_secs(1);
 
-/// A thread waits in this many parts. If the process is stopped in one, its owner has the others.
+/// A thread waits in this many parts. If the process is stopped in one, the holder has the others.
 const PARTS: u32 = 8;
 
 /// A lock. Zeroed memory is a free lock.
@@ -49,129 +42,52 @@ pub struct Lock(AtomicU32);
 /// A guard. The lock is held until the guard is dropped.
 pub struct Held<'a>(&'a Lock);
 
-/// The owner of a lock, by the number of its task.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner(u32);
-
-impl Owner {
-    /// The calling thread of the program. It asks the kernel for its number once. `process` is a
-    /// number that only this process has.
-    #[inline]
-    pub fn of_program(process: usize) -> Owner {
-        Owner(thread::id(process) & OWNER)
-    }
-
-    /// The calling task, which may have no thread-local variables, or those of the thread that made
-    /// it.
-    pub fn ask() -> Owner {
-        Owner(thread::id_by_kernel() & OWNER)
-    }
-
-    /// Whether the owner has ended. The answer is no if another task has got its number since.
-    pub fn has_ended(self) -> bool {
-        !thread::exists(self.0)
-    }
-}
-
-/// How long to wait for a lock.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
-    Moment,
-    While,
-    Long,
-}
-
-impl Patience {
-    fn limit(self) -> Duration {
-        match self {
-            Patience::Moment => MOMENT,
-            Patience::While => WHILE,
-            Patience::Long => LONG,
-        }
-    }
-
-    /// The mark of a wait in vain, and of a longer one.
-    fn marks(self) -> u32 {
-        match self {
-            Patience::Moment | Patience::While => IN_VAIN,
-            Patience::Long => IN_VAIN | LONG_IN_VAIN,
-        }
-    }
-
-    /// The mark that makes a wait of this length useless.
-    fn own_mark(self) -> u32 {
-        match self {
-            Patience::Moment | Patience::While => IN_VAIN,
-            Patience::Long => LONG_IN_VAIN,
-        }
-    }
-}
-
 impl Lock {
-    pub fn new() -> Lock {
+    pub const fn new() -> Lock {
         Lock(AtomicU32::new(FREE))
     }
 
-    /// Takes the lock. An error is the owner that still holds it.
+    /// Takes the lock, or waits for it until `limit` has passed.
     #[inline]
-    pub fn lock(&self, by: Owner, patience: Patience) -> Result<Held<'_>, Owner> {
-        match self.0.compare_exchange(FREE, by.0, Acquire, Relaxed) {
-            Ok(_) => Ok(Held(self)),
-            Err(word) => self.wait(by, patience, word),
+    pub fn lock(&self, limit: Duration) -> Option<Held<'_>> {
+        match self.0.compare_exchange(FREE, HELD, Acquire, Relaxed) {
+            Ok(_) => Some(Held(self)),
+            Err(word) => self.wait(limit, word),
         }
     }
 
     #[cold]
-    fn wait(&self, by: Owner, patience: Patience, mut word: u32) -> Result<Held<'_>, Owner> {
-        let (first, limit) = (word & OWNER, patience.limit());
+    fn wait(&self, limit: Duration, mut word: u32) -> Option<Held<'_>> {
         let mut remaining = Remaining::new(limit, limit / PARTS);
         loop {
             let exchange = |new| self.0.compare_exchange(word, new, Acquire, Relaxed);
             if word == FREE {
                 // Other threads may wait as well.
-                match exchange(by.0 | WANTED) {
-                    Ok(_) => return Ok(Held(self)),
+                match exchange(HELD | WANTED) {
+                    Ok(_) => return Some(Held(self)),
                     Err(other) => word = other,
                 }
                 continue;
             }
-            let owner = Owner(word & OWNER);
-            if word & patience.own_mark() != 0 {
-                if !matches!(patience, Patience::While) {
-                    return Err(owner);
-                }
-                // If the owner merely lacks a processor, it gets this thread's. Otherwise this
-                // thread would meanwhile go on without the lock thousands of times.
-                remaining.shorten(BRIEFLY);
+            if word & IN_VAIN != 0 && limit < LONG {
+                return None;
             }
-            if remaining.is_over() {
-                // Several owners may have had the lock in turn.
-                if owner.0 != first {
-                    return Err(owner);
-                }
-                match exchange(word | patience.marks()) {
-                    Ok(_) => return Err(owner),
-                    Err(other) => word = other,
-                }
-                continue;
-            }
-            if word & WANTED == 0 {
-                if let Err(other) = exchange(word | WANTED) {
+            let new = if remaining.is_over() { IN_VAIN } else { WANTED };
+            if word & new == 0 {
+                if let Err(other) = exchange(word | new) {
                     word = other;
                     continue;
                 }
+            }
+            if remaining.is_over() {
+                return None;
             }
             remaining.wait(&self.0, word | WANTED);
             word = self.0.load(Relaxed);
         }
     }
 
-    /// Whether this task holds the lock.
-    pub fn is_held_by(&self, owner: Owner) -> bool {
-        self.0.load(Relaxed) & OWNER == owner.0
-    }
-
-    /// Whether a thread has waited in vain for the present owner.
+    /// Whether a thread has waited in vain for the present holder.
     pub fn is_in_vain(&self) -> bool {
         self.0.load(Relaxed) & IN_VAIN != 0
     }
@@ -199,10 +115,9 @@ mod tests {
 
     impl Guarded {
         fn add(&self) {
-            let by = Owner::of_program(1);
             let _held = loop {
-                // A busy machine may keep the owner waiting for longer.
-                if let Ok(held) = self.lock.lock(by, Patience::Long) {
+                // A busy machine may keep the holder waiting for longer.
+                if let Some(held) = self.lock.lock(LONG) {
                     break held;
                 }
             };
@@ -227,41 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_twice_for_an_owner_that_stays() {
+    fn nobody_waits_for_a_holder_that_stays() {
         let lock = Lock::new();
-        let by = Owner::of_program(1);
-        let held = lock.lock(by, Patience::Moment).ok();
+        let held = lock.lock(MOMENT);
         assert!(held.is_some() && !lock.is_in_vain());
-        for patience in [Patience::Moment, Patience::Moment, Patience::Long] {
-            std::thread::scope(|scope| {
-                let other = scope.spawn(|| lock.lock(Owner::of_program(1), patience).err());
-                assert_eq!(other.join().unwrap(), Some(by));
-            });
-            assert!(lock.is_in_vain());
+        for _ in 0..1000 {
+            assert!(lock.lock(MOMENT).is_none() && lock.is_in_vain());
         }
-        assert!(!by.has_ended());
         drop(held);
-        assert!(!lock.is_in_vain() && lock.lock(by, Patience::Moment).is_ok());
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "asks the kernel for tasks")]
-    fn an_owner_that_has_ended_is_told_from_one_that_lives() {
-        let lock = Lock::new();
-        let owner = std::thread::scope(|scope| {
-            let ends = scope.spawn(|| {
-                let owner = Owner::ask();
-                assert_eq!(owner, Owner::of_program(1));
-                core::mem::forget(lock.lock(owner, Patience::Moment));
-                owner
-            });
-            ends.join().unwrap()
-        });
-        let by = Owner::of_program(1);
-        assert_eq!(lock.lock(by, Patience::Moment).err(), Some(owner));
-        // The kernel frees the number a moment after the join.
-        while !owner.has_ended() {
-            std::thread::yield_now();
-        }
+        assert!(!lock.is_in_vain() && lock.lock(MOMENT).is_some());
     }
 }

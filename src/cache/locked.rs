@@ -6,14 +6,14 @@ use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::life::account::Amount;
-use crate::lock::{Held, Owner, Patience};
+use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use rdmamr_stats::log;
+use core::time::Duration;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 
@@ -21,21 +21,20 @@ use rdmamr_sys::thread;
 pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);
 
 impl Regions {
-    /// Takes the lock for a thread of the program, which waits a moment at most. `None` if another
+    /// Takes the lock for a thread of the program, which waits a while at most. `None` if another
     /// task still holds the lock. That task may be stopped until this thread goes on, or dead.
     pub fn lock_of_program(&self) -> Option<Locked<'_>> {
-        self.lock_for(Owner::of_program(self.process()), Patience::While)
+        self.lock_for(WHILE)
     }
 
     /// The same, for a call that cannot do without the lock: it waits longer.
     pub fn lock_patiently(&self) -> Option<Locked<'_>> {
-        self.lock_for(Owner::of_program(self.process()), Patience::Long)
+        self.lock_for(LONG)
     }
 
-    /// The same, in an interposed call, in a task that may have another thread's thread-local
-    /// variables, or in a helper thread.
+    /// The same, in an interposed call or in a helper thread.
     pub fn lock_in_call(&self) -> Option<Locked<'_>> {
-        self.lock_for(Owner::ask(), Patience::Moment)
+        self.lock_for(MOMENT)
     }
 
     /// For tests, in which no thread holds the lock for long.
@@ -44,49 +43,13 @@ impl Regions {
         self.lock_patiently().expect("somebody keeps the lock")
     }
 
-    /// A number that only this process has: a forked child has no cache.
-    fn process(&self) -> usize {
-        (&raw const *self).addr()
-    }
-
-    fn lock_for(&self, by: Owner, patience: Patience) -> Option<Locked<'_>> {
-        if self.is_orphaned() {
-            return None;
-        }
-        match self.lock.lock(by, patience) {
-            Ok(held) => Some(Locked(self, held)),
-            Err(owner) => {
-                self.look_after(owner);
-                None
-            }
-        }
-    }
-
-    /// This owner held the lock when the wait ended. If it is dead and holds the lock still, the
-    /// data that the lock guards may be half changed. (An owner may also have released the lock and
-    /// ended since.)
-    #[cold]
-    fn look_after(&self, owner: Owner) {
-        let died = owner.has_ended() && self.lock.is_held_by(owner);
-        if died && !self.orphaned.swap(true, SeqCst) {
-            self.changes.distrust();
-            log::soon(format_args!(
-                "regions are not reused from now on: a task that shares this process's memory was \
-                 killed while it worked on them"
-            ));
-        }
-    }
-
-    /// Whether a task died while it held the lock. From then on no thread takes the lock, the cache
-    /// reuses no region, and each thread itself ends the regions that it finds to end.
-    #[inline]
-    pub fn is_orphaned(&self) -> bool {
-        self.orphaned.load(Relaxed)
+    fn lock_for(&self, limit: Duration) -> Option<Locked<'_>> {
+        self.lock.lock(limit).map(|held| Locked(self, held))
     }
 
     /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
     pub fn is_locked_in_vain(&self) -> bool {
-        self.is_orphaned() || self.lock.is_in_vain()
+        self.lock.is_in_vain()
     }
 }
 

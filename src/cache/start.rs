@@ -11,7 +11,7 @@ use crate::life::limits::{Limits, may_pin, settings};
 use crate::life::limits_reader::LimitsReader;
 use crate::life::retire;
 use crate::life::tasks;
-use crate::lock::{Owner, Patience};
+use crate::lock::LONG;
 use crate::objects;
 use crate::panicked::panicked;
 use crate::permitted;
@@ -71,7 +71,7 @@ pub fn set_limits(limits: CacheLimits) -> bool {
         return false;
     }
     let _inside = thread::enter();
-    let Ok(_starting) = starting().lock(Owner::ask(), Patience::Long) else {
+    let Some(_starting) = starting().lock(LONG) else {
         return false;
     };
     let is_first = existing().is_none();
@@ -97,7 +97,7 @@ fn make() -> Option<&'static Cache> {
     let _inside = thread::enter();
     // The thread that starts the cache may be stopped until this one goes on. In that case this
     // thread registers without the cache.
-    let _starting = starting().lock(Owner::ask(), Patience::Long).ok()?;
+    let _starting = starting().lock(LONG)?;
     if let Some(cache) = existing() {
         return Some(cache);
     }

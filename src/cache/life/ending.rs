@@ -64,8 +64,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         match by.lock(regions) {
             Some(locked) => locked.restore(id),
             // The thread that ends the evicted regions gets the error again.
-            None if !regions.is_orphaned() => regions.ends_later(id),
-            None => regions.claim_ended(),
+            None => regions.ends_later(id),
         }
         if by == By::Program {
             // The cleaner may be asleep. Once awake, it tries again at its own times.
@@ -76,11 +75,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let Some(locked) = by.lock(regions) else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(LEFT, Relaxed);
-        if regions.is_orphaned() {
-            regions.claim_ended();
-        } else {
-            regions.ends_later(id);
-        }
+        regions.ends_later(id);
         return Ok(());
     };
     let (page_range, why) = (region.page_range(), region.cause.load(Relaxed));
@@ -208,7 +203,7 @@ pub fn some_evicted(cache: &Cache, by: By, most: usize) {
         return;
     }
     for _ in 0..most {
-        if cache.regions.is_locked_in_vain() && !cache.regions.is_orphaned() {
+        if cache.regions.is_locked_in_vain() {
             cache.cleaner.wake();
             return;
         }
@@ -285,7 +280,6 @@ pub fn spent(cache: &Cache, id: Id, generation: u32) {
     let _inside = thread::enter();
     let claimed = match cache.regions.lock_of_program() {
         Some(locked) => locked.claim_generation(id, generation),
-        None if cache.regions.is_orphaned() => cache.regions.claim(id),
         None => {
             // The cleaner ends a region that has no user and will get none.
             cache.cleaner.wake();

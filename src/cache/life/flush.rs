@@ -79,7 +79,6 @@ pub fn each_idle(
                 cache.apply(&locked, by);
                 locked.claim_those(&mut batch, cause, &mut of);
             }
-            None if regions.is_orphaned() => batch.retain(|id| regions.claim(id)),
             None => return false,
         }
         batch.ids().iter().copied().for_each(&mut each);

@@ -5,7 +5,7 @@
 
 use crate::instance::{Cache, existing, wait_for_start};
 use crate::life::tasks;
-use crate::lock::Patience;
+use crate::lock::LONG;
 use crate::watch::event_reader;
 use crate::watch::listeners::{is_retired, retire as retire_watch};
 use crate::watch::watch_fd::WATCH_FD;
@@ -24,7 +24,7 @@ pub fn retire(why: &str) {
     let errno = errno::errno();
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     fence(SeqCst);
-    wait_for_start(Patience::Long);
+    wait_for_start(LONG);
     if let Some(cache) = existing().filter(|cache| cache.is_of_this_process()) {
         end(cache);
         log::line(

@@ -23,7 +23,7 @@
 
 use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::life::flush;
-use crate::lock::Patience;
+use crate::lock::MOMENT;
 use crate::watch::log::{Change, Kind};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
@@ -61,7 +61,7 @@ fn sharing_memory() {
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     fence(SeqCst);
-    wait_for_start(Patience::Moment);
+    wait_for_start(MOMENT);
     if let Some(cache) = existing() {
         give_up(cache);
     }
