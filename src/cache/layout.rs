@@ -4,13 +4,13 @@
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
 //! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
 //! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
-//! the lock owns the index, the table's entries, the notes of foreign memory and the applying of
+//! the lock owns the tree, the table's entries, the notes of foreign memory and the applying of
 //! the log (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
 //! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
-use crate::find::index::Index;
 use crate::find::table::Table;
+use crate::find::tree::Tree;
 use crate::life::account::Account;
 use crate::life::admission::Foreign;
 use crate::lock::Lock;
@@ -75,7 +75,7 @@ pub struct Regions {
     /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,
-    pub(super) index: Index,
+    pub(super) tree: Tree,
     pub(super) table: Table,
     pub(super) slots: Large<[CachedRegion; MOST]>,
 }
@@ -91,9 +91,9 @@ impl Regions {
     /// The parts that an empty cache needs mapped: the offset and the number of bytes of each. The
     /// first part is everything before the table.
     pub const FIRST: [(usize, usize); 3] = {
-        let to_index = core::mem::offset_of!(Regions, index) + Index::FIRST;
+        let to_tree = core::mem::offset_of!(Regions, tree) + size_of::<Tree>();
         [
-            (0, to_index.next_multiple_of(PAGE_SIZE)),
+            (0, to_tree.next_multiple_of(PAGE_SIZE)),
             (
                 core::mem::offset_of!(Regions, table),
                 Table::FIRST.next_multiple_of(PAGE_SIZE),

@@ -11,6 +11,7 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
+use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_stats::log;
@@ -84,6 +85,21 @@ impl Regions {
         self.orphaned.load(Relaxed)
     }
 
+    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
+    /// neither link nor end a region. Under the lock.
+    pub(super) fn overlapping(
+        &self,
+        range: PageRange,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
+    ) {
+        self.tree.overlapping(&*self.slots, range, &mut each);
+    }
+
+    /// The same for the regions that reach into the chunks of a range.
+    pub(super) fn near(&self, range: PageRange, each: impl FnMut(Id, &CachedRegion) -> bool) {
+        self.overlapping(range.extended(CHUNK), each);
+    }
+
     /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
     pub fn is_locked_in_vain(&self) -> bool {
         self.is_orphaned() || self.lock.is_in_vain()
@@ -131,7 +147,7 @@ impl By {
     }
 }
 
-/// A search in the index gives up after this many regions.
+/// A search in the tree gives up after this many regions.
 const LOOK_AT_MOST: u32 = 64;
 
 /// The most regions that begin at one page, among those that only one registration may use at a
@@ -195,7 +211,7 @@ impl Locked<'_> {
         let id = regions.pop()?;
         regions.changes.link();
         make(regions.region(id));
-        regions.index.add(&*regions.slots, id);
+        regions.tree.add(&*regions.slots, id);
         regions.filter.add(page_range);
         Some(id)
     }
@@ -367,7 +383,7 @@ impl Locked<'_> {
         }
         let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            self.lose_memory(range, range, range, |_| regions.leave_some());
+            self.lose_memory(range, range, |_| regions.leave_some());
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
         regions.overlapping(range, |id, region| {
@@ -488,7 +504,7 @@ impl Locked<'_> {
         let regions = self.0;
         let region = regions.region(id);
         let page_range = region.page_range();
-        regions.index.remove(&*regions.slots, id);
+        regions.tree.remove(&*regions.slots, id);
         regions.filter.remove(page_range);
         let seen = region.state.load();
         if !seen.is_monitored() {

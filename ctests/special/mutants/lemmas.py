@@ -26,7 +26,7 @@ MUTANTS = [
      "if state & (PHASE | STALE) != UNKEPT {\n                return false;\n            }\n            let kept = state & !PHASE | KEPT",
      "if state & PHASE != UNKEPT {\n                return false;\n            }\n            let kept = state & !(PHASE | STALE) | KEPT",
      "loom", "loom_kept_while_its_memory_changes"),
-    ("P1", "cache/locked.rs", "        regions.index.add(&*regions.slots, id);\n", "",
+    ("P1", "cache/locked.rs", "        regions.tree.add(&*regions.slots, id);\n", "",
      "unit", "model"),
     ("P1", "cache/life/miss.rs", "let own = reason.is_some()\n", "let own = false\n",
      "suite", "unwatched_not_shared"),
