@@ -20,21 +20,20 @@ use crate::region::slot::CachedRegion;
 use crate::watch::dropping::Dropping;
 use crate::watch::log::Log;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use rdmamr_sys::process::PAGE_SIZE;
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = tiny_or!(48, 1 << 18);
 
 /// The cache. Zeroed memory is an empty cache. The structure is so large that only parts of its
-/// address range are mapped (`place.rs`): all fields before the table, and the parts in use of the
-/// arrays after them.
+/// address range are mapped (`place.rs`): all fields before the tables, and the parts in use of
+/// the arrays.
 #[repr(C)]
 pub struct Regions {
     /// Besides its table entry and its region, a hit or a release reads a single cache line: the
     /// end of the account, the table's shape, and the beginning of the log. Misses and changes of
     /// memory write to that line; hits do not.
     pub account: Account,
-    /// A copy of the shape of the table ([`crate::locked::Locked::add_entry`]).
+    /// The shape of the table in use ([`Table`]).
     pub(super) shape: AtomicU32,
     /// The number of mapped slots.
     pub(super) ready: AtomicU32,
@@ -44,8 +43,6 @@ pub struct Regions {
     pub(super) orphaned: AtomicBool,
     /// The number of slots that were ever in use.
     pub(super) grown: AtomicU32,
-    /// The slots before this one have been touched.
-    pub(super) touched: AtomicU32,
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) evicted: List,
@@ -88,20 +85,6 @@ const _: () = {
 };
 
 impl Regions {
-    /// The parts that an empty cache needs mapped: the offset and the number of bytes of each. The
-    /// first part is everything before the table.
-    pub const FIRST: [(usize, usize); 3] = {
-        let to_tree = core::mem::offset_of!(Regions, tree) + size_of::<Tree>();
-        [
-            (0, to_tree.next_multiple_of(PAGE_SIZE)),
-            (
-                core::mem::offset_of!(Regions, table),
-                Table::FIRST.next_multiple_of(PAGE_SIZE),
-            ),
-            (
-                core::mem::offset_of!(Regions, slots),
-                Large::<[CachedRegion; MOST]>::next_size(0),
-            ),
-        ]
-    };
+    /// The number of bytes, from its start on, that an empty cache needs mapped.
+    pub const FIRST: usize = core::mem::offset_of!(Regions, table) + Table::FIRST;
 }

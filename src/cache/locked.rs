@@ -230,12 +230,10 @@ impl Locked<'_> {
         kept
     }
 
-    /// Adds an entry to the table. A hit that still has the earlier shape looks in the earlier
-    /// table, which is filled anew at the next call at the earliest.
     fn add_entry(&self, pd: u64, start: u64, id: Id) {
         let regions = self.0;
-        regions.table.add(regions.slots(), pd, start, id);
-        regions.shape.store(regions.table.shape(), Release);
+        let slots = regions.slots();
+        regions.table.add(&regions.shape, slots, pd, start, id);
     }
 
     /// The number of the region that was kept last.
@@ -508,7 +506,10 @@ impl Locked<'_> {
         regions.filter.remove(page_range);
         let seen = region.state.load();
         if !seen.is_monitored() {
-            regions.table.remove(region.pd(), page_range.start, id);
+            let shape = regions.shape.load(Relaxed);
+            regions
+                .table
+                .remove(shape, region.pd(), page_range.start, id);
             regions.account.remove(page_range);
         } else if seen.is_stale() {
             add(&regions.changed_monitored, u64::MAX);

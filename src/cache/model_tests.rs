@@ -540,26 +540,6 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));
 }
 
-/// A table that does not grow loses entries. Then a search under the lock finds the region.
-#[test]
-fn the_table_grows_with_the_regions() {
-    let regions = new_cache();
-    let is_found = |page| {
-        let wanted = of_page(page);
-        let same = |id| (regions.region(id).page_range() == wanted.page_range).then_some(());
-        regions
-            .table
-            .find(regions.table.shape(), &wanted, same)
-            .is_some()
-    };
-    for page in 0..24 {
-        let id = regions.lock().make(&of_page(page)).unwrap();
-        assert!(regions.lock().keep(id));
-        let lost = (0..=page).filter(|&page| !is_found(page)).count();
-        assert_eq!(lost, 0, "of {} regions", page + 1);
-    }
-}
-
 #[test]
 fn the_cleaner_is_woken_once_for_much() {
     let regions = new_cache();
