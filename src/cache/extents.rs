@@ -44,8 +44,7 @@ impl Locked<'_> {
     /// that is not watched yet cannot take memory over, and may become watched at any moment.
     pub fn heir(&self, memory: PageRange, leaving: Id) -> Heir {
         let mut heir = Heir::None;
-        let page_range = self.regions().region(leaving).page_range();
-        self.regions().near(memory, page_range, |id, region| {
+        self.regions().near(memory, |id, region| {
             match region.extent() {
                 _ if id == leaving => {}
                 Some(extent) if extent.overlaps(memory) => heir = Heir::Region(id),
@@ -60,7 +59,7 @@ impl Locked<'_> {
     /// Calls `each` for the regions whose extent overlaps a range, until `each` returns false.
     pub(super) fn watching(&self, range: PageRange, mut each: impl FnMut(Id, PageRange) -> bool) {
         // An extent does not reach beyond the chunks of its region.
-        self.regions().near(range, range, |id, region| {
+        self.regions().near(range, |id, region| {
             match region.extent().filter(|extent| extent.overlaps(range)) {
                 Some(extent) => each(id, extent),
                 None => true,
@@ -80,7 +79,7 @@ impl Locked<'_> {
             return;
         }
         let mut clear = true;
-        self.regions().near(range, range, |_, region| {
+        self.regions().near(range, |_, region| {
             match region.extent() {
                 Some(extent) if extent.end <= range.start => {
                     part.start = part.start.max(extent.end)
@@ -110,15 +109,14 @@ impl Locked<'_> {
     /// Removes memory from the extents of all regions: the cache does not watch it any more. If an
     /// extent reached beyond that memory, a region that lies there takes over the rest; `orphan`
     /// gets a rest whose watch no region needs. In `going`, the range of a call under way, no region
-    /// needs the watch. The search begins with the regions that overlap `first`.
+    /// needs the watch.
     pub(super) fn lose_memory(
         &self,
         gone: PageRange,
         going: PageRange,
-        first: PageRange,
         mut orphan: impl FnMut(PageRange),
     ) {
-        self.regions().near(gone, first, |_, region| {
+        self.regions().near(gone, |_, region| {
             let Some(before) = region.extent().filter(|extent| extent.overlaps(gone)) else {
                 return true;
             };
@@ -196,7 +194,7 @@ impl Locked<'_> {
                     *orphans = Some(orphans.map_or(orphan, |others| others.joined_with(orphan)));
                 };
                 let (mut below, mut above) = (None, None);
-                self.lose_memory(part, range, region.page_range(), |orphan| {
+                self.lose_memory(part, range, |orphan| {
                     let is_above = orphan.start > part.start;
                     join(if is_above { &mut above } else { &mut below }, orphan);
                 });
@@ -205,7 +203,7 @@ impl Locked<'_> {
                         if unwatch(memory) != Unwatching::Done {
                             self.regions().leave_some();
                         }
-                        self.lose_memory(memory, range, memory, |orphan| {
+                        self.lose_memory(memory, range, |orphan| {
                             join(&mut orphans, orphan);
                         });
                     }
@@ -223,7 +221,7 @@ impl Locked<'_> {
         }
         let mut found = !range.extended(CHUNK).contains(extent);
         if !found {
-            self.regions().near(range, range, |_, region| {
+            self.regions().near(range, |_, region| {
                 found =
                     !region.page_range().overlaps(range) && region.page_range().overlaps(extent);
                 !found

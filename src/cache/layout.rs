@@ -4,13 +4,13 @@
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
 //! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
 //! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
-//! the lock owns the index, the table's entries, the notes of foreign memory and the applying of
+//! the lock owns the tree, the table's entries, the notes of foreign memory and the applying of
 //! the log (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
 //! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
-use crate::find::index::Index;
 use crate::find::table::Table;
+use crate::find::tree::Tree;
 use crate::life::account::Account;
 use crate::life::admission::Foreign;
 use crate::lock::Lock;
@@ -20,21 +20,20 @@ use crate::region::slot::CachedRegion;
 use crate::watch::dropping::Dropping;
 use crate::watch::log::Log;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
-use rdmamr_sys::process::PAGE_SIZE;
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = tiny_or!(48, 1 << 18);
 
 /// The cache. Zeroed memory is an empty cache. The structure is so large that only parts of its
-/// address range are mapped (`place.rs`): all fields before the table, and the parts in use of the
-/// arrays after them.
+/// address range are mapped (`place.rs`): all fields before the tables, and the parts in use of
+/// the arrays.
 #[repr(C)]
 pub struct Regions {
     /// Besides its table entry and its region, a hit or a release reads a single cache line: the
     /// end of the account, the table's shape, and the beginning of the log. Misses and changes of
     /// memory write to that line; hits do not.
     pub account: Account,
-    /// A copy of the shape of the table ([`crate::locked::Locked::add_entry`]).
+    /// The shape of the table in use ([`Table`]).
     pub(super) shape: AtomicU32,
     /// The number of mapped slots.
     pub(super) ready: AtomicU32,
@@ -42,8 +41,6 @@ pub struct Regions {
     pub(super) lock: Lock,
     /// The number of slots that were ever in use.
     pub(super) grown: AtomicU32,
-    /// The slots before this one have been touched.
-    pub(super) touched: AtomicU32,
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) evicted: List,
@@ -73,7 +70,7 @@ pub struct Regions {
     /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,
-    pub(super) index: Index,
+    pub(super) tree: Tree,
     pub(super) table: Table,
     pub(super) slots: Large<[CachedRegion; MOST]>,
 }
@@ -86,20 +83,6 @@ const _: () = {
 };
 
 impl Regions {
-    /// The parts that an empty cache needs mapped: the offset and the number of bytes of each. The
-    /// first part is everything before the table.
-    pub const FIRST: [(usize, usize); 3] = {
-        let to_index = core::mem::offset_of!(Regions, index) + Index::FIRST;
-        [
-            (0, to_index.next_multiple_of(PAGE_SIZE)),
-            (
-                core::mem::offset_of!(Regions, table),
-                Table::FIRST.next_multiple_of(PAGE_SIZE),
-            ),
-            (
-                core::mem::offset_of!(Regions, slots),
-                Large::<[CachedRegion; MOST]>::next_size(0),
-            ),
-        ]
-    };
+    /// The number of bytes, from its start on, that an empty cache needs mapped.
+    pub const FIRST: usize = core::mem::offset_of!(Regions, table) + Table::FIRST;
 }

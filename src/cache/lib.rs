@@ -8,12 +8,12 @@
 //! lemmas, each with the code that upholds it and the test that fails without that code.
 //!
 //! - `region/`: a slot, its state (the state of a region in one atomic), lists of slots.
-//! - `find/`: the look-up without a lock, the index by address, the filter of memory without
+//! - `find/`: the look-up without a lock, the tree by address, the filter of memory without
 //!   regions.
 //! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
 //! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `claims.rs`,
-//!   `totals.rs`: operations on it without the lock. `locked.rs`, `overlapping.rs`, `extents.rs`:
+//!   `totals.rs`: operations on it without the lock. `locked.rs`, `extents.rs`:
 //!   operations under the lock.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it.
 
@@ -47,7 +47,6 @@ mod mapping;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
 pub mod objects;
-mod overlapping;
 mod panicked;
 pub mod permitted;
 mod place;

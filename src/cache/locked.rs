@@ -11,6 +11,7 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
+use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
@@ -45,6 +46,21 @@ impl Regions {
 
     fn lock_for(&self, limit: Duration) -> Option<Locked<'_>> {
         self.lock.lock(limit).map(|held| Locked(self, held))
+    }
+
+    /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
+    /// neither link nor end a region. Under the lock.
+    pub(super) fn overlapping(
+        &self,
+        range: PageRange,
+        mut each: impl FnMut(Id, &CachedRegion) -> bool,
+    ) {
+        self.tree.overlapping(&*self.slots, range, &mut each);
+    }
+
+    /// The same for the regions that reach into the chunks of a range.
+    pub(super) fn near(&self, range: PageRange, each: impl FnMut(Id, &CachedRegion) -> bool) {
+        self.overlapping(range.extended(CHUNK), each);
     }
 
     /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
@@ -94,7 +110,7 @@ impl By {
     }
 }
 
-/// A search in the index gives up after this many regions.
+/// A search in the tree gives up after this many regions.
 const LOOK_AT_MOST: u32 = 64;
 
 /// The most regions that begin at one page, among those that only one registration may use at a
@@ -158,7 +174,7 @@ impl Locked<'_> {
         let id = regions.pop()?;
         regions.changes.link();
         make(regions.region(id));
-        regions.index.add(&*regions.slots, id);
+        regions.tree.add(&*regions.slots, id);
         regions.filter.add(page_range);
         Some(id)
     }
@@ -177,12 +193,10 @@ impl Locked<'_> {
         kept
     }
 
-    /// Adds an entry to the table. A hit that still has the earlier shape looks in the earlier
-    /// table, which is filled anew at the next call at the earliest.
     fn add_entry(&self, pd: u64, start: u64, id: Id) {
         let regions = self.0;
-        regions.table.add(regions.slots(), pd, start, id);
-        regions.shape.store(regions.table.shape(), Release);
+        let slots = regions.slots();
+        regions.table.add(&regions.shape, slots, pd, start, id);
     }
 
     /// The number of the region that was kept last.
@@ -330,7 +344,7 @@ impl Locked<'_> {
         }
         let event = change.kind != Kind::Called;
         if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            self.lose_memory(range, range, range, |_| regions.leave_some());
+            self.lose_memory(range, range, |_| regions.leave_some());
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
         regions.overlapping(range, |id, region| {
@@ -451,11 +465,14 @@ impl Locked<'_> {
         let regions = self.0;
         let region = regions.region(id);
         let page_range = region.page_range();
-        regions.index.remove(&*regions.slots, id);
+        regions.tree.remove(&*regions.slots, id);
         regions.filter.remove(page_range);
         let seen = region.state.load();
         if !seen.is_monitored() {
-            regions.table.remove(region.pd(), page_range.start, id);
+            let shape = regions.shape.load(Relaxed);
+            regions
+                .table
+                .remove(shape, region.pd(), page_range.start, id);
             regions.account.remove(page_range);
         } else if seen.is_stale() {
             add(&regions.changed_monitored, u64::MAX);

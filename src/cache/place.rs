@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The cache's address range, and its mapped parts.
 //!
-//! The range is as large as the cache may ever become, 64 MiB. Only the parts in use are mapped,
+//! The range is as large as the cache may ever become, 66 MiB. Only the parts in use are mapped,
 //! some 500 KiB at first: the process may be limited (RLIMIT_AS, RLIMIT_DATA), and mlockall(2)
 //! makes each mapping resident. The rest of the range is not reserved. The range lies far from the
 //! addresses that the kernel chooses. If a part cannot be mapped, because a limit is reached or
@@ -13,9 +13,9 @@
 
 use crate::layout::Regions;
 use crate::mapping::{map_at, map_with, unmap};
-use rdmamr_sys::process::FAR_AWAY;
+use rdmamr_sys::process::{FAR_AWAY, PAGE_SIZE};
 
-/// Finds a place for the cache, and maps the parts that an empty cache needs.
+/// Finds a place for the cache, and maps the part that an empty cache needs.
 pub fn find() -> Option<&'static Regions> {
     const PLACES: usize = 8;
     const APART: usize = (size_of::<Regions>() + align_of::<Regions>()).next_multiple_of(32 << 20);
@@ -33,19 +33,11 @@ fn free_place() -> Option<usize> {
 }
 
 fn begin(address: usize) -> Option<&'static Regions> {
-    let first = Regions::FIRST.map(|(from, length)| (address + from, length));
-    for (n, &(start, length)) in first.iter().enumerate() {
-        if !map_at(start, length) {
-            first[..n]
-                .iter()
-                .for_each(|&(start, length)| unmap(start, length));
-            return None;
-        }
+    if !map_at(address, Regions::FIRST.next_multiple_of(PAGE_SIZE)) {
+        return None;
     }
     let regions = core::ptr::with_exposed_provenance::<Regions>(address);
     // SAFETY: zeroed memory is an empty cache, and each of its parts knows which of its bytes are
     // mapped. The address is aligned, and nothing is unmapped from now on.
-    let regions = unsafe { &*regions };
-    regions.has_first();
-    Some(regions)
+    Some(unsafe { &*regions })
 }

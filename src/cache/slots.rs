@@ -2,18 +2,11 @@
 //! The slots: those that were ever in use, those that are mapped, those that are free.
 
 use crate::layout::{MOST, Regions};
-use crate::mapping::Large;
+use crate::mapping::{HUGE_PAGE, map};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::Ordering::*;
 use rdmamr_sys::process::PAGE_SIZE;
-
-/// Slots from this number on are in huge pages.
-const LARGE: u32 = 8192;
-
-/// The number of slots in a huge page, and the least number in a small page.
-const IN_HUGE_PAGE: u32 = (2 << 20) / size_of::<CachedRegion>() as u32 + 1;
-const IN_PAGE: usize = 4096 / size_of::<CachedRegion>();
 
 impl Regions {
     #[inline(always)]
@@ -43,26 +36,16 @@ impl Regions {
         self.grown.load(Relaxed) > slots
     }
 
-    /// Records that the parts in [`Regions::FIRST`] are mapped.
-    pub fn has_first(&self) {
-        self.table.has_first();
-        let slots = Regions::FIRST[2].1 / size_of::<CachedRegion>();
-        self.ready.store(slots.min(MOST) as u32, Release);
-    }
-
-    /// The number of bytes to map for this many slots.
-    fn bytes_of(slots: u32) -> usize {
-        (slots as usize * size_of::<CachedRegion>()).next_multiple_of(PAGE_SIZE)
-    }
-
     /// Maps more slots after the first `ready`. False if they cannot be mapped. Also false if
     /// another thread maps them at this moment: that thread may be stopped, so no thread waits for
     /// it.
     #[cold]
     fn map_slots(&self, ready: u32) -> bool {
-        let from = Regions::bytes_of(ready);
-        let to = Large::<[CachedRegion; MOST]>::next_size(from);
-        if from >= to || !self.slots.map(from, to) {
+        let from = (ready as usize * size_of::<CachedRegion>()).next_multiple_of(PAGE_SIZE);
+        let all = size_of_val(&*self.slots).next_multiple_of(PAGE_SIZE);
+        // A few at first, and huge pages once the array is large.
+        let to = all.min(from + from.clamp(64 << 10, HUGE_PAGE));
+        if from >= to || !map(&raw const *self.slots, from, to) {
             return false;
         }
         let slots = (to / size_of::<CachedRegion>()).min(MOST) as u32;
@@ -114,36 +97,5 @@ impl Regions {
 
     pub(super) fn push(&self, id: Id) {
         self.free.push(&*self.slots, id);
-    }
-
-    /// Whether [`Regions::touch_ahead`] has something to do.
-    pub fn has_to_touch(&self) -> bool {
-        let grown = self.grown.load(Relaxed);
-        let ahead = (grown + IN_HUGE_PAGE / 2).min(MOST as u32);
-        (grown >= LARGE && self.touched.load(Relaxed) < ahead) || self.table.is_to_be_touched()
-    }
-
-    /// Touches the huge pages that registrations will need soon. The kernel then clears 2 MiB, and
-    /// in a virtual machine the host finds memory for them. That takes 5 ms, for which no
-    /// registration waits here. Needs no lock.
-    pub fn touch_ahead(&self) {
-        // The exchange writes to the page, and changes nothing.
-        let touch = |state: &AtomicU32| {
-            let _ = state.compare_exchange(0, 0, Relaxed, Relaxed);
-        };
-        let grown = self.grown.load(Relaxed);
-        if grown >= LARGE {
-            let from = self.touched.load(Relaxed).max(grown);
-            let to = (grown + IN_HUGE_PAGE).min(MOST as u32);
-            let there = to == 0 || self.has_slot(to - 1);
-            let slots = self.slots.iter().take(to as usize).skip(from as usize);
-            if there {
-                slots
-                    .step_by(IN_PAGE)
-                    .for_each(|slot| touch(&slot.refusals));
-            }
-            self.touched.store(to, Relaxed);
-        }
-        self.table.each_page_to_fill(touch);
     }
 }

@@ -4,22 +4,16 @@
 //! per 1 GiB for large ranges, hashed, and is read without a lock.
 
 use crate::watch::extent::CHUNK;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*, fence};
-use rdmamr_sys::pages::PageRange;
+use core::ops::RangeInclusive;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use rdmamr_sys::pages::{PageRange, page_size};
 
 const COUNTS: usize = tiny_or!(64, 1 << 16);
 
 /// The memory that one count of the coarse counts covers.
-const BLOCK: u64 = 512 * CHUNK;
+const BLOCK: u64 = tiny_or!(4, 512) * CHUNK;
 
 const BLOCK_COUNTS: usize = tiny_or!(64, 1 << 12);
-
-/// A region of more chunks than this is noted in `large`, not in each of its chunks.
-const MANY: u64 = tiny_or!(8, 512);
-
-/// How many large regions are noted with their ranges. Once there are more, every range is assumed
-/// to hold a region.
-const LARGE: usize = tiny_or!(2, 64);
 
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
@@ -30,56 +24,22 @@ const CLEAR: usize = tiny_or!(4, 256);
 /// A range of more chunks than this is not looked up among the clear parts.
 const FEW_CHUNKS: u64 = 4;
 
-/// A noted range: of a large region, or a clear part of a chunk. An empty range notes nothing.
-#[repr(C)]
-struct NotedRange {
-    /// Grows before and after each change of the range.
-    turn: AtomicU64,
-    start: AtomicU64,
-    end: AtomicU64,
-}
-
-impl NotedRange {
-    /// The range, or `None` if a thread is changing it.
-    fn get(&self) -> Option<PageRange> {
-        let turn = self.turn.load(Acquire);
-        let range = PageRange::new(self.start.load(Relaxed), self.end.load(Relaxed));
-        fence(Acquire);
-        (turn % 2 == 0 && self.turn.load(Relaxed) == turn).then_some(range)
-    }
-
-    /// Under the cache's lock.
-    fn set(&self, range: PageRange) {
-        let turn = self.turn.load(Relaxed);
-        self.turn.store(turn + 1, Relaxed);
-        fence(Release);
-        self.start.store(range.start, Relaxed);
-        self.end.store(range.end, Relaxed);
-        self.turn.store(turn + 2, Release);
-    }
-}
-
-const EMPTY: PageRange = PageRange { start: 0, end: 0 };
-
 /// The counts. In zeroed memory all of them are 0.
 #[repr(C)]
 pub struct Filter {
-    /// The number of large regions, and of those for which no range was free.
-    large: AtomicU32,
-    unnoted: AtomicU32,
-    ranges: [NotedRange; LARGE],
+    /// For each block, the number of regions that cover all of it, and of those that cover a part.
+    covered: [AtomicU32; BLOCK_COUNTS],
     blocks: [AtomicU32; BLOCK_COUNTS],
+    /// For each chunk, the number of regions in it that do not cover its whole block.
     counts: [AtomicU32; COUNTS],
-    /// For some chunks that hold regions: a part that holds neither a region nor watched memory.
-    clear: [NotedRange; CLEAR],
+    /// For some chunks that hold regions: a part that holds neither a region nor watched memory, as
+    /// [`word`] gives it.
+    clear: [AtomicU64; CLEAR],
 }
 
-fn chunks(range: PageRange) -> core::ops::RangeInclusive<u64> {
-    range.start / CHUNK..=range.end.saturating_sub(1) / CHUNK
-}
-
-fn blocks(range: PageRange) -> core::ops::RangeInclusive<u64> {
-    range.start / BLOCK..=range.end.saturating_sub(1) / BLOCK
+/// The numbers of the units of a size that a range reaches into.
+fn units(range: PageRange, size: u64) -> RangeInclusive<u64> {
+    range.start / size..=range.end.saturating_sub(1) / size
 }
 
 /// The part of a range that lies in the unit of this number and size.
@@ -90,8 +50,14 @@ fn part(range: PageRange, number: u64, size: u64) -> PageRange {
     )
 }
 
-fn count_of(chunks: &core::ops::RangeInclusive<u64>) -> u64 {
-    chunks.end() - chunks.start() + 1
+/// The bits of a page's number in its chunk.
+const PAGE_BITS: u32 = 10;
+
+/// A part of a chunk: the chunk's number, then those of the part's first page and of the page after
+/// it.
+fn word(chunk: u64, part: PageRange) -> u64 {
+    let page = |address| (address - chunk * CHUNK) / page_size();
+    (chunk << PAGE_BITS | page(part.start)) << PAGE_BITS | page(part.end)
 }
 
 fn place(number: u64, places: usize) -> usize {
@@ -103,74 +69,65 @@ impl Filter {
     /// the count after this store: the region's pages are pinned after it, and a hook that changes
     /// them after that checks again.
     pub fn add(&self, range: PageRange) {
-        if count_of(&chunks(range)) > MANY {
-            let free = self.ranges.iter().find(|noted| noted.get() == Some(EMPTY));
-            match free {
-                Some(free) => free.set(range),
-                None => add(&self.unnoted, 1),
-            }
-            add(&self.large, 1);
-            self.clear
-                .iter()
-                .filter(|part| part.get() != Some(EMPTY))
-                .for_each(|part| part.set(EMPTY));
+        self.count(range, 1);
+        let end = |noted: &AtomicU64| noted.store(0, Release);
+        if range.bytes() > BLOCK {
+            self.clear.iter().for_each(end);
         } else {
-            self.each(range, 1);
-            for chunk in chunks(range) {
-                let part = self.clear_part(chunk);
-                if part.get() != Some(EMPTY) {
-                    part.set(EMPTY);
-                }
-            }
+            units(range, CHUNK).for_each(|chunk| end(self.clear_part(chunk)));
         }
     }
 
     /// Uncounts a region. Under the cache's lock.
     pub fn remove(&self, range: PageRange) {
-        if count_of(&chunks(range)) > MANY {
-            let noted = self.ranges.iter().find(|noted| noted.get() == Some(range));
-            match noted {
-                Some(noted) => noted.set(EMPTY),
-                None => add(&self.unnoted, u32::MAX),
+        self.count(range, u32::MAX);
+    }
+
+    fn count(&self, range: PageRange, amount: u32) {
+        for block in units(range, BLOCK) {
+            let (in_block, place) = (part(range, block, BLOCK), place(block, BLOCK_COUNTS));
+            if in_block.bytes() == BLOCK {
+                add(&self.covered[place], amount);
+                continue;
             }
-            add(&self.large, u32::MAX);
-        } else {
-            self.each(range, u32::MAX);
+            add(&self.blocks[place], amount);
+            for chunk in units(in_block, CHUNK) {
+                add(self.in_chunk(chunk), amount);
+            }
         }
     }
 
-    fn each(&self, range: PageRange, amount: u32) {
-        for block in blocks(range) {
-            add(&self.blocks[place(block, BLOCK_COUNTS)], amount);
-        }
-        for chunk in chunks(range) {
-            add(&self.counts[place(chunk, COUNTS)], amount);
-        }
+    fn in_chunk(&self, chunk: u64) -> &AtomicU32 {
+        &self.counts[place(chunk, COUNTS)]
     }
 
     /// Whether a region in this range may have many neighbours in its first chunk.
     pub fn has_many_neighbours(&self, range: PageRange) -> bool {
-        self.counts[place(range.start / CHUNK, COUNTS)].load(Relaxed) > 16
+        self.in_chunk(range.start / CHUNK).load(Relaxed) > 16
     }
 
-    fn clear_part(&self, chunk: u64) -> &NotedRange {
+    fn clear_part(&self, chunk: u64) -> &AtomicU64 {
         &self.clear[place(chunk, CLEAR)]
     }
 
     /// Notes that a part of a chunk holds neither a region nor watched memory. The note lasts until
     /// a region is added in the chunk. Under the cache's lock.
     pub fn note_clear(&self, part: PageRange) {
-        self.clear_part(part.start / CHUNK).set(part);
+        let chunk = part.start / CHUNK;
+        self.clear_part(chunk).store(word(chunk, part), Release);
     }
 
     /// Whether a range is known to lie in clear parts: the cache has nothing there.
     fn is_clear(&self, range: PageRange) -> bool {
-        let chunks = chunks(range);
-        count_of(&chunks) <= FEW_CHUNKS
-            && chunks.into_iter().all(|chunk| {
-                let noted = self.clear_part(chunk).get();
-                noted.is_some_and(|noted| noted.contains(part(range, chunk, CHUNK)))
-            })
+        let is_noted = |chunk| {
+            let page = |word: u64| word & ((1 << PAGE_BITS) - 1);
+            let noted = self.clear_part(chunk).load(Acquire);
+            let asked = word(chunk, part(range, chunk, CHUNK));
+            noted >> PAGE_BITS <= asked >> PAGE_BITS
+                && noted >> (2 * PAGE_BITS) == chunk
+                && page(asked) <= page(noted)
+        };
+        range.bytes() <= FEW_CHUNKS * CHUNK && units(range, CHUNK).all(is_noted)
     }
 
     /// Whether a change of a range may touch a region, or watched memory around one. As with
@@ -181,62 +138,17 @@ impl Filter {
 
     /// Whether a region may have an address in one of the chunks of this range.
     pub fn may_hold(&self, range: PageRange) -> bool {
-        if range.start >= range.end {
-            return false;
-        }
-        if self.large.load(Acquire) != 0 && self.may_hold_large(range) {
-            return true;
-        }
-        Filter::is_too_large_to_look(range)
-            || blocks(range)
-                .filter(|&block| self.may_hold_in_block(block))
-                .any(|block| {
-                    chunks(part(range, block, BLOCK)).any(|chunk| self.may_hold_in_chunk(chunk))
-                })
-    }
-
-    /// An upper bound on the number of regions that reach into the chunks of a range. The range
-    /// must have few chunks. Under the cache's lock.
-    pub fn at_most(&self, range: PageRange) -> u64 {
-        let count = |chunk| u64::from(self.counts[place(chunk, COUNTS)].load(Relaxed));
-        let small: u64 = chunks(range).map(count).sum();
-        small + u64::from(self.large.load(Relaxed))
-    }
-
-    /// Whether a range has so many blocks that [`Filter::each_chunk`] takes long.
-    pub fn is_too_large_to_look(range: PageRange) -> bool {
-        range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
-    }
-
-    /// Calls `each` with the parts of a range that lie in chunks that may hold small regions, until
-    /// `each` returns false.
-    pub fn each_chunk(&self, range: PageRange, mut each: impl FnMut(PageRange) -> bool) {
-        for block in blocks(range).filter(|&block| self.may_hold_in_block(block)) {
-            let in_block = part(range, block, BLOCK);
-            let mut chunks = chunks(in_block).filter(|&chunk| self.may_hold_in_chunk(chunk));
-            if !chunks.all(|chunk| each(part(in_block, chunk, CHUNK))) {
-                return;
-            }
-        }
-    }
-
-    fn may_hold_in_block(&self, block: u64) -> bool {
-        self.blocks[place(block, BLOCK_COUNTS)].load(Acquire) != 0
-    }
-
-    fn may_hold_in_chunk(&self, chunk: u64) -> bool {
-        self.counts[place(chunk, COUNTS)].load(Acquire) != 0
-    }
-
-    #[cold]
-    fn may_hold_large(&self, range: PageRange) -> bool {
-        // The memory that is watched for a region reaches to the ends of its chunks.
-        let near = range.extended(CHUNK);
-        self.unnoted.load(Acquire) != 0
-            || self
-                .ranges
-                .iter()
-                .any(|noted| noted.get().is_none_or(|noted| noted.overlaps(near)))
+        let has_some = |count: &AtomicU32| count.load(Acquire) != 0;
+        let may_hold_in_block = |block| {
+            let place = place(block, BLOCK_COUNTS);
+            let mut chunks = units(part(range, block, BLOCK), CHUNK);
+            has_some(&self.covered[place])
+                || has_some(&self.blocks[place])
+                    && chunks.any(|chunk| has_some(self.in_chunk(chunk)))
+        };
+        range.start < range.end
+            && (range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
+                || units(range, BLOCK).any(may_hold_in_block))
     }
 }
 
@@ -271,7 +183,8 @@ mod tests {
         filter.add(in_chunk(7, 40, 41));
         assert!(filter.may_touch(in_chunk(7, 20, 30)));
         filter.note_clear(in_chunk(7, 10, 40));
-        filter.add(in_chunk(2, 0, 512 * MANY + 1));
+        assert!(!filter.may_touch(in_chunk(7, 20, 30)) && filter.may_touch(in_chunk(7, 20, 41)));
+        filter.add(in_chunk(2, 0, 512 * 6));
         assert!(filter.may_touch(in_chunk(7, 20, 30)), "a large one");
     }
 
@@ -281,31 +194,35 @@ mod tests {
         let filter: Filter = unsafe { core::mem::zeroed() };
         let range = |start, end| PageRange::new(start * CHUNK / 2, end * CHUNK / 2);
         assert!(!filter.may_hold(range(0, 20)));
-        filter.add(range(3, 4));
+        let small = range(3, 4);
+        filter.add(small);
         assert!(filter.may_hold(range(2, 3)), "the same chunk");
         assert!(filter.may_hold(range(0, 20)));
         assert!(!filter.may_hold(range(4, 6)) && !filter.may_hold(range(3, 3)));
-        assert_eq!(
-            (filter.at_most(range(0, 2)), filter.at_most(range(2, 3))),
-            (0, 1)
+        // A part of a block, three whole ones, and a part again.
+        let large = range(102, 144);
+        filter.add(large);
+        for (start, end) in [
+            (102, 103),
+            (104, 105),
+            (120, 121),
+            (136, 140),
+            (143, 144),
+            (0, 200),
+        ] {
+            assert!(filter.may_hold(range(start, end)), "{start}");
+        }
+        for (start, end) in [(98, 102), (144, 150), (20, 60)] {
+            assert!(!filter.may_hold(range(start, end)), "{start}");
+        }
+        filter.remove(small);
+        assert!(filter.may_hold(range(0, 200)) && !filter.may_hold(range(0, 100)));
+        filter.remove(large);
+        assert!(!filter.may_hold(range(0, 1000)));
+        let everything = TOO_MANY_TO_LOOK * BLOCK;
+        assert!(
+            filter.may_hold(PageRange::new(0, everything)),
+            "too many to look at"
         );
-        for start in [100, 200, 300] {
-            filter.add(range(start, start + 4 * MANY));
-            assert!(filter.may_hold(range(start + 4, start + 6)));
-            let unsure = start == 300;
-            assert_eq!(
-                filter.may_hold(range(20, 60)),
-                unsure,
-                "more than are noted"
-            );
-        }
-        for start in [100, 200, 300] {
-            assert!(filter.may_hold(range(start + 4, start + 6)));
-            filter.remove(range(start, start + 4 * MANY));
-        }
-        filter.remove(range(3, 4));
-        assert!(!filter.may_hold(range(0, 2000)));
-        let everything = TOO_MANY_TO_LOOK * 2 * 512 + 2;
-        assert!(filter.may_hold(range(0, everything)), "too many to look at");
     }
 }

@@ -5,39 +5,26 @@
 //! the hash. It is small enough to stay in the processor's cache with many regions. Entries are
 //! hints. A reader that finds an entry checks the slot itself, and takes the region only if it
 //! serves. So an entry may outlive its region. But a hit that finds such an entry asks the fence in
-//! vain; therefore the entry is removed when its region ends. A late reader that meets a table that
-//! is being filled anew misses at worst, and then looks under the lock. All changes are made under
-//! the cache's lock.
+//! vain; therefore the entry is removed when its region ends. All changes are made under the
+//! cache's lock.
+//!
+//! If the table is full, another table is filled with the live regions, at once, and put to use.
+//! The table before it stays as it is until a table is filled again. A reader that still searches
+//! it then misses at worst, and looks under the lock.
 
-use crate::mapping::{self, HUGE_PAGE, Large, Paged};
+use crate::mapping::{self, Paged};
 use crate::region::key::LookupKey;
 use crate::region::link::{Id, Link};
 use crate::region::slot::CachedRegion;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_sys::process::PAGE_SIZE;
 
-/// The binary logarithm of the largest table's number of entries; below it, of the smallest
-/// table's.
+/// The binary logarithm of the number of entries of the largest table, and of the smallest one.
 const LARGEST: u32 = tiny_or!(6, 20);
-const SMALLEST: u32 = tiny_or!(3, 10);
-
-/// The logarithm of the largest table in small pages. Larger tables lie elsewhere, so that no small
-/// page occupies the place of their huge pages.
-const SMALL: u32 = tiny_or!(5, 17);
-
-/// Filling of the other table begins once only this fraction of the table's places is free below
-/// its [`fill`].
-const EARLY: u64 = tiny_or!(4, 16);
-
-/// Filling of a large table pauses for this many additions, so that the cleaner can touch its huge
-/// pages.
-const PAUSE: u64 = tiny_or!(2, 2048);
-
-/// The number of entries in a page.
-const PAGE: usize = 1024;
+const SMALLEST: u32 = tiny_or!(3, (PAGE_SIZE / 4).ilog2());
 
 /// The number of places that a search looks at. An entry lies in one of them.
-const REACH: u64 = 64;
+const REACH: usize = 64;
 
 /// An entry: 12 bits of hash, 20 bits of link to the slot. 0 is no entry.
 const ID_BITS: u32 = 20;
@@ -47,35 +34,27 @@ const HASH: u32 = !ID;
 /// Stands in place of a removed entry. A search continues past it.
 const REMOVED: u32 = HASH;
 
-/// Once the kernel has refused memory for a larger table, none is tried for this many additions.
-const REFUSED: u64 = 1024;
+/// Once the kernel has refused memory for another table, none is tried for this many additions.
+const REFUSED: u32 = 1024;
 
-/// Two tables; one is in use. Zeroed memory is the smallest table, empty. Each array is mapped from
-/// its start, as far as its table has needed it.
+/// The tables, two of each size; one of all is in use. Its shape tells which: the array is bit 0,
+/// and the other bits are the logarithm of the size relative to the smallest. The table of 2^n
+/// entries begins at the entry 2^n of its array. Zeroed memory is the smallest table, empty.
 #[repr(C)]
 pub struct Table {
-    /// Bit 0: the table that is in use. The other bits: the logarithm of its size relative to the
-    /// smallest.
-    shape: AtomicU64,
-    /// The number of entries that are not 0.
-    used: AtomicU64,
-    /// The shape of the table that is being filled, plus 1; 0 if none is. Then the progress of that
-    /// filling, and the number of entries that are not 0 in that table.
-    next: AtomicU64,
-    steps: AtomicU64,
-    next_used: AtomicU64,
-    /// The number of mapped bytes of each of the arrays below, in their order.
-    mapped: [AtomicU64; 4],
-    /// The number of additions for which no new table is begun.
-    refused: AtomicU64,
-    small: Paged<[[AtomicU32; 1 << SMALL]; 2]>,
-    large: [Large<[AtomicU32; 1 << LARGEST]>; 2],
+    /// The number of entries of the table in use that are not 0.
+    used: AtomicU32,
+    /// A bit for each shape whose table is mapped. The first table always is.
+    mapped: AtomicU32,
+    /// The number of additions for which no other table is tried.
+    refused: AtomicU32,
+    arrays: Paged<[[AtomicU32; 2 << LARGEST]; 2]>,
 }
 
 /// The most entries that a table of this size holds. A small table fits into the first-level cache
 /// anyway, and is sparse: most searches end at the first entry. A large table is dense, to stay in
 /// the second-level cache.
-fn fill(size: u64) -> u64 {
+fn fill(size: usize) -> usize {
     if size > 1 << 14 {
         size / 5 * 4
     } else {
@@ -90,67 +69,30 @@ fn hash(pd: u64, start: u64) -> u64 {
     mixed ^ mixed >> 29
 }
 
-/// The place where the search begins, before it is reduced to the table's size.
-#[inline(always)]
-fn first_place(hash: u64) -> u64 {
-    hash >> 32
-}
-
 #[inline(always)]
 fn entry(hash: u64, id: Id) -> u32 {
     hash as u32 & HASH | Link::to(id).bits()
 }
 
+/// The places of a table in which the entries of this hash lie.
+#[inline(always)]
+fn places(table: &[AtomicU32], hash: u64) -> impl Iterator<Item = &AtomicU32> {
+    let (first, mask) = ((hash >> 32) as usize, table.len() - 1);
+    (first..first + REACH).map(move |place| &table[place & mask])
+}
+
 impl Table {
     /// The number of bytes, from its start on, that an empty table needs mapped.
-    pub const FIRST: usize = core::mem::offset_of!(Table, small) + Table::SMALLEST;
-    const SMALLEST: usize = (4usize << SMALLEST).next_multiple_of(PAGE_SIZE);
-
-    /// Records that the smallest table is mapped.
-    pub fn has_first(&self) {
-        self.mapped[0].store(Table::SMALLEST as u64, Relaxed);
-    }
-
-    /// Maps the memory of a table. False if it cannot be mapped.
-    fn map(&self, shape: u64) -> bool {
-        let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
-        let (which, is_large) = ((shape & 1) as usize, log > SMALL);
-        let mapped = &self.mapped[which + 2 * usize::from(is_large)];
-        let (from, to) = (mapped.load(Relaxed), 4u64 << log);
-        let unit = if is_large { HUGE_PAGE } else { PAGE_SIZE };
-        let to = to.next_multiple_of(unit as u64);
-        let map = || {
-            if is_large {
-                self.large[which].map(from as usize, to as usize)
-            } else {
-                mapping::map(&self.small[which], from as usize, to as usize, false)
-            }
-        };
-        let there = from >= to || map();
-        if there && from < to {
-            mapped.store(to, Relaxed);
-        }
-        there
-    }
+    pub const FIRST: usize = core::mem::offset_of!(Table, arrays) + (8 << SMALLEST);
 
     #[inline(always)]
-    fn table(&self, shape: u64) -> &[AtomicU32] {
-        let log = (SMALLEST + (shape >> 1) as u32).min(LARGEST);
-        let which = (shape & 1) as usize;
-        if log <= SMALL {
-            &self.small[which][..1 << log]
-        } else {
-            &self.large[which][..1 << log]
-        }
-    }
-
-    /// The table that is in use, for [`Table::find`].
-    pub fn shape(&self) -> u32 {
-        self.shape.load(Relaxed) as u32
+    fn table(&self, shape: u32) -> &[AtomicU32] {
+        let size = 1 << (SMALLEST + (shape >> 1)).min(LARGEST);
+        &self.arrays[shape as usize & 1][size..2 * size]
     }
 
     /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
-    /// `shape` is this table's shape, or an earlier one.
+    /// `shape` is that of the table in use, or an earlier one.
     #[inline(always)]
     pub fn find<T>(
         &self,
@@ -158,12 +100,9 @@ impl Table {
         lookup_key: &LookupKey,
         mut take: impl FnMut(Id) -> Option<T>,
     ) -> Option<T> {
-        let table = self.table(shape.into());
         let hash = hash(lookup_key.domain.pd, lookup_key.page_range.start);
-        let mask = table.len() as u64 - 1;
-        for step in 0..REACH {
-            let place = first_place(hash).wrapping_add(step) & mask;
-            let found = table[place as usize].load(Acquire);
+        for place in places(self.table(shape), hash) {
+            let found = place.load(Acquire);
             if found == 0 {
                 return None;
             }
@@ -177,204 +116,170 @@ impl Table {
     }
 
     /// Adds an entry that leads to a region from its own first page, or from another page within
-    /// it.
-    pub fn add(&self, regions: &[CachedRegion], pd: u64, start: u64, id: Id) {
-        let size = self.table(self.shape.load(Relaxed)).len() as u64;
-        let used = self.used.load(Relaxed);
-        if self.filling().is_none() && used >= fill(size) - size / EARLY {
-            self.begin_to_fill(regions);
+    /// it. Puts another table to use if the table is full. A table that is half full counts as full
+    /// if the entry finds no place.
+    pub fn add(&self, shape: &AtomicU32, regions: &[CachedRegion], pd: u64, start: u64, id: Id) {
+        let (hash, table) = (hash(pd, start), self.table(shape.load(Relaxed)));
+        let is_in = self.put(table, hash, id);
+        if self.used.load(Relaxed) as usize >= fill(table.len()) >> u32::from(!is_in) {
+            self.fill_another(shape, regions);
         }
-        self.go_on(regions);
-        if used >= fill(size) {
-            self.fill_to_the_end(regions);
-        }
-        let hash = hash(pd, start);
-        if !put(self.in_use(), &self.used, regions, hash, id) {
-            self.begin_to_fill(regions);
-            self.fill_to_the_end(regions);
-            if !put(self.in_use(), &self.used, regions, hash, id) {
-                self.put_over(hash, id);
-            }
-        }
-        if let Some((_, next)) = self.filling() {
-            if self.steps.load(Relaxed) > PAUSE + next.len() as u64 {
-                put(next, &self.next_used, regions, hash, id);
+        let table = self.table(shape.load(Relaxed));
+        if !is_in && !self.put(table, hash, id) {
+            // Many regions begin at one page. The entry overwrites another region's: that region
+            // is then found under the lock, or not at all.
+            if let Some(place) = places(table, hash).nth(id.0 as usize % REACH) {
+                place.store(entry(hash, id), Release);
             }
         }
     }
 
     /// Removes the entry that leads to a region from its own first page.
-    pub fn remove(&self, pd: u64, start: u64, id: Id) {
+    pub fn remove(&self, shape: u32, pd: u64, start: u64, id: Id) {
         let hash = hash(pd, start);
-        let (found, first) = (entry(hash, id), first_place(hash));
-        let filling = self.filling().map(|(_, next)| next);
-        for table in [Some(self.in_use()), filling].into_iter().flatten() {
-            let mask = table.len() as u64 - 1;
-            for step in 0..REACH {
-                let place = &table[(first.wrapping_add(step) & mask) as usize];
-                match place.load(Relaxed) {
-                    0 => break,
-                    old if old == found => place.store(REMOVED, Release),
-                    _ => {}
-                }
+        for place in places(self.table(shape), hash) {
+            match place.load(Relaxed) {
+                0 => break,
+                found if found == entry(hash, id) => place.store(REMOVED, Release),
+                _ => {}
             }
         }
     }
 
-    fn in_use(&self) -> &[AtomicU32] {
-        self.table(self.shape.load(Relaxed))
-    }
-
-    /// Adds an entry if so many regions begin at one page that every place within reach is taken.
-    /// The entry overwrites another region's. That region is then found under the lock, or not at
-    /// all.
-    fn put_over(&self, hash: u64, id: Id) {
-        let table = self.in_use();
-        let place =
-            first_place(hash).wrapping_add(u64::from(id.0) % REACH) & (table.len() as u64 - 1);
-        table[place as usize].store(entry(hash, id), Release);
-    }
-
-    /// The table that is being filled, and its shape.
-    fn filling(&self) -> Option<(u64, &[AtomicU32])> {
-        let next = self.next.load(Relaxed).checked_sub(1)?;
-        Some((next, self.table(next)))
-    }
-
-    /// Begins to fill the other table, in a suitable size, with the live regions. Each later
-    /// addition does a part of the filling, so that no registration waits for all of it.
-    fn begin_to_fill(&self, regions: &[CachedRegion]) {
-        const SAMPLE: usize = 4096;
-        if self.filling().is_some() {
-            return;
-        }
-        if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
-            self.refused.store(left, Relaxed);
-            return;
-        }
-        let shape = self.shape.load(Relaxed);
-        let old = self.table(shape);
-        // If few entries lead to live regions, the table was full of ended ones, and it keeps its
-        // size. The hash puts entries in random order, so the first ones are a fair sample.
-        let sample = &old[..old.len().min(SAMPLE)];
-        let live = sample
-            .iter()
-            .filter(|entry| of_live(regions, entry.load(Relaxed)).is_some());
-        let full = live.count() as u64
-            >= fill(old.len() as u64) / 2 * sample.len() as u64 / old.len() as u64;
-        let larger = u64::from(full && old.len() < 1 << LARGEST);
-        // If the larger table cannot be mapped, a table of the same size suffices as long as the
-        // number of live regions does not grow.
-        let other = shape ^ 1;
-        let mut sizes = [other + 2 * larger, other].into_iter();
-        let Some(next) = sizes.find(|&shape| self.map(shape)) else {
-            self.refused.store(REFUSED, Relaxed);
-            return;
+    /// Puts an entry into a table. False if every place within reach is taken.
+    fn put(&self, table: &[AtomicU32], hash: u64, id: Id) -> bool {
+        let new = entry(hash, id);
+        let is_free = |place: &&AtomicU32| [0, new, REMOVED].contains(&place.load(Relaxed));
+        let Some(place) = places(table, hash).find(is_free) else {
+            return false;
         };
-        self.steps.store(0, Relaxed);
-        self.next_used.store(0, Relaxed);
-        self.next.store(next + 1, Relaxed);
-    }
-
-    /// Does a part of the filling. It first pauses while the cleaner touches a large table, then
-    /// clears the table, then reads the regions, and finally puts the table to use.
-    ///
-    /// The regions are read in the order of their slots: in the order of the old table each read
-    /// would be a cache miss. A region that is not kept yet, or that is being invalidated, gets an
-    /// entry that is of no use. A region that is kept while the slots are read gets its entry in
-    /// both tables.
-    fn go_on(&self, regions: &[CachedRegion]) {
-        const CLEARED: u64 = tiny_or!(16, 256);
-        const READ: u64 = tiny_or!(8, 64);
-        let Some((shape, next)) = self.filling() else {
-            return;
-        };
-        let steps = self.steps.load(Relaxed);
-        let size = next.len() as u64;
-        if steps < PAUSE {
-            let pause = if size > 1 << SMALL { 1 } else { PAUSE };
-            self.steps.store(steps + pause, Relaxed);
-        } else if steps < PAUSE + size {
-            let from = (steps - PAUSE) as usize;
-            let part = next.iter().skip(from).take(CLEARED as usize);
-            part.for_each(|place| place.store(0, Relaxed));
-            let to = (steps + CLEARED).min(PAUSE + size);
-            self.steps.store(to, Relaxed);
-        } else {
-            let from = steps - PAUSE - size;
-            let part = regions.iter().enumerate().skip(from as usize);
-            for (number, region) in part.take(READ as usize) {
-                if is_live(region) {
-                    let hash = hash(region.pd(), region.page_range().start);
-                    put(next, &self.next_used, regions, hash, Id(number as u32));
-                }
-            }
-            self.steps.store(steps + READ, Relaxed);
-            if from + READ >= regions.len() as u64 {
-                self.used.store(self.next_used.load(Relaxed), Relaxed);
-                self.shape.store(shape, Release);
-                self.next.store(0, Relaxed);
-            }
-        }
-    }
-
-    fn fill_to_the_end(&self, regions: &[CachedRegion]) {
-        while self.filling().is_some() {
-            self.go_on(regions);
-        }
-    }
-
-    /// Calls `touch` for each page of a large table that is to be filled.
-    pub fn each_page_to_fill(&self, touch: impl FnMut(&AtomicU32)) {
-        if let Some((_, next)) = self.filling() {
-            if next.len() > 1 << SMALL {
-                next.iter().step_by(PAGE).for_each(touch);
-            }
-        }
-    }
-
-    /// Whether a large table that is to be filled has not been touched yet.
-    pub fn is_to_be_touched(&self) -> bool {
-        let large = |(_, next): (u64, &[AtomicU32])| next.len() > 1 << SMALL;
-        self.steps.load(Relaxed) == 1 && self.filling().is_some_and(large)
-    }
-}
-
-/// Puts an entry into a table that has `used` entries other than 0. False if every place within
-/// reach is taken.
-fn put(table: &[AtomicU32], used: &AtomicU64, regions: &[CachedRegion], hash: u64, id: Id) -> bool {
-    let mask = table.len() as u64 - 1;
-    let new = entry(hash, id);
-    for step in 0..REACH {
-        let place = &table[(first_place(hash).wrapping_add(step) & mask) as usize];
-        let old = place.load(Relaxed);
-        if old == new {
-            return true;
-        }
-        if old == 0 {
-            used.store(used.load(Relaxed) + 1, Relaxed);
-        } else if of_live(regions, old).is_some() {
-            continue;
+        if place.load(Relaxed) == 0 {
+            self.used.store(self.used.load(Relaxed) + 1, Relaxed);
         }
         place.store(new, Release);
-        return true;
+        true
     }
-    false
+
+    /// Fills another table with the live regions, and puts it to use. The table is larger than the
+    /// present one, unless that was full of entries of ended regions, or the kernel refuses memory.
+    /// A region that is not kept yet, or is being invalidated, gets an entry that is of no use.
+    #[cold]
+    fn fill_another(&self, shape: &AtomicU32, regions: &[CachedRegion]) {
+        if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
+            return self.refused.store(left, Relaxed);
+        }
+        let live = || {
+            let regions = regions.iter().enumerate();
+            regions.filter(|(_, region)| {
+                let seen = region.state.load();
+                seen.is_registered() && !seen.is_stale()
+            })
+        };
+        let before = shape.load(Relaxed);
+        let size = self.table(before).len();
+        let is_full = size < 1 << LARGEST && live().count() >= fill(size) / 2;
+        let shapes = [before + 2, before ^ 1].into_iter();
+        let Some(next) = shapes
+            .skip(usize::from(!is_full))
+            .find(|&next| self.map(next))
+        else {
+            return self.refused.store(REFUSED, Relaxed);
+        };
+        let table = self.table(next);
+        table.iter().for_each(|place| place.store(0, Relaxed));
+        self.used.store(0, Relaxed);
+        // In the order of the slots: in that of the entries each read would be a cache miss.
+        for (number, region) in live() {
+            let hash = hash(region.pd(), region.page_range().start);
+            self.put(table, hash, Id(number as u32));
+        }
+        shape.store(next, Release);
+    }
+
+    /// Maps the memory of a table. False if it cannot be mapped.
+    fn map(&self, shape: u32) -> bool {
+        let bytes = 4 * self.table(shape).len();
+        let (mapped, array) = (
+            self.mapped.load(Relaxed) | 1,
+            &self.arrays[shape as usize & 1],
+        );
+        let there = mapped >> shape & 1 != 0 || mapping::map(array, bytes, 2 * bytes);
+        let mapped = mapped | u32::from(there) << shape;
+        self.mapped.store(mapped, Relaxed);
+        there
+    }
 }
 
-/// Whether an entry for the slot may be of use.
-fn is_live(region: &CachedRegion) -> bool {
-    let seen = region.state.load();
-    seen.is_registered() && !seen.is_stale()
-}
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+    use crate::region::key::Domain;
+    use proptest::prelude::*;
+    use rdmamr_sys::pages::{PageRange, page_size};
+    use std::collections::BTreeSet;
 
-/// The region that an entry leads to, and its hash. `None` if the region has ended, or if the entry
-/// is for another of its pages than the first. Such entries may be overwritten; an entry for
-/// another page is added again when it is next used.
-fn of_live(regions: &[CachedRegion], entry: u32) -> Option<(Id, u64)> {
-    let id = Link::from_bits(entry & ID).id()?;
-    let region = &regions[id.0 as usize];
-    let hash = hash(region.pd(), region.page_range().start);
-    let own = (entry ^ hash as u32) & HASH == 0;
-    (own && is_live(region)).then_some((id, hash))
+    const SLOTS: usize = 48;
+
+    fn key(slot: u32, pd: usize) -> LookupKey {
+        let start = 0x7000_0000_0000 + u64::from(slot) / 3 * page_size();
+        LookupKey {
+            domain: Domain::new(pd, 0, 0),
+            page_range: PageRange::new(start, start + page_size()),
+            access: 0,
+            exact: true,
+            unshared: false,
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Each step makes the region of a slot, with one of two domains, or ends it. A search
+        /// finds each live region, in the table before the present one too, and no ended one.
+        #[test]
+        fn the_table_is_the_naive_map(
+            steps in prop::collection::vec((0..SLOTS as u32, 0..2usize), 1..400),
+        ) {
+            // SAFETY: all zeros is an empty table.
+            let table: Table = unsafe { core::mem::zeroed() };
+            // SAFETY: all zeros is a slot that was never used.
+            let regions: [CachedRegion; SLOTS] = unsafe { core::mem::zeroed() };
+            let (shape, mut live) = (AtomicU32::new(0), BTreeSet::new());
+            for (slot, pd) in steps {
+                let (region, id, earlier) = (&regions[slot as usize], Id(slot), live.clone());
+                let before = shape.load(Relaxed);
+                if region.state.load().is_registered() {
+                    let (pd, start) = (region.pd(), region.page_range().start);
+                    region.state.invalidate();
+                    live.remove(&(id, pd as usize));
+                    table.remove(before, pd, start, id);
+                    region.state.free();
+                } else {
+                    let key = key(slot, pd);
+                    region.set(key.page_range, key.domain, 0);
+                    region.state.make();
+                    region.state.keep();
+                    live.insert((id, pd));
+                    table.add(&shape, &regions, key.domain.pd, key.page_range.start, id);
+                }
+                let found = |shape, (id, pd): (Id, usize)| {
+                    let mut found = BTreeSet::new();
+                    table.find(shape, &key(id.0, pd), |id| {
+                        found.insert(id);
+                        None::<()>
+                    });
+                    found
+                };
+                let present = shape.load(Relaxed);
+                for &known in &live {
+                    let found = found(present, known);
+                    prop_assert!(found.contains(&known.0));
+                    prop_assert!(found.iter().all(|&found| live.iter().any(|it| it.0 == found)));
+                }
+                for &known in earlier.intersection(&live) {
+                    prop_assert!(found(before, known).contains(&known.0), "the table before");
+                }
+            }
+        }
+    }
 }

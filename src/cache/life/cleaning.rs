@@ -143,7 +143,6 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 cache.apply(&locked, By::Helper);
             }
         }
-        regions.touch_ahead();
         ending::evicted(cache, By::Helper);
         if regions.ending() < MANY {
             regions.nothing_waits();

@@ -62,9 +62,10 @@ pub struct CachedRegion {
     pub fd: AtomicI32,
     /// The kernel's handle of the region.
     pub handle: AtomicU32,
-    /// The neighbours in the index's list.
-    pub following: AtomicLink,
-    pub preceding: AtomicLink,
+    /// The region's neighbours in the tree (`find/tree.rs`): the one above it, and those below it,
+    /// which start before it and after it.
+    pub parent: AtomicLink,
+    pub children: [AtomicLink; 2],
     /// The number of the claim that ends this region.
     pub claim: AtomicU64,
     /// The region's number among those that were kept; 0 until it is kept.
@@ -77,6 +78,8 @@ pub struct CachedRegion {
     /// In a remotely accessible region: when a user first released it, as the cleaner has found;
     /// `NEVER` before that.
     pub first_released: AtomicU32,
+    /// The greatest end of this region and those below it in the tree.
+    pub greatest_end: AtomicU64,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);

@@ -146,7 +146,7 @@ impl Seen {
         matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)
     }
 
-    /// Whether the slot is a region, or a monitored range, and so is in the index.
+    /// Whether the slot is a region, or a monitored range, and so is in the tree.
     pub fn is_linked(self) -> bool {
         matches!(self.0 & PHASE, UNKEPT | KEPT | ENDING)
     }
