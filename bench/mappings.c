@@ -329,7 +329,7 @@ static void limit(int misses, int room)
 	if (!file || fscanf(file, "%d", &most) != 1)
 		die("vm.max_map_count");
 	fclose(file);
-	cuts = most / 4 * 3 - room - mappings();
+	cuts = most - 2 * room - mappings();
 	if (cuts < 0)
 		die("too many mappings");
 	memory = mmap(NULL, (size_t)(cuts + 1) * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -100,8 +100,8 @@ struct rdmamr_stats {
          */
         uint64_t flushed_flush;
         /**
-         * Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE or
-         * RDMAMR_CACHE_MAX_IDLE_BYTES allows.
+         * Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE,
+         * RDMAMR_CACHE_MAX_IDLE_BYTES, or the memory, control group or device allows.
          */
         uint64_t flushed_watermark;
         /**
@@ -110,8 +110,8 @@ struct rdmamr_stats {
          */
         uint64_t flushed_linger;
         /**
-         * Regions that the cache deregistered because memory was short: a registration had failed with
-         * ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
+         * Regions that the cache deregistered because a resource was short: a registration had failed,
+         * or mappings ran short. A fork counts too: it would copy their pages.
          */
         uint64_t flushed_pressure;
         /**

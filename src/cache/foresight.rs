@@ -175,7 +175,7 @@ fn watch_time(file: Userfaultfd) -> u64 {
 
 fn facts() -> Vec<u8> {
     let settings = rdmamr_config::cache();
-    let limit = limits::of_no_cache();
+    let limit = limits::of_process().unwrap_or_default();
     let watch = Userfaultfd::open();
     let flag = |is: bool, flag: u64| if is { flag } else { 0 };
     let flags = flag(watch.is_err(), cache::CANNOT_WATCH)

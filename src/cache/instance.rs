@@ -3,10 +3,10 @@
 //! them.
 
 use crate::layout::Regions;
+use crate::life::account::Amount;
 use crate::life::admission::Admission;
 use crate::life::cleaner::{self, Cleaner};
 use crate::life::limits::Limits;
-use crate::life::limits_reader::LimitsReader;
 use crate::lock::Lock;
 use crate::locked::{By, Locked};
 use crate::objects;
@@ -30,7 +30,6 @@ pub struct Cache {
     pub(super) counters: &'static Counters,
     pub(super) admission: Admission,
     pub(super) limits: Limits,
-    pub limits_reader: LimitsReader,
     /// The process that has started the cache.
     pub(super) process: u32,
 }
@@ -128,8 +127,10 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
 
 /// The idle regions and the sum of their lengths, then the same for the regions in use.
 pub fn totals() -> [(u64, u64); 2] {
+    let of = |sum: Amount| (sum.regions as u64, sum.bytes as u64);
     existing().map_or_else(Default::default, |cache| {
-        [cache.regions.idle(), cache.regions.in_use()]
+        let idle = Amount::sum(cache.regions.each_idle());
+        [of(idle), of(Amount::sum(cache.regions.each_used()))]
     })
 }
 

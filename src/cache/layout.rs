@@ -30,8 +30,8 @@ pub const MOST: usize = tiny_or!(48, 1 << 18);
 #[repr(C)]
 pub struct Regions {
     /// Besides its table entry and its region, a hit or a release reads a single cache line: the
-    /// end of the account, the table's shape, and the beginning of the log. Misses and changes of
-    /// memory write to that line; hits do not.
+    /// end of the account, the table's shape, and the beginning of the log. Changes of memory write
+    /// to that line, and misses that make the cache full; hits do not.
     pub account: Account,
     /// The shape of the table in use ([`Table`]).
     pub(super) shape: AtomicU32,

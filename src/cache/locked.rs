@@ -5,7 +5,6 @@
 use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
-use crate::life::account::Amount;
 use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -399,7 +398,12 @@ impl Locked<'_> {
     }
 
     /// Claims a region for the given cause if it is idle and `which` selects it.
-    fn claim_idle(&self, id: Id, cause: Cause, which: impl FnOnce(&CachedRegion) -> bool) -> bool {
+    pub fn claim_idle(
+        &self,
+        id: Id,
+        cause: Cause,
+        which: impl FnOnce(&CachedRegion) -> bool,
+    ) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
         if !(seen.is_unused() && which(region) && self.claim(id)) {
@@ -410,53 +414,8 @@ impl Locked<'_> {
             let _ = region
                 .cause
                 .compare_exchange(0, cause.in_word(), Relaxed, Relaxed);
-            self.0.account.give_back(region.page_range());
         }
         true
-    }
-
-    /// Goes on with the count of the idle regions, by `slots` slots. If more is idle than the limit
-    /// allows, claims idle regions that were not released at the time `now` of the cache's clock,
-    /// until the batch is full. Returns true if the count has come to its end.
-    pub fn count_idle(&self, slots: u32, batch: &mut Batch, now: u32) -> bool {
-        let account = &self.0.account;
-        let first = account.next();
-        let mut idle = Amount::default();
-        let mut looked_at = 0;
-        for (id, region) in self.0.each_from(Id(first)).take(slots as usize) {
-            looked_at += 1;
-            let seen = region.state.load();
-            if !seen.is_unused() || seen.is_spent() {
-                continue;
-            }
-            let old = |region: &CachedRegion| region.released.load(Relaxed) != now;
-            if account.is_over() && !batch.is_full() && self.claim_idle(id, Cause::Watermark, old) {
-                batch.push(id);
-            } else {
-                idle = idle + Amount::of(region.page_range());
-            }
-        }
-        account.go_on_at(first + looked_at, idle);
-        let at_end = looked_at < slots;
-        if at_end {
-            account.end_count();
-        }
-        at_end
-    }
-
-    /// Claims a region that was just released, because too much is idle. False if the region is no
-    /// longer idle.
-    pub fn claim_released(&self, id: Id) -> bool {
-        let region = self.0.region(id);
-        let seen = region.state.load();
-        let claimed = seen.is_unused() && !seen.is_spent() && self.claim(id);
-        if claimed {
-            let _ = region
-                .cause
-                .compare_exchange(0, Cause::Watermark.in_word(), Relaxed, Relaxed);
-            self.0.account.take_back(region.page_range());
-        }
-        claimed
     }
 
     /// Frees the slot of a claimed region that has been deregistered, of a new region whose

@@ -4,10 +4,10 @@
 //! does, the cache must find a region exactly when the model has one that serves. The region that
 //! it finds must have been pinned while its pages had their present numbers.
 
-use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::life::account::Amount;
+use crate::life::limits::NO_LIMIT;
 use crate::locked::{Locked, cause};
 use crate::lookup::Handle;
 use crate::region::key::{Domain, LookupKey};
@@ -56,9 +56,6 @@ fn new_cache() -> &'static Regions {
     // the test never frees it.
     unsafe { &*memory.cast::<Regions>() }
 }
-
-/// A time of the cache's clock at which no region is released.
-const NEVER: u32 = 1 << 30;
 
 const LOCAL_WRITE: u32 = 1;
 const ACCESS: [u32; 5] = [0, LOCAL_WRITE, 3, 7, LOCAL_WRITE | 1 << 20];
@@ -146,18 +143,26 @@ struct Test {
     handles: Vec<(usize, Handle)>,
     /// The objects of every handle that the program has released.
     ended: Vec<usize>,
+    /// How many regions were in use when the idle ones were last summed.
+    in_use: i64,
 }
+
+/// The limit between two steps that sum the idle regions.
+const MANY: i64 = 24;
 
 impl Test {
     fn new() -> Test {
-        Test {
+        let test = Test {
             regions: new_cache(),
             numbers: vec![0; PAGES as usize],
             next_number: 1,
             known: BTreeMap::new(),
             handles: Vec::new(),
             ended: Vec::new(),
-        }
+            in_use: 0,
+        };
+        test.set_limit(MANY);
+        test
     }
 
     fn apply(&self) {
@@ -290,9 +295,11 @@ impl Test {
             Some(Left::InUse) => prop_assert!(known.users > 0),
             Some(Left::Idle) => {
                 prop_assert!(known.users == 0 && (!known.stale || behind));
-                self.regions
-                    .account
-                    .may_be_idle(|| known.lookup_key.page_range);
+                if !known.stale && self.regions.account.is_full() {
+                    let claimed = self.claim(Cause::Watermark, |other| other == id);
+                    prop_assert_eq!(claimed, [id]);
+                    self.end(id);
+                }
             }
             Some(Left::Spent(_)) => {
                 prop_assert!(known.users == 0 && known.stale);
@@ -419,26 +426,28 @@ impl Test {
             Step::Trim { regions } => {
                 self.apply();
                 self.end_evicted();
-                let limit = Amount {
-                    regions,
-                    bytes: i64::MAX,
-                };
+                self.set_limit(regions);
+                let idle = self.idle();
                 let locked = self.regions.lock();
-                self.regions.account.set_limit(limit);
+                let excess = self.regions.account.found_idle(idle).regions;
                 drop(locked);
-                // The first count finds how many regions must end, the second ends them.
-                for _ in 0..2 {
-                    let mut at_end = false;
-                    while !at_end {
-                        let mut batch = Batch::new();
-                        at_end = self.regions.lock().count_idle(5, &mut batch, NEVER);
-                        for &id in batch.ids() {
-                            prop_assert_eq!(self.known[&id].users, 0);
-                            self.end(id);
-                        }
-                    }
-                }
-                prop_assert!(!self.regions.account.is_over());
+                self.in_use = self.known.len() as i64 - idle.regions;
+                let of = |(&id, known): (&Id, &Known)| {
+                    (known.users == 0 && !known.refused).then_some(id)
+                };
+                let mut over: Vec<Id> = self.known.iter().filter_map(of).collect();
+                over.truncate(excess.max(0) as usize);
+                prop_assert_eq!(
+                    &self.claim(Cause::Watermark, |id| over.contains(&id)),
+                    &over
+                );
+                over.into_iter().for_each(|id| self.end(id));
+                let full = self.regions.account.is_full();
+                prop_assert!(
+                    !full || regions == 0 || self.known.values().any(|known| known.refused)
+                );
+                self.compare_limit()?;
+                self.set_limit(MANY);
             }
             Step::Refuse { pd } => {
                 self.apply();
@@ -458,21 +467,38 @@ impl Test {
     }
 
     fn compare(&self) -> Result<(), TestCaseError> {
-        let idle = self.known.values().filter(|known| known.users == 0);
-        let bytes: u64 = idle
-            .clone()
-            .map(|known| known.lookup_key.page_range.bytes())
-            .sum();
-        prop_assert_eq!(self.regions.idle(), (idle.count() as u64, bytes));
+        prop_assert_eq!(Amount::sum(self.regions.each_idle()), self.idle());
         let used = self.known.values().filter(|known| known.users > 0);
-        prop_assert_eq!(self.regions.in_use().0, used.count() as u64);
-        let idle = self
-            .known
-            .values()
-            .filter(|known| known.users == 0 && !known.stale);
-        let limit = self.regions.account.limit();
-        prop_assert!(idle.count() as i64 <= limit.regions || self.regions.account.is_over());
+        prop_assert_eq!(self.regions.each_used().count(), used.count());
+        self.compare_limit()?;
         self.compare_neighbours()
+    }
+
+    fn idle(&self) -> Amount {
+        let idle = self.known.values().filter(|known| known.users == 0);
+        let bytes = idle
+            .clone()
+            .map(|known| known.lookup_key.page_range.bytes());
+        Amount {
+            regions: idle.count() as i64,
+            bytes: bytes.sum::<u64>() as i64,
+        }
+    }
+
+    fn set_limit(&self, regions: i64) {
+        let bytes = NO_LIMIT;
+        let _locked = self.regions.lock();
+        self.regions
+            .account
+            .set_limit(Amount { regions, bytes }, NO_LIMIT);
+    }
+
+    /// Until the cache is full, no more is idle than the limit and what was in use at the last sum.
+    fn compare_limit(&self) -> Result<(), TestCaseError> {
+        let account = &self.regions.account;
+        let most = account.limit().regions + self.in_use;
+        prop_assert!(account.is_full() || self.idle().regions <= most);
+        Ok(())
     }
 
     /// The regions near a page are those that have a page in the same chunk.

@@ -7,8 +7,7 @@ use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
-use crate::life::limits::{Limits, may_pin, settings};
-use crate::life::limits_reader::LimitsReader;
+use crate::life::limits::{Limits, NO_LIMIT, may_pin, of_settings};
 use crate::life::retire;
 use crate::life::tasks;
 use crate::lock::LONG;
@@ -117,16 +116,16 @@ fn make() -> Option<&'static Cache> {
         heard: cleaning::heard,
         asks_service: rdmamr_config::config().fence_service,
     });
-    let may_pin = may_pin();
+    // No other thread knows the regions yet.
+    regions.account.set_limit(of_settings(), NO_LIMIT);
     let cache = Cache {
         regions,
         watch,
         admission: Admission::default(),
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),
-        limits: Limits::new(settings(may_pin)),
-        limits_reader: LimitsReader::new(),
-        may_pin_all: may_pin.is_none(),
+        limits: Limits::default(),
+        may_pin_all: may_pin().is_none(),
         process: process::id(),
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));

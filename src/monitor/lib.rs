@@ -28,7 +28,6 @@ use rdmamr_cache::cause::Cause;
 use rdmamr_cache::instance::{Cache, existing};
 use rdmamr_cache::life::change;
 use rdmamr_cache::life::cleaner::now_ms;
-use rdmamr_cache::life::cleaning;
 use rdmamr_cache::life::ending;
 use rdmamr_cache::life::hit::{self, Miss};
 use rdmamr_cache::life::miss::Look;
@@ -257,8 +256,6 @@ impl Monitor {
         };
         let region = regions.region(id);
         drop(locked);
-        cleaning::start_reader(cache);
-        cache.limits_reader.mind_mappings(&cache.watch);
         let neighbours = regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
         let watched = cache.watch.watch(page_range, neighbours, claim);

@@ -56,14 +56,14 @@ pub struct rdmamr_stats {
     /// Regions that the cache deregistered because of ibv_flush_relaxed_mr, ibv_dealloc_pd or
     /// ibv_close_device.
     pub flushed_flush: u64,
-    /// Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE or
-    /// RDMAMR_CACHE_MAX_IDLE_BYTES allows.
+    /// Regions that the cache deregistered because more were idle than RDMAMR_CACHE_MAX_IDLE,
+    /// RDMAMR_CACHE_MAX_IDLE_BYTES, or the memory, control group or device allows.
     pub flushed_watermark: u64,
     /// Regions that the cache deregistered because their linger time was over
     /// (RDMAMR_CACHE_LINGER).
     pub flushed_linger: u64,
-    /// Regions that the cache deregistered because memory was short: a registration had failed with
-    /// ENOMEM, or the machine ran out of free memory. A fork counts too: it would copy their pages.
+    /// Regions that the cache deregistered because a resource was short: a registration had failed,
+    /// or mappings ran short. A fork counts too: it would copy their pages.
     pub flushed_pressure: u64,
     /// Regions that the cache deregistered because the program changed their memory by a call that
     /// the library interposes (munmap and its kin).

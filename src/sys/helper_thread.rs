@@ -63,18 +63,8 @@ pub unsafe fn start(
     argument: *mut c_void,
 ) -> Option<i32> {
     // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    let thread = unsafe { start_with(run, argument, libc::CLONE_FILES, true) }?;
+    let thread = unsafe { start_with(run, argument, true) }?;
     Some(thread.running().load(Relaxed) as i32)
-}
-
-/// As [`start`], but the thread has a table of descriptors of its own, a copy of the program's. If
-/// it fails, errno says why.
-///
-/// # Safety
-/// As for [`start`].
-pub unsafe fn start_apart(run: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> bool {
-    // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    unsafe { start_with(run, argument, 0, true) }.is_some()
 }
 
 /// Gives the calling thread, one of the library's, a table of descriptors of its own: a copy of the
@@ -106,14 +96,12 @@ pub unsafe fn start_ending(
     argument: *mut c_void,
 ) -> Option<Ending> {
     // SAFETY: the same contract.
-    unsafe { start_with(run, argument, libc::CLONE_FILES, false) }
+    unsafe { start_with(run, argument, false) }
 }
 
-/// `files` is CLONE_FILES or 0.
 unsafe fn start_with(
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
-    files: c_int,
     forever: bool,
 ) -> Option<Ending> {
     // It would end the process.
@@ -150,7 +138,7 @@ unsafe fn start_with(
     // Without CLONE_SYSVSEM: a thread that leaves the list of semaphore adjustments, by unshare(2),
     // undoes them only if it was the last.
     let flags = libc::CLONE_VM
-        | files
+        | libc::CLONE_FILES
         | libc::CLONE_SIGHAND
         | libc::CLONE_THREAD
         | libc::CLONE_SETTLS

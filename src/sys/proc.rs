@@ -66,11 +66,17 @@ pub fn has_maps() -> bool {
     }
 }
 
-/// The number of mappings that this process has, and the most that it may have (vm.max_map_count).
-/// `None` if either cannot be read.
-pub fn mappings() -> Option<(u64, u64)> {
-    let (mut count, mut most) = (0, 0);
-    let counted = each_line(c"/proc/thread-self/maps", |_| {
+/// The number of mappings that this process has, the number of those that the kernel would have
+/// joined to the one below if nothing but the watch of memory kept them apart, and the most mappings
+/// that the process may have (vm.max_map_count). `None` if any of them cannot be read.
+pub fn mappings() -> Option<[u64; 3]> {
+    let (mut count, mut split, mut most) = (0, 0, 0);
+    let mut below = None;
+    let counted = each_mapping(|mapping| {
+        let rights = (mapping.readable, mapping.writable, mapping.executable);
+        let at = |address| mapping.is_own().then_some((address, rights));
+        split += u64::from(below.is_some() && below == at(mapping.range.start));
+        below = at(mapping.range.end);
         count += 1;
         true
     });
@@ -78,7 +84,7 @@ pub fn mappings() -> Option<(u64, u64)> {
         most = decimal(line);
         false
     });
-    (counted && read).then_some((count, most))
+    (counted && read).then_some([count, split, most])
 }
 
 /// The machine's memory, and the part that it could still give out, in KiB (MemTotal,

@@ -2,8 +2,7 @@
 /*
  * A program closes its standard input and opens another file, which gets the lowest free number:
  * that one. A thread of the library that opened files in the program's table of descriptors, if
- * only for a moment, would get the number first. The library reads limits each second while a
- * region is idle, here for eight seconds, and when a device's first region is made.
+ * only for a moment, would get the number first. Regions are idle here, for eight seconds.
  *
  * The device is the stand-in (stub_device.h).
  */

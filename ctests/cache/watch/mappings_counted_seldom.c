@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The cache leaves the last quarter of the mappings that a process may have (vm.max_map_count) to
- * the program, and counts them when it may have come near that. To count them it must read all of
- * them, 15 ms for 50 000: near the limit that must not happen for every few registrations. The
- * kernel reports how much the process has read.
+ * The cache leaves half of the mappings that a process may still have (vm.max_map_count) to the
+ * program, and counts them when it may have used up half of the others. To count them it must read
+ * all of them, 15 ms for 50 000: near the limit that must not happen for every few registrations.
+ * The kernel reports how much the process has read.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -61,7 +61,7 @@ int main(int argc, char **argv)
 	if (most > MOST_MAPPINGS)
 		skip_all("vm.max_map_count is so large that the test would need much memory");
 	memory = pages(1);
-	cuts = (most / 4 * 3 - ROOM - mappings()) & ~1;
+	cuts = (most - ROOM - mappings()) & ~1;
 	must(cuts > 0);
 	cut = mmap(NULL, (size_t)(cuts + 1) * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(cut != MAP_FAILED);

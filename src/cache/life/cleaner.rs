@@ -31,15 +31,15 @@ pub struct Cleaner {
     remote: u32,
     local: u32,
     /// Whether the thread exists.
-    pub(super) exists: AtomicBool,
-    /// Whether the cache may rely on the thread, and on the limits reader.
     pub(super) running: AtomicBool,
-    /// The earliest time of the next attempt to start the threads, in ns of the monotonic clock.
+    /// The earliest time of the next attempt to start the thread, in ns of the monotonic clock.
     pub(super) attempt: AtomicU64,
+    /// Since the last tick a release has ended its region because the cache was full.
+    pub(super) was_full: AtomicBool,
 }
 
-/// A region's linger time has this many ticks.
-const TICKS: u32 = 8;
+/// A region's linger time has at least this many ticks. While the cache is full, it has no more.
+pub(super) const TICKS: u32 = 8;
 
 /// If the kernel refuses to deregister a region, the cleaner waits 2 ticks before it tries again,
 /// then twice as long each time, up to 2 to the power of this number.
@@ -62,9 +62,9 @@ impl Cleaner {
             tick,
             remote: ticks(remote),
             local: ticks(local),
-            exists: AtomicBool::new(false),
             running: AtomicBool::new(false),
             attempt: AtomicU64::new(0),
+            was_full: AtomicBool::new(false),
         }
     }
 
@@ -74,8 +74,8 @@ impl Cleaner {
         self.clock.load(Relaxed)
     }
 
-    /// Whether the cache may keep a region with this access at all: its linger time is not 0, the
-    /// cleaner's thread exists, and no attempt to start the limits reader has failed.
+    /// Whether the cache may keep a region with this access at all: its linger time is not 0, and the
+    /// cleaner's thread exists.
     pub fn keeps(&self, access: u32) -> bool {
         let linger = if is_remote(access) {
             self.remote
@@ -109,6 +109,11 @@ impl Cleaner {
     pub fn idle(&self, region: &CachedRegion) {
         region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
+    }
+
+    /// A release ends its region because the cache is full.
+    pub fn lacks_room(&self) {
+        self.was_full.store(true, Relaxed);
     }
 
     /// Wakes the cleaner: it has work.
@@ -170,7 +175,7 @@ fn first_released(region: &CachedRegion) -> u32 {
 
 /// Returns the number of ticks that a region has been idle. It was released at the tick `released`.
 /// The cleaner has been awake since the tick `awake`.
-fn idle(released: u32, now: u64, awake: u64) -> i64 {
+pub(super) fn idle(released: u32, now: u64, awake: u64) -> i64 {
     // A thread may have released the region after `now` was read.
     let idle = (now as u32).wrapping_sub(released) as i32;
     // The releasing thread may have read the clock while the clock stood still. No region was idle

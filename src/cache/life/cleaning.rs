@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that deregisters the regions that the cache no longer needs: regions whose memory has
-//! changed, regions that have been idle for long enough, and idle regions while the machine is
-//! short of memory. The thread sleeps while no region is idle. It shares the program's table of
-//! descriptors, by which it reaches the devices. It opens no file; the limits reader
-//! (`limits_reader.rs`) does. `helper_thread.rs` has the rules that it obeys.
+//! changed, regions that have been idle for long enough, and idle regions beyond the limit. The thread
+//! sleeps while no region is idle. It shares the program's table of descriptors, by which it reaches
+//! the devices, and therefore opens no file (`limits.rs`). `helper_thread.rs` has the rules that it
+//! obeys.
 
-use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
-use crate::life::cleaner::{MANY, ages};
+use crate::life::account::Amount;
+use crate::life::cleaner::{MANY, TICKS, ages, idle};
 use crate::life::ending;
 use crate::life::flush::end_those;
-use crate::life::limits;
 use crate::life::owners;
-use crate::life::reading;
 use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
@@ -30,11 +28,9 @@ use rdmamr_trace as trace;
 /// How long to wait after a failed attempt to start the thread, in ns.
 const ATTEMPTS_APART: u64 = 1_000_000_000;
 
-/// How often the cleaner checks the machine's free memory, in ticks.
-const LOOKS: u32 = 8;
-
 /// If the cache has more slots than this, the idle regions are shown only every `LOOKS` ticks.
 const FEW_SLOTS: u32 = 4096;
+const LOOKS: u32 = 8;
 
 /// The cleaner sleeps without a time limit only after this many ticks at which it found no idle
 /// region. One tick proves little: a region that the program takes and releases all the time is
@@ -58,55 +54,17 @@ fn try_to_start(cache: &'static Cache) {
             .attempt
             .compare_exchange(due, u64::MAX, Relaxed, Relaxed)
     };
-    if now < due || TABLE.is_left() || take().is_err() {
+    if now < due || is_retired() || TABLE.is_left() || take().is_err() {
         return;
-    }
-    let exists = cleaner.exists.load(Relaxed);
-    // The limits reader starts after the first region (`start_reader`).
-    let started = if exists {
-        reading::start(cache)
-    } else {
-        start_thread(cache)
-    };
-    if started {
-        cleaner.running.store(true, Relaxed);
-    } else {
-        cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed);
-    }
-}
-
-fn start_thread(cache: &'static Cache) -> bool {
-    if is_retired() {
-        return false;
     }
     let argument = (&raw const *cache).cast_mut();
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and `cache` is never freed.
-    let Some(number) = (unsafe { helper_thread::start(run, argument.cast()) }) else {
-        return false;
-    };
-    TABLE.set(number);
-    cache.cleaner.exists.store(true, Relaxed);
-    true
-}
-
-/// A region is kept. Starts the limits reader, if it does not run. An earlier start would delay the
-/// first region: its thread waits for the reader of userfaultfd, and the limits reader would take
-/// that reader's processor. If the kernel refuses a thread, the cache keeps no further region until
-/// a later attempt succeeds.
-#[inline(always)]
-pub fn start_reader(cache: &'static Cache) {
-    if !cache.limits_reader.is_running() {
-        try_to_start_reader(cache);
-    }
-}
-
-#[cold]
-fn try_to_start_reader(cache: &'static Cache) {
-    let cleaner = &cache.cleaner;
-    if cleaner.running.load(Relaxed) && !reading::start(cache) {
-        let next = clock::monotonic() + ATTEMPTS_APART;
-        cleaner.attempt.store(next, Relaxed);
-        cleaner.running.store(false, Relaxed);
+    match unsafe { helper_thread::start(run, argument.cast()) } {
+        Some(number) => {
+            TABLE.set(number);
+            cleaner.running.store(true, Relaxed);
+        }
+        None => cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed),
     }
 }
 
@@ -160,16 +118,11 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             });
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
-            if ticks % LOOKS == 0 {
-                cache.limits_reader.ask_and_wait();
-                if cache.limits_reader.is_short_of_memory() {
-                    end_those(cache, Cause::Pressure, |_| true);
-                }
-            } else {
-                cache.limits.read_old(&cache.limits_reader, limits::SECOND);
+            if cache.watch.mappings.have_run_short() {
+                end_those(cache, Cause::Pressure, |_| true);
             }
+            keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
-            keep_to_limit(cache);
             if ticks % LOOKS == 0 || !regions.has_more_slots_than(FEW_SLOTS) {
                 show_idle(cache);
             }
@@ -179,7 +132,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         }
         let limit = Duration::from_millis(cleaner.tick.into());
         if busy == 0 {
-            let idle = || {
+            let any = || {
                 let mut each = regions.each();
                 let waits = |region: &CachedRegion| region.state.load().is_unused() || ages(region);
                 regions.is_ending() || each.any(|(_, region)| waits(region))
@@ -190,7 +143,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             // thread's look at the regions sees that release. A thread that releases a region after
             // the look has seen the store.
             fence(SeqCst);
-            if !idle() {
+            if !any() {
                 futex::wait(&cleaner.signal, 0, None);
                 (awake, looked_at) = (None, None);
             }
@@ -254,21 +207,46 @@ impl IdleDevices {
     }
 }
 
-/// Counts the idle regions if more is registered than may be idle, and ends those that exceed the
-/// limit. The lock is free between any two portions.
-fn keep_to_limit(cache: &Cache) {
-    const SLOTS: u32 = 512;
-    let regions = cache.regions;
-    let mut at_end = regions.account.all_fits();
-    while !at_end {
-        let mut batch = Batch::new();
-        let Some(locked) = regions.lock_in_call() else {
-            return;
+/// Sums the idle regions if more is registered than may be idle, and ends those beyond the limit, the
+/// older ones first. If new regions have found no room since the last tick, all those end that were
+/// idle for `TICKS` ticks. The lock is free between any two portions.
+fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
+    let (regions, account) = (cache.regions, &cache.regions.account);
+    let was_full = cache.cleaner.was_full.swap(false, Relaxed);
+    if !was_full && account.registered().fits(account.limit()) {
+        return;
+    }
+    let sum = Amount::sum(regions.each_idle());
+    let Some(locked) = regions.lock_in_call() else {
+        return;
+    };
+    let mut excess = account.found_idle(sum);
+    drop(locked);
+    for age in [TICKS, 0] {
+        let is_old = |region: &CachedRegion| {
+            idle(region.released.load(Relaxed), now, awake) >= i64::from(age)
         };
-        at_end = locked.count_idle(SLOTS, &mut batch, cache.cleaner.now());
-        drop(locked);
-        for &id in batch.ids() {
-            let _ = ending::end(cache, id, By::Helper);
+        let goes_on = |excess: Amount| was_full && age > 0 || !excess.fits(Amount::default());
+        let mut from = Id(0);
+        while goes_on(excess) {
+            let which = |region: &CachedRegion| region.state.load().is_unused() && is_old(region);
+            let Some(mut batch) = regions.next_batch(&mut from, which) else {
+                break;
+            };
+            let Some(locked) = regions.lock_in_call() else {
+                return;
+            };
+            locked.claim_those(&mut batch, Cause::Watermark, |region| {
+                let ends = is_old(region) && goes_on(excess);
+                if ends {
+                    excess = excess.less(Amount::of(region.page_range()));
+                }
+                ends
+            });
+            drop(locked);
+            for &id in batch.ids() {
+                let _ = ending::end(cache, id, By::Helper);
+            }
         }
     }
 }
@@ -278,10 +256,10 @@ fn keep_to_limit(cache: &Cache) {
 fn show_idle(cache: &Cache) {
     let (regions, counters) = (cache.regions, cache.counters);
     let mut idle = stats::Idle::default();
-    regions.each_idle(|region| {
+    for region in regions.each_idle() {
         let device = kernel_mr::counted_at(region.device.load(Relaxed));
         idle.add(device, region.page_range().bytes());
-    });
+    }
     // This takes no lock: a registration would wait for it while all slots are read.
     let hits = counters.get(counter!(hits)) + regions.hits_of_regions();
     counters.show_idle(&idle, hits);

@@ -3,6 +3,7 @@
 
 use crate::cause::Cause;
 use crate::instance::{Cache, cache_gave_up, existing};
+use crate::life::account::Amount;
 use crate::life::ending::{self, in_call};
 use crate::locked::By;
 use crate::region::link::Id;
@@ -95,12 +96,12 @@ pub fn each_idle(
 /// deregister it, so the cleaner does that.
 pub fn before_fork(cache: &Cache) {
     /// The kernel copies this many bytes in less time than the smallest fork takes.
-    const SMALL: u64 = 128 << 10;
+    const SMALL: i64 = 128 << 10;
     if cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
     }
-    let all = cache.regions.account.registered().bytes as u64;
-    let are_small = all <= SMALL || !cache.regions.is_more_idle_than(SMALL);
+    let all = cache.regions.account.registered().bytes;
+    let are_small = all <= SMALL || Amount::sum(cache.regions.each_idle()).bytes <= SMALL;
     if are_small {
         return;
     }

@@ -14,8 +14,8 @@
 //!    counters of changes were ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
-//! 5. One line of [`crate::layout::Regions`]: how much is registered and how much may be idle, the
-//!    table's shape, the log's counts.
+//! 5. One line of [`crate::layout::Regions`]: whether the cache is full, the table's shape, the log's
+//!    counts.
 //! 6. The entry in the table.
 //! 7. The region's slot, the only one of these lines that is written.
 //! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That

@@ -226,8 +226,6 @@ fn register_now(
         }
     };
     let made = cache.miss(&direct, pd, request, &lookup_key, settled);
-    // Also if the kernel has refused the region: its memory has been watched, which adds mappings.
-    cleaning::start_reader(cache);
     made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
 }
 
@@ -329,9 +327,7 @@ impl Cache {
         settled: bool,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
-        self.limits
-            .mind(self.regions, &self.limits_reader, direct, pd);
-        self.limits_reader.mind_mappings(&self.watch);
+        self.limits.mind(self.regions, direct, pd);
         if self.regions.ending() > TOO_MANY {
             ending::some_evicted(self, By::Program, SHARE);
         }

@@ -38,7 +38,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
         return mr::dealloc_pd(pd);
     };
     let of = ending::of_pd(pd.address() as u64);
-    let is_used = cache.regions.is_used(&of);
+    let is_used = cache.regions.each_used().any(&of);
     if is_used && config().cache_mode == CacheMode::Off {
         return Err(Error::Busy("the domain still has relaxed regions in use"));
     }
@@ -62,9 +62,8 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     let Some((cache, device)) = existing().and_then(of_cache) else {
         return mr::close_device(context);
     };
-    cache.limits.forget(device);
     let of = ending::of_device(device);
-    if cache.regions.is_used(&of) && config().cache_mode == CacheMode::Off {
+    if cache.regions.each_used().any(&of) && config().cache_mode == CacheMode::Off {
         return Err(Error::Busy("the device still has relaxed regions in use"));
     }
     let _ = flush_those(cache, &of);
@@ -188,7 +187,6 @@ pub fn before_close_bypassed(verbs_context: usize) {
             .step_by(size_of::<usize>())
             .find_map(|before| mr::kernel_mr::device_at(verbs_context + before))
         {
-            cache.limits.forget(device);
             let of = ending::of_device(device);
             let _ = flush_those(cache, &of);
             abandon(cache, &of, LEFT);

@@ -2,10 +2,9 @@
 //! ibv_dereg_mr_relaxed(3): the region stays registered, idle in the cache, while the limits allow
 //! it.
 
-use crate::batch::Batch;
+use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
-use crate::life::limits;
 use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::state::Left;
@@ -26,7 +25,7 @@ pub fn release(mr: Mr) -> bool {
     let Some(id) = regions.release_last(object, cache.cleaner.now()) else {
         return release_otherwise(cache, object);
     };
-    if cache.cleaner.is_dormant() || !regions.account.all_fits() {
+    if cache.cleaner.is_dormant() || regions.account.is_full() {
         left_idle(cache, id);
     }
     true
@@ -55,19 +54,15 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     }
 }
 
-/// A region has become idle: wakes the cleaner if it sleeps, and counts the idle regions if need
-/// be.
+/// A region has become idle: wakes the cleaner if it sleeps, and ends the region if the cache is full.
 #[inline(never)]
 fn left_idle(cache: &Cache, id: Id) {
     let regions = cache.regions;
     if cache.cleaner.is_dormant() {
         cache.cleaner.idle(regions.region(id));
     }
-    if !regions
-        .account
-        .may_be_idle(|| regions.region(id).page_range())
-    {
-        trim(cache, id);
+    if regions.account.is_full() {
+        make_room(cache, id);
     }
 }
 
@@ -84,38 +79,25 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
     })
 }
 
-/// Little is spare, or too much is idle. Goes on with the count of the idle regions. If too much is
-/// idle, deregisters a few regions that have been idle for longer, or else the region that was just
-/// released. This takes a bounded time, however many regions there are.
+/// Deregisters a region that has just been released, if the cache is still full.
 #[cold]
-fn trim(cache: &Cache, released: Id) {
-    /// The slots that the count looks at for each release: 0.5 us.
-    const SLOTS: u32 = 128;
+fn make_room(cache: &Cache, id: Id) {
     if thread::is_inside() {
         cache.cleaner.wake();
         return;
     }
     let errno = errno::errno();
     let _inside = thread::enter();
-    let (regions, account) = (cache.regions, &cache.regions.account);
-    if account.is_over() {
-        cache.limits.read_old(&cache.limits_reader, limits::MOMENT);
-    }
-    let mut batch = Batch::new();
-    let Some(locked) = regions.lock_of_program() else {
+    let Some(locked) = cache.regions.lock_of_program() else {
         cache.cleaner.wake();
         return;
     };
     cache.apply(&locked, By::Program);
-    let too_large = regions.region(released).page_range().bytes() as i64 > account.limit().bytes;
-    let ends = too_large && locked.claim_released(released);
-    locked.count_idle(SLOTS, &mut batch, cache.cleaner.now());
-    let ends = ends || (account.is_over() && locked.claim_released(released));
+    let is_full = || cache.regions.account.is_full();
+    let ends = locked.claim_idle(id, Cause::Watermark, |_| is_full());
     drop(locked);
     if ends {
-        let _ = ending::end(cache, released, By::Program);
-    }
-    for &id in batch.ids() {
+        cache.cleaner.lacks_room();
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = ending::end(cache, id, By::Program);
     }

@@ -40,6 +40,5 @@ pub fn retire(why: &str) {
 pub fn end(cache: &Cache) {
     tasks::give_up_quietly(cache);
     WATCH_FD.close();
-    cache.limits_reader.wait_to_rest();
     event_reader::wait_to_rest();
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How many mappings the process can afford: watched memory splits mappings, and the kernel limits
-//! their number (vm.max_map_count).
+//! How many mappings the watch may take: watched memory splits mappings, and the kernel limits
+//! their number (vm.max_map_count). The watch takes at most half of those that the program leaves.
 
-use core::sync::atomic::{AtomicI64, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
+use rdmamr_sys::aside;
 use rdmamr_sys::budget::Budget;
 use rdmamr_sys::clock;
 use rdmamr_sys::proc;
@@ -11,24 +12,17 @@ use rdmamr_sys::proc;
 const SPLITS: i64 = 2;
 
 /// How many splits are made before the mappings are counted for the first time, if they can be
-/// counted.
-const UNCOUNTED: i64 = 4 * SPLITS;
+/// counted: twice as many as the count comes after.
+const UNCOUNTED: i64 = 16 * SPLITS;
 
-/// The mappings are counted.
-const COUNTED: u32 = 0;
-/// Much of the room is used up: the mappings are to be counted again.
-const DUE: u32 = 1;
-/// The limits reader has been asked to count them.
-const ASKED: u32 = 2;
-
-/// How many more mappings the process can afford.
+/// How many more mappings the watch may take.
 pub struct Mappings {
-    /// The number of further splits that the process can afford.
+    /// The number of further splits, by a worst-case estimate.
     room: AtomicI64,
     /// The value of `room` when the mappings were last counted.
-    room_at_most: AtomicI64,
-    /// The state of the count: [`COUNTED`], [`DUE`] or [`ASKED`].
-    state: AtomicU32,
+    counted: AtomicI64,
+    /// The mappings are short by the last count, or as the kernel said.
+    short: AtomicBool,
     /// For counting the mappings, which takes 15 ms if there are 50 000.
     counting: Budget<0>,
 }
@@ -37,54 +31,47 @@ impl Mappings {
     pub(super) fn new() -> Mappings {
         Mappings {
             room: AtomicI64::new(if proc::has_maps() { UNCOUNTED } else { 0 }),
-            room_at_most: AtomicI64::new(UNCOUNTED),
-            state: AtomicU32::new(DUE),
+            counted: AtomicI64::new(UNCOUNTED),
+            short: AtomicBool::new(false),
             counting: Budget::default(),
         }
     }
 
-    /// Whether the process can afford more mappings. At three quarters of the mappings that the
-    /// kernel allows, the cache watches no further memory. The mappings are to be counted when, by
-    /// a worst-case estimate, half of the room up to there is used up.
+    /// Whether the watch may split mappings once more. Counts the mappings if half of the room of
+    /// the last count is used up.
     pub(super) fn has_room(&self) -> bool {
-        !self.is_full() && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
-    }
-
-    /// Whether by a worst-case estimate the process can afford no more mappings.
-    pub fn is_full(&self) -> bool {
-        self.room.load(Relaxed) <= SPLITS
-    }
-
-    /// Whether the limits reader should count the mappings now. The caller asks it to.
-    pub fn should_be_counted(&self) -> bool {
-        let is_due = match self.state.load(Relaxed) {
-            COUNTED => self.room.load(Relaxed) < self.room_at_most.load(Relaxed) / 2,
-            due => due == DUE,
-        };
-        is_due
-            && self.counting.allows(clock::monotonic())
-            && self.state.swap(ASKED, Relaxed) != ASKED
-    }
-
-    /// Counts the mappings if that was asked. The caller has a table of descriptors of its own.
-    pub fn count(&self) {
-        if self.state.load(Relaxed) != ASKED {
-            return;
+        if self.room.load(Relaxed) * 2 <= self.counted.load(Relaxed) {
+            let count = || aside::run(|| self.count());
+            self.counting.within(clock::monotonic, count);
         }
-        self.counting.within(clock::monotonic_by_kernel, || {
-            // If the kernel does not tell the number of mappings, there is no room.
-            let (count, most) = proc::mappings().unwrap_or_default();
-            let room = (most / 4 * 3) as i64 - count as i64;
-            let enough = room > SPLITS * 16;
-            self.room_at_most.store(room.max(0), Relaxed);
-            self.room.store(if enough { room } else { -1 }, Relaxed);
-            self.state
-                .store(if enough { COUNTED } else { DUE }, Relaxed);
-        });
+        self.room.load(Relaxed) > SPLITS && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
     }
 
-    /// Whether mappings are short, so that the memory of ended regions should not stay watched.
+    fn count(&self) {
+        // If the kernel does not tell the number of mappings, there is no room.
+        let [count, split, most] = proc::mappings().unwrap_or_default().map(|n| n as i64);
+        let free = most - count;
+        let room = (free - split) / 2;
+        let room = if room > SPLITS * 16 { room } else { 0 };
+        self.counted.store(room, Relaxed);
+        self.room.store(room, Relaxed);
+        self.short.store(free < split / 2, Relaxed);
+    }
+
+    /// The kernel has refused a split.
+    pub(super) fn ran_out(&self) {
+        self.room.store(0, Relaxed);
+        self.short.store(true, Relaxed);
+    }
+
+    /// Whether mappings have become short, so that idle regions should give theirs back. True once
+    /// for each time.
+    pub fn have_run_short(&self) -> bool {
+        self.short.load(Relaxed) && self.short.swap(false, Relaxed)
+    }
+
+    /// Whether the memory of ended regions should not stay watched.
     pub fn is_crowded(&self) -> bool {
-        self.room.load(Relaxed) * 4 < self.room_at_most.load(Relaxed) * 3
+        self.room.load(Relaxed) * 4 < self.counted.load(Relaxed) * 3
     }
 }

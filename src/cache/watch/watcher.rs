@@ -33,7 +33,7 @@ pub struct Watch {
     reader: Reader,
     /// Shows whether the process has one thread. Once it has had two, every hit asks the fence.
     one_thread: Option<OneThread>,
-    /// How many mappings the process can afford.
+    /// How many mappings the watch may take.
     pub mappings: Mappings,
 }
 
@@ -206,7 +206,10 @@ impl Watch {
         registered.map_err(|errno| {
             claim(None);
             match errno.0 {
-                libc::ENOMEM => Unwatched::Limit,
+                libc::ENOMEM => {
+                    self.mappings.ran_out();
+                    Unwatched::Limit
+                }
                 libc::EBADF => Unwatched::Refused,
                 _ => Unwatched::Memory,
             }

@@ -22,8 +22,8 @@ pub fn check() -> Check {
     Check::warning(SUBJECT, found)
         .meaning(
             "Watching a relaxed region, and MADV_DONTFORK after ibv_fork_init, split VMAs, up to two a region. \
-             At three quarters of the limit the library watches and keeps no further region; at the limit a \
-             registration after ibv_fork_init fails with ENOMEM.",
+             The library takes at most half of the mappings that are left, and keeps no region beyond that; at the \
+             limit a registration after ibv_fork_init fails with ENOMEM.",
         )
         .fix("sysctl -w vm.max_map_count=262144")
 }

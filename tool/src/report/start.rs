@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The cost of the cache's start in a process. On the machine of the trace this program does what
-//! the start consists of, and measures it: a userfaultfd, three threads, and memory for the table of
+//! the start consists of, and measures it: a userfaultfd, two threads, and memory for the table of
 //! regions.
 use super::shape::ProcessTotals;
 use crate::doctor;
@@ -10,7 +10,7 @@ use std::time::Instant;
 /// How often the start is measured.
 const TIMES: usize = 20;
 /// The threads that the cache starts, and the bytes of its table that the first regions touch.
-const THREADS: usize = 3;
+const THREADS: usize = 2;
 const TABLE: usize = 256 << 10;
 /// On another machine: as many times as long as userfaultfd(2) takes to watch a region.
 const WATCHES: u64 = 200;
