@@ -10,7 +10,6 @@ use crate::locked::Locked;
 use crate::region::link::Id;
 use crate::watch::event_reader;
 use crate::watch::extent::CHUNK;
-use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 
@@ -171,11 +170,7 @@ impl Locked<'_> {
     /// Stops watching a range, by `unwatch`. The regions in it are already invalidated. If no other
     /// region lies in the memory around them, the same call ends the watch of that memory. Returns
     /// whether some of the range was watched.
-    pub fn unwatch(
-        &self,
-        range: PageRange,
-        mut unwatch: impl FnMut(PageRange) -> Unwatching,
-    ) -> bool {
+    pub fn unwatch(&self, range: PageRange, mut unwatch: impl FnMut(PageRange) -> bool) -> bool {
         let mut watched = false;
         self.watching(range, |id, _| {
             let region = self.regions().region(id);
@@ -185,7 +180,7 @@ impl Locked<'_> {
                     false => extent,
                     true => extent.common(range).unwrap_or(extent),
                 };
-                if unwatch(part) != Unwatching::Done {
+                if !unwatch(part) {
                     return false;
                 }
                 watched = true;
@@ -200,7 +195,7 @@ impl Locked<'_> {
                 });
                 for mut orphans in [below, above] {
                     while let Some(memory) = orphans.take() {
-                        if unwatch(memory) != Unwatching::Done {
+                        if !unwatch(memory) {
                             self.regions().leave_some();
                         }
                         self.lose_memory(memory, range, |orphan| {

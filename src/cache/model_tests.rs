@@ -16,7 +16,6 @@ use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
 use crate::watch::extent::CHUNK;
 use crate::watch::log::{Change, Frame, Kind};
-use crate::watch::watcher::Unwatching;
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
@@ -645,7 +644,7 @@ fn the_large_rest_of_a_region_stays_watched() {
     let mut parts = Vec::new();
     let watched = locked.unwatch(page, |part| {
         parts.push(part);
-        Unwatching::Done
+        true
     });
     let above = PageRange::new(page.end, page_range.end);
     assert_eq!(parts, [page, above]);
@@ -727,7 +726,7 @@ proptest! {
                     });
                     locked.unwatch(range, |part| {
                         mapping.pages(part).fill(false);
-                        Unwatching::Done
+                        true
                     });
                     prop_assert!(had_left_some || !mapping.pages(range).contains(&true));
                 }

@@ -9,10 +9,8 @@ use crate::locked::{By, Locked, cause};
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
-use crate::watch::event_reader;
 use crate::watch::extent::CHUNK;
 use crate::watch::table::TABLE;
-use crate::watch::watcher::Unwatching;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use errno::Errno;
@@ -157,7 +155,6 @@ pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
 /// memory over. The watch of a part of a mapping splits the mapping into VMAs. When the last region
 /// leaves, the VMAs become one again, whichever region that is.
 fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
-    const TRIES: u32 = 16;
     let (regions, watch) = (cache.regions, &cache.watch);
     let region = regions.region(id);
     // After a change the memory is gone, or is about to be registered anew, so its watch need not
@@ -167,27 +164,19 @@ fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRa
         Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
     );
     let wanted = in_peace || watch.mappings.is_crowded() || region.has_inherited();
-    for _ in 0..TRIES {
-        // Changed memory is no longer the cache's: applying the log removes it from the region's
-        // extent.
-        cache.apply(locked, by);
-        let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
-            return;
-        };
-        match locked.heir(memory, id) {
-            Heir::Region(heir) => return regions.region(heir).inherit(memory),
-            // This runs under the lock, so a region that is linked here meanwhile registers its
-            // watch after this.
-            Heir::None if wanted && !regions.changes.is_long(now_ms) => {
-                if watch.unwatch(memory, &regions.changes) != Unwatching::Unsettled {
-                    return;
-                }
-            }
-            // If a call on much memory holds the kernel's mmap lock, this thread does not wait for
-            // it, because it holds the cache's lock.
-            Heir::None | Heir::Unknown => return regions.leave_some(),
-        }
-        std::thread::yield_now();
+    // Changed memory is no longer the cache's: applying the log removes it from the region's extent.
+    cache.apply(locked, by);
+    let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
+        return;
+    };
+    match locked.heir(memory, id) {
+        Heir::Region(heir) => regions.region(heir).inherit(memory),
+        // This runs under the lock, so a region that is linked here meanwhile registers its watch
+        // after this.
+        Heir::None if wanted && !regions.changes.is_long(now_ms) => drop(watch.unwatch(memory)),
+        // If a call on much memory holds the kernel's mmap lock, this thread does not wait for it,
+        // because it holds the cache's lock.
+        Heir::None | Heir::Unknown => regions.leave_some(),
     }
 }
 
@@ -232,12 +221,8 @@ pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
     } else {
         range
     };
-    let watched = locked.unwatch(memory, |part| cache.watch.unwatch(part, &regions.changes));
-    // Before Linux 6.16 a call that is not announced can wait for the reader while another thread
-    // stops watching memory, and a test with two such threads hung there (Linux 6.12).
-    if event_reader::keeps_apart() {
-        locked.note_clear(range);
-    }
+    let watched = locked.unwatch(memory, |part| cache.watch.unwatch(part));
+    locked.note_clear(range);
     drop(locked);
     evicted(cache, By::Helper);
     // Another thread may be ending a region of this memory.

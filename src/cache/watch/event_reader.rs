@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
-//! the reader. So the reader waits for no thread, except at the gate (`gate.rs`), which is closed
-//! for a few system calls. `helper_thread.rs` has the rules that the reader obeys.
+//! the reader. So the reader waits for no thread. `helper_thread.rs` has the rules that it obeys.
 //!
 //! The reader has a table of descriptors of its own, in which it closes all files but its own. (Those
 //! of `service.rs` come later.) POSIX locks belong to a table, so the program keeps its locks. The
 //! table begins with a copy of the program's first 64 numbers, which the kernel makes in any case. So
 //! these files have one more holder from that system call to the next one.
 
-use crate::watch::gate::GATE;
 use crate::watch::listeners::is_retired;
 use crate::watch::log::{Change, Kind, Log};
 use crate::watch::service::{self, Counting, Question};
@@ -183,7 +181,6 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
         changes.begin();
-        GATE.pass();
         let drained = drain(file, changes, &mut messages);
         let failed = drained.is_err() || !ready;
         if failed {

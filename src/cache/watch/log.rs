@@ -473,14 +473,6 @@ impl Log {
             .is_some_and(|position| self.still(position, range))
     }
 
-    /// Whether every record is applied and no event is being read. Interposed calls may be under
-    /// way.
-    pub fn has_heard_all(&self) -> bool {
-        self.applied().is_some_and(|position| {
-            self.under_way.load(Acquire) < ANYWHERE && self.written.load(Acquire) == position.0
-        })
-    }
-
     /// Whether no record has been written since `position`, and no change is under way in this
     /// range.
     #[inline(always)]

@@ -15,7 +15,6 @@
 //! - `in_place.rs`: whether the program's memory calls reach the library (W6). Their hooks are in
 //!   `life/change.rs`, because they end regions (W5). `listeners.rs`: the listeners that must be
 //!   told of the calls.
-//! - `gate.rs`: before Linux 6.16 one file can unregister memory that another has registered.
 //! - `extent.rs`: how far the watch of a region reaches. `dropping.rs`: the one exception.
 
 pub mod counts;
@@ -23,7 +22,6 @@ pub mod dropping;
 pub mod event_reader;
 pub mod extent;
 pub mod failure;
-mod gate;
 mod in_flight;
 pub mod in_place;
 pub mod listeners;

@@ -23,6 +23,7 @@
 
 use crate::instance::{distrust, existing};
 use crate::watch::counts::Counts;
+use crate::watch::event_reader::keeps_apart;
 use crate::watch::table::TABLE;
 use crate::watch::userfaultfd::{Fence, Userfaultfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
@@ -149,10 +150,14 @@ impl WatchFd {
     /// Ends the registration of memory that is registered with our file. Returns false if part of
     /// the range cannot be registered at all.
     ///
-    /// No fstat is needed: no other file has this memory, so another userfaultfd refuses, or (before
-    /// Linux 6.16) ends our registration.
+    /// No fstat is needed: no other file has this memory, so another userfaultfd refuses.
+    ///
+    /// Before Linux 6.16 one file can unregister memory that another has registered
+    /// (fs/userfaultfd.c, `userfaultfd_unregister`), and the program may have given the memory to
+    /// another since. Only the file that has the memory can register it again.
     pub fn unregister(&self, range: PageRange) -> bool {
-        let file = self.file().filter(|_| TABLE.is_here());
+        let is_ours = |file: &Userfaultfd| keeps_apart() || file.register(range).is_ok();
+        let file = self.file().filter(|_| TABLE.is_here()).filter(is_ours);
         file.is_some_and(|file| file.unregister(range))
     }
 

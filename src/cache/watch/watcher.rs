@@ -4,11 +4,9 @@
 use crate::watch::event_reader::{self, Reader};
 use crate::watch::extent;
 use crate::watch::failure::Failure;
-use crate::watch::gate;
 use crate::watch::in_flight;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
-use crate::watch::log::Log;
 use crate::watch::mappings::Mappings;
 use crate::watch::one_thread::OneThread;
 use crate::watch::userfaultfd::{Fence, Userfaultfd};
@@ -35,17 +33,6 @@ pub struct Watch {
     one_thread: Option<OneThread>,
     /// How many mappings the watch may take.
     pub mappings: Mappings,
-}
-
-/// The outcome of an attempt to stop watching.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unwatching {
-    Done,
-    /// The kernel refuses to stop, for good.
-    Refused,
-    /// A change of the address space is under way. Until the log has been applied, the cache does
-    /// not know which memory is its own.
-    Unsettled,
 }
 
 /// Why memory is not watched.
@@ -217,26 +204,10 @@ impl Watch {
     }
 
     /// Stops watching memory that the cache has registered and no region needs. The caller holds
-    /// the cache's lock, and has applied every change of this memory that is in `changes`.
-    pub fn unwatch(&self, range: PageRange, changes: &Log) -> Unwatching {
-        let Some(number) = self.watch_fd() else {
-            return Unwatching::Refused;
-        };
-        // On Linux 6.1 and 6.12 (fs/userfaultfd.c, `userfaultfd_unregister`) one file can
-        // unregister memory that another file has registered. Memory of the cache becomes another
-        // file's only after a thread has unmapped it. That thread waits for the reader, and the
-        // reader waits at the gate. The fence and the log show that no such thread was under way
-        // before.
-        let closed = (!event_reader::keeps_apart()).then(|| gate::GATE.close());
-        let is_settled = || changes.has_heard_all();
-        if closed.is_some() && !(is_settled() && number.ask() == Fence::Passed && is_settled()) {
-            return Unwatching::Unsettled;
-        }
-        if number.unregister(range) {
-            Unwatching::Done
-        } else {
-            Unwatching::Refused
-        }
+    /// the cache's lock. Returns false if the kernel refuses.
+    pub fn unwatch(&self, range: PageRange) -> bool {
+        self.watch_fd()
+            .is_some_and(|number| number.unregister(range))
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
@@ -248,11 +219,6 @@ impl Watch {
         let Some(number) = self.watch_fd() else {
             return false;
         };
-        if !event_reader::keeps_apart() {
-            // Only the file that watches memory can register it again. These kernels move one
-            // mapping at a time, so userfaultfd takes all of the range or none of it.
-            return number.register(range).is_ok() && number.unregister(range);
-        }
         if number.unregister(range) {
             return true;
         }
@@ -311,30 +277,9 @@ impl Watch {
         self.lost.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
         let Some(number) = number else { return };
-        if event_reader::keeps_apart() {
-            // The kernel skips memory that our file does not watch.
-            let _ = proc::each_mapping(|mapping| {
-                number.unregister(mapping.range);
-                true
-            });
-            return;
-        }
-        // Another file may watch the memory. Only the file that watches memory can register it
-        // again.
-        let let_go = |range| number.register(range).is_ok() && number.unregister(range);
-        let mut flagged = false;
-        let read = proc::each_mapping_with_flags(|mapping, flags| {
-            flagged = true;
-            if flags.split(|&byte| byte == b' ').any(|flag| flag == b"uw") {
-                let_go(mapping.range);
-            }
+        let _ = proc::each_mapping(|mapping| {
+            number.unregister(mapping.range);
             true
         });
-        if !(read && flagged) {
-            let _ = proc::each_mapping(|mapping| {
-                let_go(mapping.range);
-                true
-            });
-        }
     }
 }
