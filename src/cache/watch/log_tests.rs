@@ -91,28 +91,11 @@ fn a_long_call_counts_until_it_ends_but_not_for_ever() {
 }
 
 #[test]
-fn all_is_heard_unless_an_event_is_being_read() {
-    let (log, frame) = (Log::new(), Frame::new());
-    assert!(log.has_heard_all());
-    log.begin();
-    assert!(!log.has_heard_all());
-    log.end();
-    let change = log.begin_at(RANGE, MAKES, &frame);
-    assert!(log.has_heard_all());
-    log.write(Change {
-        range: RANGE,
-        kind: Kind::Called,
-    });
-    assert!(!log.has_heard_all());
-    log.end_at(change);
-}
-
-#[test]
 fn nothing_is_settled_in_a_log_that_is_not_trusted() {
     let log = Log::new();
     log.distrust();
     assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
     log.end_left(RANGE, word_at);
     assert_eq!(log.under_way(RANGE, WAITS), UnderWay::Stuck);
-    assert!(!log.is_settled(RANGE) && !log.has_heard_all());
+    assert!(!log.is_settled(RANGE));
 }
