@@ -7,6 +7,7 @@
 //! nothing natively (45 ns).
 
 use super::devices::Device;
+use super::object::Object;
 use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::rows::Known;
@@ -59,7 +60,6 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
 /// The values that a registration by our own kernel call needs.
 pub struct Direct {
     pd: Pd,
-    state: &'static State,
     pub device: &'static Device,
     context: Context,
     pub fd: i32,
@@ -95,7 +95,6 @@ impl Direct {
         }
         Ok(Direct {
             pd,
-            state,
             device,
             context,
             fd,
@@ -147,11 +146,12 @@ impl Direct {
         counter: Option<Counter>,
     ) -> Result<Registered, Error> {
         let thread = thread::number();
-        let object = self.state.new_object(thread).ok_or(Error::Memory)?;
+        let object = Object::allocate().ok_or(Error::Memory)?;
         let answer = match self.ask_kernel(request, false) {
             Ok(answer) => answer,
             Err(errno) => {
-                self.state.put_away(thread, object);
+                // SAFETY: the object is new, and the program has not got it.
+                unsafe { object.free() };
                 return Err(Error::Kernel(errno));
             }
         };
