@@ -799,118 +799,6 @@ static void with_offset(void)
 	close_both("offset", domain, queue);
 }
 
-#ifndef RDMAMR_NO_LIBFABRIC
-/* libfabric's own calls, which the program is not linked with. */
-static struct {
-	struct fi_info *(*dup)(const struct fi_info *);
-	int (*getinfo)(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
-	void (*freeinfo)(struct fi_info *);
-	int (*fabric)(struct fi_fabric_attr *, struct fid_fabric **, void *);
-} libfabric;
-
-static struct {
-	struct fid_domain *domain;
-	_Atomic long failed, unready;
-	long each;
-	struct fid_mr **mrs;
-} foreign;
-
-static void *registers_foreign(void *argument)
-{
-	long first = (long)argument * foreign.each;
-
-	for (long n = first; n < first + foreign.each; n++) {
-		struct fid_mr **mr = &foreign.mrs[n];
-
-		foreign.failed += later(foreign.domain, large + n % 64 * PAGE, PAGE, FI_ALL, (uint64_t)n + 1, mr) != 0;
-		foreign.unready += !*mr || fi_mr_key(*mr) != (uint64_t)n + 1 || !fi_mr_desc(*mr);
-	}
-	return NULL;
-}
-
-/*
- * Another provider's queue, which these threads share; ctests/fabric/provider/foreign_queue.c tests
- * one aspect at a time.
- */
-static void foreign_queue(void)
-{
-	enum { EACH = 250, COUNT = THREADS * EACH };
-	static struct fid_mr *mrs[COUNT];
-	static int events[COUNT];
-	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_UNSPEC };
-	struct fi_info *hints, *info = NULL;
-	struct fid_fabric *fabric;
-	struct fid_eq *queue;
-	pthread_t threads[THREADS];
-	void *handle = dlopen("libfabric.so.1", RTLD_NOW);
-	int strays = 0, others = 0, wrong = 0;
-
-	if (!handle) {
-		skip("another provider's queue", "libfabric.so.1 is not installed");
-		return;
-	}
-	*(void **)&libfabric.dup = dlsym(handle, "fi_dupinfo");
-	*(void **)&libfabric.getinfo = dlsym(handle, "fi_getinfo");
-	*(void **)&libfabric.freeinfo = dlsym(handle, "fi_freeinfo");
-	*(void **)&libfabric.fabric = dlsym(handle, "fi_fabric");
-	must(libfabric.dup && libfabric.getinfo && libfabric.freeinfo && libfabric.fabric);
-	hints = libfabric.dup(NULL);
-	must(hints);
-	hints->fabric_attr->prov_name = strdup("tcp");
-	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
-	if (libfabric.getinfo(FI_VERSION(1, 9), NULL, NULL, 0, hints, &info)) {
-		libfabric.freeinfo(hints);
-		skip("another provider's queue", "libfabric has no provider tcp here");
-		return;
-	}
-	must(libfabric.fabric(info->fabric_attr, &fabric, NULL) == 0);
-	must(fi_eq_open(fabric, &attr, &queue, NULL) == 0);
-
-	foreign.domain = open_kind(pair.pd, &kinds[OFFSETS]);
-	foreign.each = EACH;
-	foreign.mrs = mrs;
-	is(fi_domain_bind(foreign.domain, &queue->fid, FI_REG_MR), 0, "bound to tcp's queue");
-	for (long n = 0; n < THREADS; n++)
-		must(pthread_create(&threads[n], NULL, registers_foreign, (void *)n) == 0);
-	for (int n = 0; n < THREADS; n++)
-		must(pthread_join(threads[n], NULL) == 0);
-	is(foreign.failed, 0, "tcp's queue: %d registrations by %d threads return 0", COUNT, THREADS);
-	is(foreign.unready, 0, "tcp's queue: key and descriptor are set when a call returns");
-	for (;;) {
-		struct fi_eq_entry entry = { 0 };
-		uint32_t event = 77;
-		ssize_t got = fi_eq_read(queue, &event, &entry, sizeof(entry), 0);
-		struct fid_mr **mr = entry.context;
-
-		if (got == -FI_EAGAIN)
-			break;
-		wrong += got != sizeof(entry) || event != FI_MR_COMPLETE || entry.data;
-		if (got < 0 || mr < mrs || mr >= mrs + COUNT) {
-			if (++strays > COUNT)
-				break;
-			continue;
-		}
-		others += entry.fid != &(*mr)->fid;
-		events[mr - mrs]++;
-	}
-	is(wrong, 0, "tcp's queue: each event is a completion");
-	is(strays, 0, "tcp's queue: of one of the calls");
-	is(others, 0, "tcp's queue: and of its object");
-	for (int n = wrong = 0; n < COUNT; n++)
-		wrong += events[n] != 1;
-	is(wrong, 0, "tcp's queue: one event each, in the queue when the call returns");
-	for (int n = wrong = 0; n < COUNT; n++)
-		wrong += !mrs[n] || fi_close(&mrs[n]->fid) != 0;
-	is(wrong, 0, "tcp's queue: the regions are closed");
-	is(fi_close(&foreign.domain->fid), 0, "tcp's queue: the domain is closed");
-	is(fi_close(&queue->fid), 0, "tcp's queue is closed");
-	is(fi_close(&fabric->fid), 0, "and its fabric");
-	is((long long)stats().live, 0, "tcp's queue: no region is live");
-	libfabric.freeinfo(info);
-	libfabric.freeinfo(hints);
-}
-#endif
-
 int main(int argc, char **argv)
 {
 	bool stress = argc > 1 && !strcmp(argv[1], "stress");
@@ -936,9 +824,6 @@ int main(int argc, char **argv)
 			as_case(data(&kinds[n]), "data, %s", kinds[n].name);
 		as_case(with_offset(), "an offset");
 		as_case(served_by_the_cache(), "registrations that the cache serves");
-#ifndef RDMAMR_NO_LIBFABRIC
-		as_case(foreign_queue(), "a queue of libfabric");
-#endif
 		is(stats().reg_next, 0, "the library made every registration");
 	}
 	pair_close(&pair);

@@ -9,7 +9,7 @@
 //! **Same contract**: each function has the contract of libmlx5's function of that name, which the C
 //! caller keeps, and passes its arguments on unchanged to that function.
 
-use super::export::with_caller;
+use super::export::{caller, with_caller};
 use super::ret::{self, Entry};
 use super::traced::{TracedRegistration, TracedUmem, TracedUmemEnd};
 use core::ffi::{c_int, c_void};
@@ -18,7 +18,6 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
-use rdmamr_sys::caller::Caller;
 use rdmamr_trace::format::call;
 
 /// The statistics count no failure of these calls.
@@ -30,7 +29,7 @@ fn entry(name: &'static str, subject: Subject) -> Entry {
     }
 }
 
-with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr, eighth);
+with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr,);
 
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -40,14 +39,13 @@ unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
     mlx5_access: c_int,
-    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
     let tracer = TracedRegistration {
         call: call::MLX5DV_REG_DMABUF_MR,
         pd,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let failing = || entry("mlx5dv_reg_dmabuf_mr", Subject::OtherMemory);
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
@@ -56,20 +54,19 @@ unsafe extern "C" fn reg_dmabuf_mr(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg", umem_reg, in "r8" "x4" "a4");
+with_caller!("mlx5dv_devx_umem_reg", umem_reg,);
 
 unsafe extern "C" fn umem_reg(
     context: *mut ibv_context,
     addr: *mut c_void,
     size: usize,
     access: u32,
-    caller: Caller,
 ) -> *mut c_void {
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let tracer = TracedUmem {
         call: call::MLX5DV_DEVX_UMEM_REG,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let failing = || entry("mlx5dv_devx_umem_reg", Subject::Umem(request));
     ret::verbs::<ret::AsUmem>(failing, tracer, || {
@@ -78,12 +75,11 @@ unsafe extern "C" fn umem_reg(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex, in "rdx" "x2" "a2");
+with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex,);
 
 unsafe extern "C" fn umem_reg_ex(
     context: *mut ibv_context,
     umem_in: *mut mlx5dv_devx_umem_in,
-    caller: Caller,
 ) -> *mut c_void {
     // SAFETY: same contract: the argument is readable. The program's may be longer.
     let asked = unsafe { umem_in.as_ref() };
@@ -99,7 +95,7 @@ unsafe extern "C" fn umem_reg_ex(
     let tracer = TracedUmem {
         call: call::MLX5DV_DEVX_UMEM_REG_EX,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let subject = if is_memory {
         Subject::Umem(request)
@@ -113,10 +109,13 @@ unsafe extern "C" fn umem_reg_ex(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_dereg", umem_dereg, in "rsi" "x1" "a1");
+with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
 
-unsafe extern "C" fn umem_dereg(umem: *mut c_void, caller: Caller) -> c_int {
-    let tracer = TracedUmemEnd { umem, caller };
+unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
+    let tracer = TracedUmemEnd {
+        umem,
+        caller: caller(),
+    };
     let failing = || entry("mlx5dv_devx_umem_dereg", Subject::Other);
     ret::verbs::<ret::AsCode>(failing, tracer, || {
         // SAFETY: same contract.

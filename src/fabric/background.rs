@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The library's threads that call libfabric, or register memory for it. They are ordinary threads
-//! of the C library, since Rust's std ends the process if there is no memory for a thread.
+//! The library's threads that call libfabric, or register memory for it. They are threads of
+//! pthread_create(3): Rust's std allocates past the library's own allocator for a thread, and ends the
+//! process if there is no memory.
 
 use core::ffi::{CStr, c_void};
 use core::mem::MaybeUninit;
@@ -18,8 +19,8 @@ pub struct Background {
     pub work: fn(),
 }
 
-/// Starts a thread that blocks all signals, because signals are the application's. False if the
-/// thread cannot be started.
+/// Starts a thread that blocks all signals, because signals are the application's, but for those of
+/// the C library itself, as setuid(2) needs them. False if the thread cannot be started.
 pub fn start(thread: &'static Background) -> bool {
     extern "C" fn run(thread: *mut c_void) -> *mut c_void {
         // SAFETY: `start` passed a `&'static Background`.

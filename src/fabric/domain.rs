@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A domain: a verbs protection domain, as `struct fid_domain`, with the rules of its regions.
 
-use super::bound::Bound;
 use super::errors::{Failure, ensure, may_allocate};
 use super::keys::Keys;
 use super::mode::Mode;
-use super::object::{Process, Tables};
-use super::quarantine::Quarantine;
+use super::object::{Hold, Process, Tables};
 use super::queue::Queue;
 use super::raw_key::RawKey;
 use super::refusals::*;
 use super::region::{Plan, Region};
-
 use super::segment::{Found, Segment};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance;
@@ -48,10 +45,10 @@ pub struct Domain {
     /// is relaxed, its keys are the provider's and not raw, it does not page on demand, it is not
     /// iWARP, and no queue is bound to it.
     pub fast: AtomicBool,
-    quarantine: Quarantine,
+    regions: RegionCount,
     pub keys: Keys,
-    /// The queue that reports registrations, if one is bound.
-    pub bound: OnceLock<Bound>,
+    /// The queue that reports registrations, if one is bound. The domain keeps it open.
+    bound: OnceLock<(&'static Queue, Hold)>,
     /// The device, if the domain opened it. It is closed with the domain.
     opened: Option<Box<dyn Opened>>,
 }
@@ -60,6 +57,11 @@ const _: () =
     assert!(core::mem::offset_of!(Domain, slots) == core::mem::offset_of!(fid_domain, ops));
 const _: () =
     assert!(core::mem::offset_of!(Domain, memory) == core::mem::offset_of!(fid_domain, mr));
+
+/// The number of a domain's regions, on a cache line of its own.
+#[derive(Default)]
+#[repr(align(64))]
+struct RegionCount(AtomicUsize);
 
 /// The device that the provider opened for a domain.
 pub trait Opened: Send + Sync {
@@ -116,7 +118,7 @@ impl Domain {
             fast: AtomicBool::new(
                 mode.cached && mode.provider_keys && !mode.raw && !mode.on_demand && !iwarp,
             ),
-            quarantine: Quarantine::new(),
+            regions: RegionCount::default(),
             keys: Keys::default(),
             bound: OnceLock::new(),
             opened,
@@ -141,46 +143,29 @@ impl Domain {
         core::ptr::eq(memory, &tables.memory)
     }
 
-    /// The queue of this library that reports registrations, if one is bound.
+    /// The queue that reports registrations, if one is bound.
     #[inline(always)]
     pub fn queue(&self) -> Option<&'static Queue> {
-        self.bound.get().and_then(Bound::queue)
+        self.bound.get().map(|(queue, _)| *queue)
     }
 
-    /// Counts a region, and returns memory for it that no other thread uses: of an older region if
-    /// that memory has been in quarantine long enough. `None` if there is no memory.
+    /// Makes a region in the state `UnderWay`, which no other thread knows. `None` if there is no
+    /// memory.
     #[inline(always)]
-    pub fn region_memory(&self) -> Option<usize> {
-        self.quarantine.open().or_else(|| self.new_region_memory())
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn new_region_memory(&self) -> Option<usize> {
+    pub fn open_region(&self, plan: &Plan) -> Option<&'static Region> {
         let domain = (&raw const *self).expose_provenance();
-        let new = Region::allocate(&self.tables.region, domain, self.process, self.mode.raw);
-        if new.is_none() {
-            self.quarantine.count_off();
-        }
-        new
-    }
-
-    /// Makes a region in the state `UnderWay`.
-    #[inline(always)]
-    pub fn open_region(&self, plan: &Plan) -> Result<&'static Region, Failure> {
-        let memory = self.region_memory().ok_or(Error::Memory)?;
-        // SAFETY: `region_memory` has returned this memory to this thread only.
-        Ok(unsafe { Region::open(memory, plan) })
+        let ops = &self.tables.region;
+        let region = Region::make(ops, domain, self.process, self.mode.raw, plan)?;
+        self.regions.0.fetch_add(1, AcqRel);
+        Some(region)
     }
 
     /// Gives up a region that has no registration. After this call the domain may be gone.
     #[inline(always)]
     pub fn close_region(&self, region: &Region) {
-        region.die();
-        if let Some(oldest) = self.quarantine.close(region.address()) {
-            // SAFETY: the region is closed, and its memory has left the quarantine.
-            unsafe { Region::free(oldest) };
-        }
+        // SAFETY: this thread alone has claimed the region, or no other thread knows it.
+        unsafe { region.die() };
+        self.regions.0.fetch_sub(1, AcqRel);
     }
 
     /// Closes the domain.
@@ -191,14 +176,10 @@ impl Domain {
         // SAFETY: the caller promised an open domain of this library.
         let domain = unsafe { &*fid.cast::<Domain>() };
         domain.process.check()?;
-        ensure(domain.quarantine.open_now() == 0, HAS_REGIONS)?;
+        ensure(domain.regions.0.load(Acquire) == 0, HAS_REGIONS)?;
         ensure(!domain.keys.has_mapped(), HAS_RAW_KEYS)?;
         if let Some(opened) = &domain.opened {
             opened.close(domain.pd)?;
-        }
-        for region in domain.quarantine.drain() {
-            // SAFETY: the region is closed, and the domain that held its memory ends here.
-            unsafe { Region::free(region) };
         }
         // SAFETY: `open` made the box, and the caller promised not to use the domain again.
         drop(unsafe { Box::from_raw(fid.cast::<Domain>()) });
@@ -215,11 +196,14 @@ impl Domain {
         ensure(class == FI_CLASS_EQ, NOT_A_QUEUE)?;
         ensure(flags == FI_REG_MR, BIND_FLAGS)?;
         ensure(self.bound.get().is_none(), BOUND_ALREADY)?;
-        ensure(self.quarantine.open_now() == 0, BOUND_TOO_LATE)?;
-        // SAFETY: the class says that the object is an event queue. The application keeps it open
-        // while a domain is bound to it.
-        let bound = unsafe { Bound::to(queue.cast(), self.tables) }?;
+        ensure(self.regions.0.load(Acquire) == 0, BOUND_TOO_LATE)?;
+        // SAFETY: the class says that the object is an open event queue.
+        let is_ours = unsafe { Queue::is_ours(queue.cast(), self.tables) };
+        ensure(is_ours, FOREIGN_QUEUE)?;
+        // SAFETY: `is_ours` found this library's table; the hold keeps the queue open.
+        let queue: &'static Queue = unsafe { Queue::from_c(queue.cast()) }?;
         self.fast.store(false, Relaxed);
+        let bound = (queue, queue.hold());
         self.bound.set(bound).map_err(|_| BOUND_ALREADY.into())
     }
 

@@ -67,6 +67,8 @@ refusals! {
     HAS_RAW_KEYS FI_EBUSY, "the domain still has raw keys that are mapped";
     NULL_QUEUE FI_EINVAL, "the queue is NULL";
     NOT_A_QUEUE FI_EINVAL, "a domain can be bound to an event queue only";
+    FOREIGN_QUEUE FI_EINVAL,
+        "a domain can be bound to a queue of rdmamr_eq_open() or of the provider rdmamr only";
     BIND_FLAGS FI_EBADFLAGS, "a domain is bound with FI_REG_MR and no other flag";
     BOUND_ALREADY FI_EBUSY, "the domain is bound to a queue already";
     BOUND_TOO_LATE FI_EOPBADSTATE,
@@ -152,17 +154,4 @@ refusals! {
     NULL_EVENT FI_EINVAL, "the event is NULL";
     NOT_WRITABLE FI_EINVAL, "the queue was opened without FI_WRITE";
     WRITE_FLAGS FI_EBADFLAGS, "an event is written without flags";
-
-    // Another provider's queue.
-    FOREIGN_NOT_EMPTY FI_EBUSY,
-        "the other provider's queue has events that nobody has read: bind it before";
-    FOREIGN_ONE_WAY FI_EOPNOTSUPP,
-        "the other provider's queue takes an event and does not give it back";
-    FOREIGN_NO_TABLE FI_EINVAL, "the queue has no functions";
-    FOREIGN_NO_FUNCTION FI_ENOSYS, "the queue has no such function";
-    FOREIGN_ERROR FI_EBUSY, "the other provider's queue has an error that nobody has read";
-    FOREIGN_PARTLY FI_EOTHER, "the other provider's queue took part of an event";
-    FOREIGN_TAKES_NONE FI_EINVAL,
-        "the other provider's queue takes no events; the verbs and the sockets provider's must be \
-        opened with FI_WRITE";
 }

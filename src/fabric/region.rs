@@ -8,7 +8,7 @@ use super::raw_key;
 use super::refusals::*;
 use super::segment::{Found, Segment};
 use core::ffi::c_void;
-use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut, without_provenance_mut};
+use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::rdma_core::ibv_mr;
@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Phase {
-    /// Closed. The memory waits to be used again.
+    /// Closed.
     Closed,
     UnderWay,
     Registered,
@@ -96,103 +96,52 @@ pub struct Plan {
 }
 
 impl Region {
-    /// Makes new memory for regions: a closed region, with the fields that all regions of a domain
-    /// share. `None` if no memory is left.
-    #[cold]
-    pub fn allocate(
+    /// Makes a region in the state `UnderWay`. `None` if no memory is left.
+    #[inline(always)]
+    pub fn make(
         ops: &'static fi_ops,
         domain: usize,
         process: Process,
         raw: bool,
-    ) -> Option<usize> {
+        plan: &Plan,
+    ) -> Option<&'static Region> {
         // SAFETY: the size is not 0.
         let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory)?;
         let region = Region {
-            fclass: AtomicUsize::new(FI_CLASS_UNSPEC),
-            context: AtomicPtr::new(null_mut()),
+            fclass: AtomicUsize::new(FI_CLASS_MR),
+            context: AtomicPtr::new(plan.context),
             ops,
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
-            state: AtomicU32::new(Phase::Closed as u32),
+            state: AtomicU32::new(Phase::UnderWay as u32),
             replaced_lkey: AtomicU32::new(0),
             process,
             domain,
             raw,
-            table_key: None,
-            is_placed: false,
-            base: 0,
-            length: 0,
+            table_key: plan.table_key,
+            is_placed: plan.is_placed,
+            base: plan.base,
+            length: plan.length,
             single: AtomicUsize::new(0),
             remote: AtomicU64::new(0),
             many: Mutex::new(Vec::new()),
         };
         // SAFETY: malloc returned this memory, of the right size, to this thread only.
         unsafe { memory.write(region) };
-        Some(memory.as_ptr().expose_provenance())
+        // SAFETY: the region is valid until `die`.
+        Some(unsafe { memory.as_ref() })
     }
 
-    /// Begins a region in memory of `allocate`.
-    ///
-    /// # Safety
-    /// No other thread uses the memory until the caller publishes the region.
+    /// Fills a new region with a registration that the cache has just served.
     #[inline(always)]
-    unsafe fn begin(memory: usize, plan: &Plan) -> &'static mut Region {
-        let memory: *mut Region = with_exposed_provenance_mut(memory);
-        // SAFETY: `allocate` wrote a region there, and the caller promised to be the only user.
-        let region = unsafe { &mut *memory };
-        *region.fclass.get_mut() = FI_CLASS_MR;
-        *region.context.get_mut() = plan.context;
-        region.table_key = plan.table_key;
-        region.is_placed = plan.is_placed;
-        region.base = plan.base;
-        region.length = plan.length;
-        // The other fields are the same for all regions of a domain, or were cleared at the close.
-        region
-    }
-
-    /// Makes a region in the state `UnderWay`.
-    ///
-    /// # Safety
-    /// `memory` is as for `begin`.
-    #[inline(always)]
-    pub unsafe fn open(memory: usize, plan: &Plan) -> &'static Region {
-        // SAFETY: the caller promised what `begin` demands.
-        let region = unsafe { Region::begin(memory, plan) };
-        *region.state.get_mut() = Phase::UnderWay as u32;
-        // A region that the cache served, or that was replaced, leaves old values in these fields.
-        *region.single.get_mut() = 0;
-        *region.replaced_lkey.get_mut() = 0;
-        region
-    }
-
-    /// Makes a region of a registration that the cache has just served.
-    ///
-    /// # Safety
-    /// `memory` is as for `begin`.
-    #[inline(always)]
-    pub unsafe fn serve(
-        memory: usize,
-        mr: *mut ibv_mr,
-        public: &ibv_mr,
-        context: *mut c_void,
-    ) -> &'static Region {
-        let addr = public.addr.addr() as u64;
-        let plan = Plan {
-            context,
-            table_key: None,
-            is_placed: false,
-            base: addr,
-            length: public.length as u64,
-        };
-        // SAFETY: the caller promised what `begin` demands.
-        let region = unsafe { Region::begin(memory, &plan) };
-        *region.desc.get_mut() = without_provenance_mut(public.lkey as usize);
-        *region.key.get_mut() = public.rkey.into();
-        *region.remote.get_mut() = addr;
-        *region.single.get_mut() = mr.expose_provenance();
-        *region.state.get_mut() = Phase::Registered as u32;
-        region
+    pub fn serve(&self, mr: *mut ibv_mr, public: &ibv_mr) {
+        let desc = without_provenance_mut(public.lkey as usize);
+        self.desc.store(desc, Relaxed);
+        self.key.store(public.rkey.into(), Relaxed);
+        self.remote.store(public.addr.addr() as u64, Relaxed);
+        self.single.store(mr.expose_provenance(), Relaxed);
+        self.state.store(Phase::Registered as u32, Relaxed);
     }
 
     /// The region that C names.
@@ -473,24 +422,20 @@ impl Region {
         })
     }
 
-    /// Ends the region's life. As long as the memory is in quarantine, a call can tell that the
-    /// region is closed.
+    /// Ends the region's life, and gives its memory back. Until the memory is allocated again, its
+    /// state tells a second fi_close() of the region from the first.
+    ///
+    /// # Safety
+    /// The region has no registration, and only the caller uses it.
     #[inline(always)]
-    pub fn die(&self) {
+    pub unsafe fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.desc.store(null_mut(), Relaxed);
         self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
         self.state.store(Phase::Closed as u32, Release);
-    }
-
-    /// Gives the memory back to the C library.
-    ///
-    /// # Safety
-    /// The region is dead, and no thread uses it again.
-    pub unsafe fn free(region: usize) {
-        let memory: *mut c_void = with_exposed_provenance_mut(region);
-        // SAFETY: `allocate` got this memory from malloc; a dead region holds no value to drop.
-        unsafe { libc::free(memory) };
+        // SAFETY: `make` got this memory from malloc, and a region without registrations holds no
+        // value to drop.
+        unsafe { libc::free(self.as_ptr().cast()) };
     }
 
     /// The registration of a region that may go back to the cache unchanged: the region has one

@@ -5,7 +5,6 @@
 
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
-use super::bound::Bound;
 use super::domain::Domain;
 use super::errors::{Failure, ensure, may_allocate};
 use super::mode::Mode;
@@ -47,11 +46,18 @@ pub fn hit(
     let mr = dispatch::hit_relaxed(domain.pd, addr, length, access)?;
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
-    let Some(memory) = domain.region_memory() else {
+    let public = served.read();
+    let Some(region) = domain.open_region(&Plan {
+        context,
+        table_key: None,
+        is_placed: false,
+        base: public.addr.addr() as u64,
+        length: public.length as u64,
+    }) else {
         return without_memory(served);
     };
-    // SAFETY: `region_memory` has returned this memory to this thread only.
-    Some(unsafe { Region::serve(memory, mr, &served.read(), context) })
+    region.serve(mr, &public);
+    Some(region)
 }
 
 /// Gives the registration back. The long path reports that no memory is left for the region.
@@ -90,13 +96,14 @@ pub fn register(
     };
     let length = buffers.length();
     ensure(base.checked_add(length).is_some(), REGION_PAST_END)?;
-    let region = domain.open_region(&Plan {
+    let plan = Plan {
         context: wish.context,
         table_key,
         is_placed,
         base,
         length,
-    })?;
+    };
+    let region = domain.open_region(&plan).ok_or(Error::Memory)?;
     let result = complete_or_submit(call, domain, region, (buffers, rights), publish, pending);
     if result.is_err() {
         domain.keys.remove(region);
@@ -154,8 +161,7 @@ fn complete_or_submit(
     if let (Some(key), false) = (region.table_key, region.is_placed) {
         domain.keys.reserve(key, region)?;
     }
-    let bound = domain.bound.get();
-    let queue = bound.and_then(Bound::queue);
+    let queue = domain.queue();
     if let Some(queue) = queue {
         queue.promise()?;
         // A placed region replaces others, so it must be registered when the call returns.
@@ -179,16 +185,10 @@ fn complete_or_submit(
     publish(region.as_ptr());
     // A thread that reads the event may close the region, so the record is written first.
     region.describe(pending, how);
-    let Some(bound) = bound else {
-        return Ok(());
-    };
-    bound.completed(region).inspect_err(|_| {
-        // The kernel has just made these registrations. If it refuses to end one, the domain keeps
-        // it.
-        if let Some(pieces) = region.replace() {
-            Pieces::Many(pieces).end();
-        }
-    })
+    if let Some(queue) = queue {
+        queue.completed(region.address(), region.context());
+    }
+    Ok(())
 }
 
 /// Registers the memory of a region in the state `UnderWay`. After an error nothing is registered.

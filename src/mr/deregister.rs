@@ -7,8 +7,7 @@ use super::fork;
 use super::object::{Mr, Object};
 use super::outcome::{Error, How};
 use super::require::require;
-use super::rows::Claim;
-use super::state::{self, State};
+use super::state;
 use core::ffi::c_int;
 use errno::Errno;
 use rdmamr_config::disabled;
@@ -28,7 +27,6 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
 
 /// A region of ours that this caller alone has claimed.
 pub struct Claimed {
-    pub state: &'static State,
     pub device: &'static Device,
     pub mr: Mr,
 }
@@ -43,24 +41,17 @@ pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
         let state = state::existing().filter(|_| !disabled())?;
         let public = mr.read();
         let device = state.devices.get(public.context.expose_provenance())?;
-        Some((state, public, device))
+        Some((public, device))
     };
-    if let Some((state, public, device)) = table() {
+    if let Some((public, device)) = table() {
         let (handle, object) = (public.handle, mr.address());
-        match device
-            .rows
-            .claim(handle, object, public.lkey, || mr.retire())
-        {
-            Claim::Ours => {
-                return Ok(Some(Claimed { state, device, mr }));
-            }
-            Claim::Gone => return Err(Error::Gone),
-            Claim::NotOurs if mr.is_retired() => return Err(Error::Gone),
-            Claim::NotOurs if mr.may_lack_handle() => {}
+        let rows = &device.rows;
+        if rows.claim(handle, object, public.lkey, || mr.retire()) {
+            return Ok(Some(Claimed { device, mr }));
+        }
+        if !mr.is_retired() && !mr.may_lack_handle() {
             // The handle now belongs to a foreign region.
-            Claim::NotOurs => {
-                device.rows.forget(handle);
-            }
+            rows.forget(handle);
         }
     }
     if mr.is_retired() {
@@ -91,7 +82,8 @@ impl Claimed {
         probe!("dereg", was.addr.addr() as u64, was.length as u64);
         stats::counters().add(thread, counter!(dereg_kernel), 1);
         if let Some(object) = Object::at(self.mr.address()) {
-            self.state.put_away(thread, object);
+            // SAFETY: the region has ended, and this thread has claimed it.
+            unsafe { object.free() };
         }
         if let Some(context) = context.filter(|_| !access.on_demand()) {
             fork::dofork(context, was.addr, was.length);
@@ -120,7 +112,7 @@ pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
     let ours = state::device(public.context.expose_provenance())
-        .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) == Claim::Ours);
+        .filter(|device| device.rows.claim(handle, object, public.lkey, || ()));
     let errno = dereg();
     match ours {
         Some(device) if errno == 0 => device.rows.count_ended_elsewhere(),

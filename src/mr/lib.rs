@@ -23,7 +23,6 @@ mod register;
 mod request;
 mod require;
 mod rereg;
-mod retired;
 mod rows;
 pub mod state;
 
@@ -38,4 +37,3 @@ pub use outcome::{Error, How, PANICKED, Registered};
 pub use register::{register, register_rarely};
 pub use request::{Request, Reregistration};
 pub use rereg::{adopt, rereg};
-pub use state::{new_object, put_object_away};

@@ -52,10 +52,11 @@ const IS_CACHED: u32 = 0x504f_4f4c;
 pub struct Object(NonNull<Layout>);
 
 impl Object {
-    /// Allocates a zeroed object. `None` if memory is exhausted.
+    /// Allocates an object, which the caller fills. `None` if memory is exhausted.
+    #[inline(always)]
     pub fn allocate() -> Option<Object> {
-        // SAFETY: calloc has no preconditions.
-        NonNull::new(unsafe { libc::calloc(1, size_of::<Layout>()) }.cast()).map(Object)
+        // SAFETY: malloc has no preconditions.
+        NonNull::new(unsafe { libc::malloc(size_of::<Layout>()) }.cast()).map(Object)
     }
 
     /// The object at `address`, which [`Object::address`] returned.
@@ -119,10 +120,13 @@ impl Object {
         unsafe { (*self.0.as_ptr()).cached }
     }
 
-    /// Frees the object.
+    /// Frees the object. The mark of [`Mr::retire`] stays in the memory: until the memory is
+    /// allocated again, it tells a second `ibv_dereg_mr` of the region from the first.
     ///
     /// # Safety
-    /// The object's region is deregistered, and the object is in no queue of `retired.rs`.
+    /// The object's region is deregistered or was never registered, and only the caller has the
+    /// object.
+    #[inline(always)]
     pub unsafe fn free(self) {
         // SAFETY: `allocate` made this memory, and the caller gives up its last use.
         unsafe { libc::free(self.0.as_ptr().cast()) };

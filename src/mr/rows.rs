@@ -68,17 +68,6 @@ pub struct Rows {
     place: AtomicU32,
 }
 
-/// The result of [`Rows::claim`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Claim {
-    /// A region of ours, now claimed by the caller alone.
-    Ours,
-    /// A region of ours that another thread has just claimed.
-    Gone,
-    /// The row does not hold that object.
-    NotOurs,
-}
-
 impl Rows {
     pub const fn new() -> Self {
         Rows {
@@ -163,24 +152,22 @@ impl Rows {
         is_stale
     }
 
-    /// Removes a region if the row holds `object`. Calls `mark` before any other thread can find
-    /// the row empty.
+    /// Removes a region if the row holds `object`: of two threads one alone gets true. Calls `mark`
+    /// before any other thread can find the row empty, also if another thread is the one.
     #[inline(always)]
-    pub fn claim(&self, handle: u32, object: usize, lkey: u32, mark: impl FnOnce()) -> Claim {
+    pub fn claim(&self, handle: u32, object: usize, lkey: u32, mark: impl FnOnce()) -> bool {
         let Some(row) = self.row(handle) else {
-            return Claim::NotOurs;
+            return false;
         };
         if row.object.load(Acquire) != object || row.lkey.load(Relaxed) != lkey {
-            return Claim::NotOurs;
+            return false;
         }
         mark();
-        match row.object.compare_exchange(object, 0, AcqRel, Acquire) {
-            Ok(_) => {
-                self.count(row.ended());
-                Claim::Ours
-            }
-            Err(_) => Claim::Gone,
+        let claimed = row.object.compare_exchange(object, 0, AcqRel, Acquire);
+        if claimed.is_ok() {
+            self.count(row.ended());
         }
+        claimed.is_ok()
     }
 
     /// Undoes a claim: the kernel refused to deregister the region, which stays usable.
@@ -300,7 +287,7 @@ mod tests {
         rows.insert(handle, region(object, 0x20, 4096))
     }
 
-    fn claim(rows: &Rows, handle: u32, object: usize) -> Claim {
+    fn claim(rows: &Rows, handle: u32, object: usize) -> bool {
         rows.claim(handle, object, object as u32, || {})
     }
 
@@ -321,12 +308,12 @@ mod tests {
     fn a_region_is_claimed_once() {
         let rows = Rows::new();
         for handle in [0, 1, 255, 256, 1_000_000] {
-            assert_eq!(claim(&rows, handle, 0x100), Claim::NotOurs);
+            assert!(!claim(&rows, handle, 0x100));
             assert!(!insert(&rows, handle, 0x100));
-            assert_eq!(claim(&rows, handle, 0x100), Claim::Ours);
-            assert_eq!(claim(&rows, handle, 0x100), Claim::NotOurs);
+            assert!(claim(&rows, handle, 0x100));
+            assert!(!claim(&rows, handle, 0x100));
             rows.restore(handle, 0x100);
-            assert_eq!(claim(&rows, handle, 0x100), Claim::Ours);
+            assert!(claim(&rows, handle, 0x100));
         }
         assert_eq!(rows.total(), (0, 0));
     }
@@ -336,7 +323,7 @@ mod tests {
         let rows = Rows::new();
         insert(&rows, 7, 0x100);
         assert!(insert(&rows, 7, 0x200));
-        assert_eq!(claim(&rows, 7, 0x300), Claim::NotOurs);
+        assert!(!claim(&rows, 7, 0x300));
         assert!(rows.forget(7) && !rows.forget(7));
         assert!(!rows.forget(u32::MAX));
     }
@@ -345,15 +332,14 @@ mod tests {
     fn another_key_in_the_same_object_is_another_region() {
         let rows = Rows::new();
         insert(&rows, 7, 0x100);
-        let claim = rows.claim(7, 0x100, 0xffff, || panic!("it is not ours to mark"));
-        assert_eq!(claim, Claim::NotOurs);
+        assert!(!rows.claim(7, 0x100, 0xffff, || panic!("it is not ours to mark")));
     }
 
     #[test]
     fn a_handle_beyond_the_rows_is_foreign() {
         let rows = Rows::new();
         assert!(!insert(&rows, u32::MAX, 0x100));
-        assert_eq!(claim(&rows, u32::MAX, 0x100), Claim::NotOurs);
+        assert!(!claim(&rows, u32::MAX, 0x100));
     }
 
     #[test]
@@ -387,9 +373,7 @@ mod tests {
                 claim
             };
             let claimed: usize = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..4)
-                    .map(|_| scope.spawn(|| claim() == Claim::Ours))
-                    .collect();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
                 let claimed = threads.into_iter().map(|thread| thread.join().unwrap());
                 claimed.map(usize::from).sum()
             });

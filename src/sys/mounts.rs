@@ -7,30 +7,20 @@
 //! memfd_create(2) makes a file on such a file system, and fstat(2) tells its numbers.
 
 use super::descriptor::{Descriptor, identity};
-use errno::{Errno, errno, set_errno};
+use errno::{errno, set_errno};
 
 /// The numbers of a file system, major and minor.
 pub type Numbers = (u32, u32);
 
-/// The numbers of the kernel's own file system of shared memory. `None` if they cannot be learnt.
-pub fn shared_memory() -> Option<Numbers> {
+/// Whether these are the numbers of the kernel's own file system of shared memory. The answer is no
+/// if that cannot be learnt. Leaves errno as it was.
+pub fn is_shared_memory((major, minor): Numbers) -> bool {
     let before = errno();
-    let made = of_new_file();
-    set_errno(before);
-    made.ok().map(numbers)
-}
-
-/// The device of a file that is made for this question.
-fn of_new_file() -> Result<u64, Errno> {
-    let flags = libc::MFD_CLOEXEC;
     // SAFETY: the name ends with a NUL.
-    let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), flags) };
-    let file = Descriptor::made(made)?;
-    identity(file.number()).map(|(device, _inode)| device)
-}
-
-fn numbers(device: u64) -> Numbers {
-    (libc::major(device), libc::minor(device))
+    let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC) };
+    let device = Descriptor::made(made).and_then(|file| identity(file.number()));
+    set_errno(before);
+    device.is_ok_and(|(device, _inode)| device == libc::makedev(major, minor))
 }
 
 #[cfg(all(test, not(any(loom, miri))))]
@@ -43,6 +33,7 @@ mod tests {
             &std::fs::File::open("/").unwrap(),
         ))
         .unwrap();
-        assert_ne!(shared_memory(), Some(numbers(device)));
+        let numbers = (libc::major(device), libc::minor(device));
+        assert!(!is_shared_memory(numbers));
     }
 }

@@ -10,6 +10,7 @@ use super::pages::PageRange;
 use core::ffi::CStr;
 use core::ptr::null;
 use errno::{Errno, errno};
+use std::io::Write;
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
@@ -290,7 +291,7 @@ pub fn each_mapping_in(
 ) -> Result<(), Errno> {
     // Each call opens the file anew: the program may close a descriptor that stays open, and reuse
     // its number.
-    let file = File::open(c"/proc/thread-self/maps").ok_or_else(errno)?;
+    let file = open(c"/proc/thread-self/maps")?;
     let mut at = range.start;
     while at < range.end {
         let mut query = Query {
@@ -298,7 +299,7 @@ pub fn each_mapping_in(
             query_addr: at,
             ..Query::default()
         };
-        match file.query(&mut query) {
+        match query.ask(&file) {
             Err(Errno(libc::ENOENT)) => break,
             result => result?,
         }
@@ -456,7 +457,7 @@ pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
 /// twice.
 #[inline(never)]
 fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-    let Some(file) = File::open(path) else {
+    let Ok(file) = open(path) else {
         return false;
     };
     let mut any = false;
@@ -499,7 +500,7 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
 /// (`/proc/thread-self/fdinfo`). Returns false if they cannot be read.
 #[must_use]
 pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
-    let path = in_folder(b"/proc/thread-self/fdinfo/", fd);
+    let path = in_folder("/proc/thread-self/fdinfo", fd);
     CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
         each_line(path, |line| {
             each(line);
@@ -512,7 +513,7 @@ pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
 /// as `anon_inode:bpf-map`. No other file can have it: the name of each begins with another word or
 /// with a slash.
 pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
-    let path = in_folder(b"/proc/thread-self/fd/", fd);
+    let path = in_folder("/proc/thread-self/fd", fd);
     let mut link = [0; 64];
     let (at, to) = (path.as_ptr(), link.as_mut_ptr());
     // SAFETY: the path ends with a NUL, and the kernel writes no more than the buffer has.
@@ -521,54 +522,24 @@ pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
 }
 
 /// The path of a descriptor in a folder of /proc, and zeros behind it.
-fn in_folder(folder: &[u8], fd: u8) -> [u8; 32] {
+fn in_folder(folder: &str, fd: u8) -> [u8; 32] {
     let mut path = [0; 32];
-    path[..folder.len()].copy_from_slice(folder);
-    // The kernel refuses a number with a zero in front.
-    let digits = [100, 10, 1]
-        .into_iter()
-        .filter(|&place| fd >= place || place == 1);
-    for (place, to) in digits.zip(&mut path[folder.len()..]) {
-        *to = b'0' + fd / place % 10;
-    }
+    let _ = write!(&mut path[..31], "{folder}/{fd}");
     path
 }
 
-/// An open file of /proc.
-pub(super) struct File(Descriptor);
+/// Opens a file of /proc.
+pub(super) fn open(path: &CStr) -> Result<Descriptor, Errno> {
+    Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
+}
 
-impl File {
-    pub(super) fn open(path: &CStr) -> Option<File> {
-        Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
-            .ok()
-            .map(File)
-    }
-
-    /// Reads bytes and returns how many; 0 at the end of the file.
-    fn read(&self, to: &mut [u8]) -> Option<usize> {
-        self.0.read(to)
-    }
-
-    /// As `read`, from this place of the file on.
-    pub(super) fn read_at(&self, to: &mut [u8], place: u64) -> Option<usize> {
-        let (number, address) = (self.0.number(), to.as_mut_ptr());
-        // SAFETY: `to` is writable.
-        let read = unsafe { libc::syscall(libc::SYS_pread64, number, address, to.len(), place) };
-        usize::try_from(read).ok()
-    }
-
-    fn query(&self, query: &mut Query) -> Result<(), Errno> {
-        query.size = size_of::<Query>() as u64;
-        // SAFETY: `query` has the layout of the kernel's structure, and its name, if it asks for
-        // one, has a buffer of that size.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_ioctl,
-                self.0.number(),
-                PROCMAP_QUERY,
-                &raw mut *query,
-            )
-        };
+impl Query {
+    fn ask(&mut self, file: &Descriptor) -> Result<(), Errno> {
+        self.size = size_of::<Query>() as u64;
+        let (file, query) = (file.number(), &raw mut *self);
+        // SAFETY: `self` has the layout of the kernel's structure, and its name, if it asks for one,
+        // has a buffer of that size.
+        let result = unsafe { libc::syscall(libc::SYS_ioctl, file, PROCMAP_QUERY, query) };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 }

@@ -31,7 +31,7 @@ use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::{CacheMode, config};
-use rdmamr_mr::{self as mr, Error, How, Mr, Registered, Request};
+use rdmamr_mr::{Error, How, Mr, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{Range, unserved};
 use rdmamr_stats::log::{self, Level};
@@ -262,7 +262,7 @@ fn name(mode: CacheMode) -> &'static str {
 fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
     // SAFETY: the cache has just given this region out, so it is live until this use is released.
     let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
-    match mr::new_object() {
+    match Object::allocate() {
         Some(object) => {
             object.stand_for(request.access, region);
             Ok(Registered::by(served.how, object.as_ptr()))
@@ -290,7 +290,8 @@ pub fn end(cached: usize) {
 pub fn deregister(mr: Mr) -> Result<How, Error> {
     let object = mr.claim_cached().ok_or(Error::Gone)?;
     end(object.cached());
-    mr::put_object_away(object);
+    // SAFETY: the use has ended, and this thread has claimed its object.
+    unsafe { object.free() };
     Ok(How::Kept)
 }
 

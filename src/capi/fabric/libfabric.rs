@@ -366,9 +366,8 @@ versioned!(fi_mr_unmap_key, "RDMAMR_1.0");
 ///
 /// Returns for a domain of this library 0, or a negative code.
 /// -FI_EBADFLAGS: `flags` has other flags.
-/// -FI_EINVAL: a pointer is NULL, `fid` is not an event queue, or `fid` is another provider's event
-/// queue and takes no events.
-/// -FI_EBUSY: the domain is bound already, or the queue of another provider is not empty.
+/// -FI_EINVAL: a pointer is NULL, or `fid` is not an event queue of this library.
+/// -FI_EBUSY: the domain is bound already.
 /// -FI_EOPBADSTATE: the domain has regions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_domain_bind(
