@@ -10,7 +10,7 @@
 use crate::life::hit::{Miss, Steps, in_order};
 use crate::region::state::{Grant, Left, Seen, State};
 use crate::watch::counts::{Counters, Kept, NONE};
-use crate::watch::log::{Change, Frame, Kind, Log};
+use crate::watch::log::{Change, Kind, Log};
 use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -78,8 +78,7 @@ impl World {
     /// `munmap` through the interposed call. The call applies its first record at once if it gets
     /// the cache's lock.
     fn unmap_by_call(&self, gets_lock: bool) {
-        let frame = Frame::new();
-        let announced = self.changes.begin_at(MEMORY, 0, &frame);
+        let announced = self.changes.begin_at(MEMORY);
         let linked = self.changes.linked();
         self.changes.write(CHANGE);
         if gets_lock {
@@ -96,8 +95,7 @@ impl World {
     /// A call that does not know beforehand which memory it will change, such as `shmdt`. It
     /// announces the range and writes its one record after the change.
     fn change_by_call(&self) {
-        let frame = Frame::new();
-        let announced = self.changes.begin_at(MEMORY, 0, &frame);
+        let announced = self.changes.begin_at(MEMORY);
         self.mapped.store(1, Release);
         self.changes.write(CHANGE);
         self.changes.end_at(announced);
@@ -482,8 +480,7 @@ fn loom_a_full_log() {
             kind: Kind::Called,
         };
         // The log of the tests has room for two.
-        let frame = Frame::new();
-        let announced = world.changes.begin_at(MEMORY, 0, &frame);
+        let announced = world.changes.begin_at(MEMORY);
         world.changes.write(elsewhere);
         world.changes.write(elsewhere);
         world.changes.end_at(announced);
@@ -528,8 +525,7 @@ fn loom_places_change_hands() {
         let world = World::new();
         let other = world.clone();
         let changing = thread::spawn(move || {
-            let frame = Frame::new();
-            let announced = other.changes.begin_at(ELSEWHERE, 0, &frame);
+            let announced = other.changes.begin_at(ELSEWHERE);
             other.changes.end_at(announced);
             other.change_by_call();
         });

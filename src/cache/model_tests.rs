@@ -15,7 +15,7 @@ use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
 use crate::watch::extent::CHUNK;
-use crate::watch::log::{Change, Frame, Kind};
+use crate::watch::log::{Change, Kind};
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
@@ -183,8 +183,7 @@ impl Test {
                 .any(|known| known.lookup_key.page_range.overlaps(range))
                 || self.regions.filter.may_touch(range)
         );
-        let frame = Frame::new();
-        let announced = self.regions.changes.begin_at(range, 0, &frame);
+        let announced = self.regions.changes.begin_at(range);
         assert!(!self.regions.changes.is_settled(range));
         self.regions.changes.write(change);
         for page in pages(range) {

@@ -15,7 +15,7 @@
 use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
-use rdmamr_cache::dispatch::changes::{self, Frame};
+use rdmamr_cache::dispatch::changes;
 use rdmamr_cache::dispatch::{DEVICE_FILES, TABLE, WATCH_FD, retire};
 
 next! {
@@ -193,9 +193,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 #[cold]
 #[inline(never)]
 fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    let frame = Frame::new();
     around(
-        || changes::unregistering(&frame, argument.addr()),
+        || changes::unregistering(argument.addr()),
         || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
         |unregistering, _| drop(unregistering),
     )

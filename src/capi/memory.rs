@@ -20,7 +20,7 @@ use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use rdmamr_cache::dispatch::changes::{self, Changing, Frame};
+use rdmamr_cache::dispatch::changes::{self, Changing};
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Function, Scope};
@@ -90,9 +90,8 @@ fn is_error(address: Address) -> bool {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
-    let frame = Frame::new();
     changing(
-        || changes::changing(&frame, addr.addr(), length),
+        || changes::changing(addr.addr(), length),
         || call_next!(MUNMAP(addr, length), SYS_munmap),
     )
 }
@@ -101,9 +100,8 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
 #[inline(always)]
 fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
-    let frame = Frame::new();
     changing(
-        || replaces.then(|| changes::replacing(&frame, addr.addr(), length)),
+        || replaces.then(|| changes::replacing(addr.addr(), length)),
         map,
     )
 }
@@ -169,10 +167,9 @@ unsafe extern "C" fn mremap(
 ) -> Address {
     const DONTUNMAP: c_int = 4;
     let fixed = flags & libc::MREMAP_FIXED != 0;
-    let frames = [Frame::new(), Frame::new()];
     let before = || {
-        let target = fixed.then(|| changes::changing(&frames[0], new.addr(), new_size));
-        let mut source = changes::may_change(&frames[1], old.addr(), old_size);
+        let target = fixed.then(|| changes::changing(new.addr(), new_size));
+        let mut source = changes::may_change(old.addr(), old_size);
         let several = fixed && changes::several_can_move();
         if several || (fixed && source.is_announced()) {
             // The kernel moves several mappings one by one, and stops at a watched one. For a
@@ -199,8 +196,7 @@ unsafe extern "C" fn mremap(
     };
     let before = errno::errno();
     let mut moved = call(old_size);
-    let once =
-        |remapping: &Option<Remapping<'_>>| remapping.as_ref().is_some_and(|all| all.several);
+    let once = |remapping: &Option<Remapping>| remapping.as_ref().is_some_and(|all| all.several);
     if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
         // mremap accepts a single VMA only, and the watch of a part, or the advice for huge pages on
         // a part, may have split the VMA: merge the parts. (A call that moves several mappings is
@@ -342,9 +338,9 @@ const _: () = {
 };
 
 /// The two ranges that an mremap changes.
-struct Remapping<'f> {
-    source: Changing<'f>,
-    target: Option<Changing<'f>>,
+struct Remapping {
+    source: Changing,
+    target: Option<Changing>,
     /// Whether the kernel may move several mappings, none of which is watched.
     several: bool,
 }
@@ -392,13 +388,12 @@ unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_i
 
 #[inline(never)]
 fn advising(
-    begin: for<'f> fn(&'f Frame, usize, usize) -> Changing<'f>,
+    begin: fn(usize, usize) -> Changing,
     addr: Address,
     length: usize,
     advise: impl FnOnce() -> c_int,
 ) -> c_int {
-    let frame = Frame::new();
-    changing(|| begin(&frame, addr.addr(), length), advise)
+    changing(|| begin(addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -414,11 +409,10 @@ unsafe extern "C" fn process_madvise(
     // as EINVAL for locked memory, it may have dropped pages before it reached the range that it
     // refuses.
     let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
-    let frame = Frame::new();
     around(
         || {
             drops_pages(advice).then(|| {
-                let mut changing = changes::may_change_any(&frame);
+                let mut changing = changes::may_change_any();
                 if is_unreported(advice) {
                     changing.announce(0, usize::MAX / 2);
                 }
@@ -444,28 +438,22 @@ unsafe extern "C" fn process_madvise(
 /// Reports a change that takes rights away: the cache must not reuse a region that was pinned with
 /// more rights than its pages have now.
 #[inline(always)]
-fn protecting(
-    frame: &Frame,
-    addr: Address,
-    length: usize,
-    protection: c_int,
-) -> Option<Changing<'_>> {
+fn protecting(addr: Address, length: usize, protection: c_int) -> Option<Changing> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {
             // With PROT_GROWSDOWN the kernel protects from the start of the mapping, wherever that
             // is.
-            return changes::unreported(frame, 0, addr.addr().saturating_add(length));
+            return changes::unreported(0, addr.addr().saturating_add(length));
         }
-        changes::unreported(frame, addr.addr(), length)
+        changes::unreported(addr.addr(), length)
     })
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mprotect(addr: Address, length: usize, protection: c_int) -> c_int {
-    let frame = Frame::new();
     changing(
-        || protecting(&frame, addr, length, protection),
+        || protecting(addr, length, protection),
         || call_next!(MPROTECT(addr, length, protection), SYS_mprotect),
     )
 }
@@ -477,9 +465,8 @@ unsafe extern "C" fn pkey_mprotect(
     protection: c_int,
     key: c_int,
 ) -> c_int {
-    let frame = Frame::new();
     around(
-        || protecting(&frame, addr, length, protection),
+        || protecting(addr, length, protection),
         || {
             call_next!(
                 PKEY_MPROTECT(addr, length, protection, key),
@@ -506,14 +493,13 @@ fn move_break(increment: isize) -> Address {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn brk(end: Address) -> c_int {
-    let frame = Frame::new();
     let before = || {
         let now = if changes::are_wanted() {
             move_break(0)
         } else {
             end
         };
-        changes::changing(&frame, end.addr(), now.addr().saturating_sub(end.addr()))
+        changes::changing(end.addr(), now.addr().saturating_sub(end.addr()))
     };
     changing(before, || match BRK.get() {
         // SAFETY: same contract: the argument is the caller's, unchanged.
@@ -531,12 +517,11 @@ unsafe extern "C" fn brk(end: Address) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn sbrk(increment: isize) -> Address {
-    let frame = Frame::new();
     let before = || {
         (increment < 0 && changes::are_wanted()).then(|| {
             let freed = increment.unsigned_abs();
             let end = move_break(0).addr();
-            changes::changing(&frame, end.saturating_sub(freed), freed)
+            changes::changing(end.saturating_sub(freed), freed)
         })
     };
     changing(before, || move_break(increment))
@@ -544,14 +529,13 @@ unsafe extern "C" fn sbrk(increment: isize) -> Address {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Address {
-    let frame = Frame::new();
     let before = || {
         let replaces = flags & libc::SHM_REMAP != 0;
         replaces.then(|| {
             let errno = errno::errno();
             let size = segment_size(id);
             errno::set_errno(errno);
-            changes::replacing_unreported(&frame, addr.addr(), size.saturating_add(LARGEST_PAGE))
+            changes::replacing_unreported(addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
     changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))

@@ -43,6 +43,17 @@ impl Drop for Blocked {
     }
 }
 
+/// The signals that a thread can block without harm: all but those by which the kernel tells of a
+/// fault of the thread itself, which would end the process. (It ignores the last two.)
+pub const ALL_BUT_FAULTS: Signals = !(only(libc::SIGSEGV)
+    | only(libc::SIGBUS)
+    | only(libc::SIGILL)
+    | only(libc::SIGFPE)
+    | only(libc::SIGTRAP)
+    | only(libc::SIGSYS)
+    | only(libc::SIGKILL)
+    | only(libc::SIGSTOP));
+
 /// The set of one signal.
 pub const fn only(signal: c_int) -> Signals {
     1 << (signal - 1)

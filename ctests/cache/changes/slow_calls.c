@@ -25,7 +25,8 @@ int munmap(void *memory, size_t length)
 	if (memory && memory == slow_address) {
 		if (slow_signal)
 			raise(slow_signal);
-		wait_in(SLOW_INSIDE);
+		else
+			wait_in(SLOW_INSIDE);
 	}
 	return (int)syscall(SYS_munmap, memory, length);
 }

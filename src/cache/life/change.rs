@@ -17,44 +17,36 @@ use crate::released::memory_changes;
 use crate::watch::event_reader;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, listens};
-pub use crate::watch::log::Frame;
 use crate::watch::log::{Announced, Change, Kind, Log, Long};
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
 use rdmamr_stats::log;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
+use rdmamr_sys::signals::{self, Signals};
 use rdmamr_sys::{clock, memory, thread};
 use rdmamr_trace as trace;
 
 /// A change that is about to be made. The change is over when this value is dropped.
-pub enum Changing<'f> {
+pub enum Changing {
     /// The cache need not be told of it.
     Nothing,
-    UnderWay(UnderWay<'f>),
-    /// The change is counted in [`UNANNOUNCED`]. If the process has a cache once the call has
-    /// returned, this range is recorded.
+    UnderWay(UnderWay),
+    /// The change is counted in [`UNANNOUNCED`]. If the cache has something in this range once the
+    /// call has returned, the range is recorded.
     Counted(PageRange, CountedCall),
 }
 
 /// A change that the cache is told of.
-pub struct UnderWay<'f> {
+pub struct UnderWay {
     cache: &'static Cache,
     /// The memory that the call has changed once it has returned.
     range: PageRange,
-    announced: Option<Announced<'f>>,
+    /// With the signals that the thread blocked before.
+    announced: Option<(Announced, Option<Signals>)>,
     /// If the range was recorded before the real call: how many regions had been linked then.
     linked: Option<u64>,
     /// Set if the call covers at least [`LONG`] bytes.
     long: Option<Long>,
-    frame: &'f Frame,
-}
-
-impl Cache {
-    /// Ends the changes in a range whose calls will never return ([`Log::end_left`]).
-    pub fn end_left(&self, range: PageRange) {
-        let read = |frame| memory::read(frame).map(|[word]| word);
-        self.regions.changes.end_left(range, read);
-    }
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
@@ -102,7 +94,7 @@ fn told(addr: usize, length: usize) -> bool {
 
 /// A call is about to change memory.
 #[inline(always)]
-pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+pub fn changing(addr: usize, length: usize) -> Changing {
     if !told(addr, length) {
         return Changing::Nothing;
     }
@@ -112,7 +104,7 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
         return Changing::Nothing;
     };
     let range = pages(addr, length);
-    Changing::UnderWay(begin(cache, frame, range, Neighbours::Stay))
+    Changing::UnderWay(begin(cache, range, Neighbours::Stay))
 }
 
 /// A call is about to map memory in place of other memory.
@@ -121,7 +113,7 @@ pub fn changing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
 /// mremap(2) accepts a single mapping only. So the cache also ends the watch that directly adjoins
 /// watched memory in the range.
 #[inline(always)]
-pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+pub fn replacing(addr: usize, length: usize) -> Changing {
     if !told(addr, length) {
         return Changing::Nothing;
     }
@@ -129,10 +121,10 @@ pub fn replacing(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
         return Changing::Nothing;
     };
     let range = pages(addr, length);
-    Changing::UnderWay(begin(cache, frame, range, Neighbours::End))
+    Changing::UnderWay(begin(cache, range, Neighbours::End))
 }
 
-/// The unreported changes under way that began when the process had no cache. (If a signal handler
+/// The unreported changes under way of memory in which the cache had nothing. (If a signal handler
 /// leaves such a call by siglongjmp(3), the count stays, and the cache keeps no region.)
 static UNANNOUNCED: CallsUnderWay = CallsUnderWay::new();
 
@@ -154,52 +146,39 @@ pub fn is_unannounced() -> bool {
 /// pages.
 ///
 /// A region may be linked in this memory after the check of the filter and before the call takes
-/// effect, and may be reused before the call returns. So the change is announced even if the filter
-/// has no region. If the process has no cache yet, the change is counted instead, and no region is
-/// kept until it is over.
-pub fn unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+/// effect, and could be reused before the call returns. So if the cache has nothing there, or does
+/// not exist yet, the change is counted, and no region is kept until it is over.
+pub fn unreported(addr: usize, length: usize) -> Changing {
     traced(addr, length);
-    begin_unreported(frame, addr, length, Neighbours::Stay)
+    begin_unreported(addr, length, Neighbours::Stay)
 }
 
 /// As [`unreported`], for a call that maps memory in place of other memory ([`replacing`]).
-pub fn replacing_unreported(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+pub fn replacing_unreported(addr: usize, length: usize) -> Changing {
     traced(addr, length);
-    begin_unreported(frame, addr, length, Neighbours::End)
+    begin_unreported(addr, length, Neighbours::End)
 }
 
-fn begin_unreported(
-    frame: &Frame,
-    addr: usize,
-    length: usize,
-    neighbours: Neighbours,
-) -> Changing<'_> {
+fn begin_unreported(addr: usize, length: usize, neighbours: Neighbours) -> Changing {
     let range = pages(addr, length);
-    announced_or_counted(range, |cache| {
-        let mut under_way = begin(cache, frame, range, neighbours);
-        if range.start < range.end {
-            under_way.announce(range);
-        }
-        under_way
-    })
+    announced_or_counted(range, |cache| begin(cache, range, neighbours))
 }
 
-/// Begins a change that userfaultfd does not report: by `begun`, or by a count if there is no cache.
-fn announced_or_counted<'f>(
+/// Begins a change that userfaultfd does not report: by `begun`, or by a count if the cache has
+/// nothing there.
+fn announced_or_counted(
     range: PageRange,
-    begun: impl Fn(&'static Cache) -> UnderWay<'f>,
-) -> Changing<'f> {
-    let begun = |cache| Changing::UnderWay(begun(cache));
-    if let Some(cache) = heeding() {
-        return begun(cache);
-    }
+    begun: impl FnOnce(&'static Cache) -> UnderWay,
+) -> Changing {
     let counted = UNANNOUNCED.begin();
-    // Either this thread finds the cache, or the thread that keeps a region finds the count.
+    // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
-    match heeding() {
+    match heeding().filter(|cache| cache.regions.filter.may_hold(range)) {
         Some(cache) => {
+            let mut under_way = begun(cache);
+            under_way.announce(range);
             UNANNOUNCED.end(&counted);
-            begun(cache)
+            Changing::UnderWay(under_way)
         }
         None => Changing::Counted(range, counted),
     }
@@ -209,7 +188,7 @@ fn announced_or_counted<'f>(
 #[cold]
 fn end_counted(range: PageRange, counted: &CountedCall) {
     if let Some(cache) = heeding() {
-        begin(cache, &Frame::new(), range, Neighbours::Stay).end();
+        begin(cache, range, Neighbours::Stay).end();
     }
     // The count goes down only after the change is recorded.
     UNANNOUNCED.end(counted);
@@ -218,21 +197,21 @@ fn end_counted(range: PageRange, counted: &CountedCall) {
 /// A call may change memory. The caller tells by [`Changing::changed`] whether it did, and which
 /// memory.
 #[inline(always)]
-pub fn may_change(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+pub fn may_change(addr: usize, length: usize) -> Changing {
     traced(addr, length);
-    may_have_changed(frame, addr, length)
+    may_have_changed(addr, length)
 }
 
 #[inline(always)]
-fn may_have_changed(frame: &Frame, addr: usize, length: usize) -> Changing<'_> {
+fn may_have_changed(addr: usize, length: usize) -> Changing {
     heeding().map_or(Changing::Nothing, |cache| {
-        Changing::UnderWay(perhaps(cache, frame, pages(addr, length)))
+        Changing::UnderWay(perhaps(cache, pages(addr, length)))
     })
 }
 
 #[inline(always)]
-fn perhaps<'f>(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> UnderWay<'f> {
-    let mut under_way = UnderWay::new(cache, frame, NOTHING);
+fn perhaps(cache: &'static Cache, range: PageRange) -> UnderWay {
+    let mut under_way = UnderWay::new(cache, NOTHING);
     if cache.regions.filter.may_touch(range) {
         // The log has no change yet. The announcement alone keeps every hit in this memory from
         // succeeding.
@@ -243,9 +222,9 @@ fn perhaps<'f>(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> Und
 
 /// A call may change any memory, in a way that userfaultfd may not report. The caller tells by
 /// [`Changing::changed`] whether it did.
-pub fn may_change_any(frame: &Frame) -> Changing<'_> {
+pub fn may_change_any() -> Changing {
     let all = pages(0, usize::MAX / 2);
-    announced_or_counted(all, |cache| perhaps(cache, frame, all))
+    announced_or_counted(all, |cache| perhaps(cache, all))
 }
 
 fn called(range: PageRange) -> Change {
@@ -263,13 +242,8 @@ enum Neighbours {
 }
 
 #[cold]
-fn begin<'f>(
-    cache: &'static Cache,
-    frame: &'f Frame,
-    range: PageRange,
-    neighbours: Neighbours,
-) -> UnderWay<'f> {
-    let mut under_way = UnderWay::new(cache, frame, range);
+fn begin(cache: &'static Cache, range: PageRange, neighbours: Neighbours) -> UnderWay {
+    let mut under_way = UnderWay::new(cache, range);
     let changes = &cache.regions.changes;
     if range.bytes() >= LONG {
         under_way.long = changes.begin_long(now());
@@ -311,7 +285,7 @@ fn inside<T>(body: impl FnOnce() -> T) -> Option<T> {
     in_call(body)
 }
 
-impl Changing<'_> {
+impl Changing {
     /// Whether the cache may have a region in the memory of this change.
     pub fn is_announced(&self) -> bool {
         matches!(
@@ -339,28 +313,29 @@ impl Changing<'_> {
     }
 }
 
-impl<'f> UnderWay<'f> {
+impl UnderWay {
     #[inline(always)]
-    fn new(cache: &'static Cache, frame: &'f Frame, range: PageRange) -> UnderWay<'f> {
+    fn new(cache: &'static Cache, range: PageRange) -> UnderWay {
         UnderWay {
             cache,
             range,
             announced: None,
             linked: None,
             long: None,
-            frame,
         }
     }
 
-    /// Announces the change of this memory, unless it is announced.
+    /// Announces the change of this memory, unless it is announced. From now on until the end of the
+    /// change the thread blocks its signals, so that no handler leaves the call by siglongjmp(3), and
+    /// none waits for its own thread. The kernel's calls on memory end by no signal but a fatal one,
+    /// so a handler runs no later than without this. Faults are not blocked.
     fn announce(&mut self, range: PageRange) {
         self.announced.get_or_insert_with(|| {
-            let changes = &self.cache.regions.changes;
-            if changes.is_crowded() {
-                // Signal handlers may have left as many calls by siglongjmp(3).
-                self.cache.end_left(PageRange::ALL);
-            }
-            changes.begin_at(range, thread::pointer(), self.frame)
+            let before = signals::block_also(signals::ALL_BUT_FAULTS);
+            // An mremap announces two changes.
+            let is_first = before & signals::ALL_BUT_FAULTS != signals::ALL_BUT_FAULTS;
+            let announced = self.cache.regions.changes.begin_at(range);
+            (announced, is_first.then_some(before))
         });
     }
 
@@ -384,19 +359,22 @@ impl<'f> UnderWay<'f> {
     fn end(&mut self) {
         self.write(self.range, self.linked);
         let changes = &self.cache.regions.changes;
-        if let Some(announced) = self.announced.take() {
+        if let Some(long) = self.long.take() {
+            changes.end_long(long);
+        }
+        if let Some((announced, signals)) = self.announced.take() {
             changes.end_at(announced);
             if changes.is_behind() {
                 end_touched(self.cache, NOTHING, Neighbours::Stay);
             }
-        }
-        if let Some(long) = self.long.take() {
-            changes.end_long(long);
+            if let Some(signals) = signals {
+                signals::restore(signals);
+            }
         }
     }
 }
 
-impl Drop for Changing<'_> {
+impl Drop for Changing {
     #[inline(always)]
     fn drop(&mut self) {
         match self {
@@ -484,8 +462,7 @@ pub fn growing(addr: usize, length: usize) {
     if !near && !all_of_it {
         return;
     }
-    let frame = Frame::new();
-    let mut under_way = UnderWay::new(cache, &frame, range);
+    let mut under_way = UnderWay::new(cache, range);
     under_way.announce(range);
     if near {
         cache.regions.changes.write(called(range));
@@ -514,12 +491,11 @@ pub fn are_wanted() -> bool {
 /// A call is about to unregister memory from a userfaultfd. The call's argument, a range, lies at
 /// `argument`. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
 /// memory.
-pub fn unregistering(frame: &Frame, argument: usize) -> Option<Changing<'_>> {
+pub fn unregistering(argument: usize) -> Option<Changing> {
     heeding().filter(|_| !event_reader::keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(begin_unreported(
-        frame,
         start as usize,
         length as usize,
         Neighbours::Stay,

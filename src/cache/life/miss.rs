@@ -22,7 +22,6 @@ use crate::start;
 use crate::watch::failure::say_passed_by;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
-use crate::watch::log::UnderWay;
 use crate::watch::table::TABLE;
 use crate::watch::userfaultfd::Fence;
 use crate::watch::watcher::Unwatched;
@@ -231,8 +230,7 @@ fn register_now(
 
 impl Cache {
     /// Applies the log, and waits a moment for changes under way in a range. Returns false if such
-    /// a change does not end: the change may be this thread's own, interrupted by the signal
-    /// handler that runs now.
+    /// a change does not end in time.
     pub fn settle(&self, range: PageRange) -> bool {
         const SPINS: u32 = 64;
         const YIELDS: u32 = 16;
@@ -246,11 +244,8 @@ impl Cache {
                     None => return false,
                 }
             }
-            if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
-                self.end_left(range);
-                if changes.under_way(range, thread::pointer()) == UnderWay::Stuck {
-                    return false;
-                }
+            if changes.is_distrusted() {
+                return false;
             }
             if changes.is_settled(range) {
                 match self.watch.must_fence().then(|| self.watch.fence()) {
@@ -271,7 +266,6 @@ impl Cache {
                 futex::wait(&never, 0, Some(Duration::from_micros(50)));
             }
         }
-        self.regions.changes.give_up_waiting(range);
         false
     }
 

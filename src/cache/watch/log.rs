@@ -15,8 +15,6 @@
 //! every record is applied and no change under way may touch the range. So no thread waits for a
 //! change of other memory.
 
-use core::marker::PhantomData;
-use errno::Errno;
 use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 
@@ -54,14 +52,10 @@ struct LogSlot {
 #[repr(C)]
 struct Place {
     /// The number of times that the place was used, and in the lower bits [`VACANT`], [`CLAIMED`]
-    /// or [`NAMED`], with [`STUCK`] or without.
+    /// or [`NAMED`].
     word: AtomicU64,
     start: AtomicU64,
     end: AtomicU64,
-    /// The thread pointer of the thread that makes the change.
-    thread: AtomicU64,
-    /// The address of the call's [`Frame`].
-    frame: AtomicU64,
 }
 
 impl Place {
@@ -76,9 +70,7 @@ const VACANT: u64 = 0;
 /// A thread is writing the range. Its change has not begun.
 const CLAIMED: u64 = 1;
 const NAMED: u64 = 2;
-/// A thread has waited for the end of this change in vain. The next thread does not wait.
-const STUCK: u64 = 4;
-const USE: u64 = 8;
+const USE: u64 = 4;
 
 /// How many changes can name their ranges at a time. Any further change counts for all memory.
 const PLACES: usize = if cfg!(any(loom, miri)) { 2 } else { 64 };
@@ -127,46 +119,20 @@ pub struct Log {
     long: [AtomicU64; LONG_CALLS],
     /// The number of regions linked so far.
     linked: AtomicU64,
-    /// In units of [`ANYWHERE`], the changes of all memory that a thread has waited for in vain.
-    waited_in_vain: AtomicU64,
-    rest_of_lines: [u64; 13 - LONG_CALLS],
+    rest_of_line: [u64; 7],
     places: [Place; PLACES],
     slots: [LogSlot; ROOM as usize],
 }
 
-/// A word in the stack frame of a call that makes a change. It equals the word of the change's
-/// place as long as the frame exists. A later frame at this place of the stack overwrites it with
-/// another value.
-pub struct Frame(core::sync::atomic::AtomicU64);
-
-impl Frame {
-    /// A frame of a change that has no place yet.
-    #[inline(always)]
-    pub fn new() -> Frame {
-        Frame(core::sync::atomic::AtomicU64::new(0))
-    }
-}
-
-/// A change that is under way in a range.
+/// A change that is under way in a range: its place, or `None` if it counts for all memory.
 #[must_use = "the change is under way until `end_at`"]
-pub struct Announced<'f>(Option<InPlace>, PhantomData<&'f Frame>);
+pub struct Announced(Option<InPlace>);
 
 /// A change in a place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct InPlace {
     number: usize,
     word: u64,
-}
-
-/// The reason why a range is not settled.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum UnderWay {
-    Nothing,
-    /// A change that will end soon.
-    Change,
-    /// A change whose end no thread should wait for: the waiting thread itself makes it, and a
-    /// signal handler has interrupted it, or a thread has waited for it in vain before.
-    Stuck,
 }
 
 /// The state of the log when every written record had been applied.
@@ -188,14 +154,11 @@ impl Log {
             used: AtomicU64::new(0),
             long: core::array::from_fn(|_| AtomicU64::new(0)),
             linked: AtomicU64::new(0),
-            waited_in_vain: AtomicU64::new(0),
-            rest_of_lines: [0; 13 - LONG_CALLS],
+            rest_of_line: [0; 7],
             places: core::array::from_fn(|_| Place {
                 word: AtomicU64::new(0),
                 start: AtomicU64::new(0),
                 end: AtomicU64::new(0),
-                thread: AtomicU64::new(0),
-                frame: AtomicU64::new(0),
             }),
             slots: core::array::from_fn(|_| LogSlot {
                 turn: AtomicU64::new(0),
@@ -228,18 +191,8 @@ impl Log {
         self.under_way.load(Acquire) & NEVER_SETTLED != 0
     }
 
-    /// Whether every place is taken, perhaps by calls that will never return ([`Log::end_left`]).
-    pub fn is_crowded(&self) -> bool {
-        let is_taken = |place: &Place| place.word.load(Relaxed) & STATE != VACANT;
-        self.used.load(Relaxed) == PLACES as u64 && self.places.iter().all(is_taken)
-    }
-
-    /// Announces a change in a range by the thread with this thread pointer: it is under way from
-    /// now on. The frame lies in the function that makes the call.
-    ///
-    /// A signal handler that leaves this function by siglongjmp(3) can take a place out of use, but
-    /// cannot leave a change under way for ever.
-    pub fn begin_at<'f>(&self, range: PageRange, thread: usize, frame: &'f Frame) -> Announced<'f> {
+    /// Announces a change in a range: it is under way from now on.
+    pub fn begin_at(&self, range: PageRange) -> Announced {
         for (n, place) in self.places.iter().enumerate() {
             let word = place.word.load(Relaxed);
             if word & STATE != VACANT
@@ -254,11 +207,7 @@ impl Log {
             fence(Release);
             place.start.store(range.start, Relaxed);
             place.end.store(range.end, Relaxed);
-            place.thread.store(thread as u64, Relaxed);
             let word = word | NAMED;
-            frame.0.store(word, Relaxed);
-            let address = (&raw const frame.0).expose_provenance();
-            place.frame.store(address as u64, Relaxed);
             self.used.fetch_max(n as u64 + 1, Relaxed);
             // The thread that ends the change subtracts this again. So the change is counted before
             // it is named.
@@ -266,55 +215,20 @@ impl Log {
             // SeqCst: the caller's next step is a system call, which must not be seen before this
             // announcement.
             place.word.swap(word, SeqCst);
-            return Announced(Some(InPlace { number: n, word }), PhantomData);
+            return Announced(Some(InPlace { number: n, word }));
         }
         self.begin();
-        Announced(None, PhantomData)
+        Announced(None)
     }
 
     /// Ends the change that `begin_at` announced. All of its records have been written.
-    pub fn end_at(&self, announced: Announced<'_>) {
-        match announced.0 {
-            Some(place) => drop(self.vacate(place)),
-            None => self.end(),
-        }
-    }
-
-    /// Ends a change in a place. Returns false if it has been ended already.
-    fn vacate(&self, InPlace { number, word }: InPlace) -> bool {
-        let place = &self.places[number];
+    pub fn end_at(&self, announced: Announced) {
+        let Some(InPlace { number, word }) = announced.0 else {
+            return self.end();
+        };
         let vacant = (word & !(USE - 1)) + USE;
-        let ended = place.word.fetch_update(Release, Relaxed, |now| {
-            (now & !STUCK == word & !STUCK).then_some(vacant)
-        });
-        if ended.is_ok() {
-            self.under_way.fetch_sub(SOMEWHERE, Release);
-        }
-        ended.is_ok()
-    }
-
-    /// Ends the changes in a range whose calls have not returned and never will: a signal handler
-    /// left them by siglongjmp(3), or their threads have ended. `read` reads a word of memory that
-    /// may be unmapped.
-    pub fn end_left(&self, range: PageRange, read: impl Fn(u64) -> Result<u64, Errno>) {
-        for (number, word) in self.touching(range) {
-            let place = &self.places[number];
-            let frame = place.frame.load(Relaxed);
-            let change = Change {
-                range: place.range(),
-                kind: Kind::Called,
-            };
-            fence(Acquire);
-            let exists = match read(frame) {
-                Ok(there) => there & !STUCK == word & !STUCK,
-                Err(errno) => errno.0 != libc::EFAULT,
-            };
-            if !exists && place.word.load(Relaxed) == word {
-                // The call has already made its change, if any. Its record precedes its end.
-                self.write(change);
-                self.vacate(InPlace { number, word });
-            }
-        }
+        self.places[number].word.store(vacant, Release);
+        self.under_way.fetch_sub(SOMEWHERE, Release);
     }
 
     /// A call on much memory begins: it may hold the kernel's mmap lock for long. `None` if so many
@@ -347,61 +261,16 @@ impl Log {
     /// next.
     #[cold]
     fn touches(&self, range: PageRange) -> bool {
-        self.under_way.load(Acquire) >= ANYWHERE || self.touching(range).next().is_some()
-    }
-
-    /// The places of the changes under way that may change a range, and their words.
-    fn touching(&self, range: PageRange) -> impl Iterator<Item = (usize, u64)> {
         let used = self.used.load(Acquire) as usize;
-        let places = self.places.iter().take(used).enumerate();
-        places.filter_map(move |(number, place)| {
-            let word = place.word.load(Acquire);
-            if word & STATE != NAMED {
-                return None;
-            }
-            let named = place.range();
-            fence(Acquire);
-            let unchanged = place.word.load(Relaxed) & !STUCK == word & !STUCK;
-            // A range that was read in part counts as any range.
-            (!unchanged || named.overlaps(range)).then_some((number, word))
-        })
-    }
-
-    /// Why a range is not settled, for the thread with this thread pointer.
-    pub fn under_way(&self, range: PageRange, thread: usize) -> UnderWay {
-        let under_way = self.under_way.load(Acquire);
-        if under_way & NEVER_SETTLED != 0 {
-            return UnderWay::Stuck;
-        }
-        let mut found = UnderWay::Nothing;
-        if under_way == 0 {
-            return found;
-        }
-        for (number, word) in self.touching(range) {
-            if word & STUCK != 0 || self.places[number].thread.load(Relaxed) == thread as u64 {
-                return UnderWay::Stuck;
-            }
-            found = UnderWay::Change;
-        }
-        match under_way / ANYWHERE {
-            0 => {}
-            // A signal handler has left such a call too.
-            anywhere if anywhere == self.waited_in_vain.load(Relaxed) => return UnderWay::Stuck,
-            _ => found = UnderWay::Change,
-        }
-        found
-    }
-
-    /// A thread has waited in vain for the changes under way in a range.
-    pub fn give_up_waiting(&self, range: PageRange) {
-        let anywhere = self.under_way.load(Relaxed) / ANYWHERE;
-        self.waited_in_vain.store(anywhere, Relaxed);
-        for (number, word) in self.touching(range) {
-            // If the exchange fails, the change has ended.
-            let _ = self.places[number]
-                .word
-                .compare_exchange(word, word | STUCK, Relaxed, Relaxed);
-        }
+        let mut places = self.places.iter().take(used);
+        self.under_way.load(Acquire) >= ANYWHERE
+            || places.any(|place| {
+                let word = place.word.load(Acquire);
+                let named = place.range();
+                fence(Acquire);
+                // A range that was read in part counts as any range.
+                word & STATE == NAMED && (place.word.load(Relaxed) != word || named.overlaps(range))
+            })
     }
 
     /// A region is about to be linked, and pinned after that. Under the cache's lock.
