@@ -146,7 +146,7 @@ install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDI
 	man/names | while read -r file page; do \
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
 		else echo ".so $${file%%/*}/$$page" >$(DESTDIR)$(MANDIR)/$$file; fi || exit; done
-	packaging/docs install $(DESTDIR)$(DOCDIR) $(PREFIX) $(LIBDIR)
+	packaging/docs install "$(DESTDIR)$(DOCDIR)" "$(PREFIX)" "$(LIBDIR)"
 	@$(if $(DESTDIR),,packaging/installed there $(LIBDIR) $(BINDIR))
 
 uninstall: ## remove the installed files
@@ -154,7 +154,7 @@ uninstall: ## remove the installed files
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
 	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish $(UNITDIR)/rdmamr-fence.service)
 	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
-	packaging/docs remove $(DESTDIR)$(DOCDIR)
+	packaging/docs remove "$(DESTDIR)$(DOCDIR)"
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband
 	-rmdir --ignore-fail-on-non-empty $(DESTDIR)$(LIBDIR)/rdmamr
 	@$(if $(DESTDIR),,packaging/installed gone $(LIBDIR))

@@ -62,7 +62,7 @@ for name in sorted(crates.linked(own["name"])):
     if package["source"] is None:
         continue
     licence, path = package["license"] or "its own", f"crates/{package['name']}-{package['version']}/*"
-    offers = re.split(r" OR |/", licence)
+    offers = re.split(r"\s+OR\s+|\s*/\s*", licence)
     if "MIT" in offers:
         licence = "MIT"
     elif "Apache-2.0" in offers:
