@@ -47,7 +47,7 @@ Examples:
   rdmamr run --cache=local -- ./app           reuse registrations
   rdmamr top                                  what is registered now, by process
   rdmamr trace --pid 4711 -o app.trace        record a running process
-  rdmamr bench mlx5_0                         what a registration costs here
+  rdmamr bench mlx5_0                         how fast large memory is registered
   sudo rdmamr fence                           quicker hits, while it runs
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]

@@ -10,8 +10,7 @@ mod search;
 pub mod traces;
 mod wait;
 
-use crate::bench;
-use crate::choices::{name, number};
+use crate::choices::{self, name, number};
 use crate::library;
 use crate::report;
 use crate::report::units::{self, shown};
@@ -58,7 +57,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Limit the trace to SIZE (K, M, G); later calls are only counted
-    #[arg(long, value_name = "SIZE", value_parser = bench::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = choices::bytes)]
     trace_limit: Option<u64>,
     /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
