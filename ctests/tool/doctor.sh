@@ -184,8 +184,7 @@ if on_machine yes true 2>/dev/null; then
 	says "an open driver exports dma-bufs" "gpu driver" ok "NVIDIA 570.86.15, open kernel modules; it exports dma-bufs; nvidia_peermem is not loaded" about_gpus yes
 	says "the IOMMU" iommu ok "without translation" about_gpus yes
 	if [ -n "${is_fake:-}" ]; then
-		says "the place of the GPU" "gpu memory" warning "not: the device cannot be opened.*0000:19:01.0 is below the same PCIe switch" about_gpus yes
-		says "PCIe access control" acs ok "unknown: " about_gpus yes
+		says "the place of the GPU" "gpu memory" warning "not: the device cannot be opened.*Nearest, below the same PCIe switch: 0000:19:01.0" about_gpus yes
 	fi
 	# Devices of vm/hca are called as the hardware that they stand in for.
 	case ${is_fake:-$device} in

@@ -2,7 +2,8 @@
 //! The limits of a device, as the kernel gives them: the providers do not change the fields that
 //! are read here.
 
-use super::check::{Check, bytes};
+use super::check::Check;
+use crate::report::units::bytes;
 use crate::verbs::Context;
 use rdmamr_abi::uapi::*;
 use rdmamr_uverbs::bundle::Bundle;

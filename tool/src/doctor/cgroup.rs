@@ -2,8 +2,9 @@
 //! The limits of this process's control groups that a registration can meet: memory, huge pages,
 //! objects of RDMA devices, cgroups(7). Both versions of the interface.
 
-use super::check::{Check, bytes};
+use super::check::Check;
 use crate::files::{names, read};
+use crate::report::units::bytes;
 use std::path::{Path, PathBuf};
 
 const SUBJECT: &str = "cgroup";

@@ -69,18 +69,3 @@ impl Check {
         self
     }
 }
-
-/// A number of bytes for people.
-pub fn bytes(bytes: u64) -> String {
-    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = UNITS.iter().find(|unit| bytes >> unit.1 > 0);
-    let Some((name, shift)) = unit else {
-        return format!("{bytes} bytes");
-    };
-    let value = bytes as f64 / (1u64 << shift) as f64;
-    if value.fract() == 0.0 {
-        format!("{value} {name}")
-    } else {
-        format!("{value:.1} {name}")
-    }
-}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The amount of memory that this process may pin.
 
-use super::check::{Check, bytes};
+use super::check::Check;
 use super::container;
 use crate::files::{field, read};
+use crate::report::units::bytes;
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.

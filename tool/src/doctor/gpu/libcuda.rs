@@ -6,7 +6,6 @@ use crate::verbs::Loaded;
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::io::Read;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -19,7 +18,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A GPU as the library sees it.
 #[derive(Serialize, Deserialize, Clone, PartialEq, Eq, Debug)]
 pub struct Asked {
-    /// As sysfs writes it: "0000:17:00.0".
+    /// As sysfs writes it, "0000:17:00.0"; older versions have eight digits for the domain.
     pub address: String,
     pub has_dma_buf: bool,
     /// In bytes; 0 if the library does not tell.
@@ -32,8 +31,9 @@ pub type Answer = Result<Vec<Asked>, String>;
 /// Answers for a parent that has started this process by the hidden command. `None` if there is no
 /// such parent.
 pub fn as_child() -> Option<anyhow::Result<()>> {
-    let words: Vec<_> = env::args_os().skip(1).collect();
-    (words == [COMMAND]).then(|| {
+    env::args_os().skip(1).eq([COMMAND]).then(|| {
+        // SAFETY: alarm has no preconditions. Nobody handles the signal: this process ends.
+        unsafe { libc::alarm(LIMIT.as_secs() as u32) };
         println!("{}", serde_json::to_string(&gpus())?);
         Ok(())
     })
@@ -41,30 +41,24 @@ pub fn as_child() -> Option<anyhow::Result<()>> {
 
 /// Asks by a child.
 pub fn ask() -> Answer {
-    let program = env::current_exe().map_err(|error| error.to_string())?;
-    let child = Command::new(program)
-        .arg(COMMAND)
-        .env_remove("LD_PRELOAD")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn();
-    let mut child = child.map_err(|error| error.to_string())?;
-    let mut answers = child.stdout.take().ok_or("a process without its pipe")?;
     let (sender, receiver) = mpsc::channel();
+    // A child that hangs in the kernel does not even end by a signal, so nobody waits for it.
     std::thread::spawn(move || {
-        let mut text = String::new();
-        let _ = answers.read_to_string(&mut text);
-        let _ = sender.send(text);
+        let output = env::current_exe().and_then(|program| {
+            let mut child = Command::new(program);
+            child.arg(COMMAND).env_remove("LD_PRELOAD");
+            child.stdin(Stdio::null()).stderr(Stdio::null()).output()
+        });
+        let _ = sender.send(output);
     });
-    let Ok(text) = receiver.recv_timeout(LIMIT) else {
-        // A child that hangs in the kernel does not even end by SIGKILL, so nobody waits for it.
-        let _ = child.kill();
-        return Err(format!("it did not answer within {} s", LIMIT.as_secs()));
-    };
-    let status = child.wait().map_err(|error| error.to_string())?;
-    serde_json::from_str(&text)
-        .unwrap_or_else(|_| Err(format!("the process that asked it ended: {status}")))
+    match receiver.recv_timeout(LIMIT) {
+        Ok(Ok(output)) => serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
+            let status = output.status;
+            Err(format!("the process that asked it ended: {status}"))
+        }),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(_) => Err(format!("it did not answer within {} s", LIMIT.as_secs())),
+    }
 }
 
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
@@ -74,76 +68,38 @@ const ADDRESS: usize = 32;
 
 fn gpus() -> Answer {
     let library = Loaded::open(c"libcuda.so.1").map_err(|_| "libcuda.so.1 is not installed")?;
-    macro_rules! function {
-        ($name:literal, $($argument:ty),+) => {
+    macro_rules! call {
+        ($name:literal, $($value:expr => $type:ty),+) => {{
             // SAFETY: cuda.h declares the function so.
-            unsafe { library.function::<unsafe extern "C" fn($($argument),+) -> c_int>($name) }
-                .ok_or_else(|| format!("it has no {}", $name.to_string_lossy()))
-        };
-    }
-    let done = |name: &str, status: c_int| match status {
-        0 => Ok(()),
-        status => Err(format!("{name}: error {status}")),
-    };
-    let init = function!(c"cuInit", c_uint)?;
-    // SAFETY: the call takes no memory of ours.
-    done("cuInit", unsafe { init(0) })?;
-    let count = function!(c"cuDeviceGetCount", *mut c_int)?;
-    let get = function!(c"cuDeviceGet", *mut c_int, c_int)?;
-    let attribute = function!(c"cuDeviceGetAttribute", *mut c_int, c_int, c_int)?;
-    let address = function!(c"cuDeviceGetPCIBusId", *mut c_char, c_int, c_int)?;
-    let memory = function!(c"cuDeviceTotalMem_v2", *mut usize, c_int);
-    let mut number = 0;
-    // SAFETY: the number is writable.
-    done("cuDeviceGetCount", unsafe { count(&raw mut number) })?;
-    let gpu = |ordinal| {
-        let (mut device, mut has_dma_buf, mut bytes) = (0, 0, 0);
-        let mut text: [c_char; ADDRESS] = [0; ADDRESS];
-        // SAFETY: the device is writable.
-        let got = unsafe { get(&raw mut device, ordinal) };
-        // SAFETY: the call writes at most as many characters as it is told, with a NUL.
-        let named = unsafe { address(text.as_mut_ptr(), ADDRESS as c_int, device) };
-        done("cuDeviceGetPCIBusId", got.max(named))?;
-        // SAFETY: the value is writable. A driver that does not know the attribute refuses it.
-        let known = unsafe { attribute(&raw mut has_dma_buf, DMA_BUF_SUPPORTED, device) };
-        if let Ok(memory) = &memory {
-            // SAFETY: the size is writable.
-            unsafe { memory(&raw mut bytes, device) };
-        }
-        // SAFETY: the array ends with a NUL, since its last element is one.
-        let text = unsafe { CStr::from_ptr(text.as_ptr()) };
-        Ok(Asked {
-            address: address_of_sysfs(&text.to_string_lossy()),
-            has_dma_buf: known == 0 && has_dma_buf == 1,
-            memory: bytes as u64,
-        })
-    };
-    (0..number).map(gpu).collect()
-}
-
-/// CUDA writes hexadecimal digits in capitals, and older versions eight for the domain.
-fn address_of_sysfs(address: &str) -> String {
-    let address = address.to_lowercase();
-    match address.split_once(':') {
-        Some((domain, rest)) if domain.len() > 4 => {
-            let zeros = domain.len() - 4;
-            match domain[..zeros].bytes().all(|digit| digit == b'0') {
-                true => format!("{}:{rest}", &domain[zeros..]),
-                false => address,
+            let function = unsafe { library.function::<unsafe extern "C" fn($($type),+) -> c_int>($name) };
+            let name = $name.to_string_lossy();
+            let function = function.ok_or_else(|| format!("it has no {name}"))?;
+            // SAFETY: what the call writes to is writable, and it is told how much that is.
+            match unsafe { function($($value),+) } {
+                0 => Ok(()),
+                status => Err(format!("{name}: error {status}")),
             }
-        }
-        _ => address,
+        }};
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_as_in_sysfs() {
-        assert_eq!(address_of_sysfs("0000:1B:00.0"), "0000:1b:00.0");
-        assert_eq!(address_of_sysfs("00000000:1B:00.0"), "0000:1b:00.0");
-        assert_eq!(address_of_sysfs("00010000:1b:00.0"), "00010000:1b:00.0");
+    let (mut number, mut gpus) = (0, Vec::new());
+    call!(c"cuInit", 0 => c_uint)?;
+    call!(c"cuDeviceGetCount", &raw mut number => *mut c_int)?;
+    for ordinal in 0..number {
+        let (mut device, mut has_dma_buf, mut memory) = (0, 0, 0);
+        let mut text: [c_char; ADDRESS] = [0; ADDRESS];
+        call!(c"cuDeviceGet", &raw mut device => *mut c_int, ordinal => c_int)?;
+        call!(c"cuDeviceGetPCIBusId", text.as_mut_ptr() => *mut c_char, ADDRESS as c_int => c_int, device => c_int)?;
+        // A driver that does not know the attribute refuses it.
+        let known = call!(c"cuDeviceGetAttribute", &raw mut has_dma_buf => *mut c_int, DMA_BUF_SUPPORTED => c_int, device => c_int);
+        let _: Result<(), String> =
+            call!(c"cuDeviceTotalMem_v2", &raw mut memory => *mut usize, device => c_int);
+        // SAFETY: the array ends with a NUL, since its last element is one.
+        let address = unsafe { CStr::from_ptr(text.as_ptr()) };
+        gpus.push(Asked {
+            address: address.to_string_lossy().to_lowercase(),
+            has_dma_buf: known.is_ok() && has_dma_buf == 1,
+            memory: memory as u64,
+        });
     }
+    Ok(gpus)
 }
