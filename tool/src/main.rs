@@ -23,6 +23,7 @@ mod signals;
 mod style;
 mod top;
 mod trace;
+mod userfaultfd;
 mod verbs;
 mod version;
 
