@@ -33,6 +33,7 @@ mod shape;
 mod stacks;
 mod start;
 mod symbols;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -136,7 +137,7 @@ fn compare(args: &Args) -> Result<()> {
     let (other, after) = read(std::slice::from_ref(after))?;
     let diff = diff::Diff::new(&before, &after);
     if args.text {
-        print(&diff.render())
+        print(&text::compare(&diff))
     } else if args.json {
         print(&json::render(&diff)?)
     } else {

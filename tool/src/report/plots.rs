@@ -334,13 +334,13 @@ pub fn over_time(report: &Report) -> Markup {
 
 /// A row of a plot of bars: its label, its parts, each with the class of its colour, and its
 /// number.
-struct Bar {
-    label: String,
-    parts: [(&'static str, u64); 4],
-    number: String,
+pub struct Bar {
+    pub label: String,
+    pub parts: Vec<(&'static str, u64)>,
+    pub number: String,
 }
 
-fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
+pub fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
     let whole = |bar: &Bar| bar.parts.iter().map(|part| part.1).sum::<u64>();
     let most = rows.iter().map(whole).max().unwrap_or(0).max(1);
     html! { figure {
@@ -380,7 +380,7 @@ fn rows<T>(
         if rows.last().is_none_or(|row| row.label != label) {
             rows.push(Bar {
                 label,
-                parts: [("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
+                parts: vec![("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
                 number: String::new(),
             });
         }
