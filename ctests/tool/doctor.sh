@@ -218,22 +218,6 @@ else
 fi
 [ -z "${is_fake:-}" ] || device=
 
-# The files of an rdma cgroup of Linux 7.2, laid over the mount of the control groups.
-mkdir "$work/group"
-echo "mlx5_0 hca_handle=2 hca_object=20" >"$work/group/rdma.peak"
-echo "mlx5_0 hca_handle=2 hca_object=3" >"$work/group/rdma.current"
-echo "mlx5_0 hca_handle=max hca_object=20" >"$work/group/rdma.max"
-echo "mlx5_0 hca_handle.max=0 hca_handle.alloc_fail=0 hca_object.max=9 hca_object.alloc_fail=7" >"$work/group/rdma.events"
-groups=$(awk '/ - cgroup2 / { print $5; exit }' /proc/self/mountinfo)
-in_group() { unshare -m sh -c 'mount --bind "$0" "$1" && shift && exec "$@"' "$work/group" "$groups" "$@"; }
-if ! grep -q ':rdma:\|,rdma,' /proc/self/cgroup && in_group true 2>/dev/null; then
-	words="rdma.max of mlx5_0: 3 of 20 objects; mlx5_0 so far: 20 objects at most (rdma.peak), 7 refused (rdma.events).*EAGAIN.*tee GROUP/rdma.max"
-	says "what the rdma cgroup has refused" cgroup warning "$words" in_group "$tool" doctor nosuch
-	says "explain EAGAIN says so, too" cgroup warning "$words" in_group "$tool" explain EAGAIN
-else
-	skip "what the rdma cgroup has refused" "its files cannot be laid over"
-fi
-
 # The causes of an errno, from docs/troubleshooting.md, and the checks for them.
 if [ -z "$device" ]; then
 	for errno in ENOMEM EFAULT EPERM EINVAL EAGAIN; do
@@ -305,7 +289,7 @@ if [ -n "${VM:-}" ]; then
 	echo "$device hca_object=0" >"$group/tight/rdma.max"
 	inside() { bash -c 'echo $$ >"$0/cgroup.procs" && exec "$@"' "$group/tight" "$@"; }
 	says "no limits of groups" cgroup ok "no limit on memory" "$tool" doctor nosuch
-	says "limits of a group" cgroup warning "memory.max 256 MiB.*hugetlb.2MB.max 0 bytes.*rdma.max of $device: 0 of 0 objects.*SIGKILL.*EFAULT.*EAGAIN" \
+	says "limits of a group" cgroup warning "memory.max 256 MiB.*hugetlb.2MB.max 0 B.*rdma.max of $device: 0 of 0 objects.*SIGKILL.*EFAULT.*EAGAIN" \
 		inside "$tool" doctor nosuch
 	umount -l "$group"
 	most=$(cat /proc/sys/vm/max_map_count)
