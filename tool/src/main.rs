@@ -27,7 +27,7 @@ mod userfaultfd;
 mod verbs;
 mod version;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use report::units::{controls, lines};
@@ -106,8 +106,7 @@ fn main() -> ExitCode {
         .try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(mut error) => {
-            suggest(&mut error);
+        Err(error) => {
             let printed = match error.kind() {
                 ErrorKind::DisplayVersion => print(version::lines()),
                 // A shell may have made an argument of a file's name.
@@ -137,20 +136,6 @@ fn main() -> ExitCode {
         Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
     };
     end(result, usage)
-}
-
-/// Clap takes "tpo" for nothing like "top".
-fn suggest(error: &mut clap::Error) {
-    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else {
-        return;
-    };
-    let command = Cli::command();
-    let names = command.get_subcommands().map(|command| command.get_name());
-    let near = choices::nearest(given, names).map(str::to_owned);
-    if let (Some(near), None) = (near, error.get(ContextKind::SuggestedSubcommand)) {
-        let near = ContextValue::Strings(vec![near]);
-        error.insert(ContextKind::SuggestedSubcommand, near);
-    }
 }
 
 /// Prints by way of a buffer: clap_complete panics if it cannot write.
