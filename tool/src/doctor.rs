@@ -28,7 +28,7 @@ pub use self::gpu::as_child;
 pub use self::hugepages::check as hugepages;
 pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;
-pub use self::print::{paragraphs, wrap};
+pub use self::print::paragraphs;
 pub use self::userfaultfd::check as userfaultfd;
 use crate::files::names;
 use crate::verbs::Verbs;

@@ -3,6 +3,7 @@
 //! and never if `NO_COLOR` is set.
 
 use anstyle::{AnsiColor, Style};
+use std::fmt::Write;
 use std::io::IsTerminal;
 use std::sync::OnceLock;
 
@@ -32,4 +33,45 @@ fn width_of_terminal() -> Option<usize> {
     // SAFETY: the structure is writable.
     let known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
     (known && size.ws_col > 0).then_some(size.ws_col.into())
+}
+
+/// Breaks lines between words, and indents all but the first.
+pub fn wrap(text: &str, indent: usize) -> String {
+    let mut wrapped = String::new();
+    let mut column = indent;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > columns() {
+            let _ = write!(wrapped, "\n{:indent$}", "");
+            column = indent;
+        } else if column > indent {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += length;
+    }
+    wrapped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let wrapped = wrap(&"word ".repeat(100), 9);
+        assert!(
+            wrapped
+                .lines()
+                .all(|line| line.len() <= 80 && line.ends_with("word"))
+        );
+        assert!(
+            wrapped
+                .lines()
+                .skip(1)
+                .all(|line| line.starts_with("         word"))
+        );
+        assert_eq!(wrapped.split_whitespace().count(), 100);
+    }
 }

@@ -6,7 +6,7 @@ use super::job;
 use super::shape::Report;
 use super::tables::{self, Column, Section};
 use super::units::{count, name_of, printable, shortened};
-use crate::style::columns;
+use crate::style::{columns, wrap};
 use std::fmt::Write;
 
 /// The most lines of a table.
@@ -18,7 +18,7 @@ const NAME: usize = 16;
 fn section(out: &mut String, of: &Section, most: usize) {
     heading(out, &of.heading);
     if !of.words.is_empty() {
-        wrapped(out, "", "", &of.words);
+        wrapped(out, "", &of.words);
     }
     let rows = &of.rows[..most.min(of.rows.len())];
     if rows.is_empty() {
@@ -56,11 +56,11 @@ fn section(out: &mut String, of: &Section, most: usize) {
             (cell, _) => cell.cloned().unwrap_or_default(),
         }));
         if let Some(beyond) = of.and_then(Caller::beyond) {
-            wrapped(out, "      < ", "        ", &beyond);
+            wrapped(out, "      < ", &beyond);
         }
         for text in below.iter().map(|column| &cells[column.at]) {
             if !text.is_empty() {
-                wrapped(out, "      ", "      ", text);
+                wrapped(out, "      ", text);
             }
         }
     }
@@ -74,30 +74,20 @@ fn more(out: &mut String, all: u64, shown: usize) {
     }
 }
 
-/// Breaks text into indented lines.
-fn wrapped(out: &mut String, first: &str, indent: &str, text: &str) {
-    let mut line = first.to_string();
-    let mut empty = true;
-    for word in printable(text).split(' ') {
-        if !empty && line.chars().count() + 1 + word.chars().count() > columns() {
-            out.push_str(&line);
-            out.push('\n');
-            line = indent.to_string();
-            empty = true;
-        }
-        if !empty {
-            line.push(' ');
-        }
-        line.push_str(&shortened(word, columns() - indent.chars().count()));
-        empty = false;
-    }
-    out.push_str(&line);
-    out.push('\n');
+/// Text in lines behind a word, with long words shortened.
+fn wrapped(out: &mut String, first: &str, text: &str) {
+    let indent = first.chars().count();
+    let text = printable(text);
+    let words = text
+        .split(' ')
+        .map(|word| shortened(word, columns() - indent));
+    let text = wrap(&words.collect::<Vec<_>>().join(" "), indent);
+    let _ = writeln!(out, "{first}{text}");
 }
 
 /// A figure, or a sentence, behind its name.
 fn named(out: &mut String, name: &str, text: &str) {
-    wrapped(out, &format!("{name:<NAME$}"), &" ".repeat(NAME), text);
+    wrapped(out, &format!("{name:<NAME$}"), text);
 }
 
 fn heading(out: &mut String, text: &str) {
@@ -118,7 +108,7 @@ pub fn who(caller: &Caller) -> String {
 pub fn render(report: &Report) -> String {
     let mut text = String::new();
     let out = &mut text;
-    wrapped(out, "", "", &report.advice.verdict.line);
+    wrapped(out, "", &report.advice.verdict.line);
     for command in report.advice.commands() {
         // Not broken: it is there to be copied.
         let _ = writeln!(out, "  {}", printable(command));
@@ -148,8 +138,8 @@ pub fn render(report: &Report) -> String {
         named(out, "WARNING", note);
     }
     heading(out, "Why");
-    wrapped(out, "", "", &report.advice.sentence);
-    wrapped(out, "", "", &report.advice.assumption);
+    wrapped(out, "", &report.advice.sentence);
+    wrapped(out, "", &report.advice.assumption);
     for of in tables::sections(report) {
         section(out, &of, SHOWN);
     }
@@ -166,7 +156,7 @@ pub fn compare(diff: &Diff) -> String {
         named(out, "WARNING", note);
     }
     heading(out, diff.title());
-    wrapped(out, "", "", &diff.sentence());
+    wrapped(out, "", &diff.sentence());
     for of in diff.sections() {
         section(out, &of, diff::SHOWN);
     }
