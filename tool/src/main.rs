@@ -98,7 +98,7 @@ static ALLOCATE: unsafe extern "C" fn() = allocate;
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
+    if let Some(answered) = bench::as_worker() {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
     let parsed = Cli::command()
