@@ -17,8 +17,8 @@ const MODE_MISSING: u64 = 1;
 const PAGE: usize = 4096;
 const TRIES: usize = 5;
 
-/// Maps memory, and never unmaps it: this happens a few times in a process.
-fn map(length: usize, access: i32, flags: i32, file: i32) -> Result<*mut u8> {
+/// Maps memory. Few callers unmap it: this happens a few times in a process.
+pub fn map(length: usize, access: i32, flags: i32, file: i32) -> Result<*mut u8> {
     // SAFETY: no address is given, so no other memory is touched.
     let at = unsafe { libc::mmap(null_mut(), length, access, flags, file, 0) };
     ensure!(at != libc::MAP_FAILED, "mmap: {}", Error::last_os_error());
