@@ -101,8 +101,9 @@ pub fn facts(report: &Report) -> Vec<(&'static str, String)> {
         facts.push(("Memory of GPUs", format!("{most}: at most, as dma-bufs")));
     }
     if totals.calls_with_stack > 0 {
-        let (some, all) = (count(totals.calls_with_stack), count(totals.calls));
-        facts.push(("Call stacks", format!("{some}: of {all} calls")));
+        let (some, all) = (totals.calls_with_stack, totals.calls);
+        let words = format!("{}: {} of the calls", count(some), share(some, all));
+        facts.push(("Call stacks", words));
     }
     facts
 }
