@@ -18,7 +18,7 @@ mod trial;
 
 pub use self::service::{Absent, answers as service_answers};
 use crate::files::{kernel_release, of_system, read};
-use crate::say;
+use crate::style::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
 use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};

@@ -32,9 +32,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use report::units::{controls, lines};
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+use style::say;
 
 /// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
@@ -156,17 +156,6 @@ fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     out.write_all(text.as_ref())?;
     out.flush()
-}
-
-/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
-fn say(line: impl Display) {
-    say_as("rdmamr", line);
-}
-
-/// The line may have text from outside.
-fn say_as(speaker: &str, line: impl Display) {
-    let text = lines(&line.to_string());
-    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
+use crate::style::{say, say_as};
 use crate::trace::Trace;
-use crate::{say, say_as};
 use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};

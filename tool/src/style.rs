@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How text looks on a terminal: its width, and colours. `anstream` prints these on a terminal only,
-//! and never if `NO_COLOR` is set.
+//! Text on a terminal: its width, its colours, and what is said on standard error. `anstream` prints
+//! colours on a terminal only, and never if `NO_COLOR` is set.
 
+use crate::report::units::lines;
 use anstyle::{AnsiColor, Style};
-use std::fmt::Write;
-use std::io::IsTerminal;
+use std::fmt::{Display, Write as _};
+use std::io::{IsTerminal, Write as _};
 use std::sync::OnceLock;
 
 pub const GOOD: Style = AnsiColor::Green.on_default();
@@ -52,6 +53,17 @@ pub fn wrap(text: &str, indent: usize) -> String {
         column += length;
     }
     wrapped
+}
+
+/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
+pub fn say(line: impl Display) {
+    say_as("rdmamr", line);
+}
+
+/// The line may have text from outside.
+pub fn say_as(speaker: &str, line: impl Display) {
+    let text = lines(&line.to_string());
+    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
 }
 
 #[cfg(test)]

@@ -69,3 +69,15 @@ impl Check {
         self
     }
 }
+
+/// The reason why a way does not work, and what helps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Obstacle {
+    pub why: String,
+    pub fix: String,
+}
+
+pub fn obstacle<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Obstacle> {
+    let (why, fix) = (why.into(), fix.into());
+    Err(Obstacle { why, fix })
+}

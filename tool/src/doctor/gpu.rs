@@ -16,18 +16,6 @@ use imports::Imports;
 use pci::{Gpu, NVIDIA, Place};
 use std::path::Path;
 
-/// The reason why a way does not work, and what helps.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Obstacle {
-    why: String,
-    fix: String,
-}
-
-fn obstacle<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Obstacle> {
-    let (why, fix) = (why.into(), fix.into());
-    Err(Obstacle { why, fix })
-}
-
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
 pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)]) -> Vec<Check> {
     let root = Path::new("/");
@@ -161,7 +149,7 @@ fn iommu(places: &[Place]) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use super::super::check::State;
+    use super::super::check::{State, obstacle};
     use super::pci::{AMD, tests::Fake};
     use super::*;
 

@@ -2,9 +2,8 @@
 //! Whether the drivers of the GPUs export their memory: as a dma-buf, or by a module that pins it
 //! for RDMA devices (nvidia_peermem).
 
-use super::super::check::Check;
+use super::super::check::{Check, Obstacle, obstacle};
 use super::pci::{AMD, Gpu, NVIDIA, Vendor};
-use super::{Obstacle, obstacle};
 use crate::files::{of_system, read};
 use std::os::fd::AsRawFd;
 use std::path::Path;

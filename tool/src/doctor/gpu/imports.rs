@@ -2,8 +2,8 @@
 //! Whether an RDMA device registers dma-bufs: its provider in rdma-core and its driver in the kernel
 //! must both have the call.
 
+use super::super::check::{Obstacle, obstacle};
 use super::super::rdma_core;
-use super::{Obstacle, obstacle};
 use crate::files::kernel_release;
 use crate::verbs::{Context, Verbs};
 use rdmamr_abi::rdma_core::{ibv_mr, ibv_pd};
