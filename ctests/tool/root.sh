@@ -267,7 +267,7 @@ for folder in "$work" /dev/shm; do
 	unshare --mount python3 "$here/maps_file.py" "$file" >ready.$$ 2>&1 &
 	pid=$!
 	held+=($pid)
-	for _ in $(seq 100); do ! grep -q ready ready.$$ || break; sleep 0.1; done
+	for _ in $(seq 600); do ! grep -q ready ready.$$ || break; sleep 0.1; done
 	check "a file is mapped: $(cat ready.$$)" grep -qx ready ready.$$
 	case $folder in
 	/dev/shm) check "top opens a file on a tmpfs" python3 "$here/opened.py" "$file" "$tool" top --json ;;

@@ -80,7 +80,7 @@ if [ -n "$device" ]; then
 		install -m 755 "$tool" /usr/bin/rdmamr
 		install -m 755 "$library" /usr/lib/librdmamr.so.1
 		tool=rdmamr
-		"$tool" bench --rounds 100000 "$device" >/dev/null &
+		"$tool" bench --rounds 100000 --sizes 1M --kinds memfd "$device" >/dev/null &
 		held+=($!)
 		open_terminal 110
 		sleep 12
@@ -271,9 +271,8 @@ if command -v tmux >/dev/null; then
 	shows "processes that do not match are gone" "No process passes the filter"
 	key Escape
 	shows "Esc drops the filter" "$first +stub0 "
-	key '?'
-	shows "? helps" "keys .*"
-	key x p
+	shows "the last line has the keys" "q end  arrows select"
+	key p
 	shows "p pauses" paused
 	tmux -S "$terminal" resize-window -x 40 -y 10
 	shows "a small terminal shows the process too" "$first"

@@ -8,7 +8,7 @@ use crate::files::named::me;
 use crate::files::{result, status};
 use crate::report::units::{self, shown};
 use crate::run::traces;
-use crate::say;
+use crate::style::say;
 use crate::top::pages::{self, Found};
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail, ensure};

@@ -22,6 +22,21 @@ pub fn number(least: u32, most: u32) -> impl Fn(&str) -> Result<u32, String> + C
     }
 }
 
+/// A number of bytes: 4096, 64K, 1M, 2G.
+pub fn bytes(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.to_ascii_uppercase().chars().last() {
+        Some('K') => (&text[..text.len() - 1], 10),
+        Some('M') => (&text[..text.len() - 1], 20),
+        Some('G') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number = digits.parse::<u64>().ok();
+    let bytes = number.and_then(|number| number.checked_mul(1 << shift));
+    bytes
+        .filter(|&bytes| bytes > 0 && bytes < 1 << 46)
+        .ok_or_else(|| "a size is a number such as 4096, 64K, 1M or 2G".into())
+}
+
 /// The word that a mistyped one is likely to mean: at most two letters are wrong.
 pub fn nearest<'a>(given: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let near = words
@@ -42,6 +57,16 @@ mod tests {
         assert_eq!(nearest("tpo", words), Some("top"));
         assert_eq!(nearest("rport", words), Some("report"));
         assert_eq!(nearest("doctor", words), None);
+    }
+
+    #[test]
+    fn sizes() {
+        assert_eq!(bytes("4096"), Ok(4096));
+        assert_eq!(bytes("64k"), Ok(65536));
+        assert_eq!(bytes("2G"), Ok(2 << 30));
+        for wrong in ["", "K", "0", "-1", "1T", "99999999999G"] {
+            assert!(bytes(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

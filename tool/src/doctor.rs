@@ -21,16 +21,14 @@ mod print;
 pub mod rdma_core;
 mod userfaultfd;
 
+pub use self::attributes::most_regions;
 pub use self::cgroup::check as cgroup;
 pub use self::container::check as container;
-pub use self::gpu::as_child;
 pub use self::hugepages::check as hugepages;
 pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;
-pub use self::print::{paragraphs, wrap};
-pub use self::userfaultfd::{
-    check as userfaultfd, features as userfaultfd_features, with_features as userfaultfd_with,
-};
+pub use self::print::paragraphs;
+pub use self::userfaultfd::check as userfaultfd;
 use crate::files::names;
 use crate::verbs::Verbs;
 use check::{Check, State};

@@ -7,7 +7,7 @@ use crate::choices::nearest;
 use crate::doctor;
 use crate::doctor::check::Check;
 use crate::report::errno;
-use crate::style;
+use crate::style::{self, wrap};
 use anyhow::bail;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -98,15 +98,10 @@ fn explain(errno: &str) -> Option<String> {
             }
         } else if block.starts_with("- ") {
             for point in format!("\n{block}").split("\n- ").skip(1) {
-                let _ = write!(text, "\n  - {}\n", doctor::wrap(&plain(point), INDENT));
+                let _ = write!(text, "\n  - {}\n", wrap(&plain(point), INDENT));
             }
         } else if !block.is_empty() && !block.starts_with("    ") {
-            let _ = write!(
-                text,
-                "\n{:INDENT$}{}\n",
-                "",
-                doctor::wrap(&plain(block), INDENT)
-            );
+            let _ = write!(text, "\n{:INDENT$}{}\n", "", wrap(&plain(block), INDENT));
         }
     }
     Some(text)
@@ -116,15 +111,12 @@ fn explain(errno: &str) -> Option<String> {
 fn cause(number: usize, cells: &[String]) -> String {
     let strong = style::STRONG;
     let (says, rest) = cells.split_first().expect("a row has a cell");
-    let mut text = format!(
-        "\n{number:2}. {strong}{}{strong:#}\n",
-        doctor::wrap(says, INDENT)
-    );
+    let mut text = format!("\n{number:2}. {strong}{}{strong:#}\n", wrap(says, INDENT));
     let (to_do, causes) = rest.split_last().expect("a row has two cells");
     for cause in causes {
-        let _ = writeln!(text, "{:INDENT$}{}", "", doctor::wrap(cause, INDENT));
+        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(cause, INDENT));
     }
-    let _ = writeln!(text, "{:INDENT$}-> {}", "", doctor::wrap(to_do, INDENT + 3));
+    let _ = writeln!(text, "{:INDENT$}-> {}", "", wrap(to_do, INDENT + 3));
     text
 }
 
@@ -132,7 +124,7 @@ fn cause(number: usize, cells: &[String]) -> String {
 fn other(errno: &str) -> Option<String> {
     let rows = rows_of_others().filter(|cells| cells[0].split(' ').next() == Some(errno));
     let text: String = rows
-        .map(|cells| format!("{}: {}\n", cells[0], doctor::wrap(&cells[1], INDENT)))
+        .map(|cells| format!("{}: {}\n", cells[0], wrap(&cells[1], INDENT)))
         .collect();
     (!text.is_empty()).then_some(text)
 }

@@ -18,7 +18,7 @@ mod trial;
 
 pub use self::service::{Absent, answers as service_answers};
 use crate::files::{kernel_release, of_system, read};
-use crate::say;
+use crate::style::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
 use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};
@@ -26,7 +26,6 @@ use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::process::ExitCode;
-use std::ptr::null_mut;
 use std::time::Duration;
 use trial::View;
 
@@ -148,29 +147,14 @@ fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
     });
     let ids = ids.collect::<Result<Vec<_>>>()?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: the call makes a new mapping and touches no other.
-    let at = unsafe {
-        libc::mmap(
-            null_mut(),
-            SIZE,
-            access,
-            libc::MAP_SHARED,
-            counters.as_raw_fd(),
-            0,
-        )
-    };
-    ensure!(
-        at != libc::MAP_FAILED,
-        "mmap: {}",
-        std::io::Error::last_os_error()
-    );
+    let at = trial::map(SIZE, access, libc::MAP_SHARED, counters.as_raw_fd())?;
     for (n, id) in ids.into_iter().enumerate() {
         // SAFETY: the word is in the mapping and aligned, and no program writes it.
-        unsafe { at.wrapping_byte_add(LINKS + 8 * n).cast::<u64>().write(id) };
+        unsafe { at.wrapping_add(LINKS + 8 * n).cast::<u64>().write(id) };
     }
     // The kernel freezes no array that is mapped for writing.
     // SAFETY: the mapping is the one made above, and nothing uses it.
-    unsafe { libc::munmap(at, SIZE) };
+    unsafe { libc::munmap(at.cast(), SIZE) };
     Ok(())
 }
 

@@ -4,11 +4,12 @@
 
 pub mod named;
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
-use std::path::Path;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 /// The result of a system call.
 pub fn result(value: impl Into<i64>) -> io::Result<i64> {
@@ -29,6 +30,17 @@ pub fn owned(opened: impl Into<i64>) -> io::Result<OwnedFd> {
 pub fn open_at(folder: i32, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
     // SAFETY: the path ends with a NUL.
     owned(unsafe { libc::openat(folder, path.as_ptr(), flags | libc::O_CLOEXEC, mode) })
+}
+
+/// The path of an open file, by its descriptor.
+pub fn by_number(file: &impl AsRawFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Opens anew a file that is open, such as by O_PATH.
+pub fn reopen(file: &impl AsRawFd, flags: i32) -> io::Result<File> {
+    let path = CString::new(by_number(file).into_os_string().into_vec())?;
+    Ok(open_at(libc::AT_FDCWD, &path, flags | libc::O_NOCTTY, 0)?.into())
 }
 
 /// Opens a device, or a file of proc(5) or sysfs(5): only root can put another file there.

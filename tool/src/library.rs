@@ -6,7 +6,7 @@ use crate::report::units::shown;
 use anyhow::{anyhow, bail};
 use std::env;
 use std::ffi::CStr;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,30 +29,23 @@ pub struct Library {
     pub elf: Elf,
 }
 
-/// Finds the library: at the path in `RDMAMR_LIBRARY`, else beside this program, else on the
-/// linker's search path.
+/// Finds the library: at the path in `RDMAMR_LIBRARY`, else beside this program, else where the dynamic
+/// linker does.
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
         return open(&path).map_err(|why| anyhow!("RDMAMR_LIBRARY={}: {why:#}", shown(&path)));
     }
-    let mut looked = Vec::new();
-    for path in candidates() {
-        if path.exists() {
-            return open(&path).map_err(|why| anyhow!("{}: {why:#}", shown(&path)));
-        }
-        if !looked.contains(&path) {
-            looked.push(path);
-        }
+    let beside = beside_this_program();
+    let found = beside.iter().find(|path| path.exists()).cloned();
+    if let Some(path) = found.or_else(by_linker) {
+        return open(&path).map_err(|why| anyhow!("{}: {why:#}", shown(&path)));
     }
-    let looked: Vec<_> = looked
-        .iter()
-        .map(|path| format!("\n  {}", shown(path)))
-        .collect();
+    let looked = beside.iter().map(|path| format!("\n  {}", shown(path)));
     bail!(
-        "{SONAME} is not found. Looked for\n  the path in RDMAMR_LIBRARY, which is not set{}\n  {SONAME} in the \
-         linker's cache (ldconfig -p)\nInstall the library, or say RDMAMR_LIBRARY=/path/to/{SONAME}",
-        looked.concat()
+        "{SONAME} is not found. Looked for\n  the path in RDMAMR_LIBRARY, which is not set{}\n  {SONAME} where the \
+         dynamic linker looks (LD_LIBRARY_PATH, ldconfig -p)\nInstall the library, or say RDMAMR_LIBRARY=/path/to/{SONAME}",
+        looked.collect::<String>()
     )
 }
 
@@ -114,12 +107,6 @@ fn open(path: &Path) -> anyhow::Result<Library> {
     })
 }
 
-/// Later places are looked at only if the library is in none before: one of them takes a process.
-fn candidates() -> impl Iterator<Item = PathBuf> {
-    let places = [beside_this_program, in_library_path, in_cache, in_system];
-    places.into_iter().flat_map(|place| place())
-}
-
 /// A library that is installed or built with this program precedes the others of the machine.
 fn beside_this_program() -> Vec<PathBuf> {
     let program = env::current_exe().and_then(|path| path.canonicalize());
@@ -137,53 +124,17 @@ fn beside_this_program() -> Vec<PathBuf> {
     paths
 }
 
-fn in_library_path() -> Vec<PathBuf> {
-    let path = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let dirs = path
-        .as_bytes()
-        .split(|byte| b":;".contains(byte))
-        .filter(|dir| !dir.is_empty());
-    let paths =
-        dirs.map(|dir| PathBuf::from(std::ffi::OsString::from_vec(dir.to_vec())).join(SONAME));
-    paths
-        .filter_map(|path| std::path::absolute(path).ok())
-        .collect()
-}
-
-/// The paths in ldconfig's lines such as "librdmamr.so.1 (libc6,x86-64) =>
-/// /usr/lib/librdmamr.so.1". The cache has one line for each machine whose code this machine can
-/// run.
-fn in_cache() -> Vec<PathBuf> {
-    // Many users do not have /sbin in their PATH.
-    let listed = ["/sbin/ldconfig", "/usr/sbin/ldconfig", "ldconfig"]
-        .iter()
-        .find_map(|ldconfig| Command::new(ldconfig).arg("-p").output().ok());
-    let listed = listed.map(|output| output.stdout).unwrap_or_default();
-    let lines = String::from_utf8_lossy(&listed).into_owned();
-    let paths = lines.lines().filter_map(|line| {
-        let (name, path) = line.trim().split_once(" => ")?;
-        name.starts_with(&format!("{SONAME} ("))
-            .then(|| PathBuf::from(path))
-    });
-    paths.filter(|path| runs_here(path)).collect()
-}
-
-fn in_system() -> Vec<PathBuf> {
-    let dirs = [
-        format!("/usr/local/lib/{TRIPLET}"),
-        "/usr/local/lib".into(),
-        format!("/lib/{TRIPLET}"),
-        format!("/usr/lib/{TRIPLET}"),
-        "/lib64".into(),
-        "/usr/lib64".into(),
-        "/lib".into(),
-        "/usr/lib".into(),
-    ];
-    dirs.iter().map(|dir| Path::new(dir).join(SONAME)).collect()
-}
-
-/// Whether a file's code is for the machine of this program.
-fn runs_here(path: &Path) -> bool {
-    let machine = |path: &Path| Some(Elf::read(path).ok()??.machine);
-    machine(path).is_some_and(|it| machine(Path::new("/proc/self/exe")) == Some(it))
+/// The path that the dynamic linker finds, which it prints instead of running a program: "librdmamr.so.1
+/// => /usr/lib/librdmamr.so.1 (0x00007f...)".
+fn by_linker() -> Option<PathBuf> {
+    let listed = Command::new("/proc/self/exe")
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .env("LD_PRELOAD", SONAME)
+        .env_remove("LD_AUDIT")
+        .output();
+    let listed = String::from_utf8_lossy(&listed.ok()?.stdout).into_owned();
+    listed.lines().find_map(|line| {
+        let path = line.trim().strip_prefix(SONAME)?.strip_prefix(" => ")?;
+        std::path::absolute(path.rsplit_once(" (")?.0).ok()
+    })
 }

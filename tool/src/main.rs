@@ -23,17 +23,18 @@ mod signals;
 mod style;
 mod top;
 mod trace;
+mod userfaultfd;
 mod verbs;
 mod version;
 
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use report::units::{controls, lines};
 use std::ffi::OsString;
-use std::fmt::Display;
 use std::io::Write;
 use std::process::ExitCode;
+use style::say;
 
 /// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
@@ -47,7 +48,7 @@ Examples:
   rdmamr run --cache=local -- ./app           reuse registrations
   rdmamr top                                  what is registered now, by process
   rdmamr trace --pid 4711 -o app.trace        record a running process
-  rdmamr bench mlx5_0                         what a registration costs here
+  rdmamr bench mlx5_0                         how fast large memory is registered
   sudo rdmamr fence                           quicker hits, while it runs
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
@@ -97,7 +98,7 @@ static ALLOCATE: unsafe extern "C" fn() = allocate;
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
+    if let Some(answered) = bench::as_worker() {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
     let parsed = Cli::command()
@@ -105,8 +106,7 @@ fn main() -> ExitCode {
         .try_get_matches();
     let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
-        Err(mut error) => {
-            suggest(&mut error);
+        Err(error) => {
             let printed = match error.kind() {
                 ErrorKind::DisplayVersion => print(version::lines()),
                 // A shell may have made an argument of a file's name.
@@ -138,20 +138,6 @@ fn main() -> ExitCode {
     end(result, usage)
 }
 
-/// Clap takes "tpo" for nothing like "top".
-fn suggest(error: &mut clap::Error) {
-    let Some(ContextValue::String(given)) = error.get(ContextKind::InvalidSubcommand) else {
-        return;
-    };
-    let command = Cli::command();
-    let names = command.get_subcommands().map(|command| command.get_name());
-    let near = choices::nearest(given, names).map(str::to_owned);
-    if let (Some(near), None) = (near, error.get(ContextKind::SuggestedSubcommand)) {
-        let near = ContextValue::Strings(vec![near]);
-        error.insert(ContextKind::SuggestedSubcommand, near);
-    }
-}
-
 /// Prints by way of a buffer: clap_complete panics if it cannot write.
 fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
@@ -170,17 +156,6 @@ fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
     let mut out = std::io::stdout();
     out.write_all(text.as_ref())?;
     out.flush()
-}
-
-/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
-fn say(line: impl Display) {
-    say_as("rdmamr", line);
-}
-
-/// The line may have text from outside.
-fn say_as(speaker: &str, line: impl Display) {
-    let text = lines(&line.to_string());
-    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

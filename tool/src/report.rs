@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
+use crate::style::{say, say_as};
 use crate::trace::Trace;
-use crate::{say, say_as};
 use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};
@@ -33,6 +33,7 @@ mod shape;
 mod stacks;
 mod start;
 mod symbols;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -136,7 +137,7 @@ fn compare(args: &Args) -> Result<()> {
     let (other, after) = read(std::slice::from_ref(after))?;
     let diff = diff::Diff::new(&before, &after);
     if args.text {
-        print(&diff.render())
+        print(&text::compare(&diff))
     } else if args.json {
         print(&json::render(&diff)?)
     } else {

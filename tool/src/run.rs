@@ -10,12 +10,11 @@ mod search;
 pub mod traces;
 mod wait;
 
-use crate::bench;
-use crate::choices::{name, number};
+use crate::choices::{self, name, number};
 use crate::library;
 use crate::report;
 use crate::report::units::{self, shown};
-use crate::say;
+use crate::style::say;
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -35,8 +34,6 @@ pub const REFUSED: u8 = 125;
 const PROGRAM: &str = "_RDMAMR_PROGRAM";
 /// The trace in a folder of its own.
 const TRACE: &str = "trace";
-const CANNOT_RUN: u8 = 126;
-const NOT_FOUND: u8 = 127;
 
 /// Run a program with the library in front of libibverbs
 #[derive(clap::Args)]
@@ -58,7 +55,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Limit the trace to SIZE (K, M, G); later calls are only counted
-    #[arg(long, value_name = "SIZE", value_parser = bench::bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = choices::bytes)]
     trace_limit: Option<u64>,
     /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
@@ -238,7 +235,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let error = become_program(&program, &args.command, environment);
         let why = units::reason(&error.into());
         say(format_args!("{}: {why}", shown(&program)));
-        ExitCode::from(CANNOT_RUN)
+        ExitCode::from(search::CANNOT_RUN)
     };
     if trace.is_none() && args.stats.is_none() {
         return Ok(become_it());

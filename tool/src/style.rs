@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How text looks on a terminal: its width, and colours. `anstream` prints these on a terminal only,
-//! and never if `NO_COLOR` is set.
+//! Text on a terminal: its width, its colours, and what is said on standard error. `anstream` prints
+//! colours on a terminal only, and never if `NO_COLOR` is set.
 
+use crate::report::units::lines;
 use anstyle::{AnsiColor, Style};
-use std::io::IsTerminal;
+use std::fmt::{Display, Write as _};
+use std::io::{IsTerminal, Write as _};
 use std::sync::OnceLock;
 
 pub const GOOD: Style = AnsiColor::Green.on_default();
@@ -32,4 +34,56 @@ fn width_of_terminal() -> Option<usize> {
     // SAFETY: the structure is writable.
     let known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
     (known && size.ws_col > 0).then_some(size.ws_col.into())
+}
+
+/// Breaks lines between words, and indents all but the first.
+pub fn wrap(text: &str, indent: usize) -> String {
+    let mut wrapped = String::new();
+    let mut column = indent;
+    for word in text.split(' ').filter(|word| !word.is_empty()) {
+        let length = word.chars().count();
+        if column > indent && column + 1 + length > columns() {
+            let _ = write!(wrapped, "\n{:indent$}", "");
+            column = indent;
+        } else if column > indent {
+            wrapped.push(' ');
+            column += 1;
+        }
+        wrapped.push_str(word);
+        column += length;
+    }
+    wrapped
+}
+
+/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
+pub fn say(line: impl Display) {
+    say_as("rdmamr", line);
+}
+
+/// The line may have text from outside.
+pub fn say_as(speaker: &str, line: impl Display) {
+    let text = lines(&line.to_string());
+    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        let wrapped = wrap(&"word ".repeat(100), 9);
+        assert!(
+            wrapped
+                .lines()
+                .all(|line| line.len() <= 80 && line.ends_with("word"))
+        );
+        assert!(
+            wrapped
+                .lines()
+                .skip(1)
+                .all(|line| line.starts_with("         word"))
+        );
+        assert_eq!(wrapped.split_whitespace().count(), 100);
+    }
 }

@@ -25,7 +25,7 @@ use table::View;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
-  rdmamr top                                    q ends it, ? helps
+  rdmamr top                                    q ends it
   rdmamr top --once --sort rate                 one table
   rdmamr top --json | jq '.processes[] | {pid, bytes}'
   rdmamr top --openmetrics                      for a scraper

@@ -1,193 +1,196 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A process that registers in one way when it is its turn, and its protocol: a line `BYTES PAIRS`
-//! in, a line of JSON out.
+//! A process that registers memory when it is its turn: another copy of this program. Its protocol is
+//! a line `KIND BYTES IS_PRESENT` in, and a line of JSON out.
 
-use super::memory::{self, Memory, map};
-use super::process::{Calls, Process, answer_each};
-use super::results::median;
+use super::memory::{Kind, map};
 use crate::choices::name;
 use crate::report::units;
-use crate::verbs::Loaded;
-use anyhow::{Context, bail};
+use crate::verbs::{Context, DeregMr, Loaded, RegMr, Verbs};
+use anyhow::{Context as _, bail};
 use clap::ValueEnum;
+use rdmamr_abi::rdma_core::ibv_pd;
 use serde::{Deserialize, Serialize};
-use std::ffi::{CStr, c_char, c_int};
+use std::env;
+use std::ffi::{c_int, c_void};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// The library that registers.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Kind {
-    Libibverbs,
-    Plain,
-    Relaxed,
-}
+/// The hidden command that starts the process, absent from help and completions.
+const COMMAND: &str = "bench-worker";
+const ACCESS: c_int = 1 | 1 << 1 | 1 << 2; // IBV_ACCESS_LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ
 
-/// The cost of a turn, in ns.
+/// The times of a turn, in seconds.
 #[derive(Serialize, Deserialize)]
 pub struct Turn {
-    /// A registration and its deregistration.
-    pub pair: f64,
-    /// The registration alone. Not measured for the relaxed kind, which is too fast for that.
+    pub populate: f64,
     pub register: f64,
-    /// The library served the registrations: by its own call, or by a cached region.
-    pub served: bool,
+    pub deregister: f64,
+    pub unmap: f64,
 }
 
 /// The process, as its parent sees it.
 pub struct Worker {
-    pub kind: Kind,
-    process: Process,
+    child: Child,
+    questions: ChildStdin,
+    answers: BufReader<ChildStdout>,
 }
 
 impl Worker {
-    /// Starts a process, with the library preloaded except for the kind that measures libibverbs
-    /// alone.
-    pub fn start(kind: Kind, device: &str, library: &Path) -> anyhow::Result<Worker> {
-        let library = (kind != Kind::Libibverbs).then_some(library);
-        let process = Process::start(&[COMMAND, &name(kind), device], library, &[])?;
-        Ok(Worker { kind, process })
-    }
-
-    /// Makes the process register and deregister `pairs` times. The inner error is a
-    /// registration's.
-    pub fn turn(&mut self, bytes: u64, pairs: u32) -> anyhow::Result<Result<Turn, String>> {
-        let turn = self.process.ask(&format!("{bytes} {pairs}"));
-        turn.with_context(|| name(self.kind))
-    }
-}
-
-/// The hidden command that starts the process.
-pub const COMMAND: &str = "bench-worker";
-
-/// The functions of one kind, and how many registrations it has served.
-struct Way {
-    kind: Kind,
-    calls: Calls,
-    get_stats: Option<GetStats>,
-}
-
-/// `rdmamr_get_stats`. This program asks for the first fields only.
-type GetStats = unsafe extern "C" fn(*mut u64, usize) -> c_int;
-const STATS: usize = 10;
-const REG_KERNEL: usize = 0;
-const HITS: usize = 9;
-
-/// Runs the process: answers until no more questions come.
-pub fn run(kind: &str, device: &str) -> anyhow::Result<()> {
-    let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
-    let (reg, dereg) = match kind {
-        Kind::Libibverbs | Kind::Plain => (c"ibv_reg_mr", c"ibv_dereg_mr"),
-        Kind::Relaxed => (c"ibv_reg_mr_relaxed", c"ibv_dereg_mr_relaxed"),
-    };
-    let by_library = kind != Kind::Libibverbs;
-    let calls = Calls::open(device, reg, dereg, by_library)?;
-    // SAFETY: <rdmamr.h> gives this type; the statistics are 64-bit numbers.
-    let get_stats = unsafe { Loaded::whole_program().function::<GetStats>(c"rdmamr_get_stats") };
-    if get_stats.is_some() != by_library {
-        bail!("the library is preloaded where it should not be, or not where it should");
-    }
-    let way = Way {
-        kind,
-        calls,
-        get_stats,
-    };
-    let mut mapped: Option<Memory> = None;
-    answer_each(|line| {
-        let (bytes, pairs) = line.split_once(' ').context("BYTES PAIRS")?;
-        let bytes = bytes.parse()?;
-        // Memory of another size is unmapped first.
-        let memory = match mapped.take().filter(|memory| memory.length == bytes) {
-            Some(memory) => memory,
-            None => present(bytes)?,
+    /// Starts a process: libibverbs alone, or the library with this number of threads. Other settings
+    /// of the library would change the measurement.
+    pub fn start(device: &str, library: Option<(&Path, u32)>) -> anyhow::Result<Worker> {
+        let mut command = Command::new(env::current_exe()?);
+        command.args([COMMAND, device]).env_remove("LD_PRELOAD");
+        for (name, _) in env::vars_os() {
+            if name.to_string_lossy().starts_with("RDMAMR_") {
+                command.env_remove(name);
+            }
+        }
+        if let Some((path, threads)) = library {
+            command.env("LD_PRELOAD", path);
+            command.env("RDMAMR_PREFAULT", threads.to_string());
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("this program cannot be started once more")?;
+        let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            bail!("a process without its pipes");
         };
-        Ok(way.turn(mapped.insert(memory), pairs.parse()?))
-    })
-}
-
-/// Present memory in small pages: whether a process gets huge pages is chance.
-fn present(length: usize) -> anyhow::Result<Memory> {
-    let memory = map(memory::Kind::Anonymous, length).context("mmap")?;
-    // SAFETY: the memory is writable and has that length.
-    unsafe { std::ptr::write_bytes(memory.address.cast::<u8>(), 1, length) };
-    Ok(memory)
-}
-
-impl Way {
-    fn turn(&self, memory: &Memory, pairs: u32) -> Result<Turn, String> {
-        let before = self.served();
-        let (pair, register) = match self.kind {
-            Kind::Relaxed => (self.together(memory, pairs)?, 0.0),
-            _ => self.each(memory, pairs)?,
-        };
-        let served = self.served() - before >= u64::from(pairs);
-        Ok(Turn {
-            pair,
-            register,
-            served,
+        Ok(Worker {
+            child,
+            questions,
+            answers: BufReader::new(answers),
         })
     }
 
-    /// The medians of a turn in which each call is timed: of pairs, and of registrations.
-    fn each(&self, memory: &Memory, pairs: u32) -> Result<(f64, f64), String> {
-        let (mut pair, mut register) = (Vec::new(), Vec::new());
-        for _ in 0..pairs {
-            let start = Instant::now();
-            let mr = self.calls.register(memory.address, memory.length);
-            let registered = start.elapsed().as_nanos();
-            let mr = mr.ok_or_else(|| self.why())?;
-            // SAFETY: `mr` was registered just now.
-            let ended = unsafe { self.calls.deregister(mr) };
-            pair.push(start.elapsed().as_nanos() as f64);
-            register.push(registered as f64);
-            ended.map_err(|error| units::reason(&error.into()))?;
+    /// Makes the process register memory once, which is present before or not. The inner error is a
+    /// registration's, or says that this machine has no such memory.
+    pub fn turn(
+        &mut self,
+        kind: Kind,
+        bytes: u64,
+        is_present: bool,
+    ) -> anyhow::Result<Result<Turn, String>> {
+        // If the process has ended, the pipe is broken; the read below reports that.
+        let _ = writeln!(self.questions, "{} {bytes} {is_present}", name(kind));
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer)?;
+        if answer.is_empty() {
+            bail!("a process that measures has ended ({})", self.child.wait()?);
         }
-        let median = |values| median(values).unwrap_or_default();
-        Ok((median(pair), median(register)))
+        Ok(serde_json::from_str(&answer)?)
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Measures for a parent that has started this process by the hidden command. `None` if there is no
+/// such parent.
+pub fn as_worker() -> Option<anyhow::Result<()>> {
+    let words: Vec<_> = env::args_os().skip(1).collect();
+    match &words[..] {
+        [command, device] if command == COMMAND => Some(answer(device.to_str()?)),
+        _ => None,
+    }
+}
+
+/// Answers until no more questions come.
+fn answer(device: &str) -> anyhow::Result<()> {
+    let calls = Calls::open(device)?;
+    for line in io::stdin().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split(' ').collect();
+        let [kind, bytes, is_present] = words[..] else {
+            bail!("KIND BYTES IS_PRESENT");
+        };
+        let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
+        let turn = calls.turn(kind, bytes.parse()?, is_present.parse()?);
+        let turn = turn.map_err(|why| units::reason(&why));
+        println!("{}", serde_json::to_string(&turn)?);
+    }
+    Ok(())
+}
+
+/// The calls that are measured, on a device.
+struct Calls {
+    pd: *mut ibv_pd,
+    _open: Context,
+    register: RegMr,
+    deregister: DeregMr,
+}
+
+impl Calls {
+    /// Opens a device, and looks the functions up in the library if it is preloaded, else in libibverbs,
+    /// even if the environment loads another library.
+    fn open(device: &str) -> anyhow::Result<Calls> {
+        let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
+        let context = verbs.open(device).map_err(anyhow::Error::msg);
+        let context = context.with_context(|| device.to_owned())?;
+        let pd = verbs.alloc_pd(&context).map_err(anyhow::Error::msg);
+        let all = Loaded::whole_program();
+        // SAFETY: the function is only looked up, and not called.
+        let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") };
+        let from = preloaded.map_or(verbs.library, |_| all);
+        // SAFETY: <infiniband/verbs.h> gives this type.
+        let register = unsafe { from.function(c"ibv_reg_mr") };
+        // SAFETY: <infiniband/verbs.h> gives this type.
+        let deregister = unsafe { from.function(c"ibv_dereg_mr") };
+        Ok(Calls {
+            pd: pd.context("ibv_alloc_pd")?,
+            _open: context,
+            register: register.context("ibv_reg_mr is missing")?,
+            deregister: deregister.context("ibv_dereg_mr is missing")?,
+        })
     }
 
-    /// The mean over pairs that are too fast to be timed one by one.
-    fn together(&self, memory: &Memory, pairs: u32) -> Result<f64, String> {
-        let start = Instant::now();
-        for _ in 0..pairs {
-            let mr = self.calls.register(memory.address, memory.length);
-            let mr = mr.ok_or_else(|| self.why())?;
-            // SAFETY: `mr` was registered just now.
-            let ended = unsafe { self.calls.deregister(mr) };
-            ended.map_err(|error| units::reason(&error.into()))?;
+    fn turn(&self, kind: Kind, bytes: usize, is_present: bool) -> anyhow::Result<Turn> {
+        let memory = map(kind, bytes).with_context(|| match kind {
+            Kind::Huge | Kind::HugeShared => "vm.nr_hugepages has too few huge pages",
+            _ => "mmap",
+        })?;
+        let mut start = Instant::now();
+        let mut lap = || {
+            let took = start.elapsed().as_secs_f64();
+            start = Instant::now();
+            took
+        };
+        if is_present {
+            // SAFETY: the advice populates a mapping of this process.
+            let done = unsafe { libc::madvise(memory.address, bytes, libc::MADV_POPULATE_WRITE) };
+            if done != 0 {
+                return Err(io::Error::last_os_error().into());
+            }
         }
-        Ok(start.elapsed().as_nanos() as f64 / f64::from(pairs))
-    }
-
-    /// Why the registration just before this call failed.
-    fn why(&self) -> String {
-        type LastReason = unsafe extern "C" fn() -> *const c_char;
-        let error = errno::errno();
-        let preloaded = Loaded::whole_program();
-        // SAFETY: <rdmamr.h> gives this type.
-        let last_reason = unsafe { preloaded.function::<LastReason>(c"rdmamr_last_reason") };
-        let Some(last_reason) = last_reason else {
-            return error.to_string();
-        };
-        // SAFETY: the function may be called at any time.
-        let reason = unsafe { last_reason() };
-        // SAFETY: the reason is a string of this thread's, valid until the thread's next call.
-        let reason = unsafe { CStr::from_ptr(reason) };
-        reason.to_string_lossy().into_owned()
-    }
-
-    /// How many registrations of the measured kind the library has served so far.
-    fn served(&self) -> u64 {
-        let Some(get_stats) = self.get_stats else {
-            return 0;
-        };
-        let mut stats = [0u64; STATS];
-        // SAFETY: the call states how many bytes are writable.
-        unsafe { get_stats(stats.as_mut_ptr(), size_of_val(&stats)) };
-        stats[if self.kind == Kind::Relaxed {
-            HITS
-        } else {
-            REG_KERNEL
-        }]
+        let populate = lap();
+        // SAFETY: the domain is live, as its device is open. A registration does not access the memory, which is mapped.
+        let mr = unsafe { (self.register)(self.pd, memory.address, bytes, ACCESS) };
+        let register = lap();
+        if mr.is_null() {
+            return Err(io::Error::last_os_error().into());
+        }
+        lap();
+        // SAFETY: `mr` was registered just now.
+        let error = unsafe { (self.deregister)(mr) };
+        let deregister = lap();
+        drop(memory);
+        let unmap = lap();
+        if error != 0 {
+            return Err(io::Error::from_raw_os_error(error).into());
+        }
+        Ok(Turn {
+            populate,
+            register,
+            deregister,
+            unmap,
+        })
     }
 }

@@ -2,7 +2,8 @@
 //! The limits of a device, as the kernel gives them: the providers do not change the fields that
 //! are read here.
 
-use super::check::{Check, bytes};
+use super::check::Check;
+use crate::report::units::bytes;
 use crate::verbs::Context;
 use rdmamr_abi::uapi::*;
 use rdmamr_uverbs::bundle::Bundle;
@@ -45,6 +46,12 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
 pub fn regions(device: &str, context: &Context) -> Option<Check> {
     let answer = query(context).ok()?;
     Some(most(&answer).of(device))
+}
+
+/// The most regions that a device can have.
+pub fn most_regions(context: &Context) -> Option<u64> {
+    let most = u32::from_ne_bytes(part(&query(context).ok()?, MAX_MR));
+    Some(most.into()).filter(|&most| most > 0)
 }
 
 fn most(answer: &[u8; ANSWER]) -> Check {

@@ -2,8 +2,9 @@
 //! The limits of this process's control groups that a registration can meet: memory, huge pages,
 //! objects of RDMA devices, cgroups(7). Both versions of the interface.
 
-use super::check::{Check, bytes};
+use super::check::Check;
 use crate::files::{names, read};
+use crate::report::units::bytes;
 use std::path::{Path, PathBuf};
 
 const SUBJECT: &str = "cgroup";
@@ -51,15 +52,6 @@ pub fn check() -> Check {
             fixes.push(MORE_OBJECTS);
         }
     }
-    for (device, history) in rdma_history("self") {
-        limits.push(format!("{device} so far: {}", history.words()));
-        if history.refused > 0 {
-            tight.push(
-                "rdma.max has refused regions, queues or domains with EAGAIN. The counts begin with the group.",
-            );
-            fixes.push(MORE_OBJECTS);
-        }
-    }
     if limits.is_empty() {
         return Check::ok(SUBJECT, "no limit on memory, huge pages or device objects");
     }
@@ -100,55 +92,6 @@ pub fn rdma(process: &str) -> Vec<(String, u64, u64)> {
         }
     }
     limits
-}
-
-/// What a group's device has seen since the group was made (Linux 7.2).
-#[derive(Default, PartialEq, Eq, Debug)]
-struct History {
-    /// The most objects at once (rdma.peak).
-    peak: Option<u64>,
-    /// How many objects of this group, or of one in it, `rdma.max` has refused (rdma.events), its own
-    /// or that of a group around it.
-    refused: u64,
-}
-
-impl History {
-    fn words(&self) -> String {
-        let peak = self
-            .peak
-            .map(|peak| format!("{peak} objects at most (rdma.peak)"));
-        let refused = format!("{} refused (rdma.events)", self.refused);
-        peak.into_iter()
-            .chain([refused])
-            .collect::<Vec<_>>()
-            .join(", ")
-    }
-}
-
-/// The history of each device in the innermost group of a process that has one.
-fn rdma_history(process: &str) -> Vec<(String, History)> {
-    let mut groups = groups(process, "rdma").into_iter();
-    let histories = groups.find_map(|group| {
-        let events = read(group.join("rdma.events"))?;
-        Some(histories(
-            &events,
-            &read(group.join("rdma.peak")).unwrap_or_default(),
-        ))
-    });
-    histories.unwrap_or_default()
-}
-
-fn histories(events: &str, peaks: &str) -> Vec<(String, History)> {
-    let of = |line| {
-        let (device, refused) = value(line, "hca_object.alloc_fail")?;
-        let peak = peaks
-            .lines()
-            .filter_map(objects)
-            .find(|row| row.0 == device);
-        let peak = peak.map(|row| row.1);
-        Some((device.to_owned(), History { peak, refused }))
-    };
-    events.lines().filter_map(of).collect()
 }
 
 /// The folders of a process's group and those around it, as far as they are shown here.
@@ -216,14 +159,9 @@ fn huge_limits(group: &Path) -> Vec<(String, u64)> {
 
 /// The device and the number in "mlx5_0 hca_handle=2 hca_object=2000".
 fn objects(line: &str) -> Option<(&str, u64)> {
-    value(line, "hca_object")
-}
-
-/// The device of a line, and the number behind `NAME=`.
-fn value<'a>(line: &'a str, name: &str) -> Option<(&'a str, u64)> {
     let mut words = line.split(' ');
     let device = words.next()?;
-    let number = words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))?;
+    let number = words.find_map(|word| word.strip_prefix("hca_object="))?;
     Some((device, number.parse().ok()?))
 }
 
@@ -261,35 +199,5 @@ mod tests {
             Some(("mlx5_0", 2000))
         );
         assert_eq!(objects("rxe0 hca_handle=max hca_object=max"), None);
-    }
-
-    #[test]
-    fn events_and_peaks_are_of_a_device() {
-        let events = "mlx5_0 hca_handle.max=5 hca_handle.alloc_fail=3 hca_object.max=9 hca_object.alloc_fail=7\n\
-                      mlx5_1 hca_handle.max=0 hca_handle.alloc_fail=0 hca_object.max=0 hca_object.alloc_fail=0";
-        let found = histories(
-            events,
-            "mlx5_1 hca_handle=1 hca_object=23\nmlx5_0 hca_handle=2 hca_object=20",
-        );
-        let words: Vec<_> = found
-            .iter()
-            .map(|(device, of)| (device.as_str(), of.words()))
-            .collect();
-        assert_eq!(
-            words,
-            [
-                (
-                    "mlx5_0",
-                    "20 objects at most (rdma.peak), 7 refused (rdma.events)".to_owned()
-                ),
-                (
-                    "mlx5_1",
-                    "23 objects at most (rdma.peak), 0 refused (rdma.events)".to_owned()
-                ),
-            ]
-        );
-        let alone = histories("mlx5_0 hca_handle.alloc_fail=0 hca_object.alloc_fail=1", "");
-        assert_eq!(alone[0].1.words(), "1 refused (rdma.events)");
-        assert!(histories("", "mlx5_0 hca_handle=1 hca_object=2").is_empty());
     }
 }

@@ -70,17 +70,14 @@ impl Check {
     }
 }
 
-/// A number of bytes for people.
-pub fn bytes(bytes: u64) -> String {
-    const UNITS: [(&str, u32); 4] = [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = UNITS.iter().find(|unit| bytes >> unit.1 > 0);
-    let Some((name, shift)) = unit else {
-        return format!("{bytes} bytes");
-    };
-    let value = bytes as f64 / (1u64 << shift) as f64;
-    if value.fract() == 0.0 {
-        format!("{value} {name}")
-    } else {
-        format!("{value:.1} {name}")
-    }
+/// The reason why a way does not work, and what helps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Obstacle {
+    pub why: String,
+    pub fix: String,
+}
+
+pub fn obstacle<T>(why: impl Into<String>, fix: impl Into<String>) -> Result<T, Obstacle> {
+    let (why, fix) = (why.into(), fix.into());
+    Err(Obstacle { why, fix })
 }

@@ -2,8 +2,8 @@
 //! Whether the service `rdmamr fence` runs, and what a hit saves by it.
 
 use super::check::Check;
-use super::userfaultfd::with_features;
 use crate::fence::{self, Absent};
+use crate::userfaultfd;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::time::Instant;
@@ -51,7 +51,7 @@ pub fn check() -> Check {
 
 /// How long the system call takes that asks whether a change is in flight.
 fn cost() -> Option<u128> {
-    let (watch, _) = with_features(0).ok()?;
+    let (watch, _) = userfaultfd::open(0).ok()?;
     let began = Instant::now();
     for _ in 0..ROUNDS {
         let mut nothing = [0u64; 3];

@@ -5,92 +5,65 @@
 
 mod exports;
 mod imports;
-mod libcuda;
-mod path;
 mod pci;
 
-use super::check::{Check, bytes};
+use super::check::Check;
+use crate::files::{kernel_version, read};
+use crate::report::units::bytes;
 use crate::verbs::{Context, Verbs};
 use exports::Exports;
 use imports::Imports;
-pub use libcuda::as_child;
-use pci::{Gpu, Pci, Vendor};
+use pci::{Gpu, NVIDIA, Place};
 use std::path::Path;
-
-const SUBJECT: &str = "gpu";
-
-/// The reason why a way does not work, and what helps.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Obstacle {
-    why: String,
-    fix: String,
-}
-
-impl Obstacle {
-    fn new(why: impl Into<String>, fix: impl Into<String>) -> Obstacle {
-        Obstacle {
-            why: why.into(),
-            fix: fix.into(),
-        }
-    }
-}
 
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
 pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)]) -> Vec<Check> {
-    let pci = Pci::new(Path::new("/"));
-    let gpus = pci.gpus();
+    let root = Path::new("/");
+    let gpus = pci::gpus(root);
     if gpus.is_empty() {
-        return vec![Check::ok(SUBJECT, "none")];
+        return vec![Check::ok("gpu", "none")];
     }
-    let mut checks: Vec<Check> = Vec::new();
-    let exports = exports::of(&pci, &gpus, libcuda::ask);
-    checks.extend(gpus.iter().map(|gpu| describe(gpu, &exports)));
+    let exports = exports::of(root, &gpus, kernel_version());
+    let mut checks: Vec<Check> = gpus.iter().map(describe).collect();
     checks.extend(exports.iter().map(exports::describe));
+    let mut places: Vec<Place> = gpus.iter().map(|gpu| gpu.place.clone()).collect();
     for (device, context) in devices {
         let imports = imports::of(verbs, context.as_ref());
-        let nic = pci.of_rdma(device);
-        let near = path::nearest(nic.as_ref(), &gpus);
-        checks.extend(
-            exports
-                .iter()
-                .map(|of| verdict(device, of, &imports, &near)),
-        );
+        let nic = pci::of_rdma(root, device);
+        let near = nearest(nic.as_ref(), &gpus);
+        let verdict = |of| verdict(device, of, &imports, &near);
+        checks.extend(exports.iter().map(verdict));
+        places.extend(nic);
     }
-    let nics: Vec<_> = devices
-        .iter()
-        .filter_map(|(name, _)| pci.of_rdma(name))
-        .collect();
-    checks.push(path::iommu(&gpus, &nics));
-    checks.extend(path::access_control(&gpus, &nics));
+    checks.push(iommu(&places));
     checks
 }
 
 /// A GPU, and the part of its memory that other devices reach.
-fn describe(gpu: &Gpu, exports: &[Exports]) -> Check {
-    let of_libcuda = exports
-        .iter()
-        .find_map(|of| of.memory_of(&gpu.place.address));
-    let memory = gpu.memory.or(of_libcuda);
+fn describe(gpu: &Gpu) -> Check {
     let driver = gpu.driver.as_deref().unwrap_or("none");
-    let mut found = format!("{} {:04x}, driver {driver}", gpu.vendor.name(), gpu.id);
+    let mut found = format!("{} {:04x}, driver {driver}", gpu.vendor.1, gpu.id);
     if let Some(node) = gpu.place.node {
         found += &format!(", NUMA node {node}");
     }
     if let Some(bar) = gpu.bar {
         found += &format!(", BAR of {}", bytes(bar));
-        if let Some(memory) = memory {
-            found += &format!(" for {} of memory", bytes(memory));
-        }
     }
-    let check = match (gpu.bar, memory) {
-        // The memory that the driver reports lacks what it keeps for itself, so no BAR is too long.
-        (Some(bar), Some(memory)) if bar < memory => Check::warning(SUBJECT, found)
+    let memory = gpu.memory.filter(|_| gpu.bar.is_some());
+    if let Some(memory) = memory {
+        found += &format!(" for {} of memory", bytes(memory));
+    }
+    // The memory that the driver reports lacks what it keeps for itself, so no BAR is too long. Without
+    // Resizable BAR it has this size.
+    const SMALL: u64 = 256 << 20;
+    let check = match gpu.bar < memory || gpu.bar.is_some_and(|bar| bar <= SMALL) {
+        true => Check::warning("gpu", found)
             .meaning(
                 "Other devices reach the GPU's memory through its BAR, so they can map no more than the BAR's size \
                  of it at once.",
             )
             .fix("enable \"Above 4G Decoding\" and \"Resizable BAR\" in the firmware (NVIDIA: nvidia-smi -q -d MEMORY)"),
-        _ => Check::ok(SUBJECT, found),
+        false => Check::ok("gpu", found),
     };
     check.of(&gpu.place.address)
 }
@@ -98,11 +71,8 @@ fn describe(gpu: &Gpu, exports: &[Exports]) -> Check {
 /// How an RDMA device can register memory of the GPUs of a vendor.
 fn verdict(device: &str, exports: &Exports, imports: &Imports, near: &str) -> Check {
     const SUBJECT: &str = "gpu memory";
-    let whose = match exports.is_only {
-        true => "GPU memory",
-        false => exports.vendor.memory(),
-    };
-    let found = |way: &str| format!("{whose} can be registered on {device}: {way}");
+    let vendor = exports.vendor.1;
+    let found = |way: &str| format!("{vendor} GPU memory can be registered on {device}: {way}");
     let obstacle = match (&exports.dma_buf, &imports.dma_buf) {
         (Ok(()), Ok(())) => None,
         // Whoever repairs the other part meets this one.
@@ -121,11 +91,10 @@ fn verdict(device: &str, exports: &Exports, imports: &Imports, near: &str) -> Ch
         (Some(obstacle), true) => Check::ok(SUBJECT, found("by nvidia_peermem"))
             .meaning(format!("Not by dma-buf: {}. {near}", obstacle.why)),
         (Some(obstacle), false) => {
-            let or = match (exports.vendor, &exports.dma_buf) {
-                (Vendor::Nvidia, Ok(())) if imports.takes_peer_memory => {
-                    "; or: modprobe nvidia_peermem"
-                }
-                _ => "",
+            let is_nvidia = exports.vendor == NVIDIA && exports.dma_buf.is_ok();
+            let or = match is_nvidia && imports.takes_peer_memory {
+                true => "; or: modprobe nvidia_peermem",
+                false => "",
             };
             Check::warning(SUBJECT, found(&format!("not: {}", obstacle.why)))
                 .meaning(format!(
@@ -137,15 +106,56 @@ fn verdict(device: &str, exports: &Exports, imports: &Imports, near: &str) -> Ch
     check.of(device)
 }
 
+/// The GPUs that are nearest to an RDMA device, by the bridges that both are below.
+fn nearest(nic: Option<&Place>, gpus: &[Gpu]) -> String {
+    let Some(nic) = nic else {
+        return "The device is no PCI device.".into();
+    };
+    let shared = |gpu: &Gpu| {
+        let mut above = nic.folder.ancestors();
+        let shared = above.find(|above| gpu.place.folder.starts_with(above));
+        let name = shared.and_then(Path::file_name).unwrap_or_default();
+        match name.to_string_lossy() {
+            name if name.starts_with("pci") => (1, "at the same root complex"),
+            name if name.contains(':') => (0, "below the same PCIe switch"),
+            _ if nic.node.is_some() && nic.node == gpu.place.node => (2, "on the same NUMA node"),
+            _ => (3, "at another root complex"),
+        }
+    };
+    let best = gpus.iter().map(shared).min().unwrap_or_default();
+    let near = gpus.iter().filter(|gpu| shared(gpu) == best);
+    let near: Vec<_> = near.map(|gpu| &gpu.place.address[..]).collect();
+    format!("Nearest, {}: {}.", best.1, near.join(", "))
+}
+
+/// Whether the IOMMU translates the addresses of these devices.
+fn iommu(places: &[Place]) -> Check {
+    const SUBJECT: &str = "iommu";
+    let kinds = places
+        .iter()
+        .filter_map(|place| read(place.folder.join("iommu_group/type")));
+    let kinds: Vec<_> = kinds.collect();
+    match kinds.iter().find(|kind| kind.starts_with("DMA")) {
+        Some(kind) => Check::warning(SUBJECT, format!("on, and it translates addresses ({kind})"))
+            .meaning(
+                "Data between GPU and RDMA device passes the root complex, not the PCIe switch below it; some drivers \
+                 refuse to map a GPU's memory then.",
+            )
+            .fix("iommu=pt on the kernel's command line"),
+        None if kinds.is_empty() => Check::ok(SUBJECT, "off for GPUs and RDMA devices"),
+        None => Check::ok(SUBJECT, "on, without translation (passthrough)"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::check::State;
-    use super::pci::tests::Fake;
+    use super::super::check::{State, obstacle};
+    use super::pci::{AMD, tests::Fake};
     use super::*;
 
     fn exports(dma_buf: bool, has_peer_memory: bool) -> Exports {
         let fake = Fake::new();
-        fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", "0x10de", "0");
+        fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", NVIDIA.0, "0");
         let kind = if dma_buf {
             "Open Kernel Module for x86_64"
         } else {
@@ -158,13 +168,13 @@ mod tests {
         if has_peer_memory {
             fake.write("sys/module/nvidia_peermem/refcnt", "0");
         }
-        exports::of(&fake.pci, &fake.pci.gpus(), || Err("none".into())).remove(0)
+        exports::of(fake.root(), &fake.gpus(), (6, 1)).remove(0)
     }
 
     fn imports(takes: bool, is_soft: bool) -> Imports {
-        let obstacle = Obstacle::new("rxe takes no dma-buf", "another device");
+        let refused = obstacle("rxe takes no dma-buf", "another device");
         Imports {
-            dma_buf: if takes { Ok(()) } else { Err(obstacle) },
+            dma_buf: if takes { Ok(()) } else { refused },
             takes_peer_memory: !is_soft,
         }
     }
@@ -175,7 +185,7 @@ mod tests {
             let check = verdict("mlx5_0", &exports, &imports, "Near.");
             let way = check
                 .found
-                .strip_prefix("GPU memory can be registered on mlx5_0: ");
+                .strip_prefix("NVIDIA GPU memory can be registered on mlx5_0: ");
             let way = way.expect(&check.found).to_owned();
             (
                 check.state,
@@ -229,13 +239,13 @@ mod tests {
     #[test]
     fn a_bar_shorter_than_the_memory_is_a_warning() {
         let fake = Fake::new();
-        fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", "0x1002", "1");
+        fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", AMD.0, "1");
         let of = |memory: u64| {
             fake.write(
                 "sys/devices/pci0000:17/0000:17:01.0/0000:18:00.0/mem_info_vram_total",
                 memory.to_string(),
             );
-            describe(&fake.pci.gpus()[0], &[])
+            describe(&fake.gpus()[0])
         };
         let check = of(128 << 30);
         assert_eq!(check.state, State::Ok);
@@ -244,5 +254,61 @@ mod tests {
             "AMD 2330, driver none, NUMA node 1, BAR of 128 GiB for 128 GiB of memory"
         );
         assert_eq!(of(192 << 30).state, State::Warning);
+    }
+
+    #[test]
+    fn the_nearest_gpu_is_below_the_nearest_bridge() {
+        let fake = Fake::new();
+        let switch = "pci0000:17/0000:17:01.0/0000:18:00.0";
+        fake.nic(
+            "mlx5_0",
+            &format!("{switch}/0000:19:00.0/0000:1a:00.0"),
+            "0",
+        );
+        let near = || nearest(pci::of_rdma(fake.root(), "mlx5_0").as_ref(), &fake.gpus());
+        for (path, node, wanted) in [
+            (
+                "pci0000:b0/0000:b0:01.0/0000:b1:00.0",
+                "-1",
+                "at another root complex: 0000:b1:00.0.",
+            ),
+            (
+                "pci0000:90/0000:90:01.0/0000:91:00.0",
+                "1",
+                "at another root complex: 0000:91:00.0, 0000:b1:00.0.",
+            ),
+            (
+                "pci0000:30/0000:30:01.0/0000:31:00.0",
+                "0",
+                "on the same NUMA node: 0000:31:00.0.",
+            ),
+            (
+                "pci0000:17/0000:17:03.0/0000:1c:00.0",
+                "0",
+                "at the same root complex: 0000:1c:00.0.",
+            ),
+            (
+                &format!("{switch}/0000:19:01.0/0000:1b:00.0"),
+                "0",
+                "below the same PCIe switch: 0000:1b:00.0.",
+            ),
+        ] {
+            fake.gpu(path, NVIDIA.0, node);
+            assert_eq!(near(), format!("Nearest, {wanted}"));
+        }
+        assert_eq!(nearest(None, &fake.gpus()), "The device is no PCI device.");
+    }
+
+    #[test]
+    fn the_iommu_is_that_of_the_devices() {
+        let fake = Fake::new();
+        fake.gpu("pci0000:30/0000:31:00.0", NVIDIA.0, "0");
+        let check = || iommu(&[fake.gpus()[0].place.clone()]).found;
+        assert_eq!(check(), "off for GPUs and RDMA devices");
+        let group = "sys/devices/pci0000:30/0000:31:00.0/iommu_group/type";
+        fake.write(group, "identity\n");
+        assert_eq!(check(), "on, without translation (passthrough)");
+        fake.write(group, "DMA-FQ\n");
+        assert_eq!(check(), "on, and it translates addresses (DMA-FQ)");
     }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The amount of memory that this process may pin.
 
-use super::check::{Check, bytes};
+use super::check::Check;
 use super::container;
 use crate::files::{field, read};
+use crate::report::units::bytes;
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.
@@ -29,13 +30,12 @@ pub fn check() -> Check {
     if limit.rlim_cur == libc::RLIM_INFINITY {
         return Check::ok(SUBJECT, "unlimited");
     }
-    let right = Right::read();
-    if right == Right::Effective {
+    let Err(right) = right() else {
         return Check::ok(
             SUBJECT,
             format!("this process may pin any memory (CAP_IPC_LOCK); without that, {soft}"),
         );
-    }
+    };
     let found = format!(
         "soft limit {soft}, hard limit {hard} (VmPin of each process, in /proc/PID/status)"
     );
@@ -44,8 +44,7 @@ pub fn check() -> Check {
     }
     let check = Check::warning(SUBJECT, found).meaning(format!(
         "A registration beyond the limit fails with ENOMEM (EPERM if the limit is 0). CAP_IPC_LOCK \
-         would lift the limit; here it {}.",
-        right.words()
+         would lift the limit; here it {right}."
     ));
     if limit.rlim_max == libc::RLIM_INFINITY {
         return check.fix("ulimit -l unlimited (a service: LimitMEMLOCK=infinity)");
@@ -66,45 +65,22 @@ fn remedy() -> &'static str {
     )
 }
 
-/// How far this process has CAP_IPC_LOCK, capabilities(7).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Right {
-    Absent,
-    Bounding,
-    Permitted,
-    OfNamespace,
-    Effective,
-}
-
-impl Right {
-    fn read() -> Right {
-        let has = |set| {
-            let set = field("/proc/thread-self/status", set).unwrap_or_default();
-            u64::from_str_radix(&set, 16).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
-        };
-        // The kernel asks for the capability in the machine's first user namespace.
-        let map = read("/proc/self/uid_map").unwrap_or_default();
-        match (has("CapEff"), has("CapPrm"), has("CapBnd")) {
-            (true, ..) if map.ends_with(" 4294967295") => Right::Effective,
-            (true, ..) => Right::OfNamespace,
-            (_, true, _) => Right::Permitted,
-            (.., true) => Right::Bounding,
-            _ => Right::Absent,
-        }
-    }
-
-    fn words(self) -> &'static str {
-        match self {
-            Right::Absent => {
-                "is not even in the bounding set, as in a container without --cap-add=IPC_LOCK"
-            }
-            Right::Bounding => {
-                "is in the bounding set alone, which helps only root (a service of another user needs \
-                 AmbientCapabilities=CAP_IPC_LOCK)"
-            }
-            Right::Permitted => "is permitted, but not effective: capset(2)",
-            Right::OfNamespace => "is one of a user namespace, which does not count",
-            Right::Effective => "is effective",
-        }
+/// Whether this process has CAP_IPC_LOCK, capabilities(7), and if not, how far.
+fn right() -> Result<(), &'static str> {
+    let has = |set| {
+        let set = field("/proc/thread-self/status", set).unwrap_or_default();
+        u64::from_str_radix(&set, 16).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
+    };
+    // The kernel asks for the capability in the machine's first user namespace.
+    let map = read("/proc/self/uid_map").unwrap_or_default();
+    match (has("CapEff"), has("CapPrm"), has("CapBnd")) {
+        (true, ..) if map.ends_with(" 4294967295") => Ok(()),
+        (true, ..) => Err("is one of a user namespace, which does not count"),
+        (_, true, _) => Err("is permitted, but not effective: capset(2)"),
+        (.., true) => Err(
+            "is in the bounding set alone, which helps only root (a service of another user needs \
+             AmbientCapabilities=CAP_IPC_LOCK)",
+        ),
+        _ => Err("is not even in the bounding set, as in a container without --cap-add=IPC_LOCK"),
     }
 }

@@ -3,7 +3,7 @@
 
 use super::check::{Check, State};
 use crate::report::units::plural;
-use crate::style;
+use crate::style::{self, wrap};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -84,45 +84,4 @@ fn paragraph(check: &Check) -> String {
         let _ = writeln!(text, "{:INDENT$}-> {strong}{fix}{strong:#}", "");
     }
     text
-}
-
-/// Breaks lines between words, and indents all but the first.
-pub fn wrap(text: &str, indent: usize) -> String {
-    let mut wrapped = String::new();
-    let mut column = indent;
-    for word in text.split_whitespace() {
-        let length = word.chars().count();
-        if column > indent && column + 1 + length > style::columns() {
-            let _ = write!(wrapped, "\n{:indent$}", "");
-            column = indent;
-        } else if column > indent {
-            wrapped.push(' ');
-            column += 1;
-        }
-        wrapped.push_str(word);
-        column += length;
-    }
-    wrapped
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn long_lines_are_broken_between_words() {
-        let wrapped = wrap(&"word ".repeat(100), INDENT);
-        assert!(
-            wrapped
-                .lines()
-                .all(|line| line.len() <= 80 && line.ends_with("word"))
-        );
-        assert!(
-            wrapped
-                .lines()
-                .skip(1)
-                .all(|line| line.starts_with("         word"))
-        );
-        assert_eq!(wrapped.split_whitespace().count(), 100);
-    }
 }

@@ -4,17 +4,12 @@
 
 use super::check::Check;
 use super::container;
-use crate::files::{field, kernel_version, of_system, owned, read};
-use errno::{Errno, errno};
-use std::os::fd::{AsRawFd, OwnedFd};
+use crate::files::{field, kernel_version, of_system, read};
+use crate::userfaultfd::{DEVICE, EVENTS, open};
+use errno::Errno;
 
-const UFFD_USER_MODE_ONLY: i32 = 1;
-const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 /// Write protection. Without it the library caches no region.
 const WRITE_PROTECTION: u64 = 1 << 0;
-/// Events for mappings that are moved, emptied or unmapped. Without them the library caches no
-/// region.
-const EVENTS: u64 = 1 << 2 | 1 << 3 | 1 << 6;
 /// Write protection of huge pages and of shared memory.
 const MORE_MAPPINGS: u64 = 1 << 12;
 
@@ -24,7 +19,7 @@ const COST: &str = "Every registration makes a new region: relaxed registration 
 
 /// Tries the calls that the library makes.
 pub fn check() -> Check {
-    match features() {
+    match open(EVENTS).map(|opened| opened.1) {
         Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
             SUBJECT,
             "this kernel's userfaultfd has no write protection",
@@ -48,10 +43,6 @@ pub fn check() -> Check {
         Err(error) => refused(error),
     }
 }
-
-/// Linux 6.1: the device makes what the system call makes, for the users whom its file mode admits.
-const DEVICE: &str = "/dev/userfaultfd";
-const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
 
 /// How this process could get the device.
 fn device() -> String {
@@ -112,42 +103,4 @@ fn refused(error: Errno) -> Check {
         libc::EMFILE | libc::ENFILE => check.meaning(COST).fix("ulimit -n 65536"),
         _ => check.meaning(COST),
     }
-}
-
-/// The features that the kernel offers to a process like this one.
-pub fn features() -> Result<u64, Errno> {
-    Ok(with_features(EVENTS)?.1)
-}
-
-/// A userfaultfd with these features, and those that the kernel offers.
-pub fn with_features(features: u64) -> Result<(OwnedFd, u64), Errno> {
-    let file = match open(libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) {
-        // Linux before 5.11 does not know UFFD_USER_MODE_ONLY.
-        Err(Errno(libc::EINVAL)) => open(libc::O_CLOEXEC | libc::O_NONBLOCK)?,
-        opened => opened?,
-    };
-    // The version of the interface, the features, and the ioctls that the kernel returns.
-    let mut api = [0xaa, features, 0];
-    // SAFETY: the structure that the call takes is three such numbers.
-    match unsafe { libc::ioctl(file.as_raw_fd(), UFFDIO_API, &raw mut api) } {
-        0 => Ok((file, api[1])),
-        _ => Err(errno()),
-    }
-}
-
-fn open(flags: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: userfaultfd takes no pointers.
-    owned(unsafe { libc::syscall(libc::SYS_userfaultfd, flags) }).or_else(|_| {
-        let refused = errno();
-        // As the library does, which leaves other errors as they are.
-        if matches!(refused.0, libc::EPERM | libc::EACCES | libc::ENOSYS) {
-            if let Ok(device) = of_system(DEVICE, false) {
-                let device = device.as_raw_fd();
-                // SAFETY: the argument of this ioctl is a number.
-                let opened = unsafe { libc::ioctl(device, USERFAULTFD_IOC_NEW, flags) };
-                return owned(opened).map_err(|_| refused);
-            }
-        }
-        Err(refused)
-    })
 }

@@ -2,7 +2,7 @@
 //! The trial that the service makes before it serves: changes of memory of its own must be counted
 //! on its own line, as a process will see it.
 
-use crate::doctor::userfaultfd_with;
+use crate::userfaultfd;
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{MOVES, SIZE, index, line};
 use std::io::Error;
@@ -17,8 +17,8 @@ const MODE_MISSING: u64 = 1;
 const PAGE: usize = 4096;
 const TRIES: usize = 5;
 
-/// Maps memory, and never unmaps it: this happens a few times in a process.
-fn map(length: usize, access: i32, flags: i32, file: i32) -> Result<*mut u8> {
+/// Maps memory. Few callers unmap it: this happens a few times in a process.
+pub fn map(length: usize, access: i32, flags: i32, file: i32) -> Result<*mut u8> {
     // SAFETY: no address is given, so no other memory is touched.
     let at = unsafe { libc::mmap(null_mut(), length, access, flags, file, 0) };
     ensure!(at != libc::MAP_FAILED, "mmap: {}", Error::last_os_error());
@@ -63,7 +63,7 @@ pub fn run(view: &View) -> Result<()> {
 /// Unmaps a watched page, and moves another one.
 fn once(view: &View) -> Result<()> {
     let line = line(index(std::process::id()));
-    let (watch, _) = userfaultfd_with(0).context("userfaultfd(2)")?;
+    let (watch, _) = userfaultfd::open(0).context("userfaultfd(2)")?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let memory = map(
         2 * PAGE,

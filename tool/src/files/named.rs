@@ -7,9 +7,9 @@
 //! into another process. A new file gets its name when it is complete. It takes over neither the owner
 //! nor the content of the file that it replaces, and of its mode only what narrows it.
 
-use super::{open_at, result};
+use super::{by_number, open_at, reopen, result};
 use crate::report::units::printable;
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rdmamr_live_page::OF_KERNEL;
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr, OsString};
@@ -44,10 +44,9 @@ impl Found {
 
     /// Opens this very file.
     pub fn open(&self, flags: i32) -> io::Result<File> {
-        let path = CString::new(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
         // The owner of a regular file may hold a lease, for whose end an open would wait.
         let at_once = i32::from(self.about.is_file()) * libc::O_NONBLOCK;
-        Ok(open_at(libc::AT_FDCWD, &path, flags | at_once | libc::O_NOCTTY, 0)?.into())
+        reopen(&self.file, flags | at_once)
     }
 
     /// Refuses what is not a regular file. A file of the kernel's may do something when it is opened.
@@ -66,7 +65,7 @@ impl Found {
 
     /// The names in a folder.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
-        let entries = fs::read_dir(format!("/proc/self/fd/{}", self.file.as_raw_fd()))?;
+        let entries = fs::read_dir(by_number(&self.file))?;
         let mut names = entries
             .map(|entry| Ok(entry?.file_name()))
             .collect::<io::Result<Vec<_>>>()?;
@@ -89,10 +88,7 @@ impl Found {
 
 /// Finds the file to which a path leads.
 pub fn find(path: &Path) -> Result<Found> {
-    match walk(path, Missing::Refused, true)? {
-        Walked::Found(found) => Ok(found),
-        Walked::Place(place) => Ok(place.look()?),
-    }
+    walk(path, parts(path)?, None)
 }
 
 /// Opens a regular file by any links: a program that is run, whose path is as the kernel takes it.
@@ -117,15 +113,15 @@ pub struct Place {
 impl Place {
     /// The place that a path names. A link of that name is not followed.
     pub fn of(path: &Path, missing: Missing) -> Result<Place> {
-        match walk(path, missing, false)? {
-            Walked::Place(place) => Ok(place),
-            Walked::Found(_) => bail!("it names no file"),
-        }
+        let mut parts = parts(path)?;
+        let name = parts.pop_back().context("it names no file")?;
+        let folder = walk(path, parts, Some(missing))?.file.into();
+        Ok(Place { folder, name })
     }
 
     /// The folder's path, by its descriptor.
     pub fn folder(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.folder.as_raw_fd()).into()
+        by_number(&self.folder)
     }
 
     fn path(&self) -> PathBuf {
@@ -201,19 +197,13 @@ pub fn buffered(
     Ok(file.flush()?)
 }
 
-enum Walked {
-    Place(Place),
-    /// A file that is under no name: what a link of proc(5) leads to.
-    Found(Found),
-}
-
-/// Walks along a path, folder by folder. `follow`: also by a link of the last name.
-fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
+/// Walks along the parts of a path, folder by folder, by any links. The last part is a folder too if it
+/// is told what becomes of missing ones.
+fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> Result<Found> {
     let mut folder = start_of(path)?;
-    let mut rest = VecDeque::from(parts(path)?);
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
-        let is_last = rest.is_empty();
+        let is_last = rest.is_empty() && folders.is_none();
         if !is_last {
             // O_DIRECTORY has an automount happen.
             let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
@@ -222,7 +212,9 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
                     folder = next;
                     continue;
                 }
-                Err(error) if error.kind() == ErrorKind::NotFound && missing == Missing::Made => {
+                Err(error)
+                    if error.kind() == ErrorKind::NotFound && folders == Some(Missing::Made) =>
+                {
                     // SAFETY: the path ends with a NUL.
                     let made = unsafe { libc::mkdirat(folder.as_raw_fd(), name.as_ptr(), 0o777) };
                     let error = io::Error::last_os_error();
@@ -233,8 +225,6 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
                 Err(error) if error.kind() != ErrorKind::NotADirectory => return Err(error.into()),
                 Err(_) => {}
             }
-        } else if !follow {
-            return Ok(Walked::Place(Place { folder, name }));
         }
         let found = look(&folder, &name)?;
         if found.about.is_symlink() {
@@ -251,11 +241,13 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
             );
             if is_own_descriptors(&folder) {
                 // What is open there may have no path, such as a pipe.
-                let file = open_at(folder.as_raw_fd(), &name, libc::O_PATH, 0)?;
-                return match is_last {
-                    true => Ok(Walked::Found(Found::new(file)?)),
-                    false => bail!("a descriptor is no folder of a path"),
-                };
+                ensure!(is_last, "a descriptor is no folder of a path");
+                return Ok(Found::new(open_at(
+                    folder.as_raw_fd(),
+                    &name,
+                    libc::O_PATH,
+                    0,
+                )?)?);
             }
             let target = target(&found)?;
             if target.is_absolute() {
@@ -265,7 +257,7 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
                 rest.push_front(part);
             }
         } else if is_last {
-            return Ok(Walked::Found(found));
+            return Ok(found);
         } else {
             ensure!(
                 found.about.is_dir(),
@@ -274,8 +266,8 @@ fn walk(path: &Path, missing: Missing, follow: bool) -> Result<Walked> {
             folder = found.file.into();
         }
     }
-    // The path is a folder that has no name here: "/", "." or a link to one.
-    Ok(Walked::Found(Found::new(folder)?))
+    // A folder, which may have no name here: "/", "." or a link to one.
+    Ok(Found::new(folder)?)
 }
 
 /// Root trusts the links of root alone.
@@ -288,7 +280,7 @@ fn start_of(path: &Path) -> io::Result<OwnedFd> {
     open_at(libc::AT_FDCWD, start, libc::O_PATH | libc::O_DIRECTORY, 0)
 }
 
-fn parts(path: &Path) -> Result<Vec<CString>> {
+fn parts(path: &Path) -> Result<VecDeque<CString>> {
     ensure!(path != Path::new(""), "the path is empty");
     let named = path
         .components()
@@ -306,9 +298,9 @@ fn look(folder: &OwnedFd, name: &CStr) -> io::Result<Found> {
 
 /// Whether a folder is that of this process's own descriptors in proc(5).
 fn is_own_descriptors(folder: &OwnedFd) -> bool {
-    let about = |path: &str| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
-    let this = about(&format!("/proc/self/fd/{}/", folder.as_raw_fd()));
-    this.is_some() && this == about("/proc/self/fd/")
+    let about = |path: &Path| fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let this = about(&by_number(folder));
+    this.is_some() && this == about(Path::new("/proc/self/fd/"))
 }
 
 /// The kind of file system that a file is on.

@@ -3,11 +3,9 @@
 //! symbols or debug information.
 use super::symbols::Symbols;
 use super::units::name_of;
-use crate::files::named::find;
-use object::{Object, ReadCache};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// The most frames that text shows beyond the caller.
@@ -149,18 +147,11 @@ impl Resolver {
     fn open(&mut self, path: &str, began: u64) -> Option<Symbols> {
         // The kernel's own code has no file, and a relative path has an unknown folder.
         let path = Some(Path::new(path)).filter(|path| path.is_absolute())?;
-        if find(path)
-            .ok()
-            .filter(|found| found.about.is_file())?
-            .about
-            .modified()
-            .is_ok_and(|modified| modified > SystemTime::UNIX_EPOCH + Duration::from_nanos(began))
-        {
+        let (symbols, changed) = Symbols::read(path, Path::new("/usr/lib/debug"))?;
+        if changed > SystemTime::UNIX_EPOCH + Duration::from_nanos(began) {
             self.changed.push(path.to_string_lossy().into_owned());
         }
-        debug_file(path, Path::new("/usr/lib/debug"))
-            .and_then(|file| Symbols::read(&file))
-            .or_else(|| Symbols::read(path))
+        Some(symbols)
     }
 }
 
@@ -170,25 +161,6 @@ fn is_header(file: &str) -> bool {
     ["infiniband/verbs.h", "rdma/fabric.h", "rdma/fi_domain.h"]
         .iter()
         .any(|header| file.ends_with(header))
-}
-
-/// The file with the separated debug information of another file, found by the build's number where
-/// distributions put it.
-fn debug_file(path: &Path, folder: &Path) -> Option<PathBuf> {
-    let content = ReadCache::new(find(path).ok()?.read().ok()?);
-    let file = object::File::parse(&content).ok()?;
-    if file.has_debug_symbols() {
-        return None;
-    }
-    let number: String = file
-        .build_id()
-        .ok()??
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let (first, rest) = number.split_at_checked(2)?;
-    let debug = folder.join(format!(".build-id/{first}/{rest}.debug"));
-    debug.is_file().then_some(debug)
 }
 
 #[cfg(test)]
@@ -247,21 +219,30 @@ mod tests {
         let debug = path(".build-id/ab/cdef0123.debug");
         run("objcopy", &["--only-keep-debug", &whole, &debug]);
         run("strip", &[&whole, "-o", &stripped]);
-        assert_eq!(debug_file(Path::new(&whole), folder.path()), None);
-        assert_eq!(
-            debug_file(Path::new(&stripped), Path::new("/nowhere")),
-            None
-        );
-        let found = debug_file(Path::new(&stripped), folder.path()).unwrap();
+        let read = |path: &str, folder: &Path| Symbols::read(Path::new(path), folder).unwrap().0;
         let main = run("nm", &[&whole]);
         let main = main
             .lines()
             .find_map(|line| line.strip_suffix(" T main"))
             .unwrap();
         let offset = u64::from_str_radix(main, 16).unwrap() + 5;
+        for (path, folder, has_lines) in [
+            (&whole, Path::new("/nowhere"), true),
+            (&stripped, folder.path(), true),
+            (&stripped, Path::new("/nowhere"), false),
+        ] {
+            let symbols = read(path, folder);
+            let mut frames = symbols.frames(offset).unwrap();
+            assert_eq!(frames.next().unwrap().is_some(), has_lines, "{path}");
+        }
         let mut resolver = Resolver::default();
-        let caller = resolver.resolve(Some(found.to_str().unwrap()), offset, u64::MAX);
-        assert_eq!(caller.function.as_deref(), Some("main"));
+        assert_eq!(
+            resolver
+                .resolve(Some(&whole), offset, u64::MAX)
+                .function
+                .as_deref(),
+            Some("main")
+        );
         assert_eq!(
             resolver.resolve(Some(&stripped), offset, u64::MAX).function,
             None

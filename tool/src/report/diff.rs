@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two runs of a program beside each other: the gain, by size and by caller.
-use super::callers::Caller;
+use super::callers::{Caller, Frame};
 use super::shape::{CallerTotals, Report, Size, What};
-use super::text::{Table, heading, wrapped};
+use super::tables::Section;
 use super::units::{bytes, count, name_of, share, time};
 use serde::Serialize;
 use std::cmp::{Ordering, Reverse};
+use std::collections::BTreeMap;
 
-/// The most rows of a table of text and of a page.
+/// The most rows of a table of text.
 pub const SHOWN: usize = 20;
 
 #[derive(Serialize)]
@@ -44,20 +45,27 @@ pub struct Cost {
     pub time_ns: u64,
 }
 
-#[derive(Default, Serialize)]
-pub struct OfSize {
-    pub from_bytes: u64,
-    /// The calls are registrations; the time is also that of deregistrations.
+/// Calls of both runs.
+#[derive(Clone, Copy, Default, Serialize)]
+pub struct Both {
     pub before: Cost,
     pub after: Cost,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Serialize)]
+pub struct OfSize {
+    pub from_bytes: u64,
+    /// The calls are registrations; the time is also that of deregistrations.
+    #[serde(flatten)]
+    pub cost: Both,
+}
+
+#[derive(Serialize)]
 pub struct OfCaller {
     #[serde(flatten)]
     pub caller: Caller,
-    pub before: Cost,
-    pub after: Cost,
+    #[serde(flatten)]
+    pub cost: Both,
 }
 
 impl Cost {
@@ -66,22 +74,42 @@ impl Cost {
     }
 }
 
-/// The difference, with its sign in front: a gain has a minus, since the time became shorter.
-pub fn change(before: Cost, after: Cost) -> String {
-    let (before, after) = (before.time_ns, after.time_ns);
-    let sign = match after.cmp(&before) {
-        Ordering::Less => "-",
-        Ordering::Equal => "",
-        Ordering::Greater => "+",
-    };
-    format!("{sign}{}", time(before.abs_diff(after)))
-}
+impl Both {
+    /// The difference, with its sign in front: a gain has a minus, since the time became shorter.
+    fn change(self) -> String {
+        let (before, after) = (self.before.time_ns, self.after.time_ns);
+        let sign = match after.cmp(&before) {
+            Ordering::Less => "-",
+            Ordering::Equal => "",
+            Ordering::Greater => "+",
+        };
+        format!("{sign}{}", time(before.abs_diff(after)))
+    }
 
-/// How many times as long a call took before, or how much longer it takes now.
-pub fn times(before: Cost, after: Cost) -> String {
-    match (before.each(), after.each()) {
-        (0, _) | (_, 0) => String::new(),
-        (before, after) => format!("{:.2}", after as f64 / before as f64),
+    /// How many times as long a call took before, or how much longer it takes now.
+    fn times(self) -> String {
+        match (self.before.each(), self.after.each()) {
+            (0, _) | (_, 0) => String::new(),
+            (before, after) => format!("{:.2}", after as f64 / before as f64),
+        }
+    }
+
+    fn cells(self) -> Vec<String> {
+        vec![
+            count(self.before.calls),
+            count(self.after.calls),
+            time(self.before.time_ns),
+            time(self.after.time_ns),
+            self.change(),
+            self.times(),
+        ]
+    }
+
+    fn of(&mut self, is_after: bool) -> &mut Cost {
+        match is_after {
+            true => &mut self.after,
+            false => &mut self.before,
+        }
     }
 }
 
@@ -107,10 +135,10 @@ impl Side {
 }
 
 /// What identifies a caller in two lists: an address whose name is known may have moved.
-fn identity(caller: &Caller) -> (Option<&str>, String) {
-    let leads = caller.leads();
+fn identity(leads: &Frame) -> (Option<String>, String) {
     let module = leads.module.as_deref().map(name_of);
     let source = leads.source.as_deref().unwrap_or_default();
+    let module = module.map(str::to_string);
     (module, format!("{} {source}", leads.name()))
 }
 
@@ -186,98 +214,77 @@ impl Diff {
         sentence
     }
 
-    pub fn render(&self) -> String {
-        let mut out = String::new();
-        wrapped(&mut out, "Before  ", "        ", &self.before.trace);
-        wrapped(&mut out, "After   ", "        ", &self.after.trace);
-        for note in &self.notes {
-            wrapped(&mut out, "WARNING ", "        ", note);
-        }
-        heading(&mut out, self.title());
-        wrapped(&mut out, "", "", &self.sentence());
-        heading(&mut out, "By size");
-        let mut table = Table::new("from|before|after|time before|after|change|<one call, ratio");
-        for row in &self.sizes {
-            table.row([
-                bytes(row.from_bytes),
-                count(row.before.calls),
-                count(row.after.calls),
-                time(row.before.time_ns),
-                time(row.after.time_ns),
-                change(row.before, row.after),
-                times(row.before, row.after),
-            ]);
-        }
-        table.write(&mut out);
-        heading(&mut out, "By caller");
-        let mut table = Table::new("time before|after|change|ratio|<caller");
-        for row in self.callers.iter().take(SHOWN) {
-            table.row([
-                time(row.before.time_ns),
-                time(row.after.time_ns),
-                change(row.before, row.after),
-                times(row.before, row.after),
-                super::text::who(&row.caller),
-            ]);
-        }
-        table.write(&mut out);
-        out
+    /// The tables by size and by caller.
+    pub fn sections(&self) -> [Section<'_>; 2] {
+        let sizes = self.sizes.iter().map(|of| {
+            let from = vec![bytes(of.from_bytes)];
+            ([from, of.cost.cells()].concat(), None)
+        });
+        let callers = self.callers.iter();
+        let callers = callers.map(|of| (of.cost.cells(), Some(&of.caller)));
+        [
+            Section {
+                id: "sizes",
+                heading: "By size".into(),
+                words:
+                    "Calls are registrations; times are also those of their deregistrations. The \
+                        ratio is of one call."
+                        .into(),
+                columns: "from|calls before|after|time before|after|change|ratio",
+                rows: sizes.collect(),
+                ..Section::default()
+            },
+            Section {
+                id: "callers",
+                heading: "By caller".into(),
+                columns: "+calls before|+after|time before|after|change|ratio|<caller",
+                rows: callers.collect(),
+                all: self.callers.len() as u64,
+                ..Section::default()
+            },
+        ]
     }
 }
 
+/// The elements of both runs, each with whether it is of the second.
+fn both<'a, T>(before: &'a [T], after: &'a [T]) -> impl Iterator<Item = (bool, &'a T)> {
+    let before = before.iter().map(|of| (false, of));
+    before.chain(after.iter().map(|of| (true, of)))
+}
+
 fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
-    let mut rows: Vec<OfSize> = Vec::new();
-    let mut add = |sizes: &[Size], side: fn(&mut OfSize) -> &mut Cost| {
-        for size in sizes {
-            let at = rows.binary_search_by_key(&size.from_bytes, |row| row.from_bytes);
-            let at = at.unwrap_or_else(|at| {
-                let row = OfSize {
-                    from_bytes: size.from_bytes,
-                    ..OfSize::default()
-                };
-                rows.insert(at, row);
-                at
-            });
-            let cost = side(&mut rows[at]);
-            cost.time_ns += size.time_ns;
-            if !matches!(size.what, What::Deregister | What::Kept) {
-                cost.calls += size.calls;
-            }
+    let mut rows: BTreeMap<u64, Both> = BTreeMap::new();
+    for (is_after, size) in both(before, after) {
+        let cost = rows.entry(size.from_bytes).or_default().of(is_after);
+        cost.time_ns += size.time_ns;
+        if !matches!(size.what, What::Deregister | What::Kept) {
+            cost.calls += size.calls;
         }
-    };
-    add(before, |row| &mut row.before);
-    add(after, |row| &mut row.after);
-    rows
+    }
+    let rows = rows.into_iter();
+    rows.map(|(from_bytes, cost)| OfSize { from_bytes, cost })
+        .collect()
 }
 
 fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
     let mut rows: Vec<OfCaller> = Vec::new();
     let mut known = rustc_hash::FxHashMap::default();
-    let mut add = |callers: &[CallerTotals], side: fn(&mut OfCaller) -> &mut Cost| {
-        for totals in callers {
-            let caller = &totals.caller;
-            let (module, name) = identity(caller);
-            let identity = (module.map(str::to_string), name);
-            let at = *known.entry(identity).or_insert_with(|| {
-                // All its stacks together.
-                let caller = Caller {
-                    place: caller.leads().clone(),
-                    ..Caller::default()
-                };
-                rows.push(OfCaller {
-                    caller,
-                    ..OfCaller::default()
-                });
-                rows.len() - 1
+    for (is_after, totals) in both(before, after) {
+        let leads = totals.caller.leads();
+        let at = *known.entry(identity(leads)).or_insert_with(|| {
+            // All its stacks together.
+            let (place, stack) = (leads.clone(), Vec::new());
+            rows.push(OfCaller {
+                caller: Caller { place, stack },
+                cost: Both::default(),
             });
-            let cost = side(&mut rows[at]);
-            cost.calls += totals.calls;
-            cost.time_ns += totals.time_ns;
-        }
-    };
-    add(before, |row| &mut row.before);
-    add(after, |row| &mut row.after);
-    rows.sort_by_key(|row| Reverse(row.before.time_ns.abs_diff(row.after.time_ns)));
+            rows.len() - 1
+        });
+        let cost = rows[at].cost.of(is_after);
+        cost.calls += totals.calls;
+        cost.time_ns += totals.time_ns;
+    }
+    rows.sort_by_key(|row| Reverse(row.cost.before.time_ns.abs_diff(row.cost.after.time_ns)));
     rows
 }
 
@@ -324,21 +331,25 @@ mod tests {
         assert_eq!((diff.before.time_ns, diff.after.time_ns), (600_000, 60_000));
         assert_eq!((diff.sizes.len(), diff.callers.len()), (2, 2));
         assert_eq!(
-            (diff.sizes[1].before.calls, diff.sizes[1].after.time_ns),
+            (
+                diff.sizes[1].cost.before.calls,
+                diff.sizes[1].cost.after.time_ns
+            ),
             (5, 30_000)
         );
-        assert_eq!(
-            change(diff.callers[0].before, diff.callers[0].after),
-            "-270 us"
-        );
-        assert_eq!(times(diff.sizes[0].before, diff.sizes[0].after), "0.10");
+        assert_eq!(diff.callers[0].cost.change(), "-270 us");
+        assert_eq!(diff.sizes[0].cost.times(), "0.10");
         let sentence = diff.sentence();
         assert!(
             sentence.starts_with("540 us gained: 600 us in calls before, 60.0 us after (90.0 %)."),
             "{sentence}"
         );
         assert!(sentence.contains(" The run took "), "{sentence}");
-        assert!(diff.render().lines().all(|line| line.chars().count() <= 80));
+        assert!(
+            crate::report::text::compare(&diff)
+                .lines()
+                .all(|line| line.chars().count() <= 80)
+        );
     }
 
     #[test]
@@ -362,8 +373,8 @@ mod tests {
             "{}",
             diff.sentence()
         );
-        assert_eq!(change(diff.sizes[0].before, diff.sizes[0].after), "+270 us");
-        assert_eq!(change(diff.sizes[0].before, diff.sizes[0].before), "0 ns");
+        assert_eq!(diff.sizes[0].cost.change(), "+270 us");
+        assert_eq!(Both::default().change(), "0 ns");
         assert_eq!(diff.title(), "What was lost");
         let page = crate::report::html::compare(&diff);
         assert!(page.contains("<h1>What was lost</h1>") && page.contains("class=\"lost\""));
@@ -375,6 +386,6 @@ mod tests {
             .iter()
             .any(|note| note.contains("compare the time of one call"));
         assert!(said, "{:?}", diff.notes);
-        assert_eq!(diff.sizes[1].after.calls, 0);
+        assert_eq!(diff.sizes[1].cost.after.calls, 0);
     }
 }

@@ -4,10 +4,15 @@
 use super::shape::{CallerTotals, Report};
 use super::units::{controls, name_of, printable, share, time};
 use maud::{Markup, html};
+use std::cmp::Reverse;
 use std::fmt::Write;
 
 /// Frames narrower than this part of the whole are left out, so that the page stays small.
 const NARROWEST: u64 = 500;
+/// The size of the drawing, and of a letter in it.
+const WIDTH: f64 = 960.0;
+const ROW: f64 = 20.0;
+const LETTER: f64 = 7.3;
 
 #[derive(Default)]
 struct Frame {
@@ -34,18 +39,41 @@ impl Frame {
         self.within[at].add(rest, time);
     }
 
-    fn draw(&self, whole: u64) -> Markup {
-        let within = self.longest(whole);
-        let rest = self.time - within.iter().map(|frame| frame.time).sum::<u64>();
-        html! { div.frame style=(format!("flex:{} 0 0", self.time.max(1))) {
-            div.name title=(self.label(whole)) { (self.name) " " span.unit { (time(self.time)) } }
-            @if !self.within.is_empty() {
-                div.within {
-                    @for frame in within { (frame.draw(whole)) }
-                    @if rest > 0 { div.rest style=(format!("flex:{rest} 0 0")) {} }
-                }
+    fn label(&self, whole: u64) -> String {
+        let part = share(self.time, whole);
+        format!("{}: {}, {part}", self.name, time(self.time))
+    }
+
+    fn depth(&self) -> usize {
+        1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
+    }
+
+    /// Draws the frame, and those within it that are wide enough, the longest first.
+    fn draw(&self, left: f64, top: f64, whole: u64) -> Markup {
+        let wide = |frame: &Frame| WIDTH * frame.time as f64 / whole.max(1) as f64;
+        let letters = (wide(self) / LETTER) as usize;
+        let mut shown = format!("{} {}", self.name, time(self.time));
+        if shown.chars().count() > letters {
+            let whole = shown.chars().take(letters.saturating_sub(1));
+            shown = whole.chain(['\u{2026}']).collect();
+        }
+        let within = self.within.iter();
+        let mut within: Vec<&Frame> = within.filter(|of| of.time > whole / NARROWEST).collect();
+        within.sort_by_key(|frame| Reverse(frame.time));
+        let mut at = left;
+        let within = within.into_iter().map(|frame| {
+            let drawn = frame.draw(at, top + ROW, whole);
+            at += wide(frame);
+            drawn
+        });
+        html! {
+            g {
+                title { (self.label(whole)) }
+                rect x=(format!("{left:.1}")) y=(top) width=(format!("{:.1}", wide(self))) height=(ROW - 1.0) fill="#ffd9a8" stroke="#ffffff" {}
+                @if letters > 3 { text x=(format!("{:.1}", left + 3.0)) y=(top + 14.0) fill="#000000" { (shown) } }
             }
-        } }
+            @for frame in within { (frame) }
+        }
     }
 }
 
@@ -89,16 +117,31 @@ fn stacks(report: &Report) -> Vec<(Vec<String>, u64)> {
     stacks
 }
 
+/// The flame graph without a script. A frame's title has its numbers.
+fn drawing(all: &Frame, xmlns: Option<&str>) -> Markup {
+    let height = ROW * all.depth() as f64;
+    html! {
+        svg xmlns=[xmlns] width=(WIDTH) height=(height) viewBox=(format!("0 0 {WIDTH} {height}"))
+            font-family="monospace" font-size="12" { (all.draw(0.0, 0.0, all.time)) }
+    }
+}
+
 pub fn draw(report: &Report) -> Markup {
-    let all = tree(report);
     html! { figure {
         figcaption { "Time in calls by caller " span.unit { "from the outermost function, or the module, down to the function that was called" } }
         div.window.flame role="region" tabindex="0" aria-label="Flame graph of callers; the table below has its numbers" {
-            div.whole { (all.draw(all.time)) }
+            (drawing(&tree(report), None))
         }
         p.aside { "To search and to zoom: " code.word { "rdmamr report --folded" } " prints these stacks for speedscope and flamegraph.pl; "
             code.word { "--flamegraph FILE.svg" } " draws them." }
     } }
+}
+
+/// The flame graph as a file.
+pub fn svg(report: &Report) -> String {
+    let content = drawing(&tree(report), Some("http://www.w3.org/2000/svg")).into_string();
+    let content: String = content.chars().filter(|&c| !controls(c)).collect();
+    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{content}\n")
 }
 
 /// The stacks as lines `OUTERMOST;...;CALLED NS`, which speedscope, flamegraph.pl and inferno read.
@@ -112,79 +155,6 @@ pub fn folded(report: &Report) -> String {
         let _ = writeln!(text, "{} {time}", frames.join(";"));
     }
     text
-}
-
-/// The size of the drawing, and of a letter in it.
-const WIDTH: f64 = 1200.0;
-const ROW: f64 = 20.0;
-const LETTER: f64 = 7.0;
-
-/// The flame graph as a drawing of its own, without a script. A frame's title has its numbers.
-pub fn svg(report: &Report) -> String {
-    let all = tree(report);
-    let height = 30.0 + ROW * all.depth() as f64;
-    let markup = html! {
-        svg xmlns="http://www.w3.org/2000/svg" width=(WIDTH) height=(height) viewBox=(format!("0 0 {WIDTH} {height}"))
-            font-family="monospace" font-size="12" {
-            rect width="100%" height="100%" fill="#ffffff" {}
-            text x="4" y="16" { "Time in calls by caller: " (time(all.time)) }
-            (all.place(0.0, 0, all.time))
-        }
-    };
-    let content = markup.into_string();
-    let content: String = content.chars().filter(|&c| !controls(c)).collect();
-    format!("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n{content}\n")
-}
-
-impl Frame {
-    fn label(&self, whole: u64) -> String {
-        format!(
-            "{}: {}, {}",
-            self.name,
-            time(self.time),
-            share(self.time, whole)
-        )
-    }
-
-    fn depth(&self) -> usize {
-        1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
-    }
-
-    /// The frames within that are wide enough, the longest first.
-    fn longest(&self, whole: u64) -> Vec<&Frame> {
-        let within = self.within.iter();
-        let mut within: Vec<&Frame> = within.filter(|of| of.time > whole / NARROWEST).collect();
-        within.sort_by_key(|frame| std::cmp::Reverse(frame.time));
-        within
-    }
-
-    /// Draws the frame and those within it, the longest first.
-    fn place(&self, left: f64, depth: usize, whole: u64) -> Markup {
-        let wide = |frame: &Frame| WIDTH * frame.time as f64 / whole.max(1) as f64;
-        let width = wide(self);
-        let top = 26.0 + ROW * depth as f64;
-        let letters = (width / LETTER) as usize;
-        let mut shown = format!("{} {}", self.name, time(self.time));
-        if shown.chars().count() > letters {
-            let whole = shown.chars().take(letters.saturating_sub(1));
-            shown = whole.chain(['\u{2026}']).collect();
-        }
-        let colour = if depth % 2 == 0 { "#ffd9a8" } else { "#ffe9cc" };
-        let mut at = left;
-        let within = self.longest(whole).into_iter().map(|frame| {
-            let drawn = frame.place(at, depth + 1, whole);
-            at += wide(frame);
-            drawn
-        });
-        html! {
-            g {
-                title { (self.label(whole)) }
-                rect x=(format!("{left:.1}")) y=(top) width=(format!("{width:.1}")) height=(ROW - 1.0) fill=(colour) stroke="#ffffff" {}
-                @if letters > 3 { text x=(format!("{:.1}", left + 3.0)) y=(top + 14.0) { (shown) } }
-            }
-            @for frame in within { (frame) }
-        }
-    }
 }
 
 #[cfg(test)]
@@ -207,7 +177,7 @@ mod tests {
             svg.contains("<title>0x1000: 14.0 us, 100 %</title>"),
             "{svg}"
         );
-        assert_eq!(svg.matches("<rect").count(), 5);
+        assert_eq!(svg.matches("<rect").count(), 4);
         assert!(!svg.contains("<script"));
     }
 }

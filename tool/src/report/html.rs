@@ -2,10 +2,10 @@
 //! The report as a page: one file that loads nothing, runs nothing, and can be attached to a bug
 //! report. maud escapes all text of the trace.
 use super::callers::Caller;
-use super::diff::{self, Cost, Diff, Side};
-use super::shape::{Point, Report, Size, What};
-use super::text::{leaked, where_they_ran};
-use super::units::{self, bytes, count, plural, share, time};
+use super::diff::Diff;
+use super::shape::{Point, Report};
+use super::tables::{self, Section};
+use super::units::{self, bytes, count, time};
 use super::{flame, job, plots, verdict};
 use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
@@ -21,14 +21,6 @@ const LONGEST: usize = 600;
 const STYLE: &str = include_str!("page.css");
 /// Makes the browser itself refuse to load anything.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
-
-/// A row of headings. A heading that begins with '<' aligns to the left, like its column.
-fn headings(names: &[&str]) -> Markup {
-    html! { thead { tr { @for name in names {
-        @if let Some(name) = name.strip_prefix('<') { th scope="col" { (name) } }
-        @else { th.number scope="col" { (name) } }
-    } } } }
-}
 
 fn more(shown: usize, all: u64) -> Markup {
     html! { @if all > shown as u64 {
@@ -59,12 +51,32 @@ fn cut(text: &str) -> Markup {
     }
 }
 
-fn number(text: String) -> Markup {
-    html! { td.number { (text) } }
+/// What is said in a section, plots, and the first rows of its table.
+fn content(of: &Section, most: usize, plots: Markup) -> Markup {
+    let columns = of.columns(&['-'], false);
+    html! {
+        @if !of.words.is_empty() { p { (of.words) } }
+        (plots)
+        @if !of.rows.is_empty() {
+            div.scroll role="region" tabindex="0" aria-label=(of.heading) { table {
+                thead { tr { @for column in &columns { th.number[!column.is_left] scope="col" { (column.name) } } } }
+                tbody { @for (cells, caller) in of.rows.iter().take(most) { tr { @for column in &columns {
+                    @match (cells.get(column.at), caller) {
+                        (Some(cell), _) if column.is_left => { td.words { (cut(cell)) } }
+                        (Some(cell), _) => { td.number { (cell) } }
+                        (None, Some(caller)) => { (who(caller)) }
+                        (None, None) => {}
+                    }
+                } } } }
+            } }
+            (more(most, of.all))
+        }
+    }
 }
 
-fn tile(name: &str, figure: &str, more: &str) -> Markup {
-    html! { div.tile { dt { (name) } dd { strong { (figure) } span { (more) } } } }
+/// A section that is not folded.
+fn unfolded(of: &Section, class: &str) -> Markup {
+    html! { section.(class) id=(of.id) { h2 { (of.heading) } (content(of, SHOWN, html! {})) } }
 }
 
 /// Shows the text between backticks as code.
@@ -96,13 +108,16 @@ pub fn render(report: &Report) -> Result<String> {
     let body = html! {
         (head(report, &program))
         (why(report))
-        (ranks(report))
         (over_time(report))
-        (sizes(report))
+        @for of in tables::sections(report) {
+            (folded(of.id, &of.heading, &of.figure, match of.id {
+                "ranks" => content(&of, RANKS, html! {}),
+                "sizes" => content(&of, SHOWN, plots_of_sizes(report)),
+                "callers" => content(&of, SHOWN, flame::draw(report)),
+                _ => content(&of, SHOWN, html! {}),
+            }))
+        }
         (latencies(report))
-        (callers(report))
-        (ranges(report))
-        (past(report))
         (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
     };
     Ok(document(&title, body))
@@ -140,65 +155,30 @@ fn document(title: &str, body: Markup) -> String {
 /// The page that compares two runs.
 pub fn compare(diff: &Diff) -> String {
     let (before, after) = (&diff.before, &diff.after);
-    let most = [before, after]
-        .map(|side| side.time_ns)
-        .into_iter()
-        .max()
-        .unwrap_or(0)
-        .max(1);
-    let whole = |name: &str, class: &str, side: &Side| {
-        html! { tr {
-            th.number.axis scope="row" { (name) }
-            td.bar { span class=(class) style=(format!("width:{:.2}%", side.time_ns as f64 * 100.0 / most as f64)) {} }
-            td.number.axis { (time(side.time_ns)) }
-        } }
+    let (ends, gained) = match diff.is_loss() {
+        true => ("lost", "lost"),
+        false => ("hit", "yes"),
     };
-    let cost = |before: Cost, after: Cost| {
-        html! {
-            (number(count(before.calls))) (number(count(after.calls)))
-            (number(time(before.time_ns))) (number(time(after.time_ns)))
-            (number(diff::change(before, after))) (number(diff::times(before, after)))
-        }
-    };
-    let names = [
-        "calls before",
-        "after",
-        "time before",
-        "after",
-        "change",
-        "one call, ratio",
-    ];
+    let bars = [("before", "plain", before), ("after", ends, after)];
+    let bars = bars.map(|(name, class, side)| plots::Bar {
+        label: name.into(),
+        parts: vec![(class, side.time_ns)],
+        number: time(side.time_ns),
+    });
     let body = html! {
         header { h1 { (diff.title()) }
             p.process { code { (cut(&before.trace)) } " before, " code { (cut(&after.trace)) } " after" } }
         @if !diff.notes.is_empty() { aside.notes { ul { @for note in &diff.notes { li { (note) } } } } }
-        section.advice.(if diff.is_loss() { "lost" } else { "yes" }) { p { (diff.sentence()) } }
-        section id="whole" { h2 { "Time in calls" }
-            table.bars { tbody { (whole("before", "plain", before)) (whole("after", if diff.is_loss() { "lost" } else { "hit" }, after)) } } }
-        section id="sizes" { h2 { "By size" }
-            (table("Table", &[&["from"][..], &names].concat(), html! { @for row in &diff.sizes { tr {
-                (number(bytes(row.from_bytes))) (cost(row.before, row.after))
-            } } }))
-            p.aside { "Calls are registrations; times are also those of their deregistrations." }
-        }
-        section id="callers" { h2 { "By caller" }
-            (table("Table", &[&names[..], &["<caller"]].concat(), html! { @for row in diff.callers.iter().take(diff::SHOWN) { tr {
-                (cost(row.before, row.after)) (who(&row.caller))
-            } } }))
-            (more(diff::SHOWN, diff.callers.len() as u64))
-        }
+        section.advice.(gained) { p { (diff.sentence()) } }
+        section id="whole" { (plots::bars("Time in calls", "", &bars)) }
+        @for of in diff.sections() { (unfolded(&of, "compared")) }
         (foot(&["a comparison of two traces; the second is "], &after.trace, "."))
     };
     document(diff.title(), body)
 }
 
-fn table(label: &str, names: &[&str], rows: Markup) -> Markup {
-    html! { div.scroll role="region" tabindex="0" aria-label=(label) { table { (headings(names)) tbody { (rows) } } } }
-}
-
 /// The first screen: the verdict, then what went wrong, then the totals.
 fn head(report: &Report, program: &str) -> Markup {
-    let totals = &report.totals;
     let groups = job::groups(&report.processes);
     html! {
         header {
@@ -216,22 +196,12 @@ fn head(report: &Report, program: &str) -> Markup {
         @if !report.notes.is_empty() {
             aside.notes { ul { @for note in &report.notes { li { (note) } } } }
         }
-        (failures(report))
-        (leaks(report))
+        @for trouble in tables::troubles(report) { (unfolded(&trouble, "trouble")) }
         dl.tiles {
-            (tile("Time in calls", &time(totals.time_ns),
-                &format!("{} of {} thread time", share(totals.time_ns, totals.thread_ns), time(totals.thread_ns))))
-            (tile("Calls", &count(totals.calls), &format!("{}, {} dropped",
-                plural(totals.threads, "thread", "threads"), count(totals.dropped))))
-            (tile("Registrations", &count(totals.registrations),
-                &format!("{}, {}", plural(totals.hits, "hit", "hits"), plural(totals.misses, "miss", "misses"))))
-            (tile("Deregistrations", &count(totals.deregistrations), &format!("{} cached", count(totals.kept))))
-            (tile("Peak pinned", &bytes(report.pinned.peak_bytes), &format!("after {}", time(report.pinned.peak_at_ns))))
-            (tile("Left registered", &count(totals.leaked_regions), &match totals.leaks_known {
-                true => bytes(totals.leaked_bytes),
-                false => format!("{}, and perhaps others", bytes(totals.leaked_bytes)),
-            }))
-            (tile("Failed", &count(totals.failed), &share(totals.failed, totals.calls)))
+            @for (name, words) in tables::facts(report) {
+                @let (figure, parts) = words.split_once([':', ',']).unwrap_or((&words, ""));
+                div.tile { dt { (name) } dd { strong { (figure) } span { (parts) } } }
+            }
         }
     }
 }
@@ -266,45 +236,6 @@ fn why(report: &Report) -> Markup {
     )
 }
 
-/// The ranks of a job, if the trace has more than one.
-fn ranks(report: &Report) -> Markup {
-    let ranks = &report.ranks;
-    if ranks.list.len() < 2 {
-        return html! {};
-    }
-    let figure = format!(
-        "{}, an imbalance of {:.0} %",
-        plural(ranks.list.len() as u64, "rank", "ranks"),
-        ranks.imbalance * 100.0
-    );
-    folded(
-        "ranks",
-        "Ranks",
-        &figure,
-        html! {
-            p { (where_they_ran(ranks)) ". The slowest spent "
-                strong { (time(ranks.list[0].time_ns)) } " in calls, the mean is " (time(ranks.mean_ns)) ": an imbalance of "
-                strong { (format!("{:.0} %", ranks.imbalance * 100.0)) } "." }
-            (table("Ranks", &["rank", "<host", "time", "to the mean", "of its run", "calls", "registrations", "hits", "longest", "peak pinned", "pids"], html! {
-                @for rank in ranks.list.iter().take(RANKS) { tr {
-                    (number(rank.rank.map_or("none".to_string(), |rank| rank.to_string())))
-                    td.word { (rank.host.as_deref().unwrap_or("not known")) }
-                    (number(time(rank.time_ns)))
-                    (number(format!("{:+.0} %", (rank.time_ns as f64 / ranks.mean_ns.max(1) as f64 - 1.0) * 100.0)))
-                    (number(share(rank.time_ns, rank.run_ns)))
-                    (number(count(rank.calls)))
-                    (number(count(rank.registrations)))
-                    (number(count(rank.hits)))
-                    (number(time(rank.longest_ns)))
-                    (number(bytes(rank.peak_bytes)))
-                    (number(rank.pids.iter().take(3).map(u32::to_string).collect::<Vec<_>>().join(" ")))
-                } }
-            }))
-            (more(RANKS, ranks.list.len() as u64))
-        },
-    )
-}
-
 fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
@@ -314,11 +245,7 @@ fn over_time(report: &Report) -> Markup {
         "Over time",
         &format!("at most {} pinned", bytes(pinned.peak_bytes)),
         html! {
-            p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
-                (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
-                " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-                @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
-                @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
+            @if kept { p { "With " code.word { "--cache=all" } " at most " strong { (bytes(pinned.cached_peak_bytes)) } " would be pinned." } }
             (legend(&[
                 ("plain", "plain regions", any(&|point| point.plain_bytes)),
                 ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
@@ -334,88 +261,20 @@ fn over_time(report: &Report) -> Markup {
     )
 }
 
-/// A row of the table of sizes: registrations that were served in one way, and the deregistrations
-/// that belong to them.
-struct SizeRow<'a> {
-    from_bytes: u64,
-    how: &'static str,
-    registrations: Option<&'a Size>,
-    deregistrations: Option<&'a Size>,
-}
-
-fn size_rows(sizes: &[Size]) -> Vec<SizeRow<'_>> {
-    let mut rows: Vec<SizeRow> = Vec::new();
-    for size in sizes {
-        let (how, registers) = match size.what {
-            What::Plain => ("plain", true),
-            What::Hit => ("hit", true),
-            What::Miss => ("miss", true),
-            What::Gpu => ("GPU", true),
-            What::Past => ("past the library", true),
-            What::Deregister => ("plain", false),
-            What::Kept => ("kept", false),
-        };
-        // The registration of a cached region was a hit or a miss; the record does not tell which.
-        let its = |row: &SizeRow| {
-            row.from_bytes == size.from_bytes
-                && (row.how == how || how == "kept" && row.how != "plain")
-        };
-        let (registrations, deregistrations) = if registers {
-            (Some(size), None)
-        } else {
-            (None, Some(size))
-        };
-        match rows.iter_mut().find(|row| its(row)).filter(|_| !registers) {
-            Some(row) => row.deregistrations = deregistrations,
-            None => rows.push(SizeRow {
-                from_bytes: size.from_bytes,
-                how,
-                registrations,
-                deregistrations,
-            }),
+fn plots_of_sizes(report: &Report) -> Markup {
+    let totals = &report.totals;
+    html! {
+        (legend(&[
+            ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
+            ("hit", "hits of the cache", totals.hits > 0),
+            ("cache", "misses of the cache", totals.misses > 0),
+            ("gpu", "memory of a GPU", totals.gpu > 0),
+        ]))
+        div.pair {
+            (plots::by_size(&report.sizes, "Registrations by length", false))
+            (plots::by_size(&report.sizes, "Time in registrations by length", true))
         }
     }
-    rows
-}
-
-fn sizes(report: &Report) -> Markup {
-    let (sizes, totals) = (&report.sizes, &report.totals);
-    let cells = |size: Option<&Size>| {
-        html! { @match size {
-            Some(size) => { (number(count(size.calls))) (number(time(size.time_ns))) (number(time(size.median_ns))) (number(time(size.p99_ns))) }
-            None => { td colspan="4" {} }
-        } }
-    };
-    folded(
-        "sizes",
-        "Cost by size",
-        &plural(totals.registrations, "registration", "registrations"),
-        html! {
-            (legend(&[
-                ("plain", "plain", totals.registrations > totals.hits + totals.misses + totals.gpu),
-                ("hit", "hits of the cache", totals.hits > 0),
-                ("cache", "misses of the cache", totals.misses > 0),
-                ("gpu", "memory of a GPU", totals.gpu > 0),
-            ]))
-            div.pair {
-                (plots::by_size(sizes, "Registrations by length", false))
-                (plots::by_size(sizes, "Time in registrations by length", true))
-            }
-            div.scroll role="region" tabindex="0" aria-label="Table" { table {
-                thead {
-                    tr { td colspan="2" {} th.group colspan="4" { "registered" } th.group colspan="4" { "deregistered, or cached" } }
-                    tr { th.number { "from" } th { "how" }
-                        @for _ in 0..2 { @for name in ["calls", "time", "median", "p99"] { th.number { (name) } } } }
-                }
-                tbody { @for row in size_rows(sizes) { tr {
-                    (number(bytes(row.from_bytes)))
-                    td { (row.how) }
-                    (cells(row.registrations))
-                    (cells(row.deregistrations))
-                } } }
-            } }
-        },
-    )
 }
 
 fn latencies(report: &Report) -> Markup {
@@ -430,125 +289,4 @@ fn latencies(report: &Report) -> Markup {
             }
         },
     )
-}
-
-fn callers(report: &Report) -> Markup {
-    let first = report.callers.first();
-    let figure = first.map_or("none".to_string(), |row| {
-        let place = row.caller.leads().words();
-        format!("{place}: {}", share(row.time_ns, report.totals.time_ns))
-    });
-    folded(
-        "callers",
-        "The most expensive callers",
-        &figure,
-        html! {
-            (flame::draw(report))
-            @if report.totals.calls_with_stack > 0 {
-                p.aside { (count(report.totals.calls_with_stack)) " of " (count(report.totals.calls)) " calls have a call stack." }
-            }
-            (table("Table", &["time", "share", "calls", "mean", "longest", "<calls", "<caller"], html! {
-                @for row in report.callers.iter().take(SHOWN) { tr {
-                    (number(time(row.time_ns)))
-                    (number(share(row.time_ns, report.totals.time_ns)))
-                    (number(count(row.calls)))
-                    (number(time(row.time_ns / row.calls.max(1))))
-                    (number(time(row.longest_ns)))
-                    td { @for name in &row.called { code { (name) } " " } }
-                    (who(&row.caller))
-                } }
-            }))
-            (more(SHOWN, report.totals.callers))
-        },
-    )
-}
-
-fn ranges(report: &Report) -> Markup {
-    folded(
-        "ranges",
-        "Registered again and again",
-        &plural(report.totals.repeated_ranges, "range", "ranges"),
-        html! {
-            @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
-                p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
-                    same protection domain, with the same access. Here they are by their caller." }
-                (table("Table", &["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"], html! {
-                    @for range in report.again.iter().take(SHOWN) { tr {
-                        (number(time(range.saved_ns)))
-                        (number(count(range.registrations)))
-                        (number(count(range.hits)))
-                        (number(time(range.time_ns)))
-                        (number(count(range.ranges)))
-                        (number(sizes_of(range)))
-                        td.access { (cut(&range.access)) }
-                        (who(&range.caller))
-                    } }
-                }))
-                (more(SHOWN, report.totals.repeating_callers))
-            }
-        },
-    )
-}
-
-/// The lengths of the ranges that a caller registers again.
-fn sizes_of(again: &super::shape::Again) -> String {
-    if again.smallest_bytes == again.largest_bytes {
-        return bytes(again.largest_bytes);
-    }
-    let (from, to) = (bytes(again.smallest_bytes), bytes(again.largest_bytes));
-    format!("{from} to {to}")
-}
-
-/// Nothing for most programs.
-fn past(report: &Report) -> Markup {
-    let totals = &report.totals;
-    html! { @if totals.past_registrations > 0 { section id="past" {
-        h2 { "Registered past the library" }
-        p { (plural(totals.past_registrations, "registration", "registrations")) " of " (bytes(totals.past_bytes))
-            " by libmlx5's own calls. The cache does not serve them." }
-        (table("Table", &["times", "bytes", "up to", "time", "<call", "<caller"], html! {
-            @for past in report.past.iter().take(SHOWN) { tr {
-                (number(count(past.registrations)))
-                (number(bytes(past.bytes)))
-                (number(bytes(past.largest_bytes)))
-                (number(time(past.time_ns)))
-                td { code { (past.call) } }
-                (who(&past.caller))
-            } }
-        }))
-        (more(SHOWN, totals.past_callers))
-    } } }
-}
-
-/// Nothing for a program that deregisters all.
-fn leaks(report: &Report) -> Markup {
-    html! { @if !report.leaks.is_empty() { section.trouble id="leaks" {
-        h2 { "Never deregistered: " (leaked(&report.totals)) }
-        (table("Table", &["regions", "bytes", "<when the process ended", "<registered by"], html! {
-            @for leak in report.leaks.iter().take(SHOWN) { tr {
-                (number(count(leak.regions)))
-                (number(bytes(leak.bytes)))
-                td { @if leak.ended { "forgotten" } @else { "in use: it did not end in order" } }
-                (who(&leak.caller))
-            } }
-        }))
-        (more(SHOWN, report.totals.leaking_callers))
-    } } }
-}
-
-/// Nothing for a program without a failed call.
-fn failures(report: &Report) -> Markup {
-    html! { @if !report.failures.is_empty() { section.trouble id="failures" {
-        h2 { "Failed: " (plural(report.totals.failed, "call", "calls")) }
-        (table("Table", &["times", "<call", "<error", "<for example", "<caller"], html! {
-            @for failure in report.failures.iter().take(SHOWN) { tr {
-                (number(count(failure.count)))
-                td { code { (failure.call) } }
-                td { (failure.name) }
-                td.reason { (cut(failure.example.as_deref().unwrap_or("The trace has no reason."))) }
-                (who(&failure.caller))
-            } }
-        }))
-        (more(SHOWN, report.failures.len() as u64))
-    } } }
 }

@@ -2,7 +2,6 @@
 //! What the processes of a job have in common: one line for what is equal, and the command that
 //! starts the job anew, by the launchers that people use.
 use super::shape::{ProcessTotals, Ranks};
-use super::text::command;
 use super::units::{self, count, time};
 
 /// Stands for words that differ.
@@ -56,6 +55,14 @@ fn common(one: &[String], other: &[String]) -> Vec<String> {
         words.push(differs());
     }
     words
+}
+
+fn command(process: &ProcessTotals) -> String {
+    if process.command.is_empty() {
+        "(its command line is not in the trace)".to_string()
+    } else {
+        process.command.join(" ")
+    }
 }
 
 impl Group<'_> {

@@ -10,23 +10,23 @@ use super::units::name_of;
 use crate::trace::{Event, Process, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::{call, how};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 
-/// The track of the data about all processes together. No pid is as large.
-const ALL: u64 = 1 << 23;
+/// The number of the track of all processes together. Those of the others follow: two hosts may have
+/// given the same pid.
+const ALL: usize = 0;
 
 pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
     let begin = trace.processes.iter().map(|process| process.begin).min();
     let begin = begin.unwrap_or(0);
-    let numbers = numbers(&trace.processes);
-    let name = |pid: u64, name: &str| json!({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}});
+    let name = |pid: usize, name: &str| json!({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}});
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     write!(out, "{}", name(ALL, "all processes"))?;
     let mut put =
         |value: Value| -> io::Result<()> { write!(out, ",\n{}", escaped(&value.to_string())) };
-    for (process, &number) in trace.processes.iter().zip(&numbers) {
+    for (number, process) in (ALL + 1..).zip(&trace.processes) {
         put(name(number, &title(process)))?;
         if let Some(rank) = process.rank {
             put(
@@ -52,12 +52,7 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
         let caller = callers
             .entry(address)
             .or_insert_with(|| caller(trace, &mut resolver, event));
-        written = put(of_call(
-            event,
-            numbers[event.process as usize],
-            begin,
-            caller,
-        ));
+        written = put(of_call(event, begin, caller));
     })?;
     written?;
     writeln!(out, "\n]}}")?;
@@ -69,22 +64,13 @@ fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-/// A number for each process: its pid, or another number if two hosts gave the same pid.
-fn numbers(processes: &[Process]) -> Vec<u64> {
-    let mut taken = FxHashSet::default();
-    let number = |(at, process): (usize, &Process)| match taken.insert(process.pid) {
-        true => u64::from(process.pid),
-        false => ALL + 1 + at as u64,
-    };
-    processes.iter().enumerate().map(number).collect()
-}
-
 fn title(process: &Process) -> String {
     let program = process.command.first().map_or("", |path| name_of(path));
-    match (process.rank, &process.host) {
-        (Some(rank), Some(host)) => format!("rank {rank} on {host}: {program}"),
-        (_, Some(host)) => format!("{program} on {host}"),
-        _ => program.to_string(),
+    let host = process.host.as_ref();
+    let host = host.map_or(String::new(), |host| format!(" on {host}"));
+    match process.rank {
+        Some(rank) => format!("rank {rank}{host}: {program} {}", process.pid),
+        None => format!("{program} {}{host}", process.pid),
     }
 }
 
@@ -96,7 +82,7 @@ fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
     caller.name()
 }
 
-fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
+fn of_call(event: &Event, begin: u64, caller: &str) -> Value {
     let of = &event.call;
     let how = how::NAMES.get(usize::from(of.how)).copied();
     // A call that counts at its end has begun earlier.
@@ -105,7 +91,7 @@ fn of_call(event: &Event, pid: u64, begin: u64, caller: &str) -> Value {
     let mut value = json!({
         "name": figures::name_of(of.call),
         "cat": how.filter(|how| !how.is_empty()).unwrap_or("none"),
-        "pid": pid,
+        "pid": ALL + 1 + event.process as usize,
         "tid": of.thread,
         "ts": us(began.saturating_sub(begin)),
         "args": {

@@ -16,34 +16,13 @@ const HEIGHT: f64 = 1000.0;
 /// The most lanes of the page.
 pub const LANES: usize = 32;
 
-/// The divisor and the unit's name for an axis up to `most`.
-fn unit(most: u64, units: &[(u64, &'static str)]) -> (f64, &'static str) {
-    let (size, name) = units
-        .iter()
-        .rev()
-        .find(|(size, _)| most >= *size)
-        .unwrap_or(&units[0]);
-    (*size as f64, name)
+/// A number of an axis in words, without zeros at the end of its decimals.
+fn tick(words: String) -> String {
+    words.replace(".00 ", " ").replace(".0 ", " ")
 }
-const TIME: &[(u64, &str)] = &[
-    (1, "ns"),
-    (1_000, "us"),
-    (1_000_000, "ms"),
-    (1_000_000_000, "s"),
-];
-const BYTES: &[(u64, &str)] = &[
-    (1, "B"),
-    (1 << 10, "KiB"),
-    (1 << 20, "MiB"),
-    (1 << 30, "GiB"),
-    (1 << 40, "TiB"),
-];
-const COUNTS: &[(u64, &str)] = &[(1, ""), (1_000, "thousand "), (1_000_000, "million ")];
 
-/// A number on an axis, without zeros at the end of its decimals.
-fn tick(number: f64) -> String {
-    let text = format!("{number:.3}");
-    text.trim_end_matches('0').trim_end_matches('.').to_string()
+fn time(ns: u64) -> String {
+    tick(units::time(ns))
 }
 
 /// The least of 1, 2, 5, 10 and so on that is not below.
@@ -60,8 +39,7 @@ fn step_above(number: u64) -> u64 {
 /// A plot, without its frame.
 struct Plot {
     title: &'static str,
-    /// The unit of the numbers beside it.
-    unit: String,
+    more: &'static str,
     /// Heights, from 0 to 1, with their numbers.
     ticks: Vec<(f64, String)>,
     /// Each shape's class and path.
@@ -72,11 +50,10 @@ struct Plot {
 
 impl Plot {
     fn draw(&self) -> Markup {
-        let label = format!("{}, {}", self.title, self.unit);
         html! { figure.plot {
-            figcaption { (self.title) " " span.unit { (self.unit) } }
+            figcaption { (self.title) " " span.unit { (self.more) } }
             div.area {
-                svg role="img" aria-label=(label) viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" {
+                svg role="img" aria-label=(self.title) viewBox=(format!("0 0 {POINTS} {HEIGHT}")) preserveAspectRatio="none" {
                     @for (height, _) in &self.ticks {
                         path.grid d=(format!("M0 {y:.0}H{POINTS}", y = HEIGHT * (1.0 - height))) {}
                     }
@@ -93,16 +70,11 @@ impl Plot {
     }
 }
 
-/// Up to five ticks from 0 to `top`, numbered in a unit of that size.
-fn heights(top: f64, size: f64) -> Vec<(f64, String)> {
-    // In thousandths, so that the steps are whole numbers.
-    let most = (top / size * 1000.0) as u64;
-    let step = step_above(most / 4).max(1);
-    (0..=most / step)
-        .map(|n| {
-            let height = (n * step) as f64 / 1000.0 * size / top;
-            (height, tick((n * step) as f64 / 1000.0))
-        })
+/// Ticks from 0 to `top`, a step apart.
+fn heights(top: f64, step: u64, words: fn(u64) -> String) -> Vec<(f64, String)> {
+    let numbers = (0..=top as u64 / step).map(|n| n * step);
+    numbers
+        .map(|number| (number as f64 / top, tick(words(number))))
         .collect()
 }
 
@@ -150,7 +122,6 @@ fn of_memory(
     pinned: &Pinned,
     span: u64,
 ) -> Plot {
-    let (size, name) = unit(peak, BYTES);
     let top = (peak as f64 * 1.08).max(1.0);
     let place = |time_ns: u64| time_ns as f64 / span.max(1) as f64;
     let shape = |&(class, bytes): &Shape| {
@@ -165,8 +136,8 @@ fn of_memory(
     };
     Plot {
         title,
-        unit: name.to_string(),
-        ticks: heights(top, size),
+        more: "",
+        ticks: heights(top, (peak / 4).max(1).next_power_of_two(), units::bytes),
         shapes: shapes.iter().map(shape).collect(),
         dot: moment.map(|moment| (place(moment), peak as f64 / top)),
     }
@@ -209,12 +180,11 @@ fn rate(activity: &Activity) -> Plot {
     let seconds = activity.step_ns as f64 * (POINTS as usize / STEPS) as f64 / 1e9;
     let most = calls.iter().copied().max().unwrap_or(0) as f64 / seconds;
     let top = (most * 1.08).max(1.0);
-    let (size, name) = unit(most as u64, COUNTS);
     let heights_of = calls.iter().map(|&calls| calls as f64 / seconds / top);
     Plot {
         title: "Calls a second",
-        unit: name.trim_end().to_string(),
-        ticks: heights(top, size),
+        more: "",
+        ticks: heights(top, step_above(most as u64 / 4).max(1), units::count),
         shapes: vec![("plain", columns(heights_of.enumerate()))],
         dot: None,
     }
@@ -227,11 +197,11 @@ fn step_of(time_ns: u64, step_ns: u64) -> usize {
 
 /// The latency on a logarithmic axis: the mean of a step, and its longest call behind.
 fn latency(activity: &Activity) -> Plot {
-    let (mut calls, mut time, mut longest) = ([0u64; STEPS], [0u64; STEPS], [0u64; STEPS]);
+    let (mut calls, mut sums, mut longest) = ([0u64; STEPS], [0u64; STEPS], [0u64; STEPS]);
     for moment in &activity.moments {
         let at = step_of(moment.time_ns, activity.step_ns);
         calls[at] += moment.calls;
-        time[at] += moment.mean_ns * moment.calls;
+        sums[at] += moment.mean_ns * moment.calls;
         longest[at] = longest[at].max(moment.longest_ns);
     }
     let means = activity.moments.iter().map(|moment| moment.mean_ns.max(1));
@@ -245,20 +215,16 @@ fn latency(activity: &Activity) -> Plot {
     };
     Plot {
         title: "Latency of calls",
-        unit: "mean, and the longest behind it".to_string(),
+        more: "mean, and the longest behind it",
         ticks: (0..=decades)
             .map(|n| {
-                let (size, name) = unit(10u64.pow(bottom + n), TIME);
-                let number = 10f64.powi((bottom + n) as i32) / size;
-                (
-                    f64::from(n) / f64::from(decades),
-                    format!("{} {name}", tick(number)),
-                )
+                let height = f64::from(n) / f64::from(decades);
+                (height, time(10u64.pow(bottom + n)))
             })
             .collect(),
         shapes: vec![
             ("longest", shape(&|at| longest[at])),
-            ("plain", shape(&|at| time[at] / calls[at].max(1))),
+            ("plain", shape(&|at| sums[at] / calls[at].max(1))),
         ],
         dot: None,
     }
@@ -288,7 +254,6 @@ fn lane_name(lane: &Lane) -> String {
 
 /// The times under the plots: each with its place from 0 to 1 and the least zoom that has room.
 fn times(span: u64) -> Vec<(f64, u8, String)> {
-    let (size, name) = unit(span, TIME);
     let whole = step_above(span.max(1) / 5).max(25);
     let finest = whole / 25;
     let level = |n: u64| match n {
@@ -298,9 +263,8 @@ fn times(span: u64) -> Vec<(f64, u8, String)> {
     };
     (0..=span / finest)
         .map(|n| {
-            let time = n * finest;
-            let label = format!("{} {name}", tick(time as f64 / size));
-            (time as f64 / span.max(1) as f64, level(n), label)
+            let at = (n * finest) as f64 / span.max(1) as f64;
+            (at, level(n), time(n * finest))
         })
         // The last label would stand outside.
         .filter(|(at, ..)| *at < 0.97)
@@ -334,13 +298,13 @@ pub fn over_time(report: &Report) -> Markup {
 
 /// A row of a plot of bars: its label, its parts, each with the class of its colour, and its
 /// number.
-struct Bar {
-    label: String,
-    parts: [(&'static str, u64); 4],
-    number: String,
+pub struct Bar {
+    pub label: String,
+    pub parts: Vec<(&'static str, u64)>,
+    pub number: String,
 }
 
-fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
+pub fn bars(title: &str, first: &str, rows: &[Bar]) -> Markup {
     let whole = |bar: &Bar| bar.parts.iter().map(|part| part.1).sum::<u64>();
     let most = rows.iter().map(whole).max().unwrap_or(0).max(1);
     html! { figure {
@@ -380,7 +344,7 @@ fn rows<T>(
         if rows.last().is_none_or(|row| row.label != label) {
             rows.push(Bar {
                 label,
-                parts: [("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
+                parts: vec![("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
                 number: String::new(),
             });
         }
@@ -402,10 +366,8 @@ pub fn by_size(list: &[Size], title: &str, of_time: bool) -> Markup {
 /// A histogram of latencies, of calls or of the time in them.
 pub fn latencies(list: &[Latency], title: &str, of_time: bool) -> Markup {
     let of = |row: &Latency| {
-        let (size, name) = unit(row.from_ns, TIME);
-        let label = format!("{} {name}", tick(row.from_ns as f64 / size));
         let amount = if of_time { row.time_ns } else { row.calls };
-        (label, row.what, amount)
+        (time(row.from_ns), row.what, amount)
     };
     let number = if of_time { units::time } else { units::count };
     bars(title, "from", &rows(list, of, number))

@@ -3,8 +3,8 @@
 //! the start consists of, and measures it: a userfaultfd, two threads, and memory for the table of
 //! regions.
 use super::shape::ProcessTotals;
-use crate::doctor;
 use crate::files;
+use crate::userfaultfd;
 use std::time::Instant;
 
 /// How often the start is measured.
@@ -46,7 +46,7 @@ fn measure() -> Option<u64> {
 
 fn once() -> Option<u64> {
     let began = Instant::now();
-    doctor::userfaultfd_features().ok()?;
+    userfaultfd::open(userfaultfd::EVENTS).ok()?;
     std::thread::scope(|scope| {
         for _ in 0..THREADS {
             scope.spawn(|| ());

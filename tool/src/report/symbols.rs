@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::SystemTime;
 
 type Bytes = EndianSlice<'static, RunTimeEndian>;
 type Dwarf = gimli::Dwarf<Bytes>;
@@ -26,8 +27,18 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    pub fn read(path: &Path) -> Option<Symbols> {
-        let file = parse(path)?;
+    /// Reads a file, or the one in `folder` with its debug information, and tells when the former was
+    /// changed.
+    pub fn read(path: &Path, folder: &Path) -> Option<(Symbols, SystemTime)> {
+        let (file, changed) = parse(path)?;
+        let apart = debug_file(&file, folder).and_then(|apart| {
+            let (file, _) = parse(&apart)?;
+            Symbols::of(file, &apart)
+        });
+        Some((apart.or_else(|| Symbols::of(file, path))?, changed))
+    }
+
+    fn of(file: Elf, path: &Path) -> Option<Symbols> {
         let mut dwarf = Dwarf::load(|id| section(&file, Some(id.name()))).ok()?;
         dwarf.populate_abbreviations_cache(gimli::AbbreviationsCacheStrategy::Duplicates);
         let mut beside = path.as_os_str().to_owned();
@@ -35,7 +46,7 @@ impl Symbols {
         Some(Symbols {
             lines: Context::from_dwarf(dwarf).ok()?,
             names: file.symbol_map(),
-            package: parse(Path::new(&beside)).and_then(|file| {
+            package: parse(Path::new(&beside)).and_then(|(file, _)| {
                 let nothing = EndianSlice::new(&[], order(&file));
                 DwarfPackage::load(|id| section(&file, id.dwo_name()), nothing).ok()
             }),
@@ -68,7 +79,7 @@ impl Symbols {
         }
         let path = |bytes: Bytes| PathBuf::from(OsStr::from_bytes(bytes.slice()));
         let folder = load.comp_dir.map(path).unwrap_or_default();
-        let file = parse(&folder.join(path(load.path?)))?;
+        let (file, _) = parse(&folder.join(path(load.path?)))?;
         let mut dwarf = Dwarf::load(|id| section(&file, id.dwo_name())).ok()?;
         let header = dwarf.units().next().ok()??;
         let is_it = dwarf.unit(header).ok()?.dwo_id == Some(load.dwo_id);
@@ -77,17 +88,31 @@ impl Symbols {
     }
 }
 
-/// What is read of a file stays in memory: a report reads each once, and ends. A file is not read that
-/// is mostly holes.
-fn parse(path: &Path) -> Option<Elf> {
+/// The file with the separated debug information of another file, found by the build's number where
+/// distributions put it.
+fn debug_file(file: &Elf, folder: &Path) -> Option<PathBuf> {
+    if file.has_debug_symbols() {
+        return None;
+    }
+    let number = file.build_id().ok()??.iter();
+    let number: String = number.map(|byte| format!("{byte:02x}")).collect();
+    let (first, rest) = number.split_at_checked(2)?;
+    let debug = folder.join(format!(".build-id/{first}/{rest}.debug"));
+    debug.is_file().then_some(debug)
+}
+
+/// A file, and when it was changed. What is read of it stays in memory: a report reads each once, and
+/// ends. A file is not read that is mostly holes.
+fn parse(path: &Path) -> Option<(Elf, SystemTime)> {
     let found = find(path).ok()?;
+    let changed = found.about.modified().ok()?;
     let most = found.about.blocks().saturating_mul(16 * 512);
     let content = found
         .read()
         .ok()
         .filter(|_| found.about.len() <= most.max(1 << 20))?;
     let content = Box::leak(Box::new(ReadCache::new(content)));
-    object::File::parse(&*content).ok()
+    Some((object::File::parse(&*content).ok()?, changed))
 }
 
 fn order(file: &Elf) -> RunTimeEndian {
@@ -129,7 +154,7 @@ mod tests {
         let path = folder.path().join("program");
         std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
         let main = 1 + a_file_may_be_cut_short_while_it_is_read as *const () as u64;
-        let symbols = Symbols::read(&path).unwrap();
+        let (symbols, _) = Symbols::read(&path, folder.path()).unwrap();
         File::options()
             .write(true)
             .open(&path)
@@ -142,6 +167,6 @@ mod tests {
             let _ = frames.and_then(|mut frames| frames.next().ok());
             symbols.symbol(address);
         }
-        assert!(Symbols::read(&path).is_none());
+        assert!(Symbols::read(&path, folder.path()).is_none());
     }
 }

@@ -138,6 +138,22 @@ pub fn reason(error: &anyhow::Error) -> String {
     words
 }
 
+/// Text without its middle, if it is too long.
+pub fn shortened(text: &str, columns: usize) -> String {
+    let characters: Vec<char> = text.chars().collect();
+    if characters.len() <= columns {
+        return text.to_string();
+    }
+    let head = columns.saturating_sub(3) / 3;
+    let tail = columns.saturating_sub(3) - head;
+    let end = &characters[characters.len() - tail..];
+    characters[..head]
+        .iter()
+        .chain(&['.'; 3])
+        .chain(end)
+        .collect()
+}
+
 /// A path as it is shown to people: any user may choose one.
 pub fn shown(path: impl AsRef<Path>) -> String {
     printable(&path.as_ref().to_string_lossy())

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Finds the file for a program's name as execvp(3) does.
 
-use super::{CANNOT_RUN, NOT_FOUND};
 use crate::report::units::reason;
 use crate::report::units::shown;
 use std::env;
@@ -9,6 +8,10 @@ use std::ffi::{CString, OsStr};
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+
+/// Exit statuses of timeout(1), env(1) and nohup(1) for a program.
+pub const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
 
 /// Why no file can be run by that name.
 pub struct Refused {

@@ -4,7 +4,8 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::process::ExitCode;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitCode, ExitStatus};
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
 
 /// The program's process number.
@@ -102,19 +103,11 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
 impl Ended {
     /// The name of the signal that ended the program, if one did.
     pub fn signal(&self) -> Option<String> {
-        const NAMES: [(i32, &str); 8] = [
-            (libc::SIGINT, "SIGINT"),
-            (libc::SIGTERM, "SIGTERM"),
-            (libc::SIGHUP, "SIGHUP"),
-            (libc::SIGQUIT, "SIGQUIT"),
-            (libc::SIGKILL, "SIGKILL"),
-            (libc::SIGSEGV, "SIGSEGV"),
-            (libc::SIGABRT, "SIGABRT"),
-            (libc::SIGBUS, "SIGBUS"),
-        ];
         let signal = libc::WIFSIGNALED(self.0).then(|| libc::WTERMSIG(self.0))?;
-        let known = NAMES.iter().find(|row| row.0 == signal);
-        Some(known.map_or(format!("signal {signal}"), |row| row.1.to_string()))
+        // "signal: 9 (SIGKILL)", with the number alone for what has no name.
+        let words = ExitStatus::from_raw(signal).to_string();
+        let name = words.split(['(', ')']).nth(1).map(String::from);
+        Some(name.unwrap_or_else(|| format!("signal {signal}")))
     }
 
     /// Ends this process in the same way.

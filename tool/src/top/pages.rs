@@ -8,11 +8,11 @@
 //! mount namespace is found by the mapping of its process, and no path there is followed.
 
 use crate::files::named::me;
-use crate::files::{first_names, of_system, open_at, processes, result, status};
+use crate::files::{by_number, first_names, of_system, open_at, processes, reopen, result, status};
 use rdmamr_live_page::{
     DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
 };
-use std::cell::LazyCell;
+use std::cell::OnceCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CString;
 use std::fmt::Display;
@@ -43,18 +43,18 @@ pub struct Found {
 pub fn find() -> Vec<Found> {
     let mut pages = Vec::new();
     let mut seen = HashSet::new();
-    let inside = LazyCell::new(inside);
+    let numbers = Numbers::new();
     let elsewhere = elsewhere();
     for (parent, folder, user) in folders(&elsewhere) {
         let Ok(folder) = open_folder(&parent, &folder, user) else {
             continue;
         };
-        let path = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd()));
+        let path = by_number(&folder);
         for file in first_names(&path, MOST_FILES) {
             let Some(named) = parse_name(file.as_bytes()) else {
                 continue;
             };
-            match in_folder(&folder, &file, named, user, &inside) {
+            match in_folder(&folder, &file, named, user, &numbers) {
                 Ok(found) if seen.insert(found.pid) => pages.push(found),
                 Ok(_) | Err(Gone::Unknown) => {}
                 Err(Gone::Ended) => drop(fs::remove_file(path.join(file))),
@@ -172,17 +172,13 @@ fn in_folder(
     file: &str,
     named: (u64, u32, u64),
     user: u32,
-    inside: &HashMap<(u64, u32), u32>,
+    numbers: &Numbers,
 ) -> Result<Found, Gone> {
     let (namespace, number, began) = named;
-    let here = numbers_of("self");
-    let pid = match namespace == here {
-        true => number,
-        false => *inside.get(&(namespace, number)).ok_or(Gone::Unknown)?,
-    };
+    let pid = numbers.here(namespace, number).ok_or(Gone::Unknown)?;
     if start(pid) != Some(began) {
         // What is gone in another namespace cannot be told from here.
-        return Err(match namespace == here {
+        return Err(match namespace == numbers.own {
             true => Gone::Ended,
             false => Gone::Unknown,
         });
@@ -240,12 +236,11 @@ fn is_tmpfs_of(pid: u32, (major, minor): (u32, u32)) -> bool {
 
 /// Reads a page; the file is open for writing if this user may.
 fn read(file: &OwnedFd, pid: u32, user: u32) -> Option<Found> {
-    let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
     // The file's owner may hold a lease, for whose end an open would wait.
-    let open = |flags| open_at(libc::AT_FDCWD, &path, flags | libc::O_NONBLOCK, 0);
+    let open = |flags| reopen(file, flags | libc::O_NONBLOCK);
     let writable = open(libc::O_RDWR);
     let may_write = writable.is_ok();
-    let file = File::from(writable.or_else(|_| open(libc::O_RDONLY)).ok()?);
+    let file = writable.or_else(|_| open(libc::O_RDONLY)).ok()?;
     // SAFETY: a page consists of numbers, so zeros are one.
     let mut page: Box<Page> = Box::new(unsafe { std::mem::zeroed() });
     let bytes: *mut Page = &mut *page;
@@ -281,15 +276,37 @@ fn numbers_of(process: impl Display) -> u64 {
     fs::metadata(format!("/proc/{process}/ns/pid")).map_or(0, |it| it.ino())
 }
 
-/// The processes of other PID namespaces: their numbers here by their namespace and number there.
-fn inside() -> HashMap<(u64, u32), u32> {
-    let here = numbers_of("self");
-    let there = processes().filter_map(|pid| {
-        let namespace = numbers_of(pid);
-        let number = (namespace != here).then(|| number_inside(pid))??;
-        Some(((namespace, number), pid))
-    });
-    there.collect()
+/// The numbers of processes, which depend on their PID namespace.
+struct Numbers {
+    /// This process's namespace.
+    own: u64,
+    /// The processes of others: their numbers here by their namespace and number there.
+    others: OnceCell<HashMap<(u64, u32), u32>>,
+}
+
+impl Numbers {
+    fn new() -> Numbers {
+        Numbers {
+            own: numbers_of("self"),
+            others: OnceCell::new(),
+        }
+    }
+
+    /// The number here of a process that has this number in a namespace.
+    fn here(&self, namespace: u64, number: u32) -> Option<u32> {
+        if namespace == self.own {
+            return Some(number);
+        }
+        let others = self.others.get_or_init(|| {
+            let there = processes().filter_map(|pid| {
+                let namespace = numbers_of(pid);
+                let number = (namespace != self.own).then(|| number_inside(pid))??;
+                Some(((namespace, number), pid))
+            });
+            there.collect()
+        });
+        others.get(&(namespace, number)).copied()
+    }
 }
 
 /// When a process started.

@@ -11,24 +11,14 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Block, Clear, Paragraph, Row, Table, TableState};
+use ratatui::widgets::{Block, Paragraph, Row, Table, TableState};
 use ratatui::{DefaultTerminal, Frame};
 use std::time::{Duration, Instant};
 
 /// The limits of the interval that keys reach.
 const SHORTEST: Duration = Duration::from_millis(100);
 const LONGEST: Duration = Duration::from_secs(60);
-/// The keys, and their effects.
-const HELP: [(&str, &str); 8] = [
-    ("q, Esc", "end"),
-    ("up, down", "select a process"),
-    ("s", "sort by the next column"),
-    ("r", "reverse the order"),
-    ("/", "filter; Enter takes it, Esc drops it"),
-    ("p", "pause"),
-    ("+, -", "sample more often, less often"),
-    ("?", "this help"),
-];
+const KEYS: &str = "q end  arrows select  s sort  r reverse  / filter  p pause  + - interval";
 
 struct Screen {
     view: View,
@@ -40,7 +30,6 @@ struct Screen {
     paused: bool,
     /// The filter is being typed.
     typing: bool,
-    help: bool,
 }
 
 /// Shows samples until the user ends it.
@@ -65,7 +54,6 @@ fn show(
         selected: TableState::new().with_selected(0),
         paused: false,
         typing: false,
-        help: false,
     };
     let mut next = Instant::now() + interval.min(Duration::from_millis(300));
     loop {
@@ -111,10 +99,6 @@ impl Screen {
             }
             return false;
         }
-        if self.help {
-            self.help = false;
-            return false;
-        }
         match key {
             KeyCode::Char('q') | KeyCode::Esc => return true,
             KeyCode::Down | KeyCode::Char('j') => self.selected.select_next(),
@@ -128,7 +112,6 @@ impl Screen {
             // One key takes back what the other did.
             KeyCode::Char('+') if self.interval >= 2 * SHORTEST => self.interval /= 2,
             KeyCode::Char('-') if self.interval <= LONGEST / 2 => self.interval *= 2,
-            KeyCode::Char('?') | KeyCode::Char('h') => self.help = true,
             _ => {}
         }
         false
@@ -142,11 +125,12 @@ impl Screen {
         let details = chosen.map_or(0, |process| lines_of(process) + 2);
         let height = (details as u16).min(frame.area().height / 2);
         let unlisted = self.sample.kernel_error.as_deref().map(table::unlisted);
-        let [top, middle, bottom, note, foot] = Layout::vertical([
+        let [top, middle, bottom, note, foot, keys] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
             Constraint::Length(height),
             Constraint::Length(unlisted.is_some().into()),
+            Constraint::Length(1),
             Constraint::Length(1),
         ])
         .areas(frame.area());
@@ -159,9 +143,7 @@ impl Screen {
             frame.render_widget(Line::from(why), note);
         }
         frame.render_widget(self.foot(), foot);
-        if self.help {
-            help(frame);
-        }
+        frame.render_widget(Line::from(KEYS).style(Modifier::DIM), keys);
     }
 
     fn draw_table(&mut self, frame: &mut Frame, area: Rect) {
@@ -171,7 +153,7 @@ impl Screen {
             } else {
                 "No process passes the filter."
             };
-            frame.render_widget(Paragraph::new(words).block(Block::new()), area);
+            frame.render_widget(Paragraph::new(words), area);
             return;
         }
         let columns = table::columns(area.width);
@@ -216,12 +198,19 @@ impl Screen {
         frame.render_stateful_widget(table, area, &mut self.selected);
     }
 
-    fn foot(&self) -> Line<'_> {
+    fn foot(&self) -> String {
         if self.typing {
-            return Line::from(format!("filter: {}_", self.view.filter));
+            return format!(
+                "filter: {}_ (Enter takes it, Esc drops it)",
+                self.view.filter
+            );
         }
-        let mut words = format!(
-            "sorted by {}{}, every {:.1} s{}",
+        let filter = match &self.view.filter[..] {
+            "" => String::new(),
+            filter => format!(", filter: {filter}"),
+        };
+        format!(
+            "sorted by {}{}, every {:.1} s{}{filter}",
             name(self.view.sort),
             if self.view.reversed {
                 " (reversed)"
@@ -230,21 +219,7 @@ impl Screen {
             },
             self.interval.as_secs_f64(),
             if self.paused { ", paused" } else { "" },
-        );
-        if !self.view.filter.is_empty() {
-            words += &format!(", filter: {}", self.view.filter);
-        }
-        Line::from(vec![
-            Span::styled(
-                "q end  s sort  / filter  ? help  ",
-                if has_colours() {
-                    Style::new().fg(Color::Cyan)
-                } else {
-                    Style::new()
-                },
-            ),
-            Span::raw(words),
-        ])
+        )
     }
 }
 
@@ -308,19 +283,4 @@ fn painted(severity: Severity, good: Color) -> Style {
         Severity::Doubtful => Style::new().fg(Color::Yellow),
         Severity::Bad => Style::new().fg(Color::Red),
     }
-}
-
-fn help(frame: &mut Frame) {
-    let area = frame.area();
-    let (width, height) = (52.min(area.width), (HELP.len() as u16 + 2).min(area.height));
-    let place = Rect::new(
-        (area.width - width) / 2,
-        (area.height - height) / 2,
-        width,
-        height,
-    );
-    let lines = HELP.map(|(key, does)| Line::from(format!(" {key:<10} {does}")));
-    frame.render_widget(Clear, place);
-    let block = Block::bordered().title(" keys ");
-    frame.render_widget(Paragraph::new(lines.to_vec()).block(block), place);
 }

@@ -318,14 +318,8 @@ pub fn text(sample: &Sample) -> String {
             let _ = writeln!(text, "{}: {words}", process.pid);
         }
         for limit in &process.limits {
-            let bar = bar(share(limit));
-            let _ = writeln!(
-                text,
-                "{}: {} {bar} {}",
-                process.pid,
-                name(limit),
-                words(limit)
-            );
+            let (pid, name, words) = (process.pid, name(limit), words(limit));
+            let _ = writeln!(text, "{pid}: {name}: {words}");
         }
     }
     if let Some(why) = &sample.kernel_error {
@@ -334,25 +328,9 @@ pub fn text(sample: &Sample) -> String {
     text
 }
 
-fn bar(share: f64) -> String {
-    const WIDTH: usize = 20;
-    let full = (share * WIDTH as f64).round() as usize;
-    format!("[{}{}]", "#".repeat(full), ".".repeat(WIDTH - full))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_column_comes_round() {
-        let mut column = Column::Calls;
-        for wanted in Column::value_variants() {
-            assert!(column == *wanted);
-            column = column.next();
-        }
-        assert!(column == Column::Calls);
-    }
 
     #[test]
     fn a_narrow_terminal_has_the_process_and_its_command() {
@@ -443,6 +421,5 @@ mod tests {
         assert_eq!(share(&limit(3, 2)), 1.0);
         assert_eq!(share(&limit(1, 4)), 0.25);
         assert_eq!(words(&limit(1 << 20, 1 << 30)), "1 MiB of 1 GiB");
-        assert_eq!(bar(0.25).matches('#').count(), 5);
     }
 }

@@ -5,38 +5,10 @@ use crate::files::{names, read};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The makers of GPUs whose memory can be exported.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Vendor {
-    Nvidia,
-    Amd,
-}
-
-impl Vendor {
-    pub const ALL: [Vendor; 2] = [Vendor::Nvidia, Vendor::Amd];
-
-    fn number(self) -> u64 {
-        match self {
-            Vendor::Nvidia => 0x10de,
-            Vendor::Amd => 0x1002,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Vendor::Nvidia => "NVIDIA",
-            Vendor::Amd => "AMD",
-        }
-    }
-
-    /// The memory of its GPUs, if the machine has GPUs of both.
-    pub fn memory(self) -> &'static str {
-        match self {
-            Vendor::Nvidia => "NVIDIA GPU memory",
-            Vendor::Amd => "AMD GPU memory",
-        }
-    }
-}
+/// A maker of GPUs whose memory can be exported: its number in sysfs, and its name.
+pub type Vendor = (&'static str, &'static str);
+pub const NVIDIA: Vendor = ("0x10de", "NVIDIA");
+pub const AMD: Vendor = ("0x1002", "AMD");
 
 /// The place of a PCI device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -60,35 +32,18 @@ pub struct Gpu {
     pub memory: Option<u64>,
 }
 
-/// The PCI devices below a root: "/", or a test's folder.
-pub struct Pci {
-    pub root: PathBuf,
+/// The GPUs below a root, which is "/" or a test's folder, in the order of their addresses.
+pub fn gpus(root: &Path) -> Vec<Gpu> {
+    let folder = root.join("sys/bus/pci/devices");
+    let addresses = names(&folder).into_iter();
+    addresses
+        .filter_map(|address| gpu(&folder.join(address)))
+        .collect()
 }
 
-impl Pci {
-    pub fn new(root: &Path) -> Pci {
-        Pci { root: root.into() }
-    }
-
-    /// The GPUs, in the order of their addresses.
-    pub fn gpus(&self) -> Vec<Gpu> {
-        let folder = self.root.join("sys/bus/pci/devices");
-        let addresses = names(&folder).into_iter();
-        addresses
-            .filter_map(|address| gpu(&folder.join(address)))
-            .collect()
-    }
-
-    /// The place of an RDMA device. Soft-RoCE has none.
-    pub fn of_rdma(&self, device: &str) -> Option<Place> {
-        place(
-            &self
-                .root
-                .join("sys/class/infiniband")
-                .join(device)
-                .join("device"),
-        )
-    }
+/// The place of an RDMA device. Soft-RoCE has none.
+pub fn of_rdma(root: &Path, device: &str) -> Option<Place> {
+    place(&root.join(format!("sys/class/infiniband/{device}/device")))
 }
 
 fn place(link: &Path) -> Option<Place> {
@@ -104,9 +59,8 @@ fn place(link: &Path) -> Option<Place> {
 fn gpu(link: &Path) -> Option<Gpu> {
     const DISPLAY: u64 = 0x03;
     const ACCELERATOR: u64 = 0x12;
+    let vendor = read(link.join("vendor"))?;
     let number = |name| hexadecimal(&read(link.join(name))?);
-    let vendor = number("vendor")?;
-    let vendor = Vendor::ALL.into_iter().find(|of| of.number() == vendor)?;
     if !matches!(number("class")? >> 16, DISPLAY | ACCELERATOR) {
         return None;
     }
@@ -114,7 +68,7 @@ fn gpu(link: &Path) -> Option<Gpu> {
     let driver = driver.and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
     Some(Gpu {
         place: place(link)?,
-        vendor,
+        vendor: [NVIDIA, AMD].into_iter().find(|of| of.0 == vendor)?,
         id: number("device")?,
         driver,
         bar: read(link.join("resource")).and_then(|text| largest_bar(&text)),
@@ -146,15 +100,22 @@ pub mod tests {
 
     /// A root with PCI devices of the test.
     pub struct Fake {
-        pub folder: TempDir,
-        pub pci: Pci,
+        folder: TempDir,
     }
 
     impl Fake {
         pub fn new() -> Fake {
-            let folder = TempDir::new().unwrap();
-            let pci = Pci::new(folder.path());
-            Fake { folder, pci }
+            Fake {
+                folder: TempDir::new().unwrap(),
+            }
+        }
+
+        pub fn root(&self) -> &Path {
+            self.folder.path()
+        }
+
+        pub fn gpus(&self) -> Vec<Gpu> {
+            gpus(self.root())
         }
 
         /// Writes a file.
@@ -241,7 +202,7 @@ pub mod tests {
             ],
         );
         fake.nic("mlx5_0", "pci0000:17/0000:17:02.0/0000:1b:00.0", "0");
-        let gpus = fake.pci.gpus();
+        let gpus = fake.gpus();
         let shown: Vec<_> = gpus
             .iter()
             .map(|gpu| {
@@ -257,18 +218,15 @@ pub mod tests {
         assert_eq!(
             shown,
             [
-                (
-                    "0000:18:00.0",
-                    Vendor::Nvidia,
-                    Some(0),
-                    Some("nvidia"),
-                    None
-                ),
-                ("0000:c1:00.0", Vendor::Amd, None, None, Some(1024)),
+                ("0000:18:00.0", NVIDIA, Some(0), Some("nvidia"), None),
+                ("0000:c1:00.0", AMD, None, None, Some(1024)),
             ]
         );
         assert_eq!(gpus[0].bar, Some(128 << 30));
-        assert_eq!(fake.pci.of_rdma("mlx5_0").unwrap().address, "0000:1b:00.0");
-        assert_eq!(fake.pci.of_rdma("rxe0"), None);
+        assert_eq!(
+            of_rdma(fake.root(), "mlx5_0").unwrap().address,
+            "0000:1b:00.0"
+        );
+        assert_eq!(of_rdma(fake.root(), "rxe0"), None);
     }
 }
