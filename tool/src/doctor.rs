@@ -28,9 +28,7 @@ pub use self::hugepages::check as hugepages;
 pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;
 pub use self::print::{paragraphs, wrap};
-pub use self::userfaultfd::{
-    check as userfaultfd, features as userfaultfd_features, with_features as userfaultfd_with,
-};
+pub use self::userfaultfd::{check as userfaultfd, with_features as userfaultfd_with};
 use crate::files::names;
 use crate::verbs::Verbs;
 use check::{Check, State};

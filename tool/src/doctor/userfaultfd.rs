@@ -24,7 +24,7 @@ const COST: &str = "Every registration makes a new region: relaxed registration 
 
 /// Tries the calls that the library makes.
 pub fn check() -> Check {
-    match features() {
+    match with_features(EVENTS).map(|(_, features)| features) {
         Ok(features) if features & WRITE_PROTECTION == 0 => Check::warning(
             SUBJECT,
             "this kernel's userfaultfd has no write protection",
@@ -104,11 +104,6 @@ fn refused(error: Errno) -> Check {
         libc::EMFILE | libc::ENFILE => check.meaning(COST).fix("ulimit -n 65536"),
         _ => check.meaning(COST),
     }
-}
-
-/// The features that the kernel offers to a process like this one.
-pub fn features() -> Result<u64, Errno> {
-    Ok(with_features(EVENTS)?.1)
 }
 
 /// A userfaultfd with these features, and those that the kernel offers.

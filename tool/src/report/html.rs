@@ -212,7 +212,7 @@ fn head(report: &Report, program: &str) -> Markup {
             (more(PROGRAMS, groups.len() as u64))
         }
         section.advice.(colour(report)) { p { (with_commands(&report.advice.verdict.line)) } }
-        @for command in report.advice.commands() { p.next { (with_commands(&format!("Next: `{command}`"))) } }
+        @for command in &report.advice.next { p.next { (with_commands(&format!("Next: `{command}`"))) } }
         @if !report.notes.is_empty() {
             aside.notes { ul { @for note in &report.notes { li { (note) } } } }
         }
@@ -239,7 +239,7 @@ fn head(report: &Report, program: &str) -> Markup {
 /// The class of the box around the verdict.
 fn colour(report: &Report) -> &'static str {
     match report.advice.verdict.kind {
-        verdict::Kind::WorthIt => "yes",
+        verdict::Kind::TryIt => "yes",
         verdict::Kind::CannotKnow => "unknown",
         verdict::Kind::NotWorthIt | verdict::Kind::Served => "no",
     }
@@ -254,15 +254,11 @@ fn folded(id: &str, heading: &str, figure: &str, body: Markup) -> Markup {
 }
 
 fn why(report: &Report) -> Markup {
-    let advice = &report.advice;
     folded(
         "why",
         "Why",
-        "the reasons, and what the figures assume",
-        html! {
-            p { (with_commands(&advice.sentence)) }
-            p.aside { (advice.assumption) }
-        },
+        "the reasons, and the price",
+        html! { p { (with_commands(&report.advice.sentence)) } },
     )
 }
 
@@ -308,7 +304,6 @@ fn ranks(report: &Report) -> Markup {
 fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
-    let kept = pinned.points.iter().any(plots::is_kept);
     folded(
         "pinned",
         "Over time",
@@ -317,12 +312,10 @@ fn over_time(report: &Report) -> Markup {
             p { "At most " strong { (bytes(pinned.peak_bytes)) } " pinned, " (time(pinned.peak_at_ns)) " after the start: "
                 (bytes(pinned.peak_plain_bytes)) " of plain regions, " (bytes(pinned.peak_cache_bytes))
                 " by the cache. At the end " (bytes(pinned.end_bytes)) "."
-                @if kept { " With " code.word { "--cache=all" } " it would be up to " strong { (bytes(pinned.cached_peak_bytes)) } "." }
                 @if report.totals.gpu > 0 { " Besides, at most " strong { (bytes(report.totals.gpu_peak_bytes)) } " of GPUs' memory was registered, as dma-bufs." } }
             (legend(&[
                 ("plain", "plain regions", any(&|point| point.plain_bytes)),
                 ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-                ("kept", "what the cache would hold besides", kept),
             ]))
             (plots::over_time(report))
             (more(plots::LANES, report.lanes.len() as u64))
@@ -464,39 +457,30 @@ fn callers(report: &Report) -> Markup {
 }
 
 fn ranges(report: &Report) -> Markup {
+    let back = report.advice.all.registrations + report.advice.fabric.registrations;
     folded(
         "ranges",
-        "Registered again and again",
-        &plural(report.totals.repeated_ranges, "range", "ranges"),
+        "Came back",
+        &plural(back, "registration", "registrations"),
         html! {
-            @if report.again.is_empty() { p { "No range was registered more than once." } } @else {
-                p { (plural(report.totals.repeated_ranges, "range was", "ranges were")) " registered more than once: the same pages, in the \
-                    same protection domain, with the same access. Here they are by their caller." }
-                (table("Table", &["saved", "times", "hits", "time", "ranges", "bytes", "<access", "<first by"], html! {
-                    @for range in report.again.iter().take(SHOWN) { tr {
-                        (number(time(range.saved_ns)))
-                        (number(count(range.registrations)))
-                        (number(count(range.hits)))
-                        (number(time(range.time_ns)))
-                        (number(count(range.ranges)))
-                        (number(sizes_of(range)))
-                        td.access { (cut(&range.access)) }
-                        (who(&range.caller))
+            @if report.again.is_empty() { p { "No registration came back." } } @else {
+                p { "The program had registered and deregistered their memory before, in the same protection domain, \
+                    with the same access. The first registration of a range does not count, nor does the second, \
+                    which makes the cached region. The time is the most that the cache saves." }
+                (table("Table", &["time", "times", "from", "to", "<access", "<caller"], html! {
+                    @for again in report.again.iter().take(SHOWN) { tr {
+                        (number(time(again.time_ns)))
+                        (number(count(again.registrations)))
+                        (number(bytes(again.smallest_bytes)))
+                        (number(bytes(again.largest_bytes)))
+                        td.access { (cut(&again.access)) }
+                        (who(&again.caller))
                     } }
                 }))
                 (more(SHOWN, report.totals.repeating_callers))
             }
         },
     )
-}
-
-/// The lengths of the ranges that a caller registers again.
-fn sizes_of(again: &super::shape::Again) -> String {
-    if again.smallest_bytes == again.largest_bytes {
-        return bytes(again.largest_bytes);
-    }
-    let (from, to) = (bytes(again.smallest_bytes), bytes(again.largest_bytes));
-    format!("{from} to {to}")
 }
 
 /// Nothing for most programs.

@@ -276,7 +276,7 @@ pub fn render(report: &Report) -> String {
     let mut out = String::new();
     let totals = &report.totals;
     wrapped(&mut out, "", "", &report.advice.verdict.line);
-    for command in report.advice.commands() {
+    for command in &report.advice.next {
         // Not broken: it is there to be copied.
         let _ = writeln!(out, "  {}", printable(command));
     }
@@ -356,7 +356,6 @@ pub fn render(report: &Report) -> String {
 
     heading(&mut out, "Why");
     wrapped(&mut out, "", "", &report.advice.sentence);
-    wrapped(&mut out, "", "", &report.advice.assumption);
 
     ranks(&mut out, report);
 
@@ -388,18 +387,15 @@ pub fn render(report: &Report) -> String {
         table.stack(&row.caller);
     });
 
-    heading(&mut out, "Registered again and again");
-    if report.again.is_empty() {
-        out.push_str("  No range was registered more than once.\n");
-    } else {
-        let headings = "saved|times|time|ranges|up to|<rights|<caller";
+    if !report.again.is_empty() {
+        heading(&mut out, "Came back");
+        let headings = "time|times|from|to|<rights|<caller";
         let all = totals.repeating_callers as usize;
         list(&mut out, headings, &report.again, all, |table, again| {
             table.row([
-                time(again.saved_ns),
-                count(again.registrations),
                 time(again.time_ns),
-                count(again.ranges),
+                count(again.registrations),
+                bytes(again.smallest_bytes),
                 bytes(again.largest_bytes),
                 // All access flags would leave no room for the caller. "--cache" needs only this
                 // difference.
