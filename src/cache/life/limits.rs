@@ -228,13 +228,6 @@ impl Limits {
     }
 }
 
-/// How much may be idle in a process that has no cache.
-pub fn of_no_cache() -> Amount {
-    Limits::new(settings(may_pin()))
-        .without_devices()
-        .min(Amount::MOST)
-}
-
 /// How many bytes the process may pin. `None` if no limit applies.
 pub fn may_pin() -> Option<u64> {
     proc::memlock_limit().filter(|_| !proc::may_lock())
