@@ -175,8 +175,10 @@ most=$(value rpc_off 'report["advice"]["all"]["registrations"]')
 rpc rpc_all RDMAMR_CACHE=all
 check "rpc: it runs with the cache" [ "$status" = 0 ]
 hits=$(value rpc_all 'report["totals"]["hits"]')
-check "rpc: $hits hits, of $most registrations that came back" [ 0 -lt "$hits" -a "$hits" -le "$most" ]
-is "rpc: a trial is advised" True rpc_off '"--cache=all --trace trial.trace -- " in report["advice"]["next"][0]'
+# malloc may give a few messages of another run other addresses.
+check "rpc: $hits hits, of $most registrations that came back" [ 0 -lt "$hits" -a $((hits * 20)) -le $((most * 21)) ]
+is "rpc: a trial is advised, and what compares it" "[True, True]" rpc_off \
+	'[words in report["advice"]["next"][n] for n, words in enumerate((" --trace trial.trace -- ", " --diff rpc_off trial.trace"))]'
 is "rpc: the cache serves all" "[]" rpc_off 'report["advice"]["unserved"]'
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 is "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
