@@ -34,7 +34,6 @@ mod claims;
 pub mod dispatch;
 mod extents;
 mod find;
-pub mod foresight;
 pub mod instance;
 pub mod layout;
 pub mod life;

@@ -4,7 +4,7 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::ibv_pd;
-use rdmamr_cache::dispatch::{Mr, foresight};
+use rdmamr_cache::dispatch::{Mr, verdict};
 use rdmamr_mr::explain::last_as_text;
 use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered, Request, Reregistration};
@@ -54,7 +54,7 @@ impl Tracer<Registered> for TracedRegistration<'_> {
             match outcome {
                 Ok(registered) if registered.how == How::Gpu => record.reason = unserved::DEVICE,
                 Ok(registered) if registered.how == How::Past => {}
-                Ok(_) => foresee(&mut record, began, self.request),
+                Ok(_) => record.reason = unserved_reason(self.call, self.request),
                 Err(_) => {}
             }
             began.write(record, self.caller, last_as_text);
@@ -62,17 +62,15 @@ impl Tracer<Registered> for TracedRegistration<'_> {
     }
 }
 
-/// Adds to the record of a registration what the cache would have done with it. The record's
-/// duration does not include the time that this function takes.
+/// Why the cache does not serve a registration of `call` that has succeeded.
 #[cold]
-fn foresee(record: &mut Call, began: Began, request: &Request) {
-    let errno = errno::errno();
-    record.duration = began.elapsed();
-    record.reason = foresight::verdict(record.call, request);
-    if record.reason == unserved::NONE {
-        foresight::news(trace::tell);
+fn unserved_reason(call: u8, request: &Request) -> u32 {
+    match call {
+        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => verdict(request),
+        call::REG_MR_EX if request.length != 0 => verdict(request),
+        call::REG_MR_EX | call::REG_DMABUF_MR => unserved::DEVICE,
+        _ => unserved::UNKNOWN,
     }
-    errno::set_errno(errno);
 }
 
 /// The record of a registration that has just finished.

@@ -91,9 +91,9 @@ impl Config {
         trace_stacks: true,
         rank: None,
         cache: CacheConfig {
-            linger_remote: rdmamr_policy::LINGER_REMOTE,
-            linger_local: rdmamr_policy::LINGER_LOCAL,
-            max_idle: rdmamr_policy::MAX_IDLE,
+            linger_remote: 1_000,
+            linger_local: 60_000,
+            max_idle: 16_384,
             max_idle_bytes: None,
             fresh_keys: false,
         },

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The rule that says whether the cache serves a registration. The library obeys the rule, and
-//! `rdmamr report` predicts by it. The cache serves a plain registration if
+//! `rdmamr report` counts by it what comes back. The cache serves a plain registration if
 //!
-//! 1. its access, its address and its process allow that ([`refusal_of`], [`refusal_in`]), and
+//! 1. its access, its address ([`refusal_of`]) and its process allow that, and
 //! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released
 //!    before ([`Released`]). In the second case the cache makes a new region and keeps it.
 //!
@@ -55,14 +55,6 @@ pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }
 
-/// How long an idle region stays in the cache, in ms: the defaults of `RDMAMR_CACHE_LINGER`, for
-/// regions without remote access and with it.
-pub const LINGER_LOCAL: u64 = 60_000;
-#[allow(missing_docs, reason = "with `LINGER_LOCAL`")]
-pub const LINGER_REMOTE: u64 = 1_000;
-/// The largest number of idle regions: the default of `RDMAMR_CACHE_MAX_IDLE`.
-pub const MAX_IDLE: u64 = 16_384;
-
 /// The registrations that the user wants the cache to serve: the values of `RDMAMR_CACHE`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CacheMode {
@@ -86,7 +78,7 @@ pub mod unserved {
         "remote peers address the memory by another address than its own (iova)",
         "the length is 0",
         "the memory belongs to a device (DMA-BUF), or libibverbs has registered it",
-        "the process was forked by one that had registered memory",
+        "the process was forked by one that had cached regions",
         "a signal handler that interrupted the library made the call",
         "RDMAMR_DISABLE switches the library off",
     ];
@@ -123,19 +115,6 @@ pub struct Asked {
     pub is_empty: bool,
 }
 
-/// The properties of the process that the rule looks at. It asks for each only if the registration
-/// gets that far.
-pub trait Process {
-    /// Whether the library is switched off.
-    fn is_disabled(&self) -> bool;
-    /// Whether the caller is a signal handler that interrupted the library.
-    fn is_interrupted(&self) -> bool;
-    /// Whether the process is a child of one that had cached regions.
-    fn is_child(&self) -> bool;
-    /// Whether libibverbs keeps registered memory from children.
-    fn is_fork_protected(&self) -> bool;
-}
-
 impl CacheMode {
     /// Whether the user wants the cache to serve registrations with this access.
     #[inline(always)]
@@ -160,30 +139,6 @@ pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
         unserved::EMPTY
     } else {
         unserved::NONE
-    }
-}
-
-/// Why the cache refuses every registration of this process now.
-#[inline(always)]
-pub fn refusal_in(process: &impl Process) -> u32 {
-    if process.is_disabled() {
-        unserved::DISABLED
-    } else if process.is_interrupted() {
-        unserved::INTERRUPTED
-    } else if process.is_child() {
-        unserved::CHILD
-    } else if process.is_fork_protected() {
-        unserved::FORK
-    } else {
-        unserved::NONE
-    }
-}
-
-/// Why the cache does not serve a registration: [`refusal_of`] and [`refusal_in`] together.
-pub fn refusal(mode: CacheMode, asked: Asked, process: &impl Process) -> u32 {
-    match refusal_of(mode, asked) {
-        unserved::NONE => refusal_in(process),
-        reason => reason,
     }
 }
 
@@ -242,24 +197,6 @@ impl Wanted {
 mod tests {
     use super::*;
 
-    /// The answers of a process: disabled, interrupted, child, fork-protected.
-    struct Is([bool; 4]);
-
-    impl Process for Is {
-        fn is_disabled(&self) -> bool {
-            self.0[0]
-        }
-        fn is_interrupted(&self) -> bool {
-            self.0[1]
-        }
-        fn is_child(&self) -> bool {
-            self.0[2]
-        }
-        fn is_fork_protected(&self) -> bool {
-            self.0[3]
-        }
-    }
-
     #[test]
     fn each_reason_refuses_alone() {
         let plain = Asked {
@@ -267,37 +204,25 @@ mod tests {
             at_own_address: true,
             is_empty: false,
         };
-        let none = || Is([false; 4]);
-        assert_eq!(refusal(CacheMode::All, plain, &none()), unserved::NONE);
-        assert_eq!(refusal(CacheMode::Local, plain, &none()), unserved::NONE);
-        assert_eq!(refusal(CacheMode::Off, plain, &none()), unserved::ACCESS);
-        let remote = Asked { access: 3, ..plain };
-        assert_eq!(refusal(CacheMode::All, remote, &none()), unserved::NONE);
-        assert_eq!(refusal(CacheMode::Local, remote, &none()), unserved::ACCESS);
+        let refusal = |access, mode| refusal_of(mode, Asked { access, ..plain });
+        assert_eq!(refusal(1, CacheMode::All), unserved::NONE);
+        assert_eq!(refusal(1, CacheMode::Local), unserved::NONE);
+        assert_eq!(refusal(1, CacheMode::Off), unserved::ACCESS);
+        assert_eq!(refusal(3, CacheMode::All), unserved::NONE);
+        assert_eq!(refusal(3, CacheMode::Local), unserved::ACCESS);
         for access in [16, 32, 64, 128] {
-            let asked = Asked { access, ..plain };
-            assert_eq!(refusal(CacheMode::All, asked, &none()), unserved::ACCESS);
+            assert_eq!(refusal(access, CacheMode::All), unserved::ACCESS);
         }
         let moved = Asked {
             at_own_address: false,
             ..plain
         };
-        assert_eq!(refusal(CacheMode::All, moved, &none()), unserved::ADDRESS);
+        assert_eq!(refusal_of(CacheMode::All, moved), unserved::ADDRESS);
         let empty = Asked {
             is_empty: true,
             ..plain
         };
-        assert_eq!(refusal(CacheMode::All, empty, &none()), unserved::EMPTY);
-        let reasons = [
-            unserved::DISABLED,
-            unserved::INTERRUPTED,
-            unserved::CHILD,
-            unserved::FORK,
-        ];
-        for (n, reason) in reasons.into_iter().enumerate() {
-            let process = Is(core::array::from_fn(|i| i == n));
-            assert_eq!(refusal(CacheMode::All, plain, &process), reason);
-        }
+        assert_eq!(refusal_of(CacheMode::All, empty), unserved::EMPTY);
     }
 
     #[test]

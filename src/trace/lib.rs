@@ -15,7 +15,6 @@ mod python;
 mod recording;
 mod stacks;
 pub mod switch;
-mod touched;
 
 pub use rdmamr_trace_format as format;
 pub use recording::exiting;
@@ -86,11 +85,6 @@ impl Began {
         })
     }
 
-    /// The time since the call began.
-    pub fn elapsed(self) -> u32 {
-        self.duration(clock::monotonic())
-    }
-
     /// The duration of the call, at least 1.
     fn duration(self, now: u64) -> u32 {
         now.saturating_sub(self.time).clamp(1, u32::MAX.into()) as u32
@@ -115,10 +109,6 @@ impl Began {
         }
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
-        // A cache would lose nothing by a change of memory that was registered past the library.
-        if record.errno == 0 && call::registers(record.call) && record.how != how::PAST {
-            trace.touched.registered(record.addr, record.length);
-        }
         let file = &trace.file;
         let stack = match &trace.stacks {
             Some(stacks) if ready => stacks.number(caller, file),
@@ -129,14 +119,6 @@ impl Began {
             file.calls(block);
         });
         set_errno(errno);
-    }
-}
-
-/// Writes a block of that kind.
-pub fn tell(kind: u16, content: &[u8]) {
-    let trace = TRACE.get_or_make(Trace::new, forget);
-    if trace.file.is_started() {
-        trace.file.block(kind, content);
     }
 }
 
@@ -185,26 +167,4 @@ pub fn ended(record: &Call) {
         .buffers
         .add(record, 0, now, true, |block| file.calls(block));
     set_errno(errno);
-}
-
-/// Records that the program is about to change memory that it has registered, so that a reader
-/// knows what a cache would have lost. Any memory call may call it: it takes no lock, allocates
-/// nothing and makes no system call. A later call of the program writes the record.
-#[cold]
-pub fn changing(addr: usize, length: usize) {
-    let Some(trace) = TRACE.get() else {
-        return;
-    };
-    let (addr, length) = (addr as u64, length as u64);
-    if trace.touched.changes(addr, length) {
-        let now = clock::monotonic();
-        let record = Call {
-            time: now,
-            call: call::CHANGE,
-            addr,
-            length,
-            ..NOTHING
-        };
-        trace.buffers.add(&record, 0, now, false, |_| ());
-    }
 }

@@ -4,7 +4,6 @@
 use super::buffers::TraceBuffers;
 use super::file::File;
 use super::stacks::Stacks;
-use super::touched::Touched;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use rdmamr_config::config;
 use rdmamr_sys::clock;
@@ -17,7 +16,6 @@ pub struct Trace {
     pub file: File,
     /// `None` without `RDMAMR_TRACE_STACKS`.
     pub stacks: Option<Stacks>,
-    pub touched: Touched,
 }
 
 pub static TRACE: PerProcess<Trace> = PerProcess::new();
@@ -71,7 +69,6 @@ impl Trace {
             buffers: TraceBuffers::new(),
             file,
             stacks: config().trace_stacks.then(Stacks::new).flatten(),
-            touched: Touched::new(),
         })
     }
 }

@@ -11,7 +11,6 @@ use std::process::ExitCode;
 mod access;
 mod activity;
 mod advice;
-mod cache;
 mod callers;
 mod diff;
 mod durations;
@@ -24,14 +23,11 @@ mod json;
 mod output;
 mod perfetto;
 mod plots;
-#[cfg(test)]
-mod prediction_tests;
 mod ranges;
 mod ranks;
 mod replay;
 mod shape;
 mod stacks;
-mod start;
 mod symbols;
 mod tables;
 #[cfg(test)]
@@ -195,14 +191,15 @@ fn save(
 }
 
 /// Reports on a program that `rdmamr run` has run: writes the page, and prints where it is and what
-/// to do.
-pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path) -> Result<()> {
-    let report = report_on(trace, paths)?;
+/// to do. `stays`: the trace does, so that the trial can be compared with it.
+pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path, stays: bool) -> Result<()> {
+    let gone = [PathBuf::from("(removed)")];
+    let report = report_on(trace, if stays { paths } else { &gone })?;
     let page = html::render(&report)?;
     save(&[trace], place, whole(&page))?;
     let verdict = &report.advice.verdict.line;
     say(format_args!("{verdict} More: {}", shown(place)));
-    for command in report.advice.commands() {
+    for command in &report.advice.next {
         say(format_args!("next: {command}"));
     }
     Ok(())

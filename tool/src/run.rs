@@ -287,7 +287,8 @@ fn report_trace(
         bail!("no call is recorded: the program has registered no memory");
     }
     if let Some(page) = page {
-        return report::after_run(&trace, files, &page).with_context(|| match folder {
+        let stays = folder.is_none();
+        return report::after_run(&trace, files, &page, stays).with_context(|| match folder {
             Some(folder) => {
                 let trace = folder.keep().join(TRACE);
                 format!("no report (the trace is {})", shown(&trace))

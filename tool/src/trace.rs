@@ -8,13 +8,12 @@
 use crate::report::units::{plural, shown};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
-    CacheSettings, Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, kind,
+    Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, kind,
 };
 use rustc_hash::FxHashMap;
 use source::{Place, Source};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 
 mod source;
@@ -73,11 +72,6 @@ pub struct Process {
     /// `rdmamr trace` stopped recording, and the process ran on.
     pub stopped: bool,
     pub dropped: u64,
-    /// The cache's settings and limits in this process, if the trace has them.
-    pub cache: Option<CacheSettings>,
-    /// Lists of memory whose regions would not stay in the cache, each with the time from which it
-    /// holds.
-    unkept: Vec<(u64, Vec<(u64, u64)>)>,
     blocks: u64,
     last_sequence: u64,
     /// CLOCK_REALTIME minus the process's CLOCK_MONOTONIC, once known.
@@ -156,38 +150,6 @@ impl Process {
         (i128::from(monotonic) + self.realtime.unwrap_or(0)).clamp(0, i128::from(LATEST)) as u64
     }
 
-    /// Whether a range that is registered at that time would not stay in the cache. If a mapping is
-    /// made before the registration, only the next list may contain the mapping.
-    pub fn is_unkept(&self, at: u64, start: u64, end: u64) -> bool {
-        let next = self.unkept.partition_point(|(from, _)| *from <= at);
-        let lists = &self.unkept[next.saturating_sub(1)..(next + 1).min(self.unkept.len())];
-        lists.iter().any(|(_, ranges)| {
-            let after = ranges.partition_point(|range| range.1 <= start);
-            ranges.get(after).is_some_and(|range| range.0 < end)
-        })
-    }
-
-    /// The lists are sorted when all of them are read.
-    fn unkept(&mut self, content: &[u8]) {
-        let numbers = content.chunks_exact(8).map(<[u8; 8]>::try_from);
-        let mut numbers = numbers.flatten().map(u64::from_le_bytes);
-        let Some(from) = numbers.next() else {
-            return;
-        };
-        let from = self.wall(from);
-        let mut ranges: Vec<_> =
-            std::iter::from_fn(|| numbers.next().zip(numbers.next())).collect();
-        ranges.sort_unstable();
-        self.unkept.push((from, ranges));
-    }
-
-    fn cache(&mut self, content: &[u8]) {
-        // Earlier releases end before the last field, which is then 0.
-        let old = content.get(..offset_of!(CacheSettings, watch_ns));
-        let padded = || CacheSettings::read(&[old?, &[0; size_of::<u64>()]].concat());
-        self.cache = CacheSettings::read(content).or_else(padded).or(self.cache);
-    }
-
     fn place(&mut self, content: &[u8]) {
         let Some(rank) = u32::read(content) else {
             return;
@@ -250,7 +212,6 @@ impl Trace {
                 .with_context(|| shown(&trace.sources[number].path))?;
         }
         for process in &mut trace.processes {
-            process.unkept.sort_by_key(|(from, _)| *from);
             let last = process.last_sequence.saturating_add(1);
             let missing = last.saturating_sub(process.blocks);
             if missing > 0 {
@@ -387,8 +348,7 @@ impl Trace {
         process.dropped = process.dropped.max(header.dropped);
         let read = match header.kind {
             kind::REASON | kind::STACK => kept.min(size_of::<u32>()),
-            kind::START | kind::MODULES | kind::PLACE => kept,
-            kind::CACHE | kind::UNKEPT | kind::END | kind::STOPPED => kept,
+            kind::START | kind::MODULES | kind::PLACE | kind::END | kind::STOPPED => kept,
             _ => 0,
         };
         let mut bytes = Vec::new();
@@ -472,8 +432,6 @@ impl Trace {
                 }
             }
             kind::PLACE => process.place(&bytes),
-            kind::CACHE => process.cache(&bytes),
-            kind::UNKEPT => process.unkept(&bytes),
             kind::END | kind::STOPPED => {
                 if let Some(end) = u64::read(&bytes) {
                     process.ended |= header.kind == kind::END;

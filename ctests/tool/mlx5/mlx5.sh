@@ -86,7 +86,7 @@ is "the umem and the region that stay, and no other" "register_gpu 1 131072, reg
 	"$(value trace 'of(report["leaks"], "caller", "regions", "bytes")')"
 is "no umem is another's, and none is unknown" "[]" "$(value trace 'report["notes"]')"
 is "a dma-buf is not pinned" $((MIB = 1 << 20)) "$(value trace 'report["pinned"]["end_bytes"]')"
-is "the cache has no part in them" "0 []" "$(value trace 'report["advice"]["all"]["misses"], report["advice"]["unserved"]' | tr -d '(),')"
+is "the cache has no part in them" "0 []" "$(value trace 'report["advice"]["all"]["registrations"], report["advice"]["unserved"]' | tr -d '(),')"
 is "failures" "mlx5dv_devx_umem_dereg EBUSY 1, mlx5dv_devx_umem_reg EINVAL 1, mlx5dv_devx_umem_reg ENOMEM 1, mlx5dv_devx_umem_reg EOPNOTSUPP 1" \
 	"$(value trace 'of(report["failures"], "call name", "count")')"
 check "their reasons name libmlx5" grep -q "ENOMEM from libmlx5: .*RLIMIT_MEMLOCK" <(value trace '[one["example"] for one in report["failures"]]')

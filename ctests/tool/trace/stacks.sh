@@ -50,7 +50,7 @@ is "every call has a stack" "600 600" chain '"{calls} {calls_with_stack}".format
 "$rdmamr" report --text chain >text
 check "the text shows it" grep -qE '< send_message.* < first_phase.* < main' <(tr -s '\n ' ' ' <text)
 check "and that each call has one" grep -qE '^Call stacks +600: 100 % of the calls' text
-check "it fits 80 columns" [ "$(wc -L <text)" -le 80 ]
+check "it fits 80 columns, but for the commands" [ "$(grep -v '^  rdmamr ' text | wc -L)" -le 80 ]
 "$rdmamr" report -o page.html chain >page.name
 frames_in_page() { grep -oE '<title>(main|first_phase|send_message|register_wrapper)[^<]*: [0-9.]+ [mun]?s' page.html | grep -oE '>[a-z_]+' | sort -u | wc -l; }
 check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]

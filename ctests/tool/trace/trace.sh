@@ -158,8 +158,8 @@ wait "${both[@]}"
 is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
 is "in four processes" 4 both 'len(report["processes"])'
 
-# Predictions beside reality: a program that registers per message (bench/rpc.c), without the cache
-# and with it.
+# The bound beside reality: a program that registers per message (bench/rpc.c), without the cache and
+# with it.
 without_netlink=
 rpc() { # FILE [NAME=VALUE...]
 	local file=$1
@@ -171,26 +171,15 @@ rpc() { # FILE [NAME=VALUE...]
 }
 rpc rpc_off
 check "rpc: it runs without the cache" [ "$status" = 0 ]
-predicted=$(value rpc_off 'report["advice"]["all"]["hits"]')
-# For the hits, as below: without the cost of the misses and of the cache's start, and with the
-# outliers, which the average has too.
-promised=$(value rpc_off '(lambda advice: advice["all"]["saved_ns"] + advice["all"]["outlier_ns"] + advice["all"]["misses"] * advice["miss_ns"] + advice["start_ns"])(report["advice"])')
-pairs=$(value rpc_off 'report["totals"]["time_ns"] // report["totals"]["registrations"]')
-predicted_well() { [ $((predicted * 10)) -ge $((happened * 9)) -a $((predicted * 9)) -le $((happened * 10)) ]; }
-promised_well() { [ "$promised" -le $((2 * really)) -a "$really" -le $((2 * promised)) ]; }
-# Other load on the machine can only add to the time of a hit, and reduce the number of hits: the
-# least disturbed run counts.
-for _ in 1 2 3 4 5; do
-	rpc rpc_all RDMAMR_CACHE=all
-	happened=$(value rpc_all 'report["totals"]["hits"]')
-	# The hits have replaced as many average pairs.
-	really=$((happened * pairs - $(value rpc_all 'sum(size["time_ns"] for size in report["sizes"] if size["what"] in ("hit", "kept"))')))
-	[ "$status" = 0 ] && predicted_well && promised_well && break
-done
+most=$(value rpc_off 'report["advice"]["all"]["registrations"]')
+rpc rpc_all RDMAMR_CACHE=all
 check "rpc: it runs with the cache" [ "$status" = 0 ]
-check "rpc: of $happened hits $predicted were predicted: a tenth off at most" predicted_well
-check "rpc: ${promised} ns are promised, and the hits saved $really: a factor of 2 at most" promised_well
-is "rpc: the cache would serve all" "[]" rpc_off 'report["advice"]["unserved"]'
+hits=$(value rpc_all 'report["totals"]["hits"]')
+# malloc may give a few messages of another run other addresses.
+check "rpc: $hits hits, of $most registrations that came back" [ 0 -lt "$hits" -a $((hits * 20)) -le $((most * 21)) ]
+is "rpc: a trial is advised, and what compares it" "[True, True]" rpc_off \
+	'[words in report["advice"]["next"][n] for n, words in enumerate((" --trace trial.trace -- ", " --diff rpc_off trial.trace"))]'
+is "rpc: the cache serves all" "[]" rpc_off 'report["advice"]["unserved"]'
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 is "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
 # If it does not ask the kernel, libibverbs keeps registered memory from children.
@@ -198,8 +187,8 @@ without_netlink=$built/trace_without_netlink
 rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 is "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
 rpc rpc_fork RDMAV_FORK_SAFE=1
-is "and the report promises nothing" "(0, 0)" rpc_fork '(report["advice"]["all"]["hits"], report["advice"]["all"]["saved_ns"])'
-is "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"] and "would have saved nothing" in report["advice"]["sentence"]'
+is "and the report says that none came back" "(0, 0)" rpc_fork '(report["advice"]["all"]["registrations"], report["advice"]["all"]["most_ns"])'
+is "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"]'
 without_netlink=
 
 # Calls whose arguments fill the registers, and those through tables of functions, have callers like

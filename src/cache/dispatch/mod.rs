@@ -12,7 +12,6 @@ mod relaxed_calls;
 mod rereg;
 mod reuse;
 
-pub use crate::foresight;
 pub use crate::instance::{hits as relaxed_hits, totals as relaxed_totals};
 pub use crate::life::device_files::DEVICE_FILES;
 pub use crate::life::flush::flush;
@@ -33,3 +32,4 @@ pub use rdmamr_mr::{fork_init, plain_memory, reg_other_memory};
 pub use register::{reg_dmabuf_mr, register, register_for, register_rarely};
 pub use relaxed_calls::{hit_relaxed, register_relaxed};
 pub use rereg::rereg;
+pub use reuse::verdict;

@@ -18,7 +18,6 @@
 //! If the cache cannot serve a registration, the registration takes the path that it takes without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
-use crate::foresight::{self, Present};
 use crate::instance;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, Unserved};
@@ -30,15 +29,16 @@ use crate::watch::in_place;
 use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use rdmamr_config::{CacheMode, config};
-use rdmamr_mr::{Error, How, Mr, Object, Registered, Request};
+use rdmamr_config::{CacheMode, config, disabled};
+use rdmamr_mr::{self as mr, Error, How, Mr, Object, Registered, Request};
 use rdmamr_next::Pd;
-use rdmamr_policy::{Range, unserved};
+use rdmamr_policy::{Asked, Range, unserved};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::text::Decimal;
 use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::thread;
 
 /// Logs once, when a cached region first serves the program, what the program gives up. If no
 /// memory can be watched, the program gives nothing up, and the watch has logged that.
@@ -97,7 +97,7 @@ pub enum Served {
 /// has come back. So a program that gains nothing by the cache pays only for that look-up.
 #[inline(always)]
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
-    match rdmamr_policy::refusal_of(mode, foresight::asked(request)) {
+    match rdmamr_policy::refusal_of(mode, asked(request)) {
         unserved::NONE => {}
         reason => return Served::Plain(refused(reason)),
     }
@@ -119,6 +119,42 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
     }
 }
 
+/// The properties of a registration that decide whether the cache serves it.
+#[inline(always)]
+fn asked(request: &Request) -> Asked {
+    Asked {
+        access: request.access.bits(),
+        at_own_address: request.iova == request.addr.addr() as u64,
+        is_empty: request.length == 0,
+    }
+}
+
+/// Why the cache refuses every registration of this process now.
+#[inline(always)]
+fn refusal_here() -> u32 {
+    if disabled() {
+        unserved::DISABLED
+    } else if thread::is_inside() {
+        unserved::INTERRUPTED
+    } else if instance::is_of_parent() {
+        unserved::CHILD
+    } else if mr::kernel_mr::is_fork_protected() {
+        unserved::FORK
+    } else {
+        unserved::NONE
+    }
+}
+
+/// Why the cache does not serve a plain registration under `RDMAMR_CACHE=all`, a value of
+/// [`unserved`]: for the trace, from which `rdmamr report` counts what came back.
+#[cold]
+pub fn verdict(request: &Request) -> u32 {
+    match rdmamr_policy::refusal_of(CacheMode::All, asked(request)) {
+        unserved::NONE => refusal_here(),
+        reason => reason,
+    }
+}
+
 #[inline(always)]
 fn range(pd: Pd, request: &Request) -> Option<Range> {
     let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
@@ -132,7 +168,7 @@ fn range(pd: Pd, request: &Request) -> Option<Range> {
 /// Registers memory by the cache. An error is the reason why the cache does not serve the call.
 #[inline(never)]
 fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Counter> {
-    match rdmamr_policy::refusal_in(&Present { foreseen: false }) {
+    match refusal_here() {
         unserved::NONE => {}
         reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
     }

@@ -166,18 +166,6 @@ fn read() -> Option<Vec<Run>> {
     whole.then_some(runs)
 }
 
-/// Calls `each` with the memory whose regions the cache does not reuse. That is all memory if the
-/// mappings cannot be read.
-pub fn each_foreign(mut each: impl FnMut(PageRange)) {
-    match read() {
-        Some(runs) => runs
-            .iter()
-            .filter(|run| !run.own)
-            .for_each(|run| each(run.range)),
-        None => each(PageRange::ALL),
-    }
-}
-
 const NOTES: usize = tiny_or!(4, 64);
 
 /// How many registrations rely on a note before the kernel is asked again.
@@ -309,9 +297,6 @@ mod tests {
             panic!("the program's own file is no file");
         };
         assert!(image.contains(code));
-        let mut foreign = Vec::new();
-        each_foreign(|range| foreign.push(range));
-        assert!(foreign.contains(&image));
     }
 
     #[test]

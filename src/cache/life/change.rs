@@ -24,7 +24,6 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::signals::{self, Signals};
 use rdmamr_sys::{clock, memory, thread};
-use rdmamr_trace as trace;
 
 /// A change that is about to be made. The change is over when this value is dropped.
 pub enum Changing {
@@ -70,19 +69,10 @@ fn heeding() -> Option<&'static Cache> {
     existing().filter(|_| !cache_gave_up())
 }
 
-/// Tells the trace of a change, so that a report knows which regions a cache would have lost.
-#[inline(always)]
-fn traced(addr: usize, length: usize) {
-    if trace::is_on() {
-        trace::changing(addr, length);
-    }
-}
-
-/// Tells the trace and the table of released ranges of a change. Returns whether the cache listens
-/// too. As long as none of them listens, this costs two loads.
+/// Tells the table of released ranges of a change. Returns whether the cache listens too. As long as
+/// neither listens, this costs a load.
 #[inline(always)]
 fn told(addr: usize, length: usize) -> bool {
-    traced(addr, length);
     if !listens(CACHE | RANGES) {
         return false;
     }
@@ -149,13 +139,11 @@ pub fn is_unannounced() -> bool {
 /// effect, and could be reused before the call returns. So if the cache has nothing there, or does
 /// not exist yet, the change is counted, and no region is kept until it is over.
 pub fn unreported(addr: usize, length: usize) -> Changing {
-    traced(addr, length);
     begin_unreported(addr, length, Neighbours::Stay)
 }
 
 /// As [`unreported`], for a call that maps memory in place of other memory ([`replacing`]).
 pub fn replacing_unreported(addr: usize, length: usize) -> Changing {
-    traced(addr, length);
     begin_unreported(addr, length, Neighbours::End)
 }
 
@@ -198,7 +186,6 @@ fn end_counted(range: PageRange, counted: &CountedCall) {
 /// memory.
 #[inline(always)]
 pub fn may_change(addr: usize, length: usize) -> Changing {
-    traced(addr, length);
     may_have_changed(addr, length)
 }
 

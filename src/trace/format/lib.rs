@@ -42,8 +42,6 @@ unsafe impl Numbers for Header {}
 // SAFETY: as above.
 unsafe impl Numbers for Start {}
 // SAFETY: as above.
-unsafe impl Numbers for CacheSettings {}
-// SAFETY: as above.
 unsafe impl Numbers for Call {}
 // SAFETY: a number.
 unsafe impl Numbers for u32 {}
@@ -107,11 +105,7 @@ pub mod kind {
     /// The last block of a process that exited normally while it was recorded: a `u64`,
     /// CLOCK_MONOTONIC in ns.
     pub const END: u16 = 5;
-    /// A [`super::CacheSettings`], written at the first registration that succeeds.
-    pub const CACHE: u16 = 6;
-    /// Memory whose regions would not stay in the cache: a `u64`, CLOCK_MONOTONIC in ns, then two
-    /// `u64` for each range, its start and its end. It replaces the same process's earlier list.
-    pub const UNKEPT: u16 = 7;
+    // Earlier releases used 6 and 7.
     /// The place of the process: a `u32`, its rank in a job or [`super::NO_RANK`], then the host's
     /// name.
     pub const PLACE: u16 = 8;
@@ -126,34 +120,6 @@ pub mod kind {
 
 /// The rank of a process that no launcher has numbered.
 pub const NO_RANK: u32 = u32::MAX;
-
-/// The cache's settings and limits in a process.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct CacheSettings {
-    /// The sum of some values of [`cache`].
-    pub flags: u64,
-    /// How long an idle region stays in the cache, in ms: without remote rights, and with them.
-    pub linger_local: u64,
-    pub linger_remote: u64,
-    /// The most idle regions in the cache, and the most bytes.
-    pub most_regions: u64,
-    pub most_bytes: u64,
-    /// How long userfaultfd(2) takes here to watch a region, in ns; 0 in traces of earlier
-    /// releases, which end before it.
-    pub watch_ns: u64,
-}
-const _: () = assert!(size_of::<CacheSettings>() == 48);
-
-/// Bits of [`CacheSettings::flags`].
-pub mod cache {
-    /// userfaultfd(2) is refused, so the cache holds no idle region.
-    pub const CANNOT_WATCH: u64 = 1;
-    /// No limit on pinned memory applies, so a region may serve a part of its pages.
-    pub const PINS_ALL: u64 = 2;
-    /// Each registration with remote rights gets a new key, so the cache serves none of them.
-    pub const FRESH_KEYS: u64 = 4;
-}
 
 /// The facts about a process.
 #[repr(C)]
@@ -244,8 +210,8 @@ pub mod call {
     /// Not a call of the program: the cache has deregistered a cached region with the kernel. The
     /// memory is the region's pages.
     pub const CACHE: u8 = 14;
-    /// Not a call of the library: the program is about to unmap, to move, to empty or to protect
-    /// memory that it had registered. Only recorded while the cache is off.
+    /// Not a call of the library: the program was about to change memory that it had registered. Only
+    /// earlier releases recorded it.
     pub const CHANGE: u8 = 15;
     pub const MLX5DV_REG_DMABUF_MR: u8 = 16;
     pub const MLX5DV_DEVX_UMEM_REG: u8 = 17;

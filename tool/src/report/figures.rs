@@ -3,11 +3,11 @@
 //! notes in sentences.
 use super::callers::{Caller, Resolver};
 use super::durations::Durations;
+use super::ranges::Class;
 use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
-use super::start::Start;
 use super::units::{self, shown};
-use super::{access, advice, cache, errno, ranges, ranks};
+use super::{advice, errno, ranks};
 use crate::trace::{Process, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::call;
@@ -69,52 +69,14 @@ impl Replay<'_> {
         self.totals.threads = processes.iter().map(|process| process.threads).sum();
         self.totals.dropped = total(processes.iter().map(|process| process.dropped));
         self.totals.thread_ns = total(processes.iter().map(|process| process.thread_ns));
-        let (costs, hit_measured) = advice::costs(&trace.processes, |what| self.durations(what));
         let ranks = ranks::ranks(&trace.processes, &self.processes);
-        let busiest = processes.iter().max_by_key(|process| process.time_ns);
-        let medians = self.ranges.medians(&self.sizes);
-        let found = advice::Found {
-            totals: &self.totals,
-            ranges: &self.ranges,
-            medians: &medians,
-            cache: &self.cache,
-            unserved: &self.unserved,
-            start: Start::of(&processes, advice::watch(&trace.processes)),
-            program: busiest.map_or(&[], |process| &process.command),
-            processes: &processes,
-            ranks: &ranks,
-        };
-        let advice = advice::advice(&found, costs, hit_measured);
-        let repeated = self.ranges.repeated(&medians, costs);
-        self.totals.repeated_ranges = repeated.len() as u64;
-        let again = again(&repeated, &medians, costs);
-        self.totals.repeating_callers = again.len() as u64;
-        let again = again.into_iter().take(LISTED);
-        let again = again
-            .map(|(site, again)| Again {
-                caller: caller(site),
-                ..again
-            })
-            .collect();
-        let ranges = repeated.into_iter().take(LISTED).map(|(key, range)| Range {
-            pid: trace.processes[key.process as usize].pid,
-            pd: key.range.pd,
-            addr: key.range.start,
-            bytes: key.bytes(),
-            access: access::words(range.call, key.range.access),
-            remote: access::remote(range.call, key.range.access),
-            registrations: range.served.registrations.into(),
-            hits: range.served.hits.into(),
-            time_ns: range.time,
-            saved_ns: range.saved(key, &medians, costs).max(0) as u64,
-            caller: caller(range.site),
-        });
-        let ranges = ranges.collect();
+        let advice = self.advice(&processes, &ranks, path);
+        let again = self.again(&mut caller);
         let notes = self.notes(&processes, &resolver.changed);
         let latencies = self.latencies();
         let (activity, lanes) = self.activity.finish(&trace.processes);
         Report {
-            version: 2,
+            version: 3,
             trace: shown(path),
             notes,
             processes,
@@ -127,7 +89,6 @@ impl Replay<'_> {
             latencies,
             callers,
             again,
-            ranges,
             past,
             leaks,
             failures,
@@ -135,19 +96,14 @@ impl Replay<'_> {
         }
     }
 
-    /// The durations over all sizes.
-    fn durations(&self, what: What) -> Durations {
-        let mut all = Durations::new();
-        for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
-            all.merge(durations);
-        }
-        all
-    }
-
     fn latencies(&self) -> Vec<Latency> {
         let kinds: BTreeSet<What> = self.sizes.keys().map(|key| key.1).collect();
         let of_kind = |what| {
-            let steps = self.durations(what).steps().into_iter();
+            let mut all = Durations::new();
+            for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
+                all.merge(durations);
+            }
+            let steps = all.steps().into_iter();
             steps.map(move |(from_ns, calls, time_ns)| Latency {
                 from_ns,
                 what,
@@ -158,6 +114,34 @@ impl Replay<'_> {
         let mut latencies: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
         latencies.sort_by_key(|row| (row.from_ns, row.what));
         latencies
+    }
+
+    fn advice(&mut self, processes: &[ProcessTotals], ranks: &Ranks, path: &Path) -> Advice {
+        let unserved = std::mem::take(&mut self.ranges.unserved);
+        let mut unserved = Vec::from_iter(unserved.into_values());
+        unserved.sort_by_key(|of| (Reverse(of.time_ns), of.reason));
+        let bound = |classes: &[Class]| self.ranges.bound(classes, &self.sizes);
+        let advice = Advice {
+            local: bound(&[Class::Local]),
+            all: bound(&[Class::Local, Class::Remote]),
+            fabric: bound(&[Class::Fabric]),
+            unserved,
+            ..Advice::default()
+        };
+        advice::complete(advice, &self.totals, (processes, ranks), path)
+    }
+
+    /// The longest times first.
+    fn again(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Again> {
+        let mut again = Vec::from_iter(std::mem::take(&mut self.ranges.by_caller));
+        again.sort_by_key(|(of, again)| (Reverse(again.time_ns), *of));
+        self.totals.repeating_callers = again.len() as u64;
+        let list = again.into_iter().take(LISTED);
+        let list = list.map(|((site, _), again)| Again {
+            caller: caller(site),
+            ..again
+        });
+        list.collect()
     }
 
     /// The largest sums first.
@@ -299,12 +283,6 @@ impl Replay<'_> {
                 units::plural(self.taken, "region", "regions")
             ));
         }
-        if self.ranges.forgotten {
-            notes.push(format!(
-                "There are more than {} ranges: some that came back only after a long time are counted as new.",
-                units::count(ranges::LIMIT as u64)
-            ));
-        }
         notes.extend(changed.iter().map(|path| {
             format!("{path} was written after the trace had begun: functions and lines in it may be wrong.")
         }));
@@ -328,36 +306,6 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
         }
     });
     threads.fold(0u64, u64::saturating_add).max(run)
-}
-
-/// The repeated ranges by their caller and their access, the largest saving first.
-fn again(
-    repeated: &[(&cache::Key, &ranges::Totals)],
-    medians: &ranges::Medians,
-    costs: ranges::Costs,
-) -> Vec<(u32, Again)> {
-    let mut by_caller: FxHashMap<(u32, u32), Again> = FxHashMap::default();
-    for (key, range) in repeated {
-        let access = key.range.access;
-        let again = by_caller.entry((range.site, access)).or_insert(Again {
-            access: access::words(range.call, access),
-            remote: access::remote(range.call, access),
-            smallest_bytes: u64::MAX,
-            ..Again::default()
-        });
-        again.ranges += 1;
-        again.smallest_bytes = again.smallest_bytes.min(key.bytes());
-        again.largest_bytes = again.largest_bytes.max(key.bytes());
-        again.registrations += u64::from(range.served.registrations);
-        again.hits += u64::from(range.served.hits);
-        again.time_ns += range.time;
-        again.saved_ns += range.saved(key, medians, costs).max(0) as u64;
-    }
-    let mut list: Vec<_> = by_caller.into_iter().collect();
-    list.sort_by_key(|(key, again)| (Reverse(again.saved_ns), Reverse(again.time_ns), *key));
-    list.into_iter()
-        .map(|((site, _), again)| (site, again))
-        .collect()
 }
 
 fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {

@@ -192,7 +192,7 @@ fn head(report: &Report, program: &str) -> Markup {
             (more(PROGRAMS, groups.len() as u64))
         }
         section.advice.(colour(report)) { p { (with_commands(&report.advice.verdict.line)) } }
-        @for command in report.advice.commands() { p.next { (with_commands(&format!("Next: `{command}`"))) } }
+        @for command in &report.advice.next { p.next { (with_commands(&format!("Next: `{command}`"))) } }
         @if !report.notes.is_empty() {
             aside.notes { ul { @for note in &report.notes { li { (note) } } } }
         }
@@ -209,7 +209,7 @@ fn head(report: &Report, program: &str) -> Markup {
 /// The class of the box around the verdict.
 fn colour(report: &Report) -> &'static str {
     match report.advice.verdict.kind {
-        verdict::Kind::WorthIt => "yes",
+        verdict::Kind::TryIt => "yes",
         verdict::Kind::CannotKnow => "unknown",
         verdict::Kind::NotWorthIt | verdict::Kind::Served => "no",
     }
@@ -224,32 +224,25 @@ fn folded(id: &str, heading: &str, figure: &str, body: Markup) -> Markup {
 }
 
 fn why(report: &Report) -> Markup {
-    let advice = &report.advice;
     folded(
         "why",
         "Why",
-        "the reasons, and what the figures assume",
-        html! {
-            p { (with_commands(&advice.sentence)) }
-            p.aside { (advice.assumption) }
-        },
+        "the reasons, and the price",
+        html! { p { (with_commands(&report.advice.sentence)) } },
     )
 }
 
 fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
-    let kept = pinned.points.iter().any(plots::is_kept);
     folded(
         "pinned",
         "Over time",
         &format!("at most {} pinned", bytes(pinned.peak_bytes)),
         html! {
-            @if kept { p { "With " code.word { "--cache=all" } " at most " strong { (bytes(pinned.cached_peak_bytes)) } " would be pinned." } }
             (legend(&[
                 ("plain", "plain regions", any(&|point| point.plain_bytes)),
                 ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-                ("kept", "what the cache would hold besides", kept),
             ]))
             (plots::over_time(report))
             (more(plots::LANES, report.lanes.len() as u64))

@@ -132,27 +132,34 @@ impl Group<'_> {
     }
 }
 
-/// The commands that run the job of the busiest process with `run`, one for each launcher. Empty if
-/// the trace is of no job.
+/// The number of ranks of a job.
+pub fn of_ranks(ranks: &Ranks) -> usize {
+    ranks.list.iter().filter(|rank| rank.rank.is_some()).count()
+}
+
+/// A command line, as a shell reads it.
+fn words(command: &[String]) -> String {
+    let words: Vec<_> = command.iter().map(|word| units::quoted(word)).collect();
+    match words.is_empty() {
+        true => "program".to_string(),
+        false => words.join(" "),
+    }
+}
+
+/// The commands that run the busiest program with `run`: of a job one for each launcher.
 pub fn commands(processes: &[ProcessTotals], ranks: &Ranks, run: &str) -> Vec<String> {
-    let of_ranks = ranks.list.iter().filter(|rank| rank.rank.is_some()).count();
+    let of_ranks = of_ranks(ranks);
     if of_ranks < 2 {
-        return Vec::new();
+        let busiest = processes.iter().max_by_key(|process| process.time_ns);
+        let program = words(busiest.map_or(&[], |busiest| &busiest.command));
+        return vec![format!("{run} {program}")];
     }
     let groups = groups(processes);
     let in_calls = |group: &&Group| group.processes.iter().map(|of| of.time_ns).sum::<u64>();
     let Some(group) = groups.iter().max_by_key(in_calls) else {
         return Vec::new();
     };
-    let program: Vec<String> = group
-        .command
-        .iter()
-        .map(|word| units::quoted(word))
-        .collect();
-    let program = match program.is_empty() {
-        true => "program".to_string(),
-        false => program.join(" "),
-    };
+    let program = words(&group.command);
     let first = group.command.first().map_or("", String::as_str);
     let is_python =
         program != units::program(&group.command) && units::name_of(first).starts_with("python");
@@ -197,9 +204,20 @@ mod tests {
 
     fn process(line: &str, calls: u64) -> ProcessTotals {
         ProcessTotals {
+            pid: 7,
+            host: None,
+            rank: None,
+            command: line.split(' ').map(String::from).collect(),
+            started: String::new(),
+            run_ns: 0,
+            thread_ns: 0,
             calls,
+            failed: 0,
             time_ns: calls,
-            ..crate::report::start::tests::process(None, 1, line)
+            threads: 1,
+            dropped: 0,
+            ended: true,
+            stopped: false,
         }
     }
 
@@ -258,7 +276,9 @@ mod tests {
         let found = commands(&processes, &ranks(4, 2), run);
         assert_eq!(found.len(), 1);
         assert!(found[0].starts_with("torchrun "), "{found:?}");
-        assert_eq!(commands(&processes, &ranks(1, 1), run), [""; 0]);
+        processes[1].time_ns = 6;
+        let one = "rdmamr run --cache=all -- python3 train.py --port 2";
+        assert_eq!(commands(&processes, &ranks(1, 1), run), [one]);
         // The trace may lack the blocks that have the command lines.
         processes.iter_mut().for_each(|of| of.command.clear());
         let found = commands(&processes, &ranks(2, 1), run);

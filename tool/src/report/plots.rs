@@ -112,64 +112,28 @@ fn columns(heights: impl Iterator<Item = (usize, f64)>) -> String {
     path
 }
 
-type Shape = (&'static str, fn(&Point) -> u64);
-
-/// A plot of pinned memory, with its peak and the moment of that if it is to be pointed at.
-fn of_memory(
-    title: &'static str,
-    (peak, moment): (u64, Option<u64>),
-    shapes: &[Shape],
-    pinned: &Pinned,
-    span: u64,
-) -> Plot {
+fn pinned(pinned: &Pinned, span: u64) -> Plot {
+    let peak = pinned.peak_bytes;
     let top = (peak as f64 * 1.08).max(1.0);
     let place = |time_ns: u64| time_ns as f64 / span.max(1) as f64;
-    let shape = |&(class, bytes): &Shape| {
-        let points = pinned.points.iter();
-        let points = points.map(|point| {
-            (
-                place(point.time_ns) * POINTS as f64,
-                bytes(point) as f64 / top,
-            )
-        });
-        (class, outline(points))
+    let shape = |bytes: fn(&Point) -> u64| {
+        outline(pinned.points.iter().map(|point| {
+            let at = place(point.time_ns) * POINTS as f64;
+            (at, bytes(point) as f64 / top)
+        }))
     };
+    let mut shapes = vec![("plain", shape(|point| point.plain_bytes))];
+    // Behind the plain one, an equal shape would show at its edges.
+    if pinned.points.iter().any(|point| point.cache_bytes > 0) {
+        shapes.insert(0, ("cache", shape(Point::bytes)));
+    }
     Plot {
-        title,
+        title: "Pinned memory",
         more: "",
         ticks: heights(top, (peak / 4).max(1).next_power_of_two(), units::bytes),
-        shapes: shapes.iter().map(shape).collect(),
-        dot: moment.map(|moment| (place(moment), peak as f64 / top)),
+        shapes,
+        dot: Some((place(pinned.peak_at_ns), peak as f64 / top)),
     }
-}
-
-fn pinned(pinned: &Pinned, span: u64) -> Plot {
-    let shapes: [Shape; 2] = [
-        ("cache", Point::bytes),
-        ("plain", |point| point.plain_bytes),
-    ];
-    // Behind the plain one, an equal shape would show at its edges.
-    let has_cache = pinned.points.iter().any(|point| point.cache_bytes > 0);
-    let shapes = &shapes[usize::from(!has_cache)..];
-    let peak = (pinned.peak_bytes, Some(pinned.peak_at_ns));
-    of_memory("Pinned memory", peak, shapes, pinned, span)
-}
-
-/// Whether regions would be idle in the cache at that point.
-pub fn is_kept(point: &Point) -> bool {
-    point.cached_bytes > point.bytes()
-}
-
-/// The memory that would be pinned with the cache, if that differs.
-fn cached(pinned: &Pinned, span: u64) -> Option<Plot> {
-    pinned.points.iter().find(|point| is_kept(point))?;
-    let title = "Pinned memory that --cache=all would need";
-    let shapes: [Shape; 2] = [
-        ("kept", |point| point.cached_bytes),
-        ("plain", Point::bytes),
-    ];
-    let peak = (pinned.cached_peak_bytes, None);
-    Some(of_memory(title, peak, &shapes, pinned, span))
 }
 
 fn rate(activity: &Activity) -> Plot {
@@ -282,7 +246,6 @@ pub fn over_time(report: &Report) -> Markup {
         } }
         div.window role="region" tabindex="0" aria-label="Plots over time; zoomed, the arrow keys move them" { div.wide {
             (pinned(&report.pinned, span).draw())
-            @if let Some(plot) = cached(&report.pinned, span) { (plot.draw()) }
             (rate(&report.activity).draw())
             (latency(&report.activity).draw())
             @if lanes.len() > 1 { figure.plot.lanes {

@@ -1,117 +1,72 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Ranges that are registered again and again, and how many of their registrations the cache would
-//! have served.
-use super::cache::{Class, Done, Key};
+//! Memory that is registered again and again, and the most time that the cache could save there.
+//! The library's own rule, `rdmamr-policy`, decides which registrations the cache serves.
+//!
+//! This is a bound and no forecast: a region that the cache makes counts as idle from its first
+//! release to the end of its process, and its memory as unchanged. So no cache serves more
+//! registrations from idle regions than come back here.
+use super::access;
 use super::durations::Durations;
-use super::shape::What;
-use rdmamr_trace_format::Call;
+use super::shape::{Again, Bound, Unserved, What};
+use rdmamr_abi::rdma_core::IBV_ACCESS_LOCAL_WRITE;
+use rdmamr_policy::{Asked, CacheMode, Range, Released};
+use rdmamr_trace_format::{Call, call, how, unserved};
 use rustc_hash::FxHashMap;
-use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
-/// The costs of the cache's own work, in ns.
-#[derive(Clone, Copy)]
-pub struct Costs {
-    /// A hit and its deregistration.
-    pub hit: u64,
-    /// The cost of a miss beyond the registration itself.
-    pub miss: u64,
-    /// The end of a region whose memory changes, for the thread that changes it.
-    pub change: u64,
-    /// The end of a region because too many are idle.
-    pub eviction: u64,
-    /// A registration that the cache refuses after a look at its memory.
-    pub refusal: u64,
-}
-
-/// The registrations that a cache would serve.
-#[derive(Clone, Copy, Default)]
-pub struct Served {
-    pub registrations: u32,
-    pub hits: u32,
-    /// How many of the hits were deregistered.
-    pub ended: u32,
-    /// Regions that would have been made for the cache. All other registrations are plain.
-    pub made: u32,
-    /// Regions that ended because their memory changed.
-    pub changes: u32,
-    /// Regions that ended because too many were idle.
-    pub evictions: u32,
-    /// Registrations that the cache would have to look at before it refuses them.
-    pub refused: u32,
-}
-
-impl Served {
-    /// The cost of the cache's own work.
-    pub fn paid(&self, costs: Costs) -> u64 {
-        let paid = [
-            (self.hits, costs.hit),
-            (self.made, costs.miss),
-            (self.changes, costs.change),
-            (self.evictions, costs.eviction),
-            (self.refused, costs.refusal),
-        ];
-        paid.iter().map(|&(times, ns)| u64::from(times) * ns).sum()
-    }
-}
-
-/// Calls that the cache would have left out, which one median describes: their class, whether they
-/// register, and the power of two of their length.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Kind(Class, bool, u32);
-
-/// The time that a cache would leave out.
-#[derive(Clone, Copy, Default)]
-pub struct LeftOut {
-    /// If each call took the median of its kind.
-    pub typical: u64,
-    /// The calls that took far longer than that, and by how much.
-    pub outliers: u64,
-    pub excess: u64,
-    /// By how much the sum of the other calls differs from that of as many medians.
-    pub skew: u64,
-}
-
-/// A call is an outlier if it takes this many medians of its kind. Among the calls of a kind are
-/// lengths that differ by a factor of 2.
+/// What the cache never keeps: nothing tells the library that the GPU's memory was freed.
+pub const OF_GPU: &str = "the memory is a GPU's, registered as a dma-buf";
+/// A call is an outlier if it takes this many medians of its length: lengths differ by a factor of 2.
 pub const OUTLIER: u64 = 8;
-/// How many calls are enough for a median of their own. The first registration of a range, which is
-/// never left out, may take longer: its pages may be new.
-const ENOUGH: u64 = 10;
 
-/// The medians of the calls that the cache would leave out.
-#[derive(Default)]
-pub struct Medians(FxHashMap<Kind, u64>);
-
-impl Medians {
-    fn of(&self, class: Class, registers: bool, bits: u32) -> u64 {
-        let median = self.0.get(&Kind(class, registers, bits));
-        median.copied().unwrap_or(0)
-    }
+/// Why the cache does not serve such a registration, in words; `None` if it does.
+fn refusal(call: &Call) -> Option<&'static str> {
+    let asked = Asked {
+        access: call.access,
+        at_own_address: true,
+        is_empty: call.length == 0,
+    };
+    let reason = match call.reason {
+        _ if call.how == how::GPU => return Some(OF_GPU),
+        _ if access::of_fabric(call.call) => return None,
+        _ if call.how == how::FORWARDED => unserved::DEVICE,
+        unserved::UNKNOWN if call.call == call::REG_DMABUF_MR => unserved::DEVICE,
+        unserved::UNKNOWN => rdmamr_policy::refusal_of(CacheMode::All, asked),
+        reason => reason,
+    };
+    let words = unserved::WORDS.get(reason as usize);
+    let words = words.unwrap_or(&"a reason that this program does not know");
+    (reason != unserved::NONE).then_some(words)
 }
 
-/// At this many known ranges, those that were registered only once are forgotten.
-pub const LIMIT: usize = 1 << 18;
-
-#[derive(Default)]
-pub struct Totals {
-    pub call: u8,
-    /// The caller that registered the range first.
-    pub site: u32,
-    /// The power of two of the first length.
-    bits: u32,
-    pub served: Served,
-    /// The time of registrations and deregistrations.
-    pub time: u64,
+/// The registrations that a setting serves: those of `--cache=local`, those that `--cache=all`
+/// adds, and libfabric's.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Class {
+    Local,
+    Remote,
+    Fabric,
 }
 
-impl Totals {
-    /// The time that the cache would have saved: less than 0 if it costs more than it saves.
-    pub fn saved(&self, key: &Key, medians: &Medians, costs: Costs) -> i64 {
-        let class = Class::of(self.call, key.range.access);
-        let left_out = [(self.served.hits, true), (self.served.ended, false)]
-            .map(|(calls, registers)| u64::from(calls) * medians.of(class, registers, self.bits));
-        left_out.iter().sum::<u64>() as i64 - self.served.paid(costs) as i64
-    }
+/// How the cache serves a registration.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Served {
+    /// Not at all: the range comes for the first time.
+    Plainly,
+    /// By a new region.
+    Anew,
+    /// By an idle region, if there is one: the registration has come back.
+    Again,
+}
+
+/// A registration that the cache may serve.
+#[derive(Clone, Copy)]
+pub struct Registration {
+    process: u32,
+    range: Range,
+    class: Class,
+    site: u32,
+    served: Served,
 }
 
 /// The power of two of a length, as [`super::replay::Replay::sizes`] counts it.
@@ -122,136 +77,158 @@ pub fn bits(length: u64) -> u32 {
 /// All known ranges.
 #[derive(Default)]
 pub struct Ranges {
-    known: FxHashMap<Key, Totals>,
-    pub classes: [Served; Class::COUNT],
-    /// The durations of the calls that the cache would leave out.
-    left_out: FxHashMap<Kind, Durations>,
-    limit: usize,
-    /// Some ranges had to be forgotten.
-    pub forgotten: bool,
+    /// The ranges that each process has registered plainly and released.
+    released: FxHashMap<u32, Box<Released>>,
+    /// The regions that the cache has made, by their place: the end of each by its start. A region
+    /// within another is left out, so the ends are in order, too.
+    regions: FxHashMap<Place, BTreeMap<u64, u64>>,
+    /// The durations of the calls that came back, by their class, the power of two of their length,
+    /// and what they do.
+    back: FxHashMap<(Class, u32, What), Durations>,
+    /// The same calls by the site of their registration and its access.
+    pub by_caller: FxHashMap<(u32, u32), Again>,
+    /// The registrations that the cache does not serve, by reason.
+    pub unserved: FxHashMap<&'static str, Unserved>,
+}
+
+/// The process, domain and access of regions that serve parts of themselves; of a region that serves
+/// exactly its pages also these.
+type Place = (u32, u64, u32, Option<(u64, u64)>);
+
+impl Registration {
+    fn place(&self) -> Place {
+        let Range {
+            pd,
+            start,
+            end,
+            access,
+        } = self.range;
+        let is_exact = match self.class {
+            Class::Local => false,
+            Class::Remote => true,
+            Class::Fabric => access::remote(call::FI_MR_REG, access),
+        };
+        match is_exact {
+            true => (self.process, pd, access, Some((start, end))),
+            false => (self.process, pd, access | IBV_ACCESS_LOCAL_WRITE, None),
+        }
+    }
 }
 
 impl Ranges {
-    pub fn registered(&mut self, key: Key, site: u32, done: Done, call: &Call) {
-        if self.known.len() >= LIMIT.max(self.limit) {
-            self.known.retain(|_, range| range.served.registrations > 1);
-            self.limit = 2 * self.known.len();
-            self.forgotten = true;
+    /// `None` if the registration was not plain, and if the cache does not serve it.
+    pub fn register(
+        &mut self,
+        process: u32,
+        range: Range,
+        site: u32,
+        call: &Call,
+    ) -> Option<Registration> {
+        if matches!(call.how, how::HIT | how::MISS | how::PAST) {
+            return None;
         }
-        let first = Totals {
-            call: call.call,
+        if let Some(reason) = refusal(call) {
+            let unserved = self.unserved.entry(reason).or_default();
+            unserved.reason = reason;
+            unserved.registrations += 1;
+            unserved.time_ns += u64::from(call.duration);
+            return None;
+        }
+        let class = match access::of_fabric(call.call) {
+            true => Class::Fabric,
+            false if CacheMode::Local.wants(call.access) => Class::Local,
+            false => Class::Remote,
+        };
+        let mut of = Registration {
+            process,
+            range,
+            class,
             site,
-            bits: bits(call.length),
-            ..Totals::default()
+            served: Served::Plainly,
         };
-        let range = self.known.entry(key).or_insert(first);
-        range.time += u64::from(call.duration);
-        let class = Class::of(call.call, key.range.access);
-        for served in [&mut range.served, &mut self.classes[class as usize]] {
-            served.registrations += 1;
-            match done {
-                Done::Hit(_) => served.hits += 1,
-                Done::Made(_) => served.made += 1,
-                Done::First => {}
-            }
+        let released = self.released.get(&process);
+        if self.is_kept(&of) {
+            of.served = Served::Again;
+        // A relaxed call says itself that its memory comes back.
+        } else if class == Class::Fabric || released.is_some_and(|of| of.comes_back(&range)) {
+            of.served = Served::Anew;
         }
-        if let Done::Hit(_) = done {
-            self.leave_out(Kind(class, true, bits(call.length)), call.duration);
-        }
+        self.count(&of, call);
+        Some(of)
     }
 
-    fn leave_out(&mut self, kind: Kind, duration: u32) {
-        let durations = self.left_out.entry(kind).or_insert_with(Durations::new);
-        durations.add(duration);
+    fn is_kept(&self, of: &Registration) -> bool {
+        let regions = self.regions.get(&of.place());
+        let around = regions.and_then(|all| all.range(..=of.range.start).next_back());
+        around.is_some_and(|(_, &end)| end >= of.range.end)
     }
 
-    /// A region was deregistered whose registration would have been a hit, or a miss.
-    pub fn deregistered(&mut self, key: &Key, hit: bool, length: u64, duration: u32) {
-        let Some(range) = self.known.get_mut(key) else {
+    /// Counts a call, if it is of a registration that came back.
+    fn count(&mut self, of: &Registration, call: &Call) {
+        if of.served != Served::Again {
             return;
-        };
-        range.time += u64::from(duration);
-        if hit {
-            let class = Class::of(range.call, key.range.access);
-            range.served.ended += 1;
-            self.classes[class as usize].ended += 1;
-            self.leave_out(Kind(class, false, bits(length)), duration);
         }
-    }
-
-    /// The medians of the calls that the cache would leave out. `sizes` has the durations of all
-    /// calls: few calls have no median of their own if all calls of their length took less.
-    pub fn medians(&self, sizes: &FxHashMap<(u32, What), Durations>) -> Medians {
-        let median = |(&kind, durations): (&Kind, &Durations)| {
-            let median = durations.quantile(0.5);
-            let Kind(_, registers, bits) = kind;
-            let what = if registers {
-                What::Plain
-            } else {
-                What::Deregister
-            };
-            let all = sizes.get(&(bits, what)).map(|all| all.quantile(0.5));
-            let median = match all {
-                Some(all) if durations.count < ENOUGH => median.min(all),
-                _ => median,
-            };
-            (kind, median)
-        };
-        Medians(self.left_out.iter().map(median).collect())
-    }
-
-    /// The time that the cache would leave out of the calls of these classes.
-    pub fn left_out(&self, classes: &[Class], medians: &Medians) -> LeftOut {
-        let mut sum = LeftOut::default();
-        let left_out = self.left_out.iter();
-        for (kind, durations) in left_out.filter(|(kind, _)| classes.contains(&kind.0)) {
-            let median = medians.of(kind.0, kind.1, kind.2);
-            let (outliers, time) = durations.above(OUTLIER * median);
-            sum.typical += durations.count * median;
-            sum.outliers += outliers;
-            sum.excess += time - outliers * median;
-            let others = (durations.count - outliers) * median;
-            sum.skew += (durations.total - time).abs_diff(others);
-        }
-        sum
-    }
-
-    /// The memory of an idle region has changed.
-    pub fn changed(&mut self, key: &Key) {
-        if let Some(range) = self.known.get_mut(key) {
-            range.served.changes += 1;
-        }
-    }
-
-    /// The cache would have refused a registration after a look at its memory.
-    pub fn refused(&mut self, class: Class) {
-        self.classes[class as usize].refused += 1;
-    }
-
-    /// How many ranges of a class would have had hits.
-    pub fn with_hits(&self, class: Class) -> u64 {
-        let of_class = |(key, range): &(&Key, &Totals)| {
-            range.served.hits > 0 && Class::of(range.call, key.range.access) == class
-        };
-        self.known.iter().filter(of_class).count() as u64
-    }
-
-    /// The ranges that were registered more than once, the most expensive first.
-    pub fn repeated(&self, medians: &Medians, costs: Costs) -> Vec<(&Key, &Totals)> {
-        let mut repeated: Vec<_> = self
-            .known
-            .iter()
-            .filter(|(_, range)| range.served.registrations > 1)
-            .collect();
-        repeated.sort_by_cached_key(|(key, range)| {
-            (
-                Reverse(range.saved(key, medians, costs)),
-                Reverse(range.time),
-                key.process,
-                key.range.start,
-                key.range.access,
-            )
+        let what = What::of(call);
+        let durations = self.back.entry((of.class, bits(call.length), what));
+        durations.or_insert_with(Durations::new).add(call.duration);
+        let (access, bytes) = (of.range.access, of.range.end - of.range.start);
+        let again = self.by_caller.entry((of.site, access));
+        let again = again.or_insert_with(|| Again {
+            access: access::words(call.call, access),
+            remote: access::remote(call.call, access),
+            smallest_bytes: bytes,
+            ..Again::default()
         });
-        repeated
+        again.smallest_bytes = again.smallest_bytes.min(bytes);
+        again.largest_bytes = again.largest_bytes.max(bytes);
+        again.registrations += u64::from(what == What::Plain);
+        again.time_ns += u64::from(call.duration);
+    }
+
+    /// A registration has ended, by the deregistration `call` if the trace has it.
+    pub fn release(&mut self, of: Option<Registration>, call: Option<&Call>) {
+        let Some(of) = of else { return };
+        let Range { start, end, .. } = of.range;
+        if let Some(call) = call {
+            self.count(&of, call);
+        }
+        match of.served {
+            Served::Plainly => {
+                let released = self.released.entry(of.process);
+                let released = released.or_insert_with(|| Box::new(Released::new()));
+                released.add(&of.range);
+            }
+            Served::Anew if !self.is_kept(&of) => {
+                let regions = self.regions.entry(of.place()).or_default();
+                let within = |regions: &BTreeMap<u64, u64>| {
+                    let next = regions.range(start..).next();
+                    next.filter(|(_, last)| **last <= end)
+                        .map(|(first, _)| *first)
+                };
+                while let Some(first) = within(regions) {
+                    regions.remove(&first);
+                }
+                regions.insert(start, end);
+            }
+            _ => {}
+        }
+    }
+
+    /// The most time that the cache saves in the calls of these classes. `sizes` has the durations
+    /// of all calls.
+    pub fn bound(&self, classes: &[Class], sizes: &FxHashMap<(u32, What), Durations>) -> Bound {
+        let mut bound = Bound::default();
+        let back = self.back.iter();
+        for (&(_, bits, what), durations) in back.filter(|(of, _)| classes.contains(&of.0)) {
+            let all = sizes.get(&(bits, what));
+            let median = all.map_or(0, |all| all.quantile(0.5));
+            let (outliers, time) = durations.above(OUTLIER * median);
+            let beyond = time.saturating_sub(outliers * median);
+            bound.registrations += u64::from(what == What::Plain) * durations.count;
+            bound.most_ns += durations.total - beyond;
+            bound.outliers += outliers;
+            bound.outlier_ns += beyond;
+        }
+        bound
     }
 }

@@ -3,14 +3,14 @@
 //! pinned. It counts only; other modules put the counts into words.
 use super::access;
 use super::activity::Counts;
-use super::cache::{self, Cache, Class, Done};
 use super::durations::Durations;
-use super::ranges::{self, Ranges};
+use super::ranges::{self, Ranges, Registration};
 use super::shape::{Past, Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
 use crate::trace::{Event, Trace};
 use anyhow::Result;
+use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, call, how};
 use rustc_hash::FxHashMap;
@@ -73,17 +73,10 @@ pub struct Holder {
     pub site: u32,
 }
 
-/// The cache's answer to a plain registration, if it were on.
-#[derive(Clone, Copy)]
-struct Foreseen {
-    key: cache::Key,
-    done: Done,
-}
-
 /// A region that is pinned.
 pub struct Region {
-    /// For a plain region that the cache would have served.
-    range: Option<Foreseen>,
+    /// For a plain region that the cache may serve.
+    of_range: Option<Registration>,
     pub cache: bool,
     pub pinned: u64,
     /// How many bytes of a GPU's memory it is.
@@ -134,10 +127,6 @@ pub struct Replay<'a> {
     /// Regions of the cache whose lkey was assigned again before the trace reported their end.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
-    pub cache: Cache,
-    /// The number and the time of the plain registrations that the cache would not have served, by
-    /// reason.
-    pub unserved: FxHashMap<&'static str, (u64, u64)>,
     pub sizes: FxHashMap<(u32, What), Durations>,
     pub timeline: Timeline,
     pub activity: Counts,
@@ -182,8 +171,6 @@ impl Replay<'_> {
             regions: Regions::default(),
             ended_before: FxHashMap::default(),
             ranges: Ranges::default(),
-            cache: Cache::default(),
-            unserved: FxHashMap::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
             activity: Counts::new(begin, span, trace.processes.len()),
@@ -214,11 +201,8 @@ impl Replay<'_> {
             self.cache_ended(since, key(*process, call));
             return;
         }
-        if call.call == call::CHANGE {
-            let end = call.addr.saturating_add(call.length);
-            for key in self.cache.change(*process, call.addr, end) {
-                self.ranges.changed(&key);
-            }
+        // A change of memory, which earlier releases recorded.
+        if !call::is_of_program(call.call) {
             return;
         }
         self.totals.calls_with_stack += u64::from(*stack != 0);
@@ -309,10 +293,18 @@ impl Replay<'_> {
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
     }
 
-    /// The range by which the cache's rule knows the memory.
-    fn range(&self, process: u32, pd: u64, access: u32, memory: (u64, u64)) -> cache::Key {
+    /// The whole pages around the memory of a call: the range by which the cache's rule knows it.
+    fn range(&self, process: u32, call: &Call) -> Range {
         let page = self.trace.processes[process as usize].page;
-        cache::Key::new(process, pd, access, memory, page)
+        let start = call.addr & !(page - 1);
+        let end = call.addr.saturating_add(call.length);
+        let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        Range {
+            pd: call.pd,
+            start,
+            end: if call.length == 0 { start } else { end },
+            access: call.access,
+        }
     }
 
     fn fail(&mut self, process: u32, site: u32, call: &Call) {
@@ -356,10 +348,10 @@ impl Replay<'_> {
             }
             self.unknown += 1;
         }
-        let range = self.range(process, call.pd, call.access, holder.memory);
+        let range = self.range(process, call);
         let is_gpu = call.how == how::GPU;
         let pinned = match access::pins(call) {
-            true => range.bytes(),
+            true => range.end - range.start,
             false => 0,
         };
         let gpu = if is_gpu { call.length } else { 0 };
@@ -370,14 +362,10 @@ impl Replay<'_> {
             } else {
                 self.taken += 1;
             }
-            self.release(process, since, &before);
-            self.unpin(process, since, &before);
+            self.release(process, since, before, None);
         }
-        let range = (!cache && call.how != how::PAST)
-            .then(|| self.foresee(range, site, since, call))
-            .flatten();
         let region = Region {
-            range,
+            of_range: self.ranges.register(process, range, site, call),
             pinned,
             gpu,
             cache,
@@ -413,14 +401,13 @@ impl Replay<'_> {
         let Some(mut region) = self.regions.remove(&before) else {
             return false;
         };
+        self.ranges.release(region.of_range.take(), None);
         self.unpin(process, since, &region);
         if call.length != 0 {
-            let memory = (call.addr, call.length);
-            region.pinned = self.range(process, call.pd, call.access, memory).bytes();
-            region.moved(memory);
+            let range = self.range(process, call);
+            region.pinned = range.end - range.start;
+            region.moved((call.addr, call.length));
         }
-        self.release(process, since, &region);
-        region.range = None;
         self.pin(process, since, &region);
         self.regions.insert(key, region);
         true
@@ -445,73 +432,29 @@ impl Replay<'_> {
             self.unknown += 1;
             return;
         };
-        let memory = region.holder.map(|holder| holder.memory);
         region.release(call);
         if region.is_held() {
             return;
         }
-        if let (Some(foreseen), Some(memory)) = (region.range, memory) {
-            let range = self.range(process, call.pd, foreseen.key.range.access, memory);
-            let hit = matches!(foreseen.done, Done::Hit(_));
-            self.ranges
-                .deregistered(&range, hit, memory.1, call.duration);
-        }
         if let Some(region) = self.regions.remove(&key) {
-            self.release(process, since, &region);
-            self.unpin(process, since, &region);
+            self.release(process, since, region, Some(call));
         }
     }
 
-    /// Foresees what the cache would have done with a plain registration. `None` if the cache would
-    /// not serve it even if it came back.
-    fn foresee(
-        &mut self,
-        range: cache::Key,
-        site: u32,
-        since: u64,
-        call: &Call,
-    ) -> Option<Foreseen> {
-        let process = &self.trace.processes[range.process as usize];
-        if let Some(why) = cache::refusal(process, call, since + self.begin, &range) {
-            let (count, time) = self.unserved.entry(why).or_default();
-            *count += 1;
-            *time += u64::from(call.duration);
-            if why == cache::UNKEPT {
-                self.ranges.refused(Class::of(call.call, call.access));
-            }
-            return None;
-        }
-        let remote = access::remote(call.call, call.access);
-        let class = Class::of(call.call, call.access);
-        let done = self.cache.register(process, range, class, remote, since);
-        self.ranges.registered(range, site, done, call);
-        Some(Foreseen { key: range, done })
-    }
-
-    /// The program has ended its use of a region that the cache would have served.
-    fn release(&mut self, process: u32, since: u64, region: &Region) {
-        let Some(Foreseen { key, done }) = region.range else {
-            return;
-        };
-        match done {
-            Done::Hit(number) | Done::Made(number) => {
-                let process = &self.trace.processes[process as usize];
-                self.cache.release(process, number, since);
-            }
-            Done::First => self.cache.released_plainly(&key),
-        }
+    /// A region has ended: by `call`, if the trace has the deregistration.
+    fn release(&mut self, process: u32, since: u64, region: Region, call: Option<&Call>) {
+        self.ranges.release(region.of_range, call);
+        self.unpin(process, since, &region);
     }
 
     fn pin(&mut self, process: u32, since: u64, region: &Region) {
         self.adjust(process, region, u64::saturating_add);
-        self.timeline
-            .pin(since, region.pinned, region.cache, self.cache.idle());
+        self.timeline.pin(since, region.pinned, region.cache);
     }
 
     fn unpin(&mut self, process: u32, since: u64, region: &Region) {
         self.adjust(process, region, u64::saturating_sub);
-        self.timeline
-            .unpin(since, region.pinned, region.cache, self.cache.idle());
+        self.timeline.unpin(since, region.pinned, region.cache);
     }
 
     fn adjust(&mut self, process: u32, region: &Region, change: fn(u64, u64) -> u64) {
@@ -530,12 +473,11 @@ impl Replay<'_> {
     fn end_processes(&mut self, since: u64) {
         while let Some(&(end, process)) = self.ends.last().filter(|(end, _)| *end < since) {
             self.ends.pop();
-            self.cache.end(process as u32);
             let gpu = std::mem::take(&mut self.processes[process].gpu);
             self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);
             for cache in [false, true] {
                 let pinned = self.processes[process].pinned[usize::from(cache)];
-                self.timeline.unpin(end, pinned, cache, self.cache.idle());
+                self.timeline.unpin(end, pinned, cache);
             }
         }
     }

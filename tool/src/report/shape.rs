@@ -2,7 +2,7 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
-use super::verdict::{Kind, Verdict};
+use super::verdict::Verdict;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, how};
 use serde::Serialize;
@@ -27,7 +27,6 @@ pub struct Report {
     pub latencies: Vec<Latency>,
     pub callers: Vec<CallerTotals>,
     pub again: Vec<Again>,
-    pub ranges: Vec<Range>,
     pub past: Vec<Past>,
     pub leaks: Vec<Leak>,
     pub failures: Vec<Failure>,
@@ -66,10 +65,9 @@ pub struct Totals {
     pub past_callers: u64,
     /// Regions that the cache deregistered by itself.
     pub cache_deregistrations: u64,
-    /// The numbers of callers and of ranges registered more than once, including those not listed.
+    /// The number of callers, and of those whose registrations came back, by access, including those
+    /// not listed.
     pub callers: u64,
-    pub repeated_ranges: u64,
-    /// The number of callers, by access, that registered such ranges.
     pub repeating_callers: u64,
     /// Whether the trace tells for every process which regions it left registered.
     pub leaks_known: bool,
@@ -102,93 +100,44 @@ pub struct ProcessTotals {
     pub stopped: bool,
 }
 
-/// The time that the cache would have saved in this trace.
+/// What the cache could save at most, and how to find out what it saves.
 #[derive(Default, Serialize)]
 pub struct Advice {
     pub verdict: Verdict,
     /// The reasons for the verdict, and the price.
     pub sentence: String,
-    /// The assumptions behind the figures.
-    pub assumption: String,
-    /// The cost of a hit and its deregistration, and whether this trace measured it.
-    pub hit_ns: u64,
-    pub hit_measured: bool,
-    /// The cost of a miss beyond its registration, and of the end of a region whose memory changes.
-    pub miss_ns: u64,
-    pub change_ns: u64,
-    /// The cost of the cache's start in the processes of the trace, and whether the program that
-    /// made the report has measured it: the trace is of the same machine.
-    pub start_ns: u64,
-    pub start_measured: bool,
-    /// The command to run, or nothing if no cache would help.
-    pub command: Option<String>,
-    /// For a job of several ranks the same by each launcher that may have started it.
-    pub launch: Vec<String>,
-    /// The saving with `--cache=local`, with `--cache=all` (which includes the former), and for
-    /// regions of libfabric's calls (which neither includes).
-    pub local: Saving,
-    pub all: Saving,
-    pub fabric: Saving,
-    /// Plain registrations that the cache would not serve; the reason with the most time comes
-    /// first.
+    /// The commands to type next, if the cache is worth a trial: those that run the program with the
+    /// cache, for a job one for each launcher, and the one that compares the trial with this trace,
+    /// if that can be read again.
+    pub next: Vec<String>,
+    /// The bounds of `--cache=local`, of `--cache=all` (which includes the former), and of libfabric's
+    /// calls (which neither includes).
+    pub local: Bound,
+    pub all: Bound,
+    pub fabric: Bound,
+    /// Plain registrations that the cache does not serve; the reason with the most time comes first.
     pub unserved: Vec<Unserved>,
 }
 
-impl Advice {
-    /// Whether `--cache=all` saves so much more than `local` that its price is worth it: more than
-    /// twice as much.
-    pub fn all_is_worth_it(&self) -> bool {
-        self.all.saved_ns > 2 * self.local.saved_ns.max(0)
-    }
-
-    /// The value of `--cache` to use.
-    pub fn recommended(&self) -> Option<&'static str> {
-        if self.all_is_worth_it() {
-            Some("all")
-        } else {
-            (self.local.saved_ns > 0).then_some("local")
-        }
-    }
-
-    /// The commands to type next, if the verdict does not advise against it: of a job those of its
-    /// launchers.
-    pub fn commands(&self) -> &[String] {
-        match &self.command {
-            _ if matches!(self.verdict.kind, Kind::NotWorthIt | Kind::Served) => &[],
-            Some(command) if self.launch.is_empty() => std::slice::from_ref(command),
-            _ => &self.launch,
-        }
-    }
-}
-
-/// Plain registrations that the cache would not serve for one reason.
-#[derive(Serialize)]
+/// Plain registrations that the cache does not serve for one reason.
+#[derive(Default, Serialize)]
 pub struct Unserved {
     pub reason: &'static str,
     pub registrations: u64,
     pub time_ns: u64,
 }
 
+/// The most that the cache saves.
 #[derive(Clone, Copy, Default, Serialize)]
-pub struct Saving {
-    pub ranges: u64,
-    pub hits: u64,
-    /// With each call as long as the median of its length. Less than 0 if the cache costs more time
-    /// than it saves.
-    pub saved_ns: i64,
-    /// By how much that may be wrong: the calls differ from their median, and costs are estimated.
-    pub unsure_ns: u64,
-    /// The calls that took far longer than their median, and the time beyond it. No figure here
-    /// counts it as saved.
+pub struct Bound {
+    /// The registrations that came back: an idle region might have served them.
+    pub registrations: u64,
+    /// The time of these and of their deregistrations. Of an outlier it has the median of the calls of
+    /// that length.
+    pub most_ns: u64,
+    /// The calls that took far longer than their median, and the time beyond it.
     pub outliers: u64,
     pub outlier_ns: u64,
-    pub misses: u64,
-    /// Regions that the cache would have ended because there were too many, and because their
-    /// memory changed.
-    pub evictions: u64,
-    pub changes: u64,
-    /// The most memory that would have stayed pinned without a user.
-    pub idle_bytes: u64,
 }
 
 /// Pinned whole pages. Pages that are registered several times count several times, as the kernel
@@ -200,8 +149,6 @@ pub struct Pinned {
     pub peak_cache_bytes: u64,
     pub peak_at_ns: u64,
     pub end_bytes: u64,
-    /// The most that would be pinned with `--cache=all`.
-    pub cached_peak_bytes: u64,
     /// Each point gives the most that was pinned at one moment, from the point up to the next.
     pub points: Vec<Point>,
 }
@@ -211,9 +158,6 @@ pub struct Point {
     pub time_ns: u64,
     pub plain_bytes: u64,
     pub cache_bytes: u64,
-    /// The most that would be pinned at one moment with `--cache=all`, under which idle regions
-    /// stay pinned.
-    pub cached_bytes: u64,
 }
 
 impl Point {
@@ -355,39 +299,19 @@ pub struct CallerTotals {
     pub gpu_time_ns: u64,
 }
 
-/// The same pages in the same domain with the same access, registered more than once.
-#[derive(Serialize)]
-pub struct Range {
-    pub pid: u32,
-    pub pd: u64,
-    pub addr: u64,
-    pub bytes: u64,
-    pub access: String,
-    /// Remote peers have access rights.
-    pub remote: bool,
-    pub registrations: u64,
-    /// How many of the registrations would have been hits.
-    pub hits: u64,
-    /// The time of the range's registrations and deregistrations.
-    pub time_ns: u64,
-    pub saved_ns: u64,
-    /// The caller that registered the range first.
-    pub caller: Caller,
-}
-
-/// The [`Range`]s of one caller with one access, together.
+/// The registrations of one caller with one access that came back.
 #[derive(Default, Serialize)]
 pub struct Again {
     pub caller: Caller,
     pub access: String,
+    /// Remote peers have access rights.
     pub remote: bool,
-    pub ranges: u64,
+    /// The lengths of the ranges.
     pub smallest_bytes: u64,
     pub largest_bytes: u64,
     pub registrations: u64,
-    pub hits: u64,
+    /// With the deregistrations.
     pub time_ns: u64,
-    pub saved_ns: u64,
 }
 
 /// What one caller registers past the library by one function.

@@ -263,35 +263,34 @@ fn callers(report: &Report) -> Section<'_> {
 }
 
 fn again(report: &Report) -> Section<'_> {
-    let ranges = report.totals.repeated_ranges;
+    let back = report.advice.all.registrations + report.advice.fabric.registrations;
     let rows = report.again.iter().map(|of| {
         // All access flags would leave no room for the caller. "--cache" needs only this difference.
         let rights = if of.remote { "remote" } else { "local" };
         let cells = vec![
-            time(of.saved_ns),
-            count(of.registrations),
-            count(of.hits),
             time(of.time_ns),
-            count(of.ranges),
+            count(of.registrations),
+            bytes(of.smallest_bytes),
             bytes(of.largest_bytes),
             rights.to_string(),
             of.access.clone(),
         ];
         (cells, Some(&of.caller))
     });
+    let words = match report.again.is_empty() {
+        true => "No registration came back.",
+        false => {
+            "The program had registered and deregistered their memory before, in the same protection domain, with \
+             the same access. The first registration of a range does not count, nor does the second, which makes \
+             the cached region. The time is the most that the cache saves."
+        }
+    };
     Section {
         id: "ranges",
-        heading: "Registered again and again".into(),
-        figure: plural(ranges, "range", "ranges"),
-        words: match ranges {
-            0 => "No range was registered more than once.".to_string(),
-            ranges => format!(
-                "{} registered more than once: the same pages, in the same protection domain, with the same \
-                 access. Here they are by their caller.",
-                plural(ranges, "range was", "ranges were")
-            ),
-        },
-        columns: "saved|times|+hits|time|ranges|up to|-<rights|+<access|<first by",
+        heading: "Came back".into(),
+        figure: plural(back, "registration", "registrations"),
+        words: words.to_string(),
+        columns: "time|times|from|to|-<rights|+<access|<caller",
         rows: rows.collect(),
         all: report.totals.repeating_callers,
     }

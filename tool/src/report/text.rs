@@ -109,7 +109,7 @@ pub fn render(report: &Report) -> String {
     let mut text = String::new();
     let out = &mut text;
     wrapped(out, "", &report.advice.verdict.line);
-    for command in report.advice.commands() {
+    for command in &report.advice.next {
         // Not broken: it is there to be copied.
         let _ = writeln!(out, "  {}", printable(command));
     }
@@ -139,7 +139,6 @@ pub fn render(report: &Report) -> String {
     }
     heading(out, "Why");
     wrapped(out, "", &report.advice.sentence);
-    wrapped(out, "", &report.advice.assumption);
     for of in tables::sections(report) {
         section(out, &of, SHOWN);
     }

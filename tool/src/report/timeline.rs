@@ -37,10 +37,6 @@ impl Timeline {
         }
     }
 
-    fn keeps(&mut self, bytes: u64) {
-        self.now.cached_bytes = self.now.bytes().saturating_add(bytes);
-    }
-
     fn bytes(&mut self, cache: bool) -> &mut u64 {
         if cache {
             &mut self.now.cache_bytes
@@ -49,13 +45,11 @@ impl Timeline {
         }
     }
 
-    /// `kept`: the bytes of idle regions under `--cache=all`, after this change.
-    pub fn pin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
+    pub fn pin(&mut self, since: u64, bytes: u64, cache: bool) {
         self.advance(since);
         // A trace that the library did not write may contain any numbers.
         let pinned = self.bytes(cache);
         *pinned = pinned.saturating_add(bytes);
-        self.keeps(kept);
         if self.now.bytes() > self.peak.bytes() {
             self.peak = Point {
                 time_ns: since,
@@ -63,21 +57,18 @@ impl Timeline {
             };
         }
         let point = self.points.last_mut().expect("there is a first point");
-        let cached_bytes = self.now.cached_bytes.max(point.cached_bytes);
         if self.now.bytes() > point.bytes() {
             *point = Point {
                 time_ns: point.time_ns,
                 ..self.now
             };
         }
-        point.cached_bytes = cached_bytes;
     }
 
-    pub fn unpin(&mut self, since: u64, bytes: u64, cache: bool, kept: u64) {
+    pub fn unpin(&mut self, since: u64, bytes: u64, cache: bool) {
         self.advance(since);
         let pinned = self.bytes(cache);
         *pinned = pinned.saturating_sub(bytes);
-        self.keeps(kept);
     }
 
     pub fn finish(mut self, span: u64) -> Pinned {
@@ -88,12 +79,6 @@ impl Timeline {
             peak_cache_bytes: self.peak.cache_bytes,
             peak_at_ns: self.peak.time_ns,
             end_bytes: self.now.bytes(),
-            cached_peak_bytes: self
-                .points
-                .iter()
-                .map(|point| point.cached_bytes)
-                .max()
-                .unwrap_or(0),
             points: self.points,
         }
     }

@@ -300,7 +300,7 @@ fn a_hole_in_the_file_is_no_content() {
         kind::START,
         kind::MODULES,
         kind::CALLS,
-        kind::UNKEPT,
+        kind::PLACE,
         kind::REASON,
     ] {
         let folder = tempfile::tempdir().unwrap();
