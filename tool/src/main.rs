@@ -80,21 +80,6 @@ Examples:
     },
 }
 
-/// The runtime of LeakSanitizer, if the user has preloaded it for the program, is ready from the first
-/// allocation on. The standard library sets a signal's handler before `main`, and before it allocates.
-#[cfg(not(test))]
-unsafe extern "C" fn allocate() {
-    // SAFETY: malloc has no preconditions.
-    let memory = std::hint::black_box(unsafe { libc::malloc(1) });
-    // SAFETY: malloc has returned it.
-    unsafe { libc::free(memory) };
-}
-
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static ALLOCATE: unsafe extern "C" fn() = allocate;
-
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();

@@ -8,6 +8,12 @@ static IGNORED: AtomicBool = AtomicBool::new(false);
 
 /// Runs before Rust's runtime.
 unsafe extern "C" fn remember() {
+    // The runtime of LeakSanitizer, if the user has preloaded it for the program, is ready from the first
+    // allocation on, and not before.
+    // SAFETY: malloc has no preconditions.
+    let memory = std::hint::black_box(unsafe { libc::malloc(1) });
+    // SAFETY: malloc has returned it.
+    unsafe { libc::free(memory) };
     // SAFETY: all zeros is a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: the call changes nothing, and the structure is writable.
