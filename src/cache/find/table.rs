@@ -56,9 +56,9 @@ pub struct Table {
 /// the second-level cache.
 fn fill(size: usize) -> usize {
     if size > 1 << 14 {
-        size / 5 * 4
+        size / 4 * 3
     } else {
-        size / 2
+        size / 8 * 3
     }
 }
 
