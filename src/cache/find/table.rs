@@ -88,7 +88,7 @@ impl Table {
     #[inline(always)]
     fn table(&self, shape: u32) -> &[AtomicU32] {
         let size = 1 << (SMALLEST + (shape >> 1)).min(LARGEST);
-        &self.arrays[shape as usize & 1][size..2 * size]
+        &self.arrays.0[shape as usize & 1][size..2 * size]
     }
 
     /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
@@ -201,7 +201,7 @@ impl Table {
         let bytes = 4 * self.table(shape).len();
         let (mapped, array) = (
             self.mapped.load(Relaxed) | 1,
-            &self.arrays[shape as usize & 1],
+            &self.arrays.0[shape as usize & 1],
         );
         let there = mapped >> shape & 1 != 0 || mapping::map(array, bytes, 2 * bytes);
         let mapped = mapped | u32::from(there) << shape;
