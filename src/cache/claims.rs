@@ -50,12 +50,12 @@ impl Regions {
 
     /// Queues a claimed region: the next thread to call [`Regions::next_evicted`] deregisters it.
     pub fn ends_later(&self, id: Id) {
-        self.evicted.push(&*self.slots, id);
+        self.evicted.push(&self.slots.0, id);
     }
 
     /// Removes a claimed region from that list. The caller must deregister it.
     pub fn next_evicted(&self) -> Option<Id> {
-        self.evicted.pop(&*self.slots)
+        self.evicted.pop(&self.slots.0)
     }
 
     /// Whether so many regions wait to be deregistered that the cleaner must wake before its next

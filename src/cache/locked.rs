@@ -54,7 +54,7 @@ impl Regions {
         range: PageRange,
         mut each: impl FnMut(Id, &CachedRegion) -> bool,
     ) {
-        self.tree.overlapping(&*self.slots, range, &mut each);
+        self.tree.overlapping(&self.slots.0, range, &mut each);
     }
 
     /// The same for the regions that reach into the chunks of a range.
@@ -173,7 +173,7 @@ impl Locked<'_> {
         let id = regions.pop()?;
         regions.changes.link();
         make(regions.region(id));
-        regions.tree.add(&*regions.slots, id);
+        regions.tree.add(&regions.slots.0, id);
         regions.filter.add(page_range);
         Some(id)
     }
@@ -220,12 +220,23 @@ impl Locked<'_> {
 
     /// A region that would serve if it were admitted.
     pub fn new_region(&self, lookup_key: &LookupKey) -> Option<New> {
-        let regions = self.0;
-        let (mut found, mut looked_at) = (None, 0);
-        regions.overlapping(lookup_key.page_range, |id, region| {
+        self.first(lookup_key, |id, region| {
             let seen = region.state.load();
-            if !seen.is_monitored() && lookup_key.may_share(seen) && region.serves(lookup_key) {
-                found = self.unadmitted(id);
+            let new = self.unadmitted(id);
+            new.filter(|_| !seen.is_monitored() && lookup_key.may_share(seen))
+        })
+    }
+
+    /// What `which` first finds among the regions that serve.
+    fn first<T>(
+        &self,
+        lookup_key: &LookupKey,
+        which: impl Fn(Id, &CachedRegion) -> Option<T>,
+    ) -> Option<T> {
+        let (mut found, mut looked_at) = (None, 0);
+        self.0.overlapping(lookup_key.page_range, |id, region| {
+            if region.serves(lookup_key) {
+                found = which(id, region);
             }
             looked_at += 1;
             found.is_none() && looked_at < LOOK_AT_MOST
@@ -268,15 +279,7 @@ impl Locked<'_> {
     /// Takes, for one more user, a region that serves although it begins at another page. Adds a
     /// table entry that leads to the region from the key's first page.
     pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
-        let regions = self.0;
-        let (mut taken, mut looked_at) = (None, 0);
-        regions.overlapping(lookup_key.page_range, |id, region| {
-            if region.serves(lookup_key) {
-                taken = regions.take_this(id, lookup_key);
-            }
-            looked_at += 1;
-            taken.is_none() && looked_at < LOOK_AT_MOST
-        });
+        let taken = self.first(lookup_key, |id, _| self.0.take_this(id, lookup_key));
         if let Some((id, _)) = taken {
             self.add_entry(lookup_key.domain.pd, lookup_key.page_range.start, id);
         }
@@ -424,7 +427,7 @@ impl Locked<'_> {
         let regions = self.0;
         let region = regions.region(id);
         let page_range = region.page_range();
-        regions.tree.remove(&*regions.slots, id);
+        regions.tree.remove(&regions.slots.0, id);
         regions.filter.remove(page_range);
         let seen = region.state.load();
         if !seen.is_monitored() {

@@ -29,7 +29,7 @@ impl Regions {
             return false;
         };
         #[cfg(target_arch = "x86_64")]
-        if let Some(region) = self.slots.get(id.0 as usize) {
+        if let Some(region) = self.slots.0.get(id.0 as usize) {
             use core::arch::x86_64::{_MM_HINT_ET0, _mm_prefetch};
             // SAFETY: the instruction changes nothing that a program can see.
             unsafe { _mm_prefetch::<_MM_HINT_ET0>((&raw const *region).cast()) };
@@ -49,7 +49,7 @@ impl Regions {
 
     #[inline(always)]
     pub(super) fn take_this(&self, id: Id, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
-        let region = self.slots.get(id.0 as usize)?;
+        let region = self.slots.0.get(id.0 as usize)?;
         let serves = |seen| lookup_key.may_share(seen) && region.serves(lookup_key);
         Some((id, region.state.take_if(serves)?))
     }

@@ -2,7 +2,6 @@
 //! Mappings for the cache's arrays. Only the parts in use are mapped.
 
 use core::ffi::c_void;
-use core::ops::Deref;
 use core::ptr::without_provenance_mut;
 use rdmamr_sys::process::PAGE_SIZE;
 
@@ -64,16 +63,7 @@ pub(super) fn unmap(address: usize, length: usize) {
 #[repr(C)]
 #[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
-pub struct Paged<T>(T);
-
-impl<T> Deref for Paged<T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
+pub struct Paged<T>(pub T);
 
 pub const HUGE_PAGE: usize = 2 << 20;
 
@@ -82,13 +72,4 @@ pub const HUGE_PAGE: usize = 2 << 20;
 /// fills it from the start, and maps each part before that.
 #[repr(C)]
 #[cfg_attr(not(any(test, feature = "tiny")), repr(align(0x20_0000)))]
-pub struct Large<T>(T);
-
-impl<T> Deref for Large<T> {
-    type Target = T;
-
-    #[inline(always)]
-    fn deref(&self) -> &T {
-        &self.0
-    }
-}
+pub struct Large<T>(pub T);

@@ -11,12 +11,12 @@ use rdmamr_sys::process::PAGE_SIZE;
 impl Regions {
     #[inline(always)]
     pub fn region(&self, id: Id) -> &CachedRegion {
-        &self.slots[id.0 as usize]
+        &self.slots.0[id.0 as usize]
     }
 
     pub(super) fn slots(&self) -> &[CachedRegion] {
         let grown = self.grown.load(Acquire) as usize;
-        &self.slots[..grown.min(MOST)]
+        &self.slots.0[..grown.min(MOST)]
     }
 
     /// Every slot that was ever in use.
@@ -42,52 +42,41 @@ impl Regions {
     #[cold]
     fn map_slots(&self, ready: u32) -> bool {
         let from = (ready as usize * size_of::<CachedRegion>()).next_multiple_of(PAGE_SIZE);
-        let all = size_of_val(&*self.slots).next_multiple_of(PAGE_SIZE);
+        let all = size_of_val(&self.slots.0).next_multiple_of(PAGE_SIZE);
         // A few at first, and huge pages once the array is large.
         let to = all.min(from + from.clamp(64 << 10, HUGE_PAGE));
-        if from >= to || !map(&raw const *self.slots, from, to) {
+        if from >= to || !map(&raw const self.slots.0, from, to) {
             return false;
         }
         let slots = (to / size_of::<CachedRegion>()).min(MOST) as u32;
         // Stored before the first of these slots is handed out.
         #[cfg(not(any(test, feature = "tiny")))]
-        crate::objects::take(self.objects_to(slots));
+        crate::objects::take(self.objects(slots));
         // Only the thread that has mapped the slots gets here.
         self.ready.store(slots, Release);
         true
     }
 
-    /// Whether a slot is mapped. Maps it if it is not.
+    /// Whether a slot is mapped: one of those, or the next one, which this maps if it is not.
     #[inline]
     fn has_slot(&self, slot: u32) -> bool {
-        loop {
-            let ready = self.ready.load(Acquire);
-            if slot < ready {
-                return true;
-            }
-            if !self.map_slots(ready) && self.ready.load(Acquire) == ready {
-                return false;
-            }
-        }
+        let ready = self.ready.load(Acquire);
+        slot < ready || self.map_slots(ready) || slot < self.ready.load(Acquire)
     }
 
-    /// The addresses of the mapped objects.
-    pub fn objects(&self) -> core::ops::Range<usize> {
-        self.objects_to(self.ready.load(Acquire))
-    }
-
-    fn objects_to(&self, slots: u32) -> core::ops::Range<usize> {
+    /// The addresses of the objects of the first `slots` slots.
+    pub fn objects(&self, slots: u32) -> core::ops::Range<usize> {
         let start = self.first_object();
         start..start + slots as usize * size_of::<CachedRegion>()
     }
 
     #[inline(always)]
     pub(super) fn first_object(&self) -> usize {
-        (&raw const *self.slots).expose_provenance()
+        (&raw const self.slots.0).expose_provenance()
     }
 
     pub(super) fn pop(&self) -> Option<Id> {
-        self.free.pop(&*self.slots).or_else(|| {
+        self.free.pop(&self.slots.0).or_else(|| {
             let grown = self.grown.fetch_update(AcqRel, Relaxed, |grown| {
                 ((grown as usize) < MOST && self.has_slot(grown)).then_some(grown + 1)
             });
@@ -96,6 +85,6 @@ impl Regions {
     }
 
     pub(super) fn push(&self, id: Id) {
-        self.free.push(&*self.slots, id);
+        self.free.push(&self.slots.0, id);
     }
 }

@@ -130,7 +130,7 @@ fn make() -> Option<&'static Cache> {
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));
     cleaning::start(cache);
-    objects::take(regions.objects());
+    objects::take(regions.objects(0));
     publish(cache);
     change::mind_keys(&regions.changes);
     if tasks::were_made() {

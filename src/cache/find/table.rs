@@ -56,9 +56,9 @@ pub struct Table {
 /// the second-level cache.
 fn fill(size: usize) -> usize {
     if size > 1 << 14 {
-        size / 5 * 4
+        size / 4 * 3
     } else {
-        size / 2
+        size / 8 * 3
     }
 }
 
@@ -88,7 +88,7 @@ impl Table {
     #[inline(always)]
     fn table(&self, shape: u32) -> &[AtomicU32] {
         let size = 1 << (SMALLEST + (shape >> 1)).min(LARGEST);
-        &self.arrays[shape as usize & 1][size..2 * size]
+        &self.arrays.0[shape as usize & 1][size..2 * size]
     }
 
     /// Calls `take` with the regions that the matching entries lead to, until `take` takes one.
@@ -160,9 +160,9 @@ impl Table {
         true
     }
 
-    /// Fills another table with the live regions, and puts it to use. The table is larger than the
-    /// present one, unless that was full of entries of ended regions, or the kernel refuses memory.
-    /// A region that is not kept yet, or is being invalidated, gets an entry that is of no use.
+    /// Fills another table with the live regions, and puts it to use. It is larger than the present
+    /// one, unless that is full of entries of ended regions. A region that is not kept yet, or is
+    /// being invalidated, gets an entry that is of no use.
     #[cold]
     fn fill_another(&self, shape: &AtomicU32, regions: &[CachedRegion]) {
         if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
@@ -178,13 +178,10 @@ impl Table {
         let before = shape.load(Relaxed);
         let size = self.table(before).len();
         let is_full = size < 1 << LARGEST && live().count() >= fill(size) / 2;
-        let shapes = [before + 2, before ^ 1].into_iter();
-        let Some(next) = shapes
-            .skip(usize::from(!is_full))
-            .find(|&next| self.map(next))
-        else {
+        let next = if is_full { before + 2 } else { before ^ 1 };
+        if !self.map(next) {
             return self.refused.store(REFUSED, Relaxed);
-        };
+        }
         let table = self.table(next);
         table.iter().for_each(|place| place.store(0, Relaxed));
         self.used.store(0, Relaxed);
@@ -199,13 +196,11 @@ impl Table {
     /// Maps the memory of a table. False if it cannot be mapped.
     fn map(&self, shape: u32) -> bool {
         let bytes = 4 * self.table(shape).len();
-        let (mapped, array) = (
-            self.mapped.load(Relaxed) | 1,
-            &self.arrays[shape as usize & 1],
-        );
+        let array = &self.arrays.0[shape as usize & 1];
+        let mapped = self.mapped.load(Relaxed) | 1;
         let there = mapped >> shape & 1 != 0 || mapping::map(array, bytes, 2 * bytes);
-        let mapped = mapped | u32::from(there) << shape;
-        self.mapped.store(mapped, Relaxed);
+        self.mapped
+            .store(mapped | u32::from(there) << shape, Relaxed);
         there
     }
 }

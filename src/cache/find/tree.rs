@@ -2,11 +2,11 @@
 //! The cache's regions by address: the tree finds those that overlap a range. All of it runs under
 //! the cache's lock.
 //!
-//! The tree is a treap: by its first page and its slot's number a region is right of those before
-//! it, and a region's parent has the greater priority, a hash of the slot's number. So the tree is
-//! as deep as a random one, some 2 log n, in whatever order regions come and go. Each node knows
-//! the greatest end of the regions below it. The nodes lie in the slots: the tree allocates
-//! nothing. It has links upwards, so no function needs a stack.
+//! The tree is a treap: a region that starts later is further right, of two that start at one page
+//! the one in the lower slot, and a region's parent has the greater priority, a hash of its slot's
+//! number. So the tree is as deep as a random one, in whatever order regions come and go: 24 on
+//! average for 100 000 regions. Each region knows the greatest end of those below it. The links lie
+//! in the slots, and lead up too: the tree allocates nothing, and no function needs a stack.
 
 use crate::region::link::{AtomicLink, Id, Link};
 use crate::region::slot::CachedRegion;
@@ -45,7 +45,7 @@ impl Tree {
             if here.greatest_end.load(Relaxed) < end {
                 here.greatest_end.store(end, Relaxed);
             }
-            let is_after = (start, new) > (here.page_range().start, id);
+            let is_after = (start, id) > (here.page_range().start, new);
             place = &here.children[usize::from(is_after)];
             parent = Link::to(id);
         }
@@ -160,6 +160,7 @@ mod tests {
     use super::*;
     use crate::region::key::Domain;
     use proptest::prelude::*;
+    use std::cmp::Reverse;
     use std::collections::BTreeSet;
 
     const SLOTS: usize = 200;
@@ -204,16 +205,16 @@ mod tests {
                 check(&regions, &tree.0, None);
                 let asked = PageRange::new(first * page, (first + count / 4) * page);
                 let range_of = |id: Id| regions[id.0 as usize].page_range();
-                let mut expected: Vec<(u64, Id)> = known
+                let mut expected: Vec<(u64, Reverse<Id>)> = known
                     .iter()
                     .filter(|&&id| asked.start < asked.end && range_of(id).overlaps(asked))
-                    .map(|&id| (range_of(id).start, id))
+                    .map(|&id| (range_of(id).start, Reverse(id)))
                     .collect();
                 expected.sort();
                 for most in [1, usize::MAX] {
                     let mut found = Vec::new();
                     tree.overlapping(&regions, asked, &mut |id, region| {
-                        found.push((region.page_range().start, id));
+                        found.push((region.page_range().start, Reverse(id)));
                         found.len() < most
                     });
                     let end = expected.len().min(most);
