@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::account::Amount;
-use crate::life::cleaner::{MANY, TICKS, ages, idle};
+use crate::life::cleaner::{TICKS, ages, idle};
 use crate::life::ending;
 use crate::life::flush::end_those;
 use crate::life::owners;
@@ -102,9 +102,6 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
         }
         ending::evicted(cache, By::Helper);
-        if regions.ending() < MANY {
-            regions.nothing_waits();
-        }
         // The cleaner looks at all slots at most once in a tick, however often it is woken.
         if looked_at != Some(now) {
             looked_at = Some(now);
