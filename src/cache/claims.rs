@@ -58,21 +58,6 @@ impl Regions {
         self.evicted.pop(&self.slots.0)
     }
 
-    /// Whether so many regions wait to be deregistered that the cleaner must wake before its next
-    /// tick. The answer is yes once, until the cleaner has ended them ([`Regions::nothing_waits`]).
-    pub fn has_much_to_end(&self, regions: u32) -> bool {
-        let bytes = self.account.limit().bytes as u64 / 16;
-        let evicted_bytes = self.evicted_bytes.load(Relaxed);
-        let much = (evicted_bytes > 0 && evicted_bytes >= bytes) || self.ending() >= regions;
-        much && !self.much_waits.load(Relaxed) && !self.much_waits.swap(true, Relaxed)
-    }
-
-    /// Records that no region waits to be deregistered any more.
-    pub fn nothing_waits(&self) {
-        self.evicted_bytes.store(0, Relaxed);
-        self.much_waits.store(false, Relaxed);
-    }
-
     /// Waits until the regions that `of` selects have no claim with a number up to `until`. False
     /// if no region has ended for so long that the threads that end regions are probably stopped.
     pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&CachedRegion) -> bool) -> bool {

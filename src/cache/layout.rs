@@ -46,10 +46,6 @@ pub struct Regions {
     pub(super) evicted: List,
     /// The number of regions kept so far.
     pub(super) kept: AtomicU64,
-    /// The summed length of the regions that were evicted since the cleaner last ended all of them.
-    pub(super) evicted_bytes: AtomicU64,
-    /// The cleaner has been woken because many regions wait to be deregistered.
-    pub(super) much_waits: AtomicBool,
     /// The number of claims so far.
     pub(super) claims: AtomicU64,
     /// The highest claim number up to which a thread has waited in vain for the claimed regions to

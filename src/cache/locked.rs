@@ -349,14 +349,12 @@ impl Locked<'_> {
             self.lose_memory(range, range, |_| regions.leave_some());
         }
         let cause = if event { Cause::Event } else { Cause::Hook };
-        regions.overlapping(range, |id, region| {
+        regions.overlapping(range, |id, _| {
             if self.invalidate(id, cause) {
                 applied.by_event += u64::from(event);
                 applied.by_hook += u64::from(!event);
             }
-            if self.evict(id) {
-                add(&regions.evicted_bytes, region.page_range().bytes());
-            }
+            self.evict(id);
             true
         });
     }

@@ -564,21 +564,6 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));
 }
 
-#[test]
-fn the_cleaner_is_woken_once_for_much() {
-    let regions = new_cache();
-    let wakes = || regions.has_much_to_end(1);
-    assert!(!wakes());
-    let id = regions.lock().make(&of_page(0)).unwrap();
-    regions.region(id).state.release(Grant::Own);
-    assert!(regions.lock().claim(id) && wakes() && !wakes());
-    regions.nothing_waits();
-    assert!(wakes());
-    regions.lock().end(id);
-    regions.nothing_waits();
-    assert!(!wakes());
-}
-
 /// A thread asks the kernel about the memory of a kept region. Meanwhile another thread ends the
 /// region, and the slot becomes another region of the same memory.
 #[test]

@@ -71,12 +71,12 @@ pub unsafe fn start(
 /// numbers below `first` of the program's. The kernel copies 64 numbers at least.
 pub fn leave_table(first: u32) -> Result<(), errno::Errno> {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
+    // SAFETY: the call takes no pointers, and changes this thread's own table alone.
+    let left =
+        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0;
     // Where close_range(2) is refused, unshare(2) copies every number.
-    // SAFETY: the calls take no pointers, and change this thread's own table alone.
-    let left = unsafe {
-        libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0
-            || libc::syscall(libc::SYS_unshare, libc::CLONE_FILES) == 0
-    };
+    // SAFETY: as above.
+    let left = left || unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FILES) } == 0;
     if left { Ok(()) } else { Err(errno::errno()) }
 }
 

@@ -111,11 +111,6 @@ impl Cleaner {
         self.wake();
     }
 
-    /// A release ends its region because the cache is full.
-    pub fn lacks_room(&self) {
-        self.was_full.store(true, Relaxed);
-    }
-
     /// Wakes the cleaner: it has work.
     pub fn wake(&self) {
         if self.signal.swap(1, SeqCst) == 0 && !is_retired() {

@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::account::Amount;
-use crate::life::cleaner::{MANY, TICKS, ages, idle};
+use crate::life::cleaner::{TICKS, ages, idle};
 use crate::life::ending;
 use crate::life::flush::end_those;
 use crate::life::owners;
@@ -102,9 +102,6 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
         }
         ending::evicted(cache, By::Helper);
-        if regions.ending() < MANY {
-            regions.nothing_waits();
-        }
         // The cleaner looks at all slots at most once in a tick, however often it is woken.
         if looked_at != Some(now) {
             looked_at = Some(now);
@@ -226,27 +223,18 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
         let is_old = |region: &CachedRegion| {
             idle(region.released.load(Relaxed), now, awake) >= i64::from(age)
         };
-        let goes_on = |excess: Amount| was_full && age > 0 || !excess.fits(Amount::default());
-        let mut from = Id(0);
-        while goes_on(excess) {
-            let which = |region: &CachedRegion| region.state.load().is_unused() && is_old(region);
-            let Some(mut batch) = regions.next_batch(&mut from, which) else {
-                break;
-            };
-            let Some(locked) = regions.lock_in_call() else {
-                return;
-            };
-            locked.claim_those(&mut batch, Cause::Watermark, |region| {
-                let ends = is_old(region) && goes_on(excess);
-                if ends {
-                    excess = excess.less(Amount::of(region.page_range()));
-                }
-                ends
+        let all = was_full && age > 0;
+        if all || !excess.fits(Amount::default()) {
+            // Up to this slot enough of them are old.
+            let mut old = regions.each_idle().filter(|region| is_old(region));
+            let last = old.find(|region| {
+                excess = excess.less(Amount::of(region.page_range()));
+                excess.fits(Amount::default()) && !all
             });
-            drop(locked);
-            for &id in batch.ids() {
-                let _ = ending::end(cache, id, By::Helper);
-            }
+            let last = last.map_or(usize::MAX, CachedRegion::object);
+            end_those(cache, Cause::Watermark, |region| {
+                is_old(region) && region.object() <= last
+            });
         }
     }
 }

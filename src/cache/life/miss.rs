@@ -344,7 +344,7 @@ impl Cache {
                     log::write_waiting();
                     // A few regions can wait for the cleaner's next tick: a cleaner that is woken
                     // now would compete with this thread.
-                    if self.regions.has_much_to_end(MANY) {
+                    if self.regions.ending() >= MANY {
                         self.cleaner.wake();
                     }
                     return Ok(self.regions.region(id).object());

@@ -8,6 +8,7 @@ use crate::life::ending;
 use crate::locked::By;
 use crate::region::link::Id;
 use crate::region::state::Left;
+use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_mr::{Error, How, Mr};
 use rdmamr_sys::thread;
 
@@ -97,7 +98,7 @@ fn make_room(cache: &Cache, id: Id) {
     let ends = locked.claim_idle(id, Cause::Watermark, |_| is_full());
     drop(locked);
     if ends {
-        cache.cleaner.lacks_room();
+        cache.cleaner.was_full.store(true, Relaxed);
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = ending::end(cache, id, By::Program);
     }
