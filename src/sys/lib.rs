@@ -26,7 +26,6 @@ pub mod pages;
 pub mod probe;
 pub mod proc;
 pub mod process;
-pub mod readable;
 pub mod signals;
 pub mod standard_error;
 pub mod symbols;

@@ -1,200 +1,153 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Unwinds a frame: by the description of frames in the code's file (`.eh_frame`, `cfi.rs`), or by
-//! the chain of frame pointers if there is no description.
+//! Walks the call stack: by libgcc's unwinder, which std links, and from code that has no
+//! description of its frames (`.eh_frame`), such as Go's, on by the chain of frame pointers.
 //!
-//! libgcc's unwinder does not serve: it trusts what it reads, may take locks, and decodes the
-//! description of a function at each step. A [`Rule`] depends on the address alone, so a caller can
-//! store it; with known rules a step is three loads. Only x86-64 is supported.
+//! From glibc 2.35 and libgcc 12 on the unwinder takes no lock to find a description, except for
+//! code that the program has announced by `__register_frame` (libgcc 12). Before, it asks
+//! dl_iterate_phdr(3). The walk ends at a frame that a signal interrupted: there a description may
+//! be wrong, and the unwinder trusts it.
 
-mod cfi;
-mod rule;
+use super::loaded_files::Object;
+use core::ffi::{c_int, c_void};
+use core::num::NonZeroUsize;
+use core::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
+use errno::errno;
 
-pub use rule::Rule;
+/// `struct _Unwind_Context`, which libgcc alone reads.
+#[repr(C)]
+struct Context([u8; 0]);
 
-use super::loaded_files::LoadedFile;
-use super::readable::Reader;
-use core::ops::Range;
-use rule::way;
-
-/// The registers that the steps need.
-#[derive(Clone, Copy, Debug)]
-pub struct Registers {
-    ip: u64,
-    sp: u64,
-    bp: u64,
-    /// `ip` is the next instruction, not the return address of a call.
-    exact: bool,
-    /// A frame without a description has been left.
-    off_chain: bool,
+unsafe extern "C" {
+    fn _Unwind_Backtrace(
+        each: extern "C" fn(*mut Context, *mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> c_int;
+    fn _Unwind_GetIPInfo(context: *mut Context, is_interrupted: *mut c_int) -> usize;
+    fn _Unwind_GetGR(context: *mut Context, register: c_int) -> usize;
+    fn _Unwind_FindEnclosingFunction(address: *mut c_void) -> *mut c_void;
 }
 
-impl Registers {
-    /// The registers of the function that calls this one.
-    #[inline(always)]
-    pub fn here() -> Registers {
-        #[allow(unused_mut, unused_assignments, reason = "assembly sets them")]
-        let (mut ip, mut sp, mut bp) = (0u64, 0u64, 0u64);
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the instructions only read registers.
-        unsafe {
-            core::arch::asm!(
-                "lea {ip}, [rip]",
-                "mov {sp}, rsp",
-                "mov {bp}, rbp",
-                ip = out(reg) ip,
-                sp = out(reg) sp,
-                bp = out(reg) bp,
-                options(nomem, nostack, preserves_flags)
-            );
+/// `_URC_NO_REASON`, and `_URC_NORMAL_STOP`.
+const GO_ON: c_int = 0;
+const STOP: c_int = 4;
+
+/// DWARF's number of x86-64's frame pointer.
+const BP: c_int = 6;
+
+struct Walk<'a> {
+    each: &'a mut dyn FnMut(usize) -> bool,
+    /// The last frame's return address and frame pointer.
+    last: (usize, usize),
+    stopped: bool,
+    interrupted: bool,
+}
+
+/// Calls `each` with the return addresses, from the caller's own on outwards, until it returns
+/// false. Returns true if a signal handler made the call.
+#[inline(never)]
+pub fn walk(each: &mut dyn FnMut(usize) -> bool) -> bool {
+    let mut walk = Walk {
+        each,
+        last: (0, 0),
+        stopped: false,
+        interrupted: false,
+    };
+    // SAFETY: `frame` gets the walk, which outlives the call, and does not unwind.
+    unsafe { _Unwind_Backtrace(frame, (&raw mut walk).cast()) };
+    if cfg!(target_arch = "x86_64") && !walk.stopped {
+        walk.follow_pointers();
+    }
+    walk.interrupted
+}
+
+extern "C" fn frame(context: *mut Context, walk: *mut c_void) -> c_int {
+    // SAFETY: `walk` passed its own variable, and waits.
+    let walk = unsafe { &mut *walk.cast::<Walk>() };
+    let mut is_interrupted = 0;
+    // SAFETY: libgcc passed the context, and `is_interrupted` is writable.
+    let address = unsafe { _Unwind_GetIPInfo(context, &raw mut is_interrupted) };
+    if cfg!(target_arch = "x86_64") {
+        // SAFETY: libgcc passed the context, and the processor has the register.
+        walk.last = (address, unsafe { _Unwind_GetGR(context, BP) });
+    }
+    walk.interrupted = is_interrupted != 0;
+    walk.stopped = walk.interrupted || !(walk.each)(address);
+    if walk.stopped { STOP } else { GO_ON }
+}
+
+impl Walk<'_> {
+    /// A frame pointer points to the caller's frame pointer, with the return address behind it. If
+    /// another stack made the call, as in Go, the chain leads to that stack once; after that it must
+    /// go up.
+    #[cold]
+    fn follow_pointers(&mut self) -> Option<()> {
+        let (address, mut frame) = self.last;
+        // SAFETY: the function takes any address.
+        let known = unsafe { _Unwind_FindEnclosingFunction(with_exposed_provenance_mut(address)) };
+        if !known.is_null() {
+            // The outermost frame.
+            return None;
         }
-        Registers {
-            ip,
-            sp,
-            bp,
-            exact: true,
-            off_chain: false,
-        }
-    }
-
-    /// The address to look the rule up for: a call lies before its return address, which may be
-    /// the next function's.
-    #[inline(always)]
-    pub fn code(&self) -> u64 {
-        self.ip.wrapping_sub(u64::from(!self.exact))
-    }
-
-    /// The address as a return address, also where there was no call.
-    #[inline(always)]
-    pub fn return_address(&self) -> u64 {
-        self.code().wrapping_add(1)
-    }
-
-    /// The registers of the caller. `None` at the outermost frame, and if the frame cannot be
-    /// unwound. `is_code` says whether an address is of a known file's code.
-    #[inline(always)]
-    pub fn step(
-        self,
-        rule: Rule,
-        memory: &mut Reader,
-        is_code: impl Fn(u64) -> bool,
-    ) -> Option<Registers> {
-        let way = rule.way();
-        // Nearly all frames.
-        let end = if way == way::BY_SP {
-            self.sp.wrapping_add(rule.end())
-        } else {
-            match way {
-                way::BY_BP => self.bp.wrapping_add(rule.end()),
-                way::ALIGNED => memory.word(self.bp.wrapping_add(rule.end()))?,
-                way::SIGNAL => return self.leave_handler(memory),
-                way::POINTERS => return self.follow_pointers(memory, is_code),
-                _ => return None,
+        loop {
+            let (next, address) = (word(frame)?, word(frame.checked_add(8)?)?);
+            Object::with(NonZeroUsize::new(address)?)?;
+            if !(self.each)(address) || next <= frame {
+                return None;
             }
-        };
-        // A caller's frame lies above its callee's.
-        if end <= self.sp {
-            return None;
+            frame = next;
         }
-        let ip = memory.word(end.wrapping_sub(8))?;
-        let bp = match rule.bp() {
-            0 => self.bp,
-            Rule::LOST => 0,
-            _ if way == way::ALIGNED => memory.word(self.bp)?,
-            offset => memory.word(end.wrapping_add_signed(offset))?,
-        };
-        (ip != 0).then_some(Registers {
-            ip,
-            sp: end,
-            bp,
-            exact: false,
-            ..self
-        })
-    }
-
-    /// The kernel's `struct ucontext` is at the stack pointer.
-    #[cold]
-    fn leave_handler(self, memory: &mut Reader) -> Option<Registers> {
-        const BP: u64 = 120;
-        const SP: u64 = 160;
-        const IP: u64 = 168;
-        let context = self.sp;
-        Some(Registers {
-            ip: memory.word(context.checked_add(IP)?)?,
-            sp: memory.word(context.checked_add(SP)?)?,
-            bp: memory.word(context.checked_add(BP)?)?,
-            exact: true,
-            ..self
-        })
-    }
-
-    /// The frame pointer points to the caller's frame pointer, with the return address behind it.
-    /// If another stack made the call, as in Go, the chain leads to that stack once; after that it
-    /// must go up.
-    #[cold]
-    fn follow_pointers(
-        self,
-        memory: &mut Reader,
-        is_code: impl Fn(u64) -> bool,
-    ) -> Option<Registers> {
-        let frame = self.bp;
-        if self.off_chain && frame < self.sp {
-            return None;
-        }
-        let bp = memory.word(frame)?;
-        let ip = memory.word(frame.checked_add(8)?)?;
-        is_code(ip).then_some(Registers {
-            ip,
-            sp: frame.checked_add(16)?,
-            bp,
-            exact: false,
-            off_chain: true,
-        })
     }
 }
 
-/// The code of a loaded file, and the description of its frames.
-pub struct FileCode {
-    /// Its instructions.
-    code: Vec<Range<u64>>,
-    /// The table of functions, `.eh_frame_hdr`, and the mapping around it.
-    table: Option<(Range<u64>, Range<u64>)>,
+/// The word at an address of this thread's stacks. `None` if it is not aligned, or not readable: the
+/// kernel copies a signal mask from there, and then refuses the call, since there is no operation
+/// -1. Changes errno.
+fn word(address: usize) -> Option<usize> {
+    const NO_WAY: c_int = -1;
+    const MASK: usize = 8;
+    let (from, to) = (with_exposed_provenance::<usize>(address), null_mut::<u8>());
+    // SAFETY: the kernel checks the address, and changes nothing.
+    let result = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, NO_WAY, from, to, MASK) };
+    let is_readable = from.is_aligned() && result == -1 && errno().0 == libc::EINVAL;
+    // SAFETY: the kernel has just read the word. The read is volatile, since the program knows
+    // nothing of it.
+    is_readable.then(|| unsafe { from.read_volatile() })
 }
 
-impl FileCode {
-    /// The code of a file that the linker has loaded.
-    pub fn of(file: &LoadedFile) -> FileCode {
-        let table = file.parts(libc::PT_GNU_EH_FRAME, libc::PF_R).next();
-        let around = |table: Range<u64>| {
-            let mut parts = file.parts(libc::PT_LOAD, libc::PF_R);
-            let whole = parts.find(|part| part.start <= table.start && table.end <= part.end)?;
-            Some((table, whole))
-        };
-        FileCode {
-            code: file.parts(libc::PT_LOAD, libc::PF_X).collect(),
-            table: table.and_then(around),
-        }
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    #[inline(never)]
+    fn inner() -> Vec<usize> {
+        let mut found = Vec::new();
+        assert!(!walk(&mut |address| {
+            found.push(address);
+            found.len() < 8
+        }));
+        found
     }
 
-    /// Whether an address is one of an instruction of the file.
-    pub fn has(&self, address: u64) -> bool {
-        self.code.iter().any(|code| code.contains(&address))
+    #[test]
+    fn the_callers_are_found_from_the_inside_out() {
+        let found = inner();
+        assert_eq!(found.len(), 8);
+        let start = |address| {
+            // SAFETY: the function takes any address.
+            unsafe { _Unwind_FindEnclosingFunction(with_exposed_provenance_mut(address)) }.addr()
+        };
+        let place = found
+            .iter()
+            .position(|&address| start(address) == inner as *const () as usize);
+        let here = the_callers_are_found_from_the_inside_out as *const () as usize;
+        assert_eq!(start(found[place.unwrap() + 1]), here);
     }
 
-    /// The rule for an address of the file. `None` if its description is one that this library
-    /// does not understand.
-    pub fn rule(&self, address: u64) -> Option<Rule> {
-        let Some((table, whole)) = &self.table else {
-            return Some(Rule::POINTERS);
-        };
-        // SAFETY: the linker has mapped these bytes readable, and a file that has a frame on the
-        // stack is not unloaded.
-        let bytes = unsafe {
-            let start = core::ptr::with_exposed_provenance::<u8>(whole.start as usize);
-            core::slice::from_raw_parts(start, (whole.end - whole.start) as usize)
-        };
-        cfi::rule(bytes, whole.start, table, address)
+    #[test]
+    fn what_is_mapped_is_read_and_what_is_not_is_refused() {
+        let words = [7usize, 8];
+        let address = words.as_ptr().expose_provenance();
+        assert_eq!((word(address), word(address + 8)), (Some(7), Some(8)));
+        assert_eq!((word(address + 1), word(0), word(!7)), (None, None, None));
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The addresses of code in this process. A reader later finds a caller's place in a file by them,
-//! and `stacks.rs` the way to unwind a frame.
+//! The addresses of code in this process. A reader later finds a caller's place in a file by them.
 
 use super::python::Python;
 use core::fmt::Write;
 use core::ops::ControlFlow;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicPtr, Ordering::*};
 use rdmamr_sys::loaded_files::{self, LoadedFile};
-use rdmamr_sys::unwind::FileCode;
 
 /// A list, and the process that made it. Lists are never freed: a child of that process has the
 /// same code and may not ask the linker, whose lock another thread of the parent may have held at
@@ -17,19 +15,9 @@ pub struct ModuleList {
     pid: u32,
     /// The number of [`loaded`] before the list was made.
     loaded: u64,
-    /// The number of the list, from 1.
-    pub number: u64,
     lines: String,
-    files: Vec<FileCode>,
     /// The interpreter among the files.
     pub python: Option<Python>,
-}
-
-impl ModuleList {
-    /// The file that has the instruction at an address.
-    pub fn file(&self, address: u64) -> Option<&FileCode> {
-        self.files.iter().find(|file| file.has(address))
-    }
 }
 
 static LAST: AtomicPtr<ModuleList> = AtomicPtr::new(null_mut());
@@ -75,24 +63,19 @@ pub fn current() -> &'static ModuleList {
         }
     }
     let mut lines = String::new();
-    let mut files = Vec::new();
     let mut has_python = false;
     loaded_files::each(|file| {
         let (base, path) = (file.base(), path(file));
         for code in file.parts(libc::PT_LOAD, libc::PF_X) {
             let _ = writeln!(lines, "{:x} {:x} {base:x} {path}", code.start, code.end);
         }
-        files.push(FileCode::of(file));
         has_python |= path.contains("python");
         ControlFlow::Continue(())
     });
-    static NUMBER: AtomicU64 = AtomicU64::new(1);
     let list = Box::leak(Box::new(ModuleList {
         pid: std::process::id(),
         loaded,
-        number: NUMBER.fetch_add(1, Relaxed),
         lines,
-        files,
         python: has_python.then(Python::find).flatten(),
     }));
     LAST.store(list, Release);

@@ -40,10 +40,6 @@ is() { # NAME WANTED WAY EXPRESSION
 }
 same_program() { check "$1: the program runs as without the trace" [ "$status" = 0 ]; }
 
-if [ "$(uname -m)" != x86_64 ]; then
-	echo "1..0 # SKIP stacks are walked on x86-64 only"
-	exit
-fi
 run chain
 same_program "a chain of functions"
 is "the chain is named, from the wrapper to main" \
@@ -66,7 +62,7 @@ is "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {call
 
 run pointers
 same_program "a function without a description"
-is "its frame pointer leads to its caller" "without_description around_the_undescribed main" pointers 'names(stacks[0][3:6])'
+is "its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
 
 run coroutine
 same_program "a coroutine on a stack of its own"
@@ -79,7 +75,7 @@ is "its stack is its own" "['register_wrapper send_message', 'register_wrapper t
 
 run handler
 same_program "a signal handler"
-is "beyond the handler is the interrupted function" "handler interrupted in_handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+is "its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
 run child
 same_program "a forked child"
