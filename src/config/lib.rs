@@ -66,7 +66,7 @@ pub struct Config {
     pub cache: CacheConfig,
     /// `RDMAMR_PREFAULT`: how many threads populate memory during its registration; 0 for none.
     pub prefault: usize,
-    /// `RDMAMR_PROGRESS`: draw a bar on a terminal while a registration takes long.
+    /// `RDMAMR_PROGRESS`: write a line a second while a registration takes long.
     pub progress: bool,
     /// `RDMAMR_FABRIC_CACHE`: domains of libfabric's provider register relaxed.
     pub fabric_cache: bool,

@@ -27,7 +27,7 @@ pub fn is_large(length: usize) -> bool {
 pub struct Settings {
     /// How many threads populate memory, the registering thread included (`RDMAMR_PREFAULT`).
     pub threads: usize,
-    /// A bar is drawn on a terminal (`RDMAMR_PROGRESS`).
+    /// Lines of progress are written also below `RDMAMR_LOG=info` (`RDMAMR_PROGRESS`).
     pub progress: bool,
 }
 
@@ -47,7 +47,7 @@ pub fn around<T>(pin: Pin, settings: Settings, register: impl FnOnce() -> T) -> 
         .and_then(|pages| suitable::find(&pin, pages));
     let progress = pages
         .filter(|_| told)
-        .and_then(|pages| Progress::start(pages, found.map(|found| found.kind), progress));
+        .and_then(|pages| Progress::start(pages, found.map(|found| found.kind)));
     let both = pages.zip(found);
     let team = both.and_then(|(pages, found)| Team::start(pages, found, threads - 1));
     errno::set_errno(errno);

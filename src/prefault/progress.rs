@@ -1,36 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report of a registration that takes long: once a second its progress, and at its end the
-//! time that it took; with `RDMAMR_PROGRESS=1`, a bar on a terminal. A separate thread writes the
-//! report, so that a registration without helper threads has a report too.
+//! The report of a registration that takes long: once a second a line with its progress, and at its
+//! end the time that it took. A separate thread writes the report, so that a registration without
+//! helper threads has a report too.
 
 use super::kind::Kind;
 use super::pages::Pages;
 use core::ffi::{c_int, c_void};
 use core::fmt;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
-use rdmamr_stats::log::{self, Level};
+use rdmamr_stats::log;
 use rdmamr_stats::text::Decimal;
 use rdmamr_sys::clock;
 use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
-use rdmamr_sys::standard_error;
 
-/// The report begins after `LONG` ns, and a line is written each time that `LONG` ns have passed. A
-/// bar is redrawn after `BAR` ns.
-const LONG: u64 = SECOND;
-const BAR: u64 = SECOND / 5;
+/// A line is written each time that this many ns have passed.
+const SECOND: u64 = 1_000_000_000;
 
 /// After this many ns without progress, only the end is reported.
 const STALLED: u64 = 600 * SECOND;
-
-const SECOND: u64 = 1_000_000_000;
-
-/// Whether a registration has a bar. There is only one terminal.
-static DRAWN: AtomicBool = AtomicBool::new(false);
 
 /// The report of one registration.
 pub struct Progress {
@@ -49,18 +41,11 @@ struct Telling {
     before: usize,
     /// 1 once the registration has returned. A futex.
     over: AtomicU32,
-    /// Draw a bar instead of writing lines.
-    bar: bool,
 }
 
 impl Progress {
-    /// Starts the report of a registration that begins now, with a bar if one is wanted and there
-    /// is a terminal.
-    pub fn start(pages: Pages, kind: Option<Kind>, bar: bool) -> Option<Progress> {
-        let bar = bar && standard_error::is_terminal();
-        if !bar && !log::wants(Level::Info) {
-            return None;
-        }
+    /// Starts the report of a registration that begins now.
+    pub fn start(pages: Pages, kind: Option<Kind>) -> Option<Progress> {
         let memory = helper_thread::map(size_of::<Telling>())?;
         let telling = NonNull::new(memory.cast::<Telling>())?;
         let kind = kind.unwrap_or(Kind::Read);
@@ -70,7 +55,6 @@ impl Progress {
             start: clock::monotonic_by_kernel(),
             before: pages.percent_there(kind).unwrap_or(100),
             over: AtomicU32::new(0),
-            bar,
         };
         // SAFETY: the new mapping is large enough and page-aligned.
         unsafe { telling.write(content) };
@@ -90,18 +74,13 @@ impl Progress {
         if let Some(thread) = self.thread {
             thread.join();
         }
-        if took >= LONG {
+        if took >= SECOND {
             let size = Bytes(telling.pages.bytes());
             let (rate, _) = pace(telling.pages.bytes(), 0, 100, took);
-            let took = seconds(took, 1);
-            let huge = telling.percent_huge();
-            log::line(
-                Level::Info,
-                format_args!(
-                    "registering {size} took {took} s, {rate}, threads: {threads}, {huge} % in \
-                     huge pages"
-                ),
-            );
+            let (took, huge) = (seconds(took), telling.percent_huge());
+            log::always(format_args!(
+                "registering {size} took {took} s, {rate}, threads: {threads}, {huge} % in huge pages"
+            ));
         }
         // SAFETY: `start` mapped the state, and the thread has ended.
         unsafe { helper_thread::unmap(self.telling.as_ptr().cast(), size_of::<Telling>()) };
@@ -112,26 +91,28 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-progress");
     // SAFETY: `start` passed the state, and `stop` keeps it mapped until this thread ends.
     let telling = unsafe { &*argument.cast::<Telling>() };
-    let drawn = telling.bar && !DRAWN.swap(true, Relaxed);
-    let (mut due, mut last, mut changed) = (LONG, 0, 0);
+    let (mut due, mut last, mut changed) = (SECOND, telling.before, 0);
     // A registration that a signal handler has left by siglongjmp never ends.
     while telling.over.load(Acquire) == 0 && due - changed < STALLED {
-        if telling.took() < due {
-            telling.wait(due);
+        let took = telling.took();
+        if took < due {
+            futex::wait(&telling.over, 0, Some(Duration::from_nanos(due - took)));
             continue;
         }
         let percent = telling.pages.percent_there(telling.kind).unwrap_or(0);
         if percent != last {
             (last, changed) = (percent, due);
         }
-        telling.tell(percent, drawn);
-        due += if drawn { BAR } else { LONG };
-    }
-    if drawn {
-        if due > LONG {
-            log::draw(format_args!("\r\x1b[K"));
+        // Pages that were present before the start do not show whether they are pinned.
+        if percent > telling.before {
+            let bytes = telling.pages.bytes();
+            let (rate, left) = pace(bytes, telling.before, percent, took);
+            let (size, left) = (Bytes(bytes), seconds(left));
+            log::always(format_args!(
+                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left} s"
+            ));
         }
-        DRAWN.store(false, Relaxed);
+        due += SECOND;
     }
     0
 }
@@ -140,42 +121,6 @@ impl Telling {
     /// How long the registration has taken so far, in ns.
     fn took(&self) -> u64 {
         clock::monotonic_by_kernel().saturating_sub(self.start)
-    }
-
-    /// Waits for the end of the registration, or until this many ns after its start.
-    fn wait(&self, until: u64) {
-        let nanoseconds = until.saturating_sub(self.took());
-        futex::wait(&self.over, 0, Some(Duration::from_nanos(nanoseconds)));
-    }
-
-    /// Reports the progress of the registration. Pages that were present before the start do not
-    /// show whether they are pinned.
-    fn tell(&self, percent: usize, drawn: bool) {
-        let (size, took) = (Bytes(self.pages.bytes()), self.took());
-        if percent <= self.before {
-            if drawn {
-                let took = seconds(took, 0);
-                log::draw(format_args!("\rregistering {size}, {took} s\x1b[K"));
-            }
-            return;
-        }
-        let (rate, left) = pace(self.pages.bytes(), self.before, percent, took);
-        let left = seconds(left, 1);
-        if drawn {
-            const FULL: &str = "####################";
-            let done = percent * FULL.len() / 100;
-            let (bar, width) = (&FULL[..done.min(FULL.len())], FULL.len());
-            log::draw(format_args!(
-                "\rregistering {size} [{bar:-<width$}] {percent:3} %  {rate}  {left} s left\x1b[K"
-            ));
-            return;
-        }
-        log::line(
-            Level::Info,
-            format_args!(
-                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left} s"
-            ),
-        );
     }
 
     /// The percentage of the memory that is in huge pages. A mapping that reaches beyond the memory
@@ -197,11 +142,11 @@ fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Rate, u64) {
 }
 
 /// A time in ns, printed as seconds.
-fn seconds(time: u64, decimals: usize) -> Decimal {
+fn seconds(time: u64) -> Decimal {
     Decimal {
         value: time,
         unit: SECOND,
-        decimals,
+        decimals: 1,
     }
 }
 

@@ -84,13 +84,6 @@ fn tell_of_dropped() {
 
 const FULL: Errno = Errno(libc::EAGAIN);
 
-/// Draws on standard error: as [`always`], but what it writes is neither named nor a line.
-pub fn draw(message: fmt::Arguments<'_>) {
-    let mut text = Text::<256>::new();
-    let _ = text.write_fmt(message);
-    let _ = standard_error::write(text.as_bytes());
-}
-
 fn set(text: &mut Text<LINE>, message: fmt::Arguments<'_>) {
     text.clear();
     let _ = text.write_str("rdmamr: ");

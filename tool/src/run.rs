@@ -69,7 +69,7 @@ pub struct Args {
     /// Populate untouched memory with N threads while it is registered
     #[arg(long, value_name = "N", value_parser = number(1, 64))]
     prefault: Option<u32>,
-    /// On a terminal, show progress while a registration takes longer than a second
+    /// Print a line a second while a registration takes longer than a second
     #[arg(long)]
     progress: bool,
     /// Monitor memory for another registration cache: libfabric
