@@ -6,13 +6,13 @@
 //! libibverbs is published by a stub: one jump, under a symbol with the name and the node.
 //! `ctests/packages/abi` compares the symbols of the library with a list, in both directions.
 
+use rdmamr_sys::caller::Caller;
+
 /// Assembly that continues at `{f}`, as if the caller had called `{f}`.
 ///
-/// In the forms with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
+/// In the form with arguments, `{f}` has one argument more than C knows: a `Caller`, the address
 /// that the call returns to. `in` names the register of that argument on each architecture, because
-/// a Rust signature cannot. `seventh`, `eighth` and `tenth` are for functions of six, of seven and of
-/// nine arguments. If those arguments fill the registers, the assembly pushes the `Caller` onto the
-/// stack, below a copy of the stack arguments.
+/// a Rust signature cannot. A function whose arguments fill the registers calls [`caller`] instead.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
     () => {
@@ -20,43 +20,6 @@ macro_rules! go_on {
     };
     (in $x86:literal $arm:literal $riscv:literal) => {
         concat!("mov ", $x86, ", [rsp]\njmp {f}")
-    };
-    (seventh) => {
-        "push qword ptr [rsp]
-        .cfi_adjust_cfa_offset 8
-        call {f}
-        add rsp, 8
-        .cfi_adjust_cfa_offset -8
-        ret"
-    };
-    (eighth) => {
-        "sub rsp, 8
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 8]
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 24]
-        .cfi_adjust_cfa_offset 8
-        call {f}
-        add rsp, 24
-        .cfi_adjust_cfa_offset -24
-        ret"
-    };
-    // Each push moves the stack pointer by 8, so the next stack argument lies at the same offset.
-    (tenth) => {
-        "sub rsp, 8
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 8]
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 40]
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 40]
-        .cfi_adjust_cfa_offset 8
-        push qword ptr [rsp + 40]
-        .cfi_adjust_cfa_offset 8
-        call {f}
-        add rsp, 40
-        .cfi_adjust_cfa_offset -40
-        ret"
     };
 }
 #[cfg(target_arch = "aarch64")]
@@ -67,25 +30,6 @@ macro_rules! go_on {
     (in $x86:literal $arm:literal $riscv:literal) => {
         concat!("mov ", $arm, ", x30\nb {f}")
     };
-    (seventh) => {
-        "mov x6, x30\nb {f}"
-    };
-    (eighth) => {
-        "mov x7, x30\nb {f}"
-    };
-    (tenth) => {
-        "ldr x9, [sp]
-        stp x9, x30, [sp, #-32]!
-        .cfi_adjust_cfa_offset 32
-        str x30, [sp, #16]
-        .cfi_rel_offset x30, 16
-        bl {f}
-        ldr x30, [sp, #16]
-        add sp, sp, #32
-        .cfi_adjust_cfa_offset -32
-        .cfi_restore x30
-        ret"
-    };
 }
 #[cfg(target_arch = "riscv64")]
 macro_rules! go_on {
@@ -95,27 +39,16 @@ macro_rules! go_on {
     (in $x86:literal $arm:literal $riscv:literal) => {
         concat!("mv ", $riscv, ", ra\ntail {f}")
     };
-    (seventh) => {
-        "mv a6, ra\ntail {f}"
-    };
-    (eighth) => {
-        "mv a7, ra\ntail {f}"
-    };
-    (tenth) => {
-        "ld t0, 0(sp)
-        addi sp, sp, -32
-        .cfi_adjust_cfa_offset 32
-        sd t0, 0(sp)
-        sd ra, 8(sp)
-        sd ra, 16(sp)
-        .cfi_rel_offset ra, 16
-        call {f}
-        ld ra, 16(sp)
-        addi sp, sp, 32
-        .cfi_adjust_cfa_offset -32
-        .cfi_restore ra
-        ret"
-    };
+}
+
+/// The caller of the exported function that calls this, while the trace is on.
+#[inline(always)]
+pub fn caller() -> Caller {
+    if rdmamr_trace::is_on() {
+        Caller::of_caller()
+    } else {
+        Caller::UNKNOWN
+    }
 }
 
 /// Publishes `$f` by a stub: as `f@@NODE`, or as `name@NODE`. The second form is a hidden version:
@@ -174,10 +107,10 @@ macro_rules! versioned {
 /// caller's address, as [`go_on`] describes. `weak.map` lists those that the library exports. (From
 /// Rust 1.88 on a naked function does the same.)
 macro_rules! with_caller {
-    ($name:expr, $f:ident, $($where:tt)+) => {
-        $crate::capi::export::with_caller!($name, ".text.rdmamr_callers", $f, $($where)+);
+    ($name:expr, $f:ident, $($where:tt)*) => {
+        $crate::capi::export::with_caller!($name, ".text.rdmamr_callers", $f, $($where)*);
     };
-    ($name:expr, $section:literal, $f:ident, $($where:tt)+) => {
+    ($name:expr, $section:literal, $f:ident, $($where:tt)*) => {
         core::arch::global_asm!(
             concat!(".pushsection ", $section, ",\"ax\",@progbits"),
             ".p2align 4",
@@ -186,7 +119,7 @@ macro_rules! with_caller {
             concat!(".type ", $name, ",@function"),
             concat!($name, ":"),
             ".cfi_startproc",
-            $crate::capi::export::go_on!($($where)+),
+            $crate::capi::export::go_on!($($where)*),
             ".cfi_endproc",
             concat!(".size ", $name, ", . - ", $name),
             ".popsection",

@@ -9,7 +9,7 @@
 //! **Same contract**: each function has the contract of libmlx5's function of that name, which the C
 //! caller keeps, and passes its arguments on unchanged to that function.
 
-use super::export::with_caller;
+use super::export::{caller, with_caller};
 use super::ret::{self, Entry};
 use super::traced::{TracedRegistration, TracedUmem, TracedUmemEnd};
 use core::ffi::{c_int, c_void};
@@ -30,7 +30,7 @@ fn entry(name: &'static str, subject: Subject) -> Entry {
     }
 }
 
-with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr, eighth);
+with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr,);
 
 unsafe extern "C" fn reg_dmabuf_mr(
     pd: *mut ibv_pd,
@@ -40,14 +40,13 @@ unsafe extern "C" fn reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
     mlx5_access: c_int,
-    caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
     let tracer = TracedRegistration {
         call: call::MLX5DV_REG_DMABUF_MR,
         pd,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let failing = || entry("mlx5dv_reg_dmabuf_mr", Subject::OtherMemory);
     ret::verbs::<ret::AsRegion>(failing, tracer, || {

@@ -10,7 +10,7 @@
 //!   ended: the library detects the double free.
 //! - **Set attributes**: attributes are NULL, or every field that their `comp_mask` names is set.
 
-use super::export::interpose;
+use super::export::{caller, interpose};
 use super::ret::{self, Entry};
 use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
 use core::ffi::{c_int, c_uint, c_void};
@@ -154,8 +154,8 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     iova: u64,
     fd: c_int,
     access: c_int,
-    caller: Caller,
 ) -> *mut ibv_mr {
+    let caller = caller();
     let access = Access::from_bits_retain(access as u32);
     let request = Request::at_address(null_mut(), length, access);
     let tracer = TracedRegistration {
@@ -175,7 +175,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
         unsafe { dispatch::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
     })
 }
-interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12", caller seventh);
+interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 
 unsafe extern "C" fn ibv_rereg_mr(
     mr: *mut ibv_mr,
@@ -184,8 +184,8 @@ unsafe extern "C" fn ibv_rereg_mr(
     addr: *mut c_void,
     length: usize,
     access: c_int,
-    caller: Caller,
 ) -> c_int {
+    let caller = caller();
     let access = Access::from_bits_retain(access as u32);
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
@@ -208,7 +208,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }
     })
 }
-interpose!(ibv_rereg_mr, "IBVERBS_1.1", caller seventh);
+interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.

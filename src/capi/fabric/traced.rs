@@ -9,7 +9,7 @@
 //! calls.
 
 use super::functions::{close_noting, open_domain, reg_wished, regattr_wished, regv_wished};
-use crate::capi::export::with_caller;
+use crate::capi::export::caller;
 use crate::capi::ret;
 use core::ffi::{c_int, c_void};
 use libc::iovec;
@@ -23,28 +23,11 @@ use rdmamr_sys::caller::Caller;
 use rdmamr_trace::format::{Call, call};
 use rdmamr_trace::{self as trace, Pending};
 
-/// Defines the traced function of a call with nine arguments, and the function at which it
-/// continues. `$memory` and `$count` are the call's own arguments; `$range` is the address and the
-/// length for the record.
+/// Defines the traced function of a call with nine arguments. `$memory` and `$count` are the call's
+/// own arguments; `$range` is the address and the length for the record.
 macro_rules! of_nine_arguments {
-    ($name:ident as $symbol:literal, $of:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
-        unsafe extern "C" {
-            #[link_name = $symbol]
-            pub fn $name(
-                fid: *mut fid,
-                $memory: $type,
-                $count: usize,
-                access: u64,
-                offset: u64,
-                requested_key: u64,
-                flags: u64,
-                mr: *mut *mut fid_mr,
-                context: *mut c_void,
-            ) -> c_int;
-        }
-        with_caller!($symbol, $of, tenth);
-
-        unsafe extern "C" fn $of(
+    ($name:ident, $call:expr, $wished:ident, ($memory:ident: $type:ty, $count:ident), $range:expr) => {
+        pub unsafe extern "C" fn $name(
             fid: *mut fid,
             $memory: $type,
             $count: usize,
@@ -54,8 +37,8 @@ macro_rules! of_nine_arguments {
             flags: u64,
             mr: *mut *mut fid_mr,
             context: *mut c_void,
-            caller: Caller,
         ) -> c_int {
+            let caller = caller();
             let wish = Wish {
                 access,
                 offset,
@@ -72,27 +55,16 @@ macro_rules! of_nine_arguments {
         }
     };
 }
-of_nine_arguments!(reg as "rdmamr_traced_reg", reg_of, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
-of_nine_arguments!(regv as "rdmamr_traced_regv", regv_of, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
+of_nine_arguments!(reg, call::FI_MR_REG, reg_wished, (buf: *const c_void, len), (buf.addr(), len));
+of_nine_arguments!(regv, call::FI_MR_REGV, regv_wished, (iov: *const iovec, count), (0, 0));
 
-unsafe extern "C" {
-    #[link_name = "rdmamr_traced_regattr"]
-    pub fn regattr(
-        fid: *mut fid,
-        attr: *const fi_mr_attr,
-        flags: u64,
-        mr: *mut *mut fid_mr,
-    ) -> c_int;
-}
-with_caller!("rdmamr_traced_regattr", regattr_of, in "r8" "x4" "a4");
-
-unsafe extern "C" fn regattr_of(
+pub unsafe extern "C" fn regattr(
     fid: *mut fid,
     attr: *const fi_mr_attr,
     flags: u64,
     mr: *mut *mut fid_mr,
-    caller: Caller,
 ) -> c_int {
+    let caller = caller();
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
     let body = |pending: &mut _| unsafe { regattr_wished(fid, attr, flags, mr, pending) };
     let access = if attr.is_null() {
@@ -106,13 +78,8 @@ unsafe extern "C" fn regattr_of(
     unsafe { registration(call::FI_MR_REGATTR, fid, (0, 0, access), caller, body) }
 }
 
-unsafe extern "C" {
-    #[link_name = "rdmamr_traced_region_close"]
-    pub fn region_close(fid: *mut fid) -> c_int;
-}
-with_caller!("rdmamr_traced_region_close", region_close_of, in "rsi" "x1" "a1");
-
-unsafe extern "C" fn region_close_of(fid: *mut fid, caller: Caller) -> c_int {
+pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
+    let caller = caller();
     // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
     let mut pending = pending(call::FI_CLOSE, caller);
