@@ -7,8 +7,8 @@ links: a relative link of Markdown leads to a file that exists, and its anchor t
 file.
 messages: each message that a table quotes below "the line says" or "line" is in the library's
 source. "..." stands for any words, RDMAMR_X for each setting, y for each value.
-refusals: the tables below "the line says" quote each message about memory of a GPU (src/mr/gpu.rs and
-src/mr/gpu/cuda.rs).
+refusals: the tables below "the line says" quote each message about memory of a GPU (src/mr/explain.rs,
+src/mr/gpu.rs and src/mr/gpu/cuda.rs).
 tests: each test that the last column of a table names in code is a suite of ctests/manifest or a
 unit test; words in quotes behind a suite are in one of the suite's files.
 targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" in code exists.
@@ -110,7 +110,8 @@ def messages(path):
 
 def refusals(path):
     said = " ".join(part for _, part in quoted(path))
-    source = source_of([Path("src/mr/gpu.rs"), Path("src/mr/gpu/cuda.rs")])
+    explained = re.search(r"\nimpl Obstacle \{.*?\n\}\n", source_of([Path("src/mr/explain.rs")]), re.S)[0]
+    source = explained + source_of([Path("src/mr/gpu.rs"), Path("src/mr/gpu/cuda.rs")])
     # Neither comments nor the tests of a file.
     source = re.sub(r"//.*", "", source.partition("#[cfg(test)]")[0])
     for message in re.findall(r'"([^"]*)"', source):

@@ -112,7 +112,7 @@ pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
     let ours = state::device(public.context.expose_provenance())
-        .filter(|device| device.rows.claim(handle, object, public.lkey, || ()) );
+        .filter(|device| device.rows.claim(handle, object, public.lkey, || ()));
     let errno = dereg();
     match ours {
         Some(device) if errno == 0 => device.rows.count_ended_elsewhere(),

@@ -5,7 +5,7 @@
 //! This file allocates nothing: it reads the limits, the maps and the process status through
 //! buffers on the stack.
 
-use super::outcome::{Error, PANICKED};
+use super::outcome::{Address, Error, Obstacle, PANICKED, RuntimeKind, Why};
 use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
 use super::request::Request;
 use core::cell::{Cell, RefCell};
@@ -491,6 +491,88 @@ impl Limits {
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }
         write!(out, "; the kernel ran out of something else")
+    }
+}
+
+/// The kernel's own number for a call that a driver lacks (include/linux/errno.h). It may reach user
+/// space.
+const ENOTSUPP: i32 = 524;
+
+impl Obstacle {
+    /// Writes the reason, after "EFAULT".
+    fn write(&self, out: &mut dyn Write) -> fmt::Result {
+        let (name, export) = (self.runtime.name(), self.runtime.export());
+        write!(
+            out,
+            " from the kernel: it is memory of a GPU, says {name}, and "
+        )?;
+        match self.why {
+            Why::Off => write!(
+                out,
+                "RDMAMR_GPU=off keeps it from being registered as a dma-buf"
+            )?,
+            Why::NoFunction => write!(
+                out,
+                "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
+            )?,
+            Why::Export(error) => write!(out, "{export} exports no dma-buf of it (error {error})")?,
+            Why::Managed => write!(
+                out,
+                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
+                 dma-buf: allocate it by cudaMalloc"
+            )?,
+            Why::DriverExportsNone => write!(
+                out,
+                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
+                 (nvidia-open), from Linux 5.12 on"
+            )?,
+            Why::NotCapable => write!(
+                out,
+                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
+                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
+                 expandable_segments:False)"
+            )?,
+            Why::Handles(Address(at)) => write!(
+                out,
+                "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
+                 (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+            )?,
+            Why::Ends(Address(at)) => write!(
+                out,
+                "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
+            )?,
+            Why::NoRegister => write!(
+                out,
+                "this libibverbs cannot register a dma-buf: rdma-core 34 and later can"
+            )?,
+            Why::Register(errno) => {
+                write!(out, "its dma-buf is refused with {}: ", Name(errno.0))?;
+                write!(
+                    out,
+                    "{}",
+                    match errno.0 {
+                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT | ENOTSUPP =>
+                            "the device's provider or the kernel (before Linux 5.12) takes no dma-buf",
+                        libc::ENOMEM | libc::ENOSPC =>
+                            "the GPU's BAR, the IOMMU or the device has no room for it",
+                        _ =>
+                            "the device cannot map it (the GPU's BAR, the IOMMU, PCIe access control), or its access \
+                             flags or its length do not suit a dma-buf",
+                    }
+                )?
+            }
+        }
+        // SAFETY: the path ends with a NUL.
+        let loaded =
+            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
+        match self.runtime {
+            RuntimeKind::Cuda if loaded => write!(out, ". (nvidia_peermem is loaded)"),
+            RuntimeKind::Cuda => write!(
+                out,
+                ". Without a dma-buf it takes nvidia_peermem, which is not loaded"
+            ),
+            RuntimeKind::Rocm => Ok(()),
+        }
     }
 }
 

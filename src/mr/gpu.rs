@@ -10,12 +10,10 @@ mod cuda;
 mod rocm;
 mod runtime;
 
-use super::explain::Name;
 use super::forwarded;
-use super::outcome::{Error, How, Registered};
+use super::outcome::{Error, How, Obstacle, Registered, RuntimeKind, Why};
 use super::refused::{OnDevice, Refused, says};
 use super::request::Request;
-use core::fmt::{self, Write};
 use errno::Errno;
 use rdmamr_config::{config, disabled};
 use rdmamr_next::Pd;
@@ -72,160 +70,6 @@ trait Runtime {
 enum Way {
     First,
     Second,
-}
-
-/// A runtime that says that the memory is a GPU's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RuntimeKind {
-    Cuda,
-    Rocm,
-}
-
-impl RuntimeKind {
-    /// The name of the library, for people.
-    fn name(self) -> &'static str {
-        match self {
-            RuntimeKind::Cuda => "libcuda.so.1",
-            RuntimeKind::Rocm => "libhsa-runtime64.so.1",
-        }
-    }
-
-    /// The function that exports memory as a dma-buf.
-    fn export(self) -> &'static str {
-        match self {
-            RuntimeKind::Cuda => "cuMemGetHandleForAddressRange",
-            RuntimeKind::Rocm => "hsa_amd_portable_export_dmabuf",
-        }
-    }
-}
-
-/// The kernel's own number for a call that a driver lacks (include/linux/errno.h). It may reach user
-/// space.
-const ENOTSUPP: i32 = 524;
-
-/// Memory of a GPU that cannot be registered as a dma-buf.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Obstacle {
-    pub runtime: RuntimeKind,
-    pub why: Why,
-}
-
-/// An address, aligned so that it makes no [`Error`] longer: the stack has several in each call.
-#[repr(Rust, packed(4))]
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Address(u64);
-
-const _: () = assert!(size_of::<Error>() == 24);
-
-impl Obstacle {
-    /// The errno of the dma-buf's registration, if that is the step that failed.
-    pub fn of_dmabuf(&self) -> Option<Errno> {
-        match self.why {
-            Why::Register(errno) => Some(errno),
-            _ => None,
-        }
-    }
-
-    /// Writes the reason, after "EFAULT".
-    pub fn write(&self, out: &mut dyn Write) -> fmt::Result {
-        let (name, export) = (self.runtime.name(), self.runtime.export());
-        write!(
-            out,
-            " from the kernel: it is memory of a GPU, says {name}, and "
-        )?;
-        match self.why {
-            Why::Off => write!(
-                out,
-                "RDMAMR_GPU=off keeps it from being registered as a dma-buf"
-            )?,
-            Why::NoFunction => write!(
-                out,
-                "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
-            )?,
-            Why::Export(error) => write!(out, "{export} exports no dma-buf of it (error {error})")?,
-            Why::Managed => write!(
-                out,
-                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
-                 dma-buf: allocate it by cudaMalloc"
-            )?,
-            Why::DriverExportsNone => write!(
-                out,
-                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
-                 (nvidia-open), from Linux 5.12 on"
-            )?,
-            Why::NotCapable => write!(
-                out,
-                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
-                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
-                 expandable_segments:False)"
-            )?,
-            Why::Handles(Address(at)) => write!(
-                out,
-                "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
-                 (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
-            )?,
-            Why::Ends(Address(at)) => write!(
-                out,
-                "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
-            )?,
-            Why::NoRegister => write!(
-                out,
-                "this libibverbs cannot register a dma-buf: rdma-core 34 and later can"
-            )?,
-            Why::Register(errno) => {
-                write!(out, "its dma-buf is refused with {}: ", Name(errno.0))?;
-                write!(
-                    out,
-                    "{}",
-                    match errno.0 {
-                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT | ENOTSUPP =>
-                            "the device's provider or the kernel (before Linux 5.12) takes no dma-buf",
-                        libc::ENOMEM | libc::ENOSPC =>
-                            "the GPU's BAR, the IOMMU or the device has no room for it",
-                        _ =>
-                            "the device cannot map it (the GPU's BAR, the IOMMU, PCIe access control), or its access \
-                             flags or its length do not suit a dma-buf",
-                    }
-                )?
-            }
-        }
-        // SAFETY: the path ends with a NUL.
-        let loaded =
-            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
-        match self.runtime {
-            RuntimeKind::Cuda if loaded => write!(out, ". (nvidia_peermem is loaded)"),
-            RuntimeKind::Cuda => write!(
-                out,
-                ". Without a dma-buf it takes nvidia_peermem, which is not loaded"
-            ),
-            RuntimeKind::Rocm => Ok(()),
-        }
-    }
-}
-
-/// The step that failed.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
-    /// The setting `RDMAMR_GPU=off`.
-    Off,
-    /// The runtime lacks the function that exports.
-    NoFunction,
-    /// The runtime refused to export the memory, with this error.
-    Export(i32),
-    /// The runtime refused, since the memory is managed.
-    Managed,
-    /// The runtime refused, since the GPU's driver exports no dma-buf.
-    DriverExportsNone,
-    /// The runtime refused, since the memory was allocated for the GPU alone.
-    NotCapable,
-    /// The range goes on behind this address, where another allocation handle begins.
-    Handles(Address),
-    /// The range goes on behind this address, where the GPU's memory ends.
-    Ends(Address),
-    /// libibverbs has no `ibv_reg_dmabuf_mr`.
-    NoRegister,
-    /// The provider, the kernel or the device refused the dma-buf.
-    Register(Errno),
 }
 
 /// Whether the kernel may have refused the request because the memory is a GPU's.

@@ -2,7 +2,6 @@
 //! How a call ended: how it was done, or why it failed. The errno, libfabric's code and the message
 //! for people all come from these values.
 
-use super::gpu::Obstacle;
 use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
@@ -98,6 +97,80 @@ impl Error {
             Error::Shortage(_) => libc::EAGAIN,
             Error::Memory | Error::Panic => libc::ENOMEM,
             Error::NoNext(_) => libc::EOPNOTSUPP,
+        }
+    }
+}
+
+/// Memory of a GPU that cannot be registered as a dma-buf.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Obstacle {
+    pub runtime: RuntimeKind,
+    pub why: Why,
+}
+
+/// An address, aligned so that it makes no [`Error`] longer: the stack has several in each call.
+#[repr(Rust, packed(4))]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Address(pub u64);
+
+const _: () = assert!(size_of::<Error>() == 24);
+
+impl Obstacle {
+    /// The errno of the dma-buf's registration, if that is the step that failed.
+    pub fn of_dmabuf(&self) -> Option<Errno> {
+        match self.why {
+            Why::Register(errno) => Some(errno),
+            _ => None,
+        }
+    }
+}
+
+/// The step that failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Why {
+    /// The setting `RDMAMR_GPU=off`.
+    Off,
+    /// The runtime lacks the function that exports.
+    NoFunction,
+    /// The runtime refused to export the memory, with this error.
+    Export(i32),
+    /// The runtime refused, since the memory is managed.
+    Managed,
+    /// The runtime refused, since the GPU's driver exports no dma-buf.
+    DriverExportsNone,
+    /// The runtime refused, since the memory was allocated for the GPU alone.
+    NotCapable,
+    /// The range goes on behind this address, where another allocation handle begins.
+    Handles(Address),
+    /// The range goes on behind this address, where the GPU's memory ends.
+    Ends(Address),
+    /// libibverbs has no `ibv_reg_dmabuf_mr`.
+    NoRegister,
+    /// The provider, the kernel or the device refused the dma-buf.
+    Register(Errno),
+}
+
+/// A runtime that says that the memory is a GPU's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RuntimeKind {
+    Cuda,
+    Rocm,
+}
+
+impl RuntimeKind {
+    /// The name of the library, for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "libcuda.so.1",
+            RuntimeKind::Rocm => "libhsa-runtime64.so.1",
+        }
+    }
+
+    /// The function that exports memory as a dma-buf.
+    pub fn export(self) -> &'static str {
+        match self {
+            RuntimeKind::Cuda => "cuMemGetHandleForAddressRange",
+            RuntimeKind::Rocm => "hsa_amd_portable_export_dmabuf",
         }
     }
 }

@@ -110,15 +110,37 @@ impl Direct {
                 "on-demand paging of the whole address space starts at address 0",
             ));
         }
+        let (addr, length) = (request.addr, request.length);
         if !on_demand {
-            fork::dontfork(self.context, request.addr, request.length).map_err(Error::Fork)?;
+            fork::dontfork(self.context, addr, length).map_err(Error::Fork)?;
         }
-        // A single call serves both cases: the function is inlined at each call, and has 3 KiB.
-        let result = self.register_protected(request, counter);
-        if result.is_err() && !on_demand {
-            fork::dofork(self.context, request.addr, request.length);
+        let failed = |error| {
+            if !on_demand {
+                fork::dofork(self.context, addr, length);
+            }
+            error
+        };
+        let object = Object::allocate().ok_or_else(|| failed(Error::Memory))?;
+        let answer = self.ask_kernel(request, false).map_err(|errno| {
+            // SAFETY: the object is new, and the program has not got it.
+            unsafe { object.free() };
+            failed(Error::Kernel(errno))
+        })?;
+        object.fill(self.pd, request, &answer);
+        let region = Known {
+            object: object.address(),
+            pd: self.pd.address(),
+            length,
+            lkey: answer.lkey,
+        };
+        self.device.rows.insert(answer.mr_handle, region);
+        let (thread, counters) = (thread::number(), stats::counters());
+        counters.add(thread, counter!(reg_kernel), 1);
+        if let Some(counter) = counter {
+            counters.add(thread, counter, 1);
         }
-        result
+        counters.count_on(thread, self.device.rows.counted_at());
+        Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
     /// The address that names the device.
@@ -137,39 +159,6 @@ impl Direct {
     /// Whether a refused call revealed another device, one that libibverbs serves.
     pub fn must_forward(&self) -> bool {
         self.device.facts.get().why_forwarded().is_some()
-    }
-
-    #[inline(always)]
-    fn register_protected(
-        &self,
-        request: &Request,
-        counter: Option<Counter>,
-    ) -> Result<Registered, Error> {
-        let thread = thread::number();
-        let object = Object::allocate().ok_or(Error::Memory)?;
-        let answer = match self.ask_kernel(request, false) {
-            Ok(answer) => answer,
-            Err(errno) => {
-                // SAFETY: the object is new, and the program has not got it.
-                unsafe { object.free() };
-                return Err(Error::Kernel(errno));
-            }
-        };
-        object.fill(self.pd, request, &answer);
-        let region = Known {
-            object: object.address(),
-            pd: self.pd.address(),
-            length: request.length,
-            lkey: answer.lkey,
-        };
-        self.device.rows.insert(answer.mr_handle, region);
-        let counters = stats::counters();
-        counters.add(thread, counter!(reg_kernel), 1);
-        if let Some(counter) = counter {
-            counters.add(thread, counter, 1);
-        }
-        counters.count_on(thread, self.device.rows.counted_at());
-        Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
     /// Has the kernel register memory, and no more.

@@ -373,9 +373,7 @@ mod tests {
                 claim
             };
             let claimed: usize = std::thread::scope(|scope| {
-                let threads: Vec<_> = (0..4)
-                    .map(|_| scope.spawn(claim))
-                    .collect();
+                let threads: Vec<_> = (0..4).map(|_| scope.spawn(claim)).collect();
                 let claimed = threads.into_iter().map(|thread| thread.join().unwrap());
                 claimed.map(usize::from).sum()
             });

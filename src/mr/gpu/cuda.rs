@@ -3,7 +3,8 @@
 //! Addressing").
 
 use super::runtime::{find, function};
-use super::{Address, Export, Runtime, RuntimeKind, Way, Why};
+use super::{Export, Runtime, Way};
+use crate::outcome::{Address, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;

@@ -2,7 +2,8 @@
 //! ROCm, by the functions of its runtime's library (hsa.h, hsa_ext_amd.h).
 
 use super::runtime::{find, function};
-use super::{Export, Runtime, RuntimeKind, Way, Why};
+use super::{Export, Runtime, Way};
+use crate::outcome::{RuntimeKind, Why};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
 use core::sync::atomic::AtomicUsize;
