@@ -1,36 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The open devices on which memory was registered: the facts about each, and our regions on it.
 //!
-//! A lookup by the address of an `ibv_context` first reads one of a few places; each place holds
-//! the device last found there. A hit there is two loads. A miss searches a map. Devices are never
-//! freed, only reused for another context, so a reader of a place always finds a device, though
-//! perhaps not the right one.
+//! A lookup by the address of an `ibv_context` walks the list of the devices, without a lock: two
+//! loads for each. Devices are never freed, only reused for another context. So the list has as many
+//! as were open at one time, which are few.
 //!
-//! The map has locks. If a signal handler interrupted a thread that holds one and called us, the
-//! handler would wait forever. [`thread::enter`] marks the time in which the lock is held, and the
-//! handler's call is forwarded. The handler may also stop the thread until another thread's call
-//! has returned, as a garbage collector does. So no thread waits for longer than a moment. After
-//! that its call is forwarded as well.
+//! A new device takes a lock, so that no context has two. If a signal handler interrupted a thread
+//! that holds it and called us, the handler would wait forever. [`thread::enter`] marks the time in
+//! which the lock is held, and the handler's call is forwarded. The handler may also stop the thread
+//! until another thread's call has returned, as a garbage collector does. So no thread waits for
+//! longer than a moment. After that its call is forwarded as well.
 
 use super::rows::Rows;
-use core::hash::{BuildHasherDefault, Hasher};
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
-use dashmap::DashMap;
-use dashmap::mapref::entry::Entry;
-use dashmap::try_result::TryResult;
 use rdmamr_stats as stats;
 use rdmamr_sys::futex;
 use rdmamr_sys::thread;
 use rdmamr_uverbs::context::{Facts, KnownFacts};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
-/// The context address of a device that waits for reuse. No context has this address.
+/// The context addresses of a device that waits for reuse, and of one that is being closed. No
+/// context has these addresses.
 const UNUSED: usize = usize::MAX;
+const CLOSING: usize = usize::MAX - 1;
 
 pub struct Device {
-    /// The address of the device's context, or [`UNUSED`].
+    /// The address of the device's context, [`UNUSED`] or [`CLOSING`].
     context: AtomicUsize,
     pub facts: KnownFacts,
     pub rows: Rows,
@@ -42,63 +39,14 @@ pub struct Device {
 // reach this device. The other fields are for all threads.
 unsafe impl Sync for Device {}
 
-/// Hashes an address. Contexts come from malloc, so the low four bits carry no information, and the
-/// map takes its shard from the high bits.
-#[derive(Default)]
-pub struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_usize(byte.into()));
-    }
-
-    fn write_usize(&mut self, address: usize) {
-        let mixed = (self.0 ^ address as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 = mixed ^ (mixed >> 32);
-    }
-}
-
-/// How many devices are found without the map if their addresses hash to different places.
-const PLACES: usize = 16;
-
-/// Shards of the map. The number is fixed, because asking for the number of processors reads files.
-const SHARDS: usize = 4;
-
-/// The number of tries, 0.2 ms apart: `MOMENT` for a call that can be forwarded, `LONG` for the end
-/// of a device, whose address another device may get.
+/// The number of tries of the lock, 0.2 ms apart.
 const MOMENT: u32 = 100;
-const LONG: u32 = 10_000;
-
-/// Tries until there is a result, but at most this many times. Threads hold the locks for
-/// microseconds, but a thread that holds one may be stopped.
-#[cold]
-fn patiently<T>(sleeps: u32, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
-    const YIELDS: u32 = 16;
-    for tries in 0..YIELDS + sleeps {
-        if let Some(result) = attempt() {
-            return Some(result);
-        }
-        if tries < YIELDS {
-            std::thread::yield_now();
-        } else {
-            let never = AtomicU32::new(0);
-            futex::wait(&never, 0, Some(Duration::from_micros(200)));
-        }
-    }
-    None
-}
 
 pub struct Devices {
-    last_found: [AtomicPtr<Device>; PLACES],
-    by_context: DashMap<usize, &'static Device, BuildHasherDefault<AddressHasher>>,
-    unused: Mutex<Vec<&'static Device>>,
-    /// The device made last. By [`Device::older`] it leads to all devices, so that the statistics
-    /// need no lock.
+    /// The device made last. By [`Device::older`] it leads to all devices.
     newest: AtomicPtr<Device>,
+    /// Held by a thread that gives a device to a context.
+    giving: Mutex<()>,
 }
 
 impl Device {
@@ -111,41 +59,25 @@ impl Device {
 impl Devices {
     pub fn new() -> Self {
         Devices {
-            last_found: [const { AtomicPtr::new(null_mut()) }; PLACES],
-            by_context: DashMap::with_capacity_and_hasher_and_shard_amount(
-                0,
-                Default::default(),
-                SHARDS,
-            ),
-            unused: Mutex::new(Vec::new()),
             newest: AtomicPtr::new(null_mut()),
+            giving: Mutex::new(()),
         }
     }
 
-    /// Makes a device, for ever.
+    /// Makes a device, for ever. The caller has the lock.
     fn make(&self) -> &'static Device {
-        let device = Box::into_raw(Box::new(Device {
+        let device = Box::leak(Box::new(Device {
             context: AtomicUsize::new(UNUSED),
             facts: KnownFacts::new(),
             rows: Rows::new(),
-            older: null(),
+            older: self.newest.load(Relaxed),
         }));
-        let mut newest = self.newest.load(Relaxed);
-        loop {
-            // SAFETY: no other thread can reach the device before the exchange.
-            unsafe { (*device).older = newest };
-            match self
-                .newest
-                .compare_exchange(newest, device, Release, Relaxed)
-            {
-                // SAFETY: the box was leaked, so the device is never freed.
-                Ok(_) => return unsafe { &*device },
-                Err(other) => newest = other,
-            }
-        }
+        self.newest.store(device, Release);
+        device
     }
 
     /// All devices, also those that wait for reuse.
+    #[inline(always)]
     fn all(&self) -> impl Iterator<Item = &'static Device> {
         // SAFETY: the list has devices alone, which are never freed.
         let at = |device: *const Device| unsafe { device.as_ref() };
@@ -155,40 +87,22 @@ impl Devices {
         )
     }
 
-    #[inline(always)]
-    fn place(&self, context: usize) -> &AtomicPtr<Device> {
-        &self.last_found[(context >> 4 ^ context >> 12) % PLACES]
-    }
-
-    /// The device of a context, if memory was registered on it. Also `None` inside a signal handler
-    /// that interrupted this thread in this module.
+    /// The device of a context, if memory was registered on it.
     #[inline(always)]
     pub fn get(&self, context: usize) -> Option<&'static Device> {
-        let last = self.place(context).load(Acquire);
-        // SAFETY: a place holds null or a device, and devices are never freed.
-        let last = unsafe { last.as_ref() };
-        last.filter(|device| device.is_of(context))
-            .or_else(|| self.look_up(context))
+        self.all().find(|device| device.is_of(context))
     }
 
-    #[cold]
-    fn look_up(&self, context: usize) -> Option<&'static Device> {
-        if thread::is_inside() {
-            return None;
-        }
-        let _inside = thread::enter();
-        let device = patiently(MOMENT, || match self.by_context.try_get(&context) {
-            TryResult::Present(device) => Some(Some(*device)),
-            TryResult::Absent => Some(None),
-            TryResult::Locked => None,
-        })??;
-        self.remember(context, device);
-        Some(device)
-    }
-
-    fn remember(&self, context: usize, device: &'static Device) {
-        let device: *const Device = device;
-        self.place(context).store(device.cast_mut(), Release);
+    /// The lock. `None` if another thread keeps it for longer than a moment: threads hold it for
+    /// microseconds, but a thread that holds it may be stopped.
+    fn lock(&self) -> Option<MutexGuard<'_, ()>> {
+        (0..MOMENT).find_map(|_| {
+            let locked = self.giving.try_lock().ok();
+            if locked.is_none() {
+                futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(200)));
+            }
+            locked
+        })
     }
 
     /// Adds a context. `None` inside a signal handler that interrupted this thread in this module.
@@ -198,52 +112,37 @@ impl Devices {
         }
         let place = stats::counters().enter_device(name);
         let _inside = thread::enter();
-        let entry = patiently(MOMENT, || self.by_context.try_entry(context))?;
-        let device = *entry.or_insert_with(|| {
-            let unused = self.unused.try_lock().ok();
-            let unused = unused.and_then(|mut unused| unused.pop());
-            let device = unused.unwrap_or_else(|| self.make());
-            device.facts.set(facts);
-            device.rows.set_place(place);
-            device.context.store(context, Release);
-            device
-        });
-        self.remember(context, device);
+        let _locked = self.lock()?;
+        if let Some(device) = self.get(context) {
+            return Some(device);
+        }
+        let unused = self.all().find(|device| device.is_of(UNUSED));
+        let device = unused.unwrap_or_else(|| self.make());
+        device.facts.set(facts);
+        device.rows.set_place(place);
+        device.context.store(context, Release);
         Some(device)
     }
 
     /// Removes a context before its address can come back as another context's. The caller owns the
     /// device and passes it to `end` or `put_back`.
     pub fn take(&self, context: usize) -> Option<&'static Device> {
-        if thread::is_inside() {
-            return None;
-        }
-        let _inside = thread::enter();
-        let device = match patiently(LONG, || self.by_context.try_entry(context))? {
-            Entry::Occupied(entry) => entry.remove(),
-            Entry::Vacant(_) => return None,
-        };
-        device.context.store(UNUSED, Release);
-        Some(device)
+        let device = self.get(context)?;
+        let taken = device
+            .context
+            .compare_exchange(context, CLOSING, AcqRel, Relaxed);
+        taken.is_ok().then_some(device)
     }
 
     /// Ends a device after its close.
     pub fn end(&self, device: &'static Device) {
         device.rows.clear();
-        let _inside = thread::enter();
-        // A device that does not get onto this list is never reused.
-        if let Some(mut unused) = patiently(MOMENT, || self.unused.try_lock().ok()) {
-            unused.push(device);
-        }
+        device.context.store(UNUSED, Release);
     }
 
     /// Puts back a device whose close failed.
     pub fn put_back(&self, context: usize, device: &'static Device) {
-        let _inside = thread::enter();
         device.context.store(context, Release);
-        if let Some(entry) = patiently(LONG, || self.by_context.try_entry(context)) {
-            entry.insert(device);
-        }
     }
 
     /// The number of our regions on all devices, and the sum of their lengths. Takes no lock: a
@@ -291,11 +190,7 @@ mod tests {
                 assert!(devices.take(context).is_none());
             }
         }
-        assert_eq!(
-            devices.unused.lock().unwrap().len(),
-            100,
-            "they are used again"
-        );
+        assert_eq!(devices.all().count(), 100, "they are used again");
     }
 
     #[test]
@@ -308,7 +203,8 @@ mod tests {
                     for n in 0..2000usize {
                         let context = 0x1000 + 16 * (thread * 40 + n % 40);
                         let facts = Facts::from_bits_retain(context as u32);
-                        devices.insert(context, &[0; 64], facts);
+                        // Beside a thread that waits for a processor, it may be refused.
+                        while devices.insert(context, &[0; 64], facts).is_none() {}
                         assert_eq!(devices.get(context).unwrap().facts.get(), facts);
                         devices.end(devices.take(context).unwrap());
                         assert!(devices.get(context).is_none());
@@ -319,26 +215,24 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_thread_that_stays_in_the_map() {
+    fn a_context_has_one_device() {
         let devices = Devices::new();
-        let contexts = || (1..=64usize).map(|n| n * 0x150);
-        for context in contexts() {
-            devices.insert(context, &[0; 64], Facts::empty());
-        }
-        for place in &devices.last_found {
-            place.store(null_mut(), Release);
-        }
-        let stays = devices.by_context.entry(0x150);
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let missing = contexts().find(|&context| devices.get(context).is_none());
-                let refused = devices.insert(0x150, &[0; 64], Facts::empty()).is_none();
-                (missing, refused, devices.total())
-            });
-            assert_eq!(other.join().unwrap(), (Some(0x150), true, (0, 0)));
+            let insert = || while devices.insert(0x150, &[0; 64], Facts::empty()).is_none() {};
+            (0..4).for_each(|_| drop(scope.spawn(insert)));
         });
-        drop(stays);
-        assert!(contexts().all(|context| devices.get(context).is_some()));
+        assert_eq!(devices.all().count(), 1);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_thread_that_keeps_the_lock() {
+        let devices = Devices::new();
+        devices.insert(0x150, &[0; 64], Facts::empty());
+        let _kept = devices.giving.lock();
+        assert!(devices.get(0x150).is_some());
+        assert!(devices.insert(0x2a0, &[0; 64], Facts::empty()).is_none());
+        devices.end(devices.take(0x150).unwrap());
+        assert!(devices.get(0x150).is_none());
     }
 
     #[test]
@@ -354,11 +248,8 @@ mod tests {
         devices.get(0x100).unwrap().rows.insert(0, region);
         let _interrupted = thread::enter();
         assert!(devices.insert(0x200, &[0; 64], Facts::empty()).is_none());
-        assert!(devices.take(0x100).is_none() && devices.get(0x200).is_none());
+        assert!(devices.get(0x200).is_none());
         assert_eq!(devices.total(), (1, 10), "the statistics need no lock");
-        assert!(
-            devices.get(0x100).is_some(),
-            "what was found last needs no lock"
-        );
+        assert!(devices.take(0x100).is_some(), "nor does the end");
     }
 }
