@@ -122,7 +122,7 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: the caller keeps the contract of `alloc`.
         let memory = unsafe { System.alloc(layout) };
         if memory.is_null() {
-            return refused(layout);
+            return RESERVED.alloc(layout);
         }
         memory
     }
@@ -133,7 +133,7 @@ unsafe impl GlobalAlloc for Allocator {
         if !memory.is_null() {
             return memory;
         }
-        let memory = refused(layout);
+        let memory = RESERVED.alloc(layout);
         if !memory.is_null() {
             // SAFETY: the reserve gave that many bytes, to this caller alone.
             unsafe { memory.write_bytes(0, layout.size()) };
@@ -148,33 +148,6 @@ unsafe impl GlobalAlloc for Allocator {
         // SAFETY: `System` allocated the memory, by the caller's promise with this layout.
         unsafe { System.dealloc(memory, layout) }
     }
-
-    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        if !RESERVED.holds(memory) {
-            // SAFETY: `System` allocated the memory, and the caller keeps the contract of `realloc`.
-            let moved = unsafe { System.realloc(memory, layout, size) };
-            if !moved.is_null() {
-                return moved;
-            }
-        }
-        // SAFETY: the caller keeps the contract of `realloc`, which asks the same of `size`.
-        let larger = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        // SAFETY: the caller keeps the contract of `realloc`, which excludes a size of 0.
-        let moved = unsafe { self.alloc(larger) };
-        if !moved.is_null() {
-            let kept = layout.size().min(size);
-            // SAFETY: both are at least that long, and do not overlap: one was just allocated.
-            unsafe { moved.copy_from_nonoverlapping(memory, kept) };
-            // SAFETY: the caller gives the memory up, which has this layout.
-            unsafe { self.dealloc(memory, layout) };
-        }
-        moved
-    }
-}
-
-#[cold]
-fn refused(layout: Layout) -> *mut u8 {
-    RESERVED.alloc(layout)
 }
 
 #[cfg(test)]

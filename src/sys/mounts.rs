@@ -25,52 +25,20 @@ pub fn shared_memory() -> Option<Numbers> {
 /// Whether these are the numbers of a file system of the kernel's own, of huge pages of any size.
 /// The answer is no if that cannot be learnt.
 pub fn has_huge_pages(of: Numbers) -> bool {
-    HUGE_PAGES.has(of, of_huge_pages)
-}
-
-/// How many sizes of a page there may be: 2^0 to 2^63 bytes.
-const SIZES: usize = 64;
-
-/// The device of the file system for each size, or one of the two values below.
-struct Learnt([AtomicU64; SIZES]);
-
-const UNKNOWN: u64 = 0;
-/// The kernel has no pages of this size.
-const NONE: u64 = u64::MAX;
-
-static HUGE_PAGES: Learnt = Learnt([const { AtomicU64::new(UNKNOWN) }; SIZES]);
-
-impl Learnt {
-    /// Whether one of these file systems has these numbers. `ask` returns the device of the file
-    /// system of a size, and is called again until it has an answer.
-    fn has(&self, of: Numbers, ask: impl Fn(u32) -> Result<u64, Errno>) -> bool {
-        let is_it = |known: u64| known != UNKNOWN && known != NONE && numbers(known) == of;
-        if self.0.iter().any(|known| is_it(known.load(Relaxed))) {
-            return true;
-        }
-        let mut found = false;
-        for size in page_size().ilog2() + 1..SIZES as u32 {
-            let known = &self.0[size as usize];
-            if known.load(Relaxed) != UNKNOWN {
-                continue;
-            }
-            match ask(size) {
-                Ok(device) => known.store(device, Relaxed),
-                Err(Errno(libc::ENODEV | libc::EINVAL)) => known.store(NONE, Relaxed),
-                // A resource is short, or refused to this thread.
-                Err(_) => {}
-            }
-            found |= is_it(known.load(Relaxed));
-        }
-        found
+    /// The device that was found last. No device has this first number.
+    static FOUND: AtomicU64 = AtomicU64::new(u64::MAX);
+    let wanted = libc::makedev(of.0, of.1);
+    if FOUND.load(Relaxed) == wanted {
+        return true;
     }
-}
-
-fn of_huge_pages(size: u32) -> Result<u64, Errno> {
     let before = errno();
-    let made = of_new_file(libc::MFD_HUGETLB | size << libc::MFD_HUGE_SHIFT);
+    let is_it = (page_size().ilog2() + 1..64)
+        .any(|size| of_new_file(libc::MFD_HUGETLB | size << libc::MFD_HUGE_SHIFT) == Ok(wanted));
     set_errno(before);
-    made
+    if is_it {
+        FOUND.store(wanted, Relaxed);
+    }
+    is_it
 }
 
 /// The device of a file that is made for this question.
@@ -89,31 +57,6 @@ fn numbers(device: u64) -> Numbers {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
-    use core::cell::RefCell;
-
-    #[test]
-    fn what_cannot_be_learnt_is_asked_again() {
-        let learnt = Learnt([const { AtomicU64::new(UNKNOWN) }; SIZES]);
-        let asked = RefCell::new(Vec::new());
-        let short = RefCell::new(true);
-        let ask = |size| {
-            asked.borrow_mut().push(size);
-            match size {
-                21 if *short.borrow() => Err(Errno(libc::EMFILE)),
-                21 => Ok(libc::makedev(0, 17)),
-                30 => Ok(libc::makedev(0, 18)),
-                _ => Err(Errno(libc::ENODEV)),
-            }
-        };
-        assert!(!learnt.has((0, 17), ask));
-        assert!(learnt.has((0, 18), ask));
-        asked.borrow_mut().clear();
-        assert!(!learnt.has((0, 17), ask));
-        short.replace(false);
-        assert!(learnt.has((0, 17), ask));
-        assert!(!learnt.has((0, 0), ask) && !learnt.has((0, 19), ask));
-        assert_eq!(*asked.borrow(), [21, 21]);
-    }
 
     #[test]
     fn a_mounted_file_system_is_not_the_kernels_own() {

@@ -11,6 +11,7 @@ use super::pages::{PageRange, page_size};
 use core::ffi::CStr;
 use core::ptr::null;
 use errno::{Errno, errno};
+use std::io::Write;
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
@@ -508,7 +509,7 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
 /// (`/proc/thread-self/fdinfo`). Returns false if they cannot be read.
 #[must_use]
 pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
-    let path = in_folder(b"/proc/thread-self/fdinfo/", fd);
+    let path = in_folder("/proc/thread-self/fdinfo", fd);
     CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
         each_line(path, |line| {
             each(line);
@@ -521,7 +522,7 @@ pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
 /// as `anon_inode:bpf-map`. No other file can have it: the name of each begins with another word or
 /// with a slash.
 pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
-    let path = in_folder(b"/proc/thread-self/fd/", fd);
+    let path = in_folder("/proc/thread-self/fd", fd);
     let mut link = [0; 64];
     let (at, to) = (path.as_ptr(), link.as_mut_ptr());
     // SAFETY: the path ends with a NUL, and the kernel writes no more than the buffer has.
@@ -530,16 +531,9 @@ pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
 }
 
 /// The path of a descriptor in a folder of /proc, and zeros behind it.
-fn in_folder(folder: &[u8], fd: u8) -> [u8; 32] {
+fn in_folder(folder: &str, fd: u8) -> [u8; 32] {
     let mut path = [0; 32];
-    path[..folder.len()].copy_from_slice(folder);
-    // The kernel refuses a number with a zero in front.
-    let digits = [100, 10, 1]
-        .into_iter()
-        .filter(|&place| fd >= place || place == 1);
-    for (place, to) in digits.zip(&mut path[folder.len()..]) {
-        *to = b'0' + fd / place % 10;
-    }
+    let _ = write!(&mut path[..31], "{folder}/{fd}");
     path
 }
 
