@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Registrations in the background. A few threads make them. A thread starts when it is needed, and
-//! ends when it has been idle for a while.
+//! Registrations in the background. A few threads make them. A thread starts with a registration, and
+//! ends when none waits.
 
 use super::background::{self, Background};
 use super::errors::{self, Failure};
 use super::queue::Queue;
 use super::refusals::CANCELLED;
 use super::region::Region;
-use core::time::Duration;
 use rdmamr_cache::dispatch;
 use rdmamr_mr::How;
 use rdmamr_mr::explain::{self, Reason};
@@ -22,10 +21,6 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// The largest number of threads. Registering is mostly the kernel's work on pages, and more
 /// threads do more of it at once. But all threads share the lock of the address space.
 const MOST: usize = 4;
-
-/// The time that an idle thread waits for another registration before it ends. A process whose first
-/// thread has called pthread_exit(3) lives as long.
-const PATIENCE: Duration = Duration::from_millis(100);
 
 /// A registration to be made.
 pub struct Job {
@@ -45,13 +40,11 @@ struct Work {
     /// The regions that threads are registering, by address.
     running: Vec<usize>,
     threads: usize,
-    idle: usize,
 }
 
 #[derive(Default)]
 struct Workers {
     work: Mutex<Work>,
-    wake: Condvar,
     done: Condvar,
 }
 
@@ -74,11 +67,12 @@ pub fn submit(job: Job) {
         return;
     }
     work.jobs.push_back(job);
-    let needed = work.jobs.len() > work.idle && work.threads < MOST;
-    work.threads += usize::from(needed);
+    if work.threads == MOST {
+        return;
+    }
+    work.threads += 1;
     drop(work);
-    workers.wake.notify_one();
-    if needed && !start() {
+    if !start() {
         let mut work = workers.lock();
         work.threads -= 1;
         // If no thread exists, the caller registers. The registration stays asynchronous to the
@@ -183,23 +177,10 @@ impl Workers {
     /// The main loop of a thread.
     fn work(&'static self) {
         let mut work = self.lock();
-        loop {
-            if let Some(job) = work.jobs.pop_front() {
-                work = self.run(work, job);
-                continue;
-            }
-            work.idle += 1;
-            let (back, timeout) = self
-                .wake
-                .wait_timeout(work, PATIENCE)
-                .unwrap_or_else(PoisonError::into_inner);
-            work = back;
-            work.idle -= 1;
-            if timeout.timed_out() && work.jobs.is_empty() {
-                work.threads -= 1;
-                return;
-            }
+        while let Some(job) = work.jobs.pop_front() {
+            work = self.run(work, job);
         }
+        work.threads -= 1;
     }
 
     /// Makes a registration. `work` is unlocked meanwhile.
