@@ -18,7 +18,6 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
-use rdmamr_sys::caller::Caller;
 use rdmamr_trace::format::call;
 
 /// The statistics count no failure of these calls.
@@ -55,20 +54,19 @@ unsafe extern "C" fn reg_dmabuf_mr(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg", umem_reg, in "r8" "x4" "a4");
+with_caller!("mlx5dv_devx_umem_reg", umem_reg,);
 
 unsafe extern "C" fn umem_reg(
     context: *mut ibv_context,
     addr: *mut c_void,
     size: usize,
     access: u32,
-    caller: Caller,
 ) -> *mut c_void {
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let tracer = TracedUmem {
         call: call::MLX5DV_DEVX_UMEM_REG,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let failing = || entry("mlx5dv_devx_umem_reg", Subject::Umem(request));
     ret::verbs::<ret::AsUmem>(failing, tracer, || {
@@ -77,12 +75,11 @@ unsafe extern "C" fn umem_reg(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex, in "rdx" "x2" "a2");
+with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex,);
 
 unsafe extern "C" fn umem_reg_ex(
     context: *mut ibv_context,
     umem_in: *mut mlx5dv_devx_umem_in,
-    caller: Caller,
 ) -> *mut c_void {
     // SAFETY: same contract: the argument is readable. The program's may be longer.
     let asked = unsafe { umem_in.as_ref() };
@@ -98,7 +95,7 @@ unsafe extern "C" fn umem_reg_ex(
     let tracer = TracedUmem {
         call: call::MLX5DV_DEVX_UMEM_REG_EX,
         request: &request,
-        caller,
+        caller: caller(),
     };
     let subject = if is_memory {
         Subject::Umem(request)
@@ -112,10 +109,13 @@ unsafe extern "C" fn umem_reg_ex(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_dereg", umem_dereg, in "rsi" "x1" "a1");
+with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
 
-unsafe extern "C" fn umem_dereg(umem: *mut c_void, caller: Caller) -> c_int {
-    let tracer = TracedUmemEnd { umem, caller };
+unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
+    let tracer = TracedUmemEnd {
+        umem,
+        caller: caller(),
+    };
     let failing = || entry("mlx5dv_devx_umem_dereg", Subject::Other);
     ret::verbs::<ret::AsCode>(failing, tracer, || {
         // SAFETY: same contract.

@@ -28,15 +28,12 @@ pub fn device(context: usize) -> Option<&'static Device> {
 /// The state of this process, created at the first use.
 #[inline]
 pub fn current() -> &'static State {
-    STATE.get_or_make(State::new, forget)
-}
-
-impl State {
-    fn new() -> Box<State> {
+    let new = || {
         Box::new(State {
             devices: Devices::new(),
         })
-    }
+    };
+    STATE.get_or_make(new, forget)
 }
 
 unsafe extern "C" fn forget() {

@@ -68,7 +68,7 @@ impl Kind {
 /// Whether the file system has its files in memory only: the one that the kernel has for
 /// memfd_create(2), shmget(2) and shared anonymous memory, or a tmpfs that has room.
 fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
-    if mounts::shared_memory() == Some(file_system) {
+    if mounts::is_shared_memory(file_system) {
         return true;
     }
     let mut is_memory = false;

@@ -79,7 +79,7 @@ impl Progress {
             let (rate, _) = pace(telling.pages.bytes(), 0, 100, took);
             let (took, huge) = (seconds(took), telling.percent_huge());
             log::always(format_args!(
-                "registering {size} took {took} s, {rate}, threads: {threads}, {huge} % in huge pages"
+                "registering {size} took {took} s, {rate} GiB/s, threads: {threads}, {huge} % in huge pages"
             ));
         }
         // SAFETY: `start` mapped the state, and the thread has ended.
@@ -109,7 +109,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             let (rate, left) = pace(bytes, telling.before, percent, took);
             let (size, left) = (Bytes(bytes), seconds(left));
             log::always(format_args!(
-                "registering {size}: {percent} % of it populated, {rate}, the rest in about {left} s"
+                "registering {size}: {percent} % of it populated, {rate} GiB/s, the rest in about {left} s"
             ));
         }
         due += SECOND;
@@ -132,13 +132,17 @@ impl Telling {
     }
 }
 
-/// The rate at which memory was populated in `took` ns, and the ns that the rest will take. `before`
-/// and `now` are percentages of the memory; `now` is the larger one.
-fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Rate, u64) {
+/// The rate in GiB/s at which memory was populated in `took` ns, and the ns that the rest will take.
+/// `before` and `now` are percentages of the memory; `now` is the larger one.
+fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Decimal, u64) {
     let (took, done) = (took.max(1), (now - before) as u64);
     let populated = bytes as u128 * u128::from(done) / 100;
-    let rate = populated * u128::from(SECOND) / u128::from(took);
-    (Rate(rate as u64), took * (100 - now) as u64 / done)
+    let rate = Decimal {
+        value: (populated * u128::from(SECOND) / u128::from(took)) as u64,
+        unit: 1 << 30,
+        decimals: 2,
+    };
+    (rate, took * (100 - now) as u64 / done)
 }
 
 /// A time in ns, printed as seconds.
@@ -167,20 +171,6 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Bytes a second, printed for people.
-struct Rate(u64);
-
-impl fmt::Display for Rate {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = Decimal {
-            value: self.0,
-            unit: 1 << 30,
-            decimals: 2,
-        };
-        write!(f, "{rate} GiB/s")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -188,7 +178,7 @@ mod tests {
     #[test]
     fn the_rest_takes_as_long_in_proportion() {
         let (rate, left) = pace(10_000_000, 10, 40, SECOND / 2);
-        assert_eq!((rate.0, left), (6_000_000, SECOND));
+        assert_eq!((rate.value, left), (6_000_000, SECOND));
         assert_eq!(pace(10_000_000, 0, 100, 2 * SECOND).1, 0);
     }
 
@@ -196,6 +186,5 @@ mod tests {
     fn sizes_for_people() {
         assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
         assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
-        assert_eq!(Rate(3 << 29).to_string(), "1.50 GiB/s");
     }
 }

@@ -178,7 +178,7 @@ impl File {
     pub fn modules(&self) {
         let loaded = modules::loaded();
         if self.loaded.swap(loaded, AcqRel) != loaded {
-            self.block(kind::MODULES, modules::list().as_bytes());
+            self.block(kind::MODULES, modules::current().lines.as_bytes());
         }
     }
 

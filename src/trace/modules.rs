@@ -15,7 +15,8 @@ pub struct ModuleList {
     pid: u32,
     /// The number of [`loaded`] before the list was made.
     loaded: u64,
-    lines: String,
+    /// The files and their code, in the trace's lines.
+    pub lines: String,
     /// The interpreter among the files.
     pub python: Option<Python>,
 }
@@ -38,11 +39,6 @@ pub fn loaded() -> u64 {
         });
     }
     number
-}
-
-/// The files and their code, in the trace's lines.
-pub fn list() -> &'static str {
-    &current().lines
 }
 
 /// The last list, of this process or its parent.
@@ -97,8 +93,7 @@ mod tests {
     #[test]
     fn this_code_is_in_the_list() {
         let here = this_code_is_in_the_list as *const () as u64;
-        let list = list();
-        let mut lines = list.lines().filter(|line| {
+        let mut lines = current().lines.lines().filter(|line| {
             let mut numbers = line
                 .split(' ')
                 .map(|number| u64::from_str_radix(number, 16));

@@ -71,41 +71,6 @@ fn places(fingerprint: u64) -> impl Iterator<Item = usize> {
     (0..PLACES).map(move |n| (first + n) & ((1 << STACKS) - 1))
 }
 
-/// The time that a call spends beyond its walk.
-struct Spending<'a> {
-    stacks: &'a Stacks,
-    file: &'a File,
-    began: Option<u64>,
-}
-
-impl Spending<'_> {
-    /// Whether any of the budget is left.
-    #[cold]
-    fn begin(&mut self) -> bool {
-        if self.began.is_some() {
-            return true;
-        }
-        let ran = clock::monotonic().saturating_sub(self.stacks.began);
-        let budget =
-            (AT_START + ran / PART).saturating_add(self.file.written().saturating_mul(PER_CALL));
-        let some_left = self.stacks.spent.load(Relaxed) < budget;
-        if some_left {
-            self.began = Some(clock::of_thread());
-        }
-        some_left
-    }
-}
-
-impl Drop for Spending<'_> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(began) = self.began {
-            let spent = clock::of_thread().saturating_sub(began);
-            self.stacks.spent.fetch_add(spent, Relaxed);
-        }
-    }
-}
-
 impl Stacks {
     /// An empty table, in memory that the system provides as zeros. `None` if there is none.
     pub fn new() -> Option<Stacks> {
@@ -121,59 +86,60 @@ impl Stacks {
         })
     }
 
+    /// Does the work if any of the budget is left, and of the room in the file.
+    #[cold]
+    fn within_budget<R>(&self, file: &File, work: impl FnOnce() -> R) -> Option<R> {
+        let ran = clock::monotonic().saturating_sub(self.began);
+        let budget =
+            (AT_START + ran / PART).saturating_add(file.written().saturating_mul(PER_CALL));
+        if file.is_full() || self.spent.load(Relaxed) >= budget {
+            return None;
+        }
+        let began = clock::of_thread();
+        let result = work();
+        let spent = clock::of_thread().saturating_sub(began);
+        self.spent.fetch_add(spent, Relaxed);
+        Some(result)
+    }
+
     /// The number of this call's stack in the file, or 0 for none.
     #[inline(never)]
     pub fn number(&self, caller: Caller, file: &File) -> u32 {
-        let mut spending = Spending {
-            stacks: self,
-            file,
-            began: None,
-        };
-        let Some(walked) = Walked::from(caller) else {
-            return 0;
-        };
+        self.find(caller, file).unwrap_or(0)
+    }
+
+    #[inline(always)]
+    fn find(&self, caller: Caller, file: &File) -> Option<u32> {
+        let walked = Walked::from(caller)?;
         let mut fingerprint = Fingerprint(0);
         for &address in walked.addresses() {
             fingerprint.add(address);
         }
-        let python = walked.python();
         // CPython's dump is a hundred system calls, so it has the same budget.
-        if python.is_some() && (file.is_full() || !spending.begin()) {
-            return 0;
-        }
-        let lines = python.map_or(String::new(), |thread| thread.lines());
+        let lines = match walked.python() {
+            Some(thread) => self.within_budget(file, || thread.lines())?,
+            None => String::new(),
+        };
         for bytes in lines.as_bytes().chunks(8) {
             let mut word = [0; 8];
             word[..bytes.len()].copy_from_slice(bytes);
             fingerprint.add(u64::from_le_bytes(word));
         }
         let fingerprint = fingerprint.number();
-        let mut free = None;
-        for place in places(fingerprint) {
-            match self.table[place].load(Relaxed) {
-                0 => {
-                    free = Some(place);
-                    break;
-                }
-                found if found == fingerprint => return place as u32 + 1,
-                _ => {}
-            }
-        }
-        let Some(place) = free else {
-            return 0;
-        };
-        if file.is_full() || !spending.begin() {
-            return 0;
-        }
-        let ours = self.table[place].compare_exchange(0, fingerprint, Relaxed, Relaxed);
-        match ours {
-            Ok(_) => {}
-            Err(other) if other == fingerprint => return place as u32 + 1,
-            Err(_) => return 0,
-        }
+        let at = |place: usize| self.table[place].load(Relaxed);
+        let place = places(fingerprint).find(|&place| [0, fingerprint].contains(&at(place)))?;
         let number = place as u32 + 1;
-        write(number, &walked, &lines, file);
-        number
+        if at(place) == fingerprint {
+            return Some(number);
+        }
+        self.within_budget(file, || {
+            match self.table[place].compare_exchange(0, fingerprint, Relaxed, Relaxed) {
+                Ok(_) => write(number, &walked, &lines, file),
+                Err(other) if other == fingerprint => {}
+                Err(_) => return None,
+            }
+            Some(number)
+        })?
     }
 }
 
