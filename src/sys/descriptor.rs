@@ -37,6 +37,14 @@ impl Descriptor {
         let read = unsafe { syscall(libc::SYS_read, self.0, to.as_mut_ptr(), to.len()) };
         usize::try_from(read).ok()
     }
+
+    /// As `read`, from this place of the file on.
+    pub fn read_at(&self, to: &mut [u8], place: u64) -> Option<usize> {
+        let (at, length) = (to.as_mut_ptr(), to.len());
+        // SAFETY: `to` is writable.
+        let read = unsafe { syscall(libc::SYS_pread64, self.0, at, length, place) };
+        usize::try_from(read).ok()
+    }
 }
 
 impl Drop for Descriptor {

@@ -14,44 +14,38 @@ use errno::{Errno, errno, set_errno};
 /// The numbers of a file system, major and minor.
 pub type Numbers = (u32, u32);
 
-/// The numbers of the kernel's own file system of shared memory. `None` if they cannot be learnt.
-pub fn shared_memory() -> Option<Numbers> {
-    let before = errno();
-    let made = of_new_file(0);
-    set_errno(before);
-    made.ok().map(numbers)
+/// Whether these are the numbers of the kernel's own file system of shared memory. The answer is no
+/// if that cannot be learnt.
+pub fn is_shared_memory((major, minor): Numbers) -> bool {
+    of_new_file(0) == Ok(libc::makedev(major, minor))
 }
 
 /// Whether these are the numbers of a file system of the kernel's own, of huge pages of any size.
 /// The answer is no if that cannot be learnt.
-pub fn has_huge_pages(of: Numbers) -> bool {
+pub fn has_huge_pages((major, minor): Numbers) -> bool {
     /// The device that was found last. No device has this first number.
     static FOUND: AtomicU64 = AtomicU64::new(u64::MAX);
-    let wanted = libc::makedev(of.0, of.1);
+    let wanted = libc::makedev(major, minor);
     if FOUND.load(Relaxed) == wanted {
         return true;
     }
-    let before = errno();
     let is_it = (page_size().ilog2() + 1..64)
         .any(|size| of_new_file(libc::MFD_HUGETLB | size << libc::MFD_HUGE_SHIFT) == Ok(wanted));
-    set_errno(before);
     if is_it {
         FOUND.store(wanted, Relaxed);
     }
     is_it
 }
 
-/// The device of a file that is made for this question.
+/// The device of a file that is made for this question. Leaves errno as it was.
 fn of_new_file(flags: u32) -> Result<u64, Errno> {
+    let before = errno();
     let flags = libc::MFD_CLOEXEC | flags;
     // SAFETY: the name ends with a NUL.
     let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), flags) };
-    let file = Descriptor::made(made)?;
-    identity(file.number()).map(|(device, _inode)| device)
-}
-
-fn numbers(device: u64) -> Numbers {
-    (libc::major(device), libc::minor(device))
+    let device = Descriptor::made(made).and_then(|file| identity(file.number()));
+    set_errno(before);
+    device.map(|(device, _inode)| device)
 }
 
 #[cfg(all(test, not(any(loom, miri))))]
@@ -64,7 +58,7 @@ mod tests {
             &std::fs::File::open("/").unwrap(),
         ))
         .unwrap();
-        assert!(!has_huge_pages(numbers(device)));
-        assert_ne!(shared_memory(), Some(numbers(device)));
+        let numbers = (libc::major(device), libc::minor(device));
+        assert!(!has_huge_pages(numbers) && !is_shared_memory(numbers));
     }
 }

@@ -4,11 +4,12 @@
 //! mincore(2) answers another question: for memory of a file it says whether the file's page is in
 //! memory, whether it is mapped here or not.
 
+use super::descriptor::Descriptor;
 use super::pages::page_size;
-use super::proc::File;
+use super::proc;
 
 /// The open table.
-pub struct PageMap(File);
+pub struct PageMap(Descriptor);
 
 /// The table's entry for a page.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -36,7 +37,7 @@ impl Entry {
 impl PageMap {
     /// Opens the table. `None` if the process may not open it, or if there is no /proc.
     pub fn open() -> Option<PageMap> {
-        File::open(c"/proc/thread-self/pagemap").map(PageMap)
+        proc::open(c"/proc/thread-self/pagemap").ok().map(PageMap)
     }
 
     /// Reads the entries of the pages from an address on. False if not all can be read.

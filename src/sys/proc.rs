@@ -295,7 +295,7 @@ pub fn each_mapping_in(
 ) -> Result<(), Errno> {
     // Each call opens the file anew: the program may close a descriptor that stays open, and reuse
     // its number.
-    let file = File::open(c"/proc/thread-self/maps").ok_or_else(errno)?;
+    let file = open(c"/proc/thread-self/maps")?;
     let mut at = range.start;
     while at < range.end {
         let mut query = Query {
@@ -303,7 +303,7 @@ pub fn each_mapping_in(
             query_addr: at,
             ..Query::default()
         };
-        match file.query(&mut query) {
+        match query.ask(&file) {
             Err(Errno(libc::ENOENT)) => break,
             result => result?,
         }
@@ -315,7 +315,7 @@ pub fn each_mapping_in(
         let is_huge = || {
             query.vma_page_size > page_size()
                 && mounts::has_huge_pages((query.dev_major, query.dev_minor))
-                && file.has_name(mapping.start, HUGE_PAGES)
+                && Query::is_named(&file, mapping.start, HUGE_PAGES)
         };
         let own = query.vma_flags & VMA_SHARED == 0 && (!has_file || is_huge());
         each(mapping, own);
@@ -466,7 +466,7 @@ pub fn each_line(path: &CStr, mut each: impl FnMut(&[u8]) -> bool) -> bool {
 /// twice.
 #[inline(never)]
 fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
-    let Some(file) = File::open(path) else {
+    let Ok(file) = open(path) else {
         return false;
     };
     let mut any = false;
@@ -537,46 +537,23 @@ fn in_folder(folder: &str, fd: u8) -> [u8; 32] {
     path
 }
 
-/// An open file of /proc.
-pub(super) struct File(Descriptor);
+/// Opens a file of /proc.
+pub(super) fn open(path: &CStr) -> Result<Descriptor, Errno> {
+    Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
+}
 
-impl File {
-    pub(super) fn open(path: &CStr) -> Option<File> {
-        Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
-            .ok()
-            .map(File)
-    }
-
-    /// Reads bytes and returns how many; 0 at the end of the file.
-    fn read(&self, to: &mut [u8]) -> Option<usize> {
-        self.0.read(to)
-    }
-
-    /// As `read`, from this place of the file on.
-    pub(super) fn read_at(&self, to: &mut [u8], place: u64) -> Option<usize> {
-        let (number, address) = (self.0.number(), to.as_mut_ptr());
-        // SAFETY: `to` is writable.
-        let read = unsafe { libc::syscall(libc::SYS_pread64, number, address, to.len(), place) };
-        usize::try_from(read).ok()
-    }
-
-    fn query(&self, query: &mut Query) -> Result<(), Errno> {
-        query.size = size_of::<Query>() as u64;
-        // SAFETY: `query` has the layout of the kernel's structure, and its name, if it asks for
-        // one, has a buffer of that size.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_ioctl,
-                self.0.number(),
-                PROCMAP_QUERY,
-                &raw mut *query,
-            )
-        };
+impl Query {
+    fn ask(&mut self, file: &Descriptor) -> Result<(), Errno> {
+        self.size = size_of::<Query>() as u64;
+        let (file, query) = (file.number(), &raw mut *self);
+        // SAFETY: `self` has the layout of the kernel's structure, and its name, if it asks for one,
+        // has a buffer of that size.
+        let result = unsafe { libc::syscall(libc::SYS_ioctl, file, PROCMAP_QUERY, query) };
         if result == 0 { Ok(()) } else { Err(errno()) }
     }
 
     /// Whether the mapping at an address has this name.
-    fn has_name(&self, addr: u64, name: &[u8]) -> bool {
+    fn is_named(file: &Descriptor, addr: u64, name: &[u8]) -> bool {
         let mut buffer = [0u8; 64];
         let mut query = Query {
             query_addr: addr,
@@ -585,7 +562,7 @@ impl File {
             ..Query::default()
         };
         // A name that is longer than the buffer is an error. The size counts the NUL.
-        let asked = self.query(&mut query);
+        let asked = query.ask(file);
         let length = (query.vma_name_size as usize).checked_sub(1);
         asked.is_ok() && length.and_then(|length| buffer.get(..length)) == Some(name)
     }
