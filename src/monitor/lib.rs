@@ -40,7 +40,7 @@ use rdmamr_stats::log;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
-use set::{Added, Set};
+use set::Set;
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 
 /// How the monitor learns that libfabric has ended an entry.
@@ -251,7 +251,7 @@ impl Monitor {
             return;
         };
         cache.apply(&locked, By::Program);
-        let Added::Linked(id) = self.set.adds_entry(&locked, page_range) else {
+        let Some(id) = self.set.adds_entry(&locked, page_range) else {
             return;
         };
         let region = regions.region(id);
@@ -452,7 +452,7 @@ mod tests {
             });
             let locked = self.regions.lock();
             locked.apply(|| 0);
-            if let Added::Linked(id) = self.set.adds_entry(&locked, page_range) {
+            if let Some(id) = self.set.adds_entry(&locked, page_range) {
                 assert!(locked.keep(id));
                 self.regions.region(id).state.admit();
             }

@@ -52,17 +52,6 @@ struct Subscription {
     leaving: AtomicU32,
 }
 
-/// The outcome of counting a new entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Added {
-    /// A subscription exists already.
-    Known,
-    /// A subscription was linked for the entry.
-    Linked(Id),
-    /// No room was left for a subscription.
-    Lost,
-}
-
 /// Every subscription.
 pub fn each(regions: &Regions) -> impl Iterator<Item = (Id, &CachedRegion)> {
     regions
@@ -102,16 +91,16 @@ impl Set {
             .find(|&id| locked.regions().region(id).page_range() == page_range)
     }
 
-    /// Counts a new entry of libfabric's.
-    pub fn adds_entry(&self, locked: &Locked<'_>, page_range: PageRange) -> Added {
+    /// Counts a new entry of libfabric's. Returns the subscription if it is new too.
+    pub fn adds_entry(&self, locked: &Locked<'_>, page_range: PageRange) -> Option<Id> {
         if let Some(id) = self.get(locked, page_range) {
             add(&self.of(id).entries, 1);
-            return Added::Known;
+            return None;
         }
         let full = self.count.load(Relaxed) >= MOST;
         let Some(id) = (!full).then(|| locked.make_monitored(page_range)).flatten() else {
             self.lose();
-            return Added::Lost;
+            return None;
         };
         add(&self.count, 1);
         let (new, list) = (self.of(id), self.list(page_range));
@@ -119,7 +108,7 @@ impl Set {
         new.leaving.store(0, Relaxed);
         new.next.store(list.load());
         list.store(Link::to(id));
-        Added::Linked(id)
+        Some(id)
     }
 
     /// Uncounts an entry. True if it was the last one: the caller must end the subscription.

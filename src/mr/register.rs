@@ -80,7 +80,8 @@ impl Direct {
         let state = state::current();
         let device = match state.devices.get(context.address()) {
             Some(device) => device,
-            None => identify_aside(state, context, fd)?,
+            // This needs more of the stack than a registration may.
+            None => aside::run(|| identify(state, context, fd)).unwrap_or(Err(NO_MEMORY))?,
         };
         let facts = device.facts.get();
         let driver = match facts.driver() {
@@ -198,28 +199,23 @@ impl Direct {
 
     #[inline(always)]
     fn ask_kernel_now(&self, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
-        let registration = self.registration(request);
-        match mr::register(&Uverbs, self.fd, self.device.facts.get(), &registration) {
-            Err(errno) if errno.0 == libc::EINVAL => self.ask_again(request),
-            result => result,
-        }
-    }
-
-    #[inline(always)]
-    fn registration(&self, request: &Request) -> mr::Registration {
-        mr::Registration {
+        let registration = mr::Registration {
             start: request.addr.addr() as u64,
             length: request.length as u64,
             hca_va: request.iova,
             pd_handle: self.pd.handle(),
             access: request.access.bits(),
+        };
+        match mr::register(&Uverbs, self.fd, self.device.facts.get(), &registration) {
+            Err(errno) if errno.0 == libc::EINVAL => self.ask_again(&registration),
+            result => result,
         }
     }
 
     /// Checks the driver number after EINVAL: a wrong number causes EINVAL too. A registration that
     /// has failed anyway can afford the check.
     #[cold]
-    fn ask_again(&self, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    fn ask_again(&self, registration: &mr::Registration) -> Result<ib_uverbs_reg_mr_resp, Errno> {
         const REFUSED: Errno = Errno(libc::EINVAL);
         if context::still_holds(&Uverbs, self.fd, self.device.facts.get()) {
             return Err(REFUSED);
@@ -229,27 +225,18 @@ impl Direct {
         if facts.why_forwarded().is_some() {
             return Err(REFUSED);
         }
-        mr::register(&Uverbs, self.fd, facts, &self.registration(request))
+        mr::register(&Uverbs, self.fd, facts, registration)
     }
 }
 
-/// [`identify`] needs more of the stack than a registration may.
-#[cold]
-#[inline(never)]
-fn identify_aside(
-    state: &'static State,
-    context: Context,
-    fd: i32,
-) -> Result<&'static Device, &'static str> {
-    aside::run(|| identify(state, context, fd))
-        .unwrap_or(Err("there is no memory to remember the device"))
-}
+const NO_MEMORY: &str = "there is no memory to remember the device";
 
 /// Asks the kernel about a device and remembers the answer.
 #[cold]
+#[inline(never)]
 fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
     if !has_memory() {
-        return Err("there is no memory to remember the device");
+        return Err(NO_MEMORY);
     }
     let facts =
         context::identify(&Uverbs, fd).map_err(|_| "the kernel does not answer for it now")?;

@@ -17,30 +17,13 @@ const RESERVE: usize = 256 << 10;
 
 struct Reserve {
     memory: UnsafeCell<[u8; RESERVE]>,
+    /// How many bytes are used, and above that how many pieces are in use. A freed piece leaves a
+    /// gap, and freeing the last piece frees the whole reserve. One word and no lock: the reserve
+    /// also serves signal handlers, and children whose parent was in this code at the fork.
     state: AtomicU64,
 }
 
-/// How far the reserve is used, and how many pieces of it are in use. A freed piece leaves a gap,
-/// and freeing the last piece frees the whole reserve. One word and no lock: the reserve also
-/// serves signal handlers, and children whose parent was in this code at the fork.
-#[derive(Clone, Copy)]
-struct State {
-    used: u32,
-    pieces: u32,
-}
-
-impl State {
-    fn from_word(word: u64) -> Self {
-        State {
-            used: word as u32,
-            pieces: (word >> 32) as u32,
-        }
-    }
-
-    fn word(self) -> u64 {
-        u64::from(self.pieces) << 32 | u64::from(self.used)
-    }
-}
+const PIECE: u64 = 1 << 32;
 
 // SAFETY: the memory is given out in pieces that do not overlap.
 unsafe impl Sync for Reserve {}
@@ -56,45 +39,29 @@ impl Reserve {
         pointer.addr().wrapping_sub(self.memory.get().addr()) < RESERVE
     }
 
-    fn change(&self, change: impl Fn(State) -> Option<State>) -> Option<State> {
-        let next = |word| change(State::from_word(word)).map(State::word);
-        let before = self.state.fetch_update(AcqRel, Acquire, next);
-        before.ok().map(State::from_word)
-    }
-
     /// A piece of the reserve. NULL if there is no room.
     fn alloc(&self, layout: Layout) -> *mut u8 {
-        let start = self.memory.get().addr();
-        let place = |state: State| {
-            let free = start + state.used as usize;
-            let from = free.checked_next_multiple_of(layout.align())? - start;
+        let (start, mut from) = (self.memory.get().addr(), 0);
+        let taken = self.state.fetch_update(AcqRel, Acquire, |state| {
+            let used = state % PIECE;
+            let free = start + used as usize;
+            from = free.checked_next_multiple_of(layout.align())? - start;
             let to = from.checked_add(layout.size())?;
-            (to <= RESERVE).then_some((from, to))
-        };
-        let before = self.change(|state| {
-            Some(State {
-                used: place(state)?.1 as u32,
-                pieces: state.pieces + 1,
-            })
+            (to <= RESERVE).then_some(state - used + PIECE + to as u64)
         });
-        match before.and_then(place) {
-            Some((from, _)) => self.memory.get().cast::<u8>().wrapping_add(from),
-            None => core::ptr::null_mut(),
+        match taken {
+            Ok(_) => self.memory.get().cast::<u8>().wrapping_add(from),
+            Err(_) => core::ptr::null_mut(),
         }
     }
 
     fn dealloc(&self) {
-        self.change(|state| {
-            let pieces = state.pieces - 1;
-            Some(State {
-                used: if pieces == 0 { 0 } else { state.used },
-                pieces,
-            })
-        });
+        let fewer = |state| Some(state - PIECE).map(|rest| if rest < PIECE { 0 } else { rest });
+        let _ = self.state.fetch_update(AcqRel, Acquire, fewer);
     }
 
     fn is_half_used(&self) -> bool {
-        State::from_word(self.state.load(Relaxed)).used as usize > RESERVE / 2
+        (self.state.load(Relaxed) % PIECE) as usize > RESERVE / 2
     }
 }
 

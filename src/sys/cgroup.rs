@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The limits of this process's control groups, cgroups(7): memory, and objects of RDMA devices.
-//! Both versions of the interface are read. A limit that cannot be read is not known, and counts as
-//! none: a container may hide the groups around its own.
+//! Both versions of the interface are read, below /sys/fs/cgroup. A limit that cannot be read is not
+//! known, and counts as none: a container may hide the groups around its own. There the path of the
+//! group leads nowhere, and its mount is the group.
 //!
 //! The functions allocate nothing, and the threads of `helper_thread.rs` may call them. They also
-//! run on the smallest stack of a thread (`ctests/cache/processes/smallest_stack.c`): paths are short, and
-//! no frame has two at once.
+//! run on the smallest stack of a thread (`ctests/cache/processes/smallest_stack.c`): paths are
+//! short.
 
 use super::proc::each_line;
 use core::ffi::CStr;
@@ -183,11 +184,10 @@ impl Group {
     /// Becomes the group of this process in the hierarchy that has this controller.
     #[inline(never)]
     fn find(&mut self, controller: &[u8]) -> bool {
-        let mut path = Path::new();
         // The first thread may have ended, and its folder in /proc then tells nothing.
         let _ = each_line(c"/proc/thread-self/cgroup", |line| {
             let mut parts = line.splitn(3, |&byte| byte == b':').skip(1);
-            let (Some(controllers), Some(its_path)) = (parts.next(), parts.next()) else {
+            let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
                 return true;
             };
             let is_old = controllers
@@ -195,34 +195,17 @@ impl Group {
                 .any(|word| word == controller);
             if is_old || controllers.is_empty() && self.version == 0 {
                 self.version = if is_old { 1 } else { 2 };
-                path.cut(0);
-                if !path.push(its_path) {
+                self.folder.cut(0);
+                let fits = self.folder.push(b"/sys/fs/cgroup")
+                    && (!is_old || self.folder.push(b"/") && self.folder.push(controller));
+                self.mount = self.folder.length;
+                if !fits || path != b"/" && !self.folder.push(path) {
                     self.version = 0;
                 }
             }
             true
         });
-        if self.version == 0 {
-            return false;
-        }
-        let _ = each_line(c"/proc/thread-self/mountinfo", |line| {
-            let wanted = (self.version == 1).then_some(controller);
-            let Some((root, place)) = mount(line, wanted) else {
-                return true;
-            };
-            // The mount may show a part of the hierarchy in which this group does not lie. It then
-            // shows at most groups around it.
-            let below = strip(path.text(), root);
-            self.folder.cut(0);
-            // A place with a space or the like, which mountinfo escapes, is not found.
-            if !self.folder.push(place) {
-                return true;
-            }
-            self.mount = self.folder.length;
-            let found = below.is_some_and(|below| below.is_empty() || self.folder.push(below));
-            !found
-        });
-        self.mount > 0
+        self.version != 0
     }
 
     /// Calls `each` for the group and those that it lies in.
@@ -252,38 +235,6 @@ impl Group {
     }
 }
 
-/// The root and the place of a mount, proc_pid_mountinfo(5), if it shows the hierarchy of that old
-/// controller, or, without one, the hierarchy of version 2.
-fn mount<'a>(line: &'a [u8], controller: Option<&[u8]>) -> Option<(&'a [u8], &'a [u8])> {
-    const SEPARATOR: &[u8] = b" - ";
-    let at = line
-        .windows(SEPARATOR.len())
-        .position(|text| text == SEPARATOR)?;
-    let mut of_file_system = line[at + SEPARATOR.len()..].split(|&byte| byte == b' ');
-    let kind = of_file_system.next()?;
-    let is_it = match controller {
-        None => kind == b"cgroup2",
-        Some(controller) => {
-            let options = of_file_system.nth(1)?;
-            kind == b"cgroup"
-                && options
-                    .split(|&byte| byte == b',')
-                    .any(|word| word == controller)
-        }
-    };
-    let mut fields = line[..at].split(|&byte| byte == b' ').skip(3);
-    is_it.then_some((fields.next()?, fields.next()?))
-}
-
-/// The rest of a path below a folder: "" or "/...".
-fn strip<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
-    if folder == b"/" {
-        return Some(if path == b"/" { b"" } else { path });
-    }
-    path.strip_prefix(folder)
-        .filter(|rest| rest.is_empty() || rest.starts_with(b"/"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,26 +253,6 @@ mod tests {
             number(b"9223372036854771712"),
             Some(9_223_372_036_854_771_712)
         );
-    }
-
-    #[test]
-    fn mounts_and_paths() {
-        let new = b"35 24 0:30 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate";
-        assert_eq!(mount(new, None), Some((&b"/"[..], &b"/sys/fs/cgroup"[..])));
-        assert_eq!(mount(new, Some(b"memory")), None);
-        let old = b"36 25 0:31 /a /x\\040y rw shared:9 - cgroup cgroup rw,cpu,memory";
-        assert_eq!(
-            mount(old, Some(b"memory")),
-            Some((&b"/a"[..], &b"/x\\040y"[..]))
-        );
-        assert_eq!(mount(old, Some(b"mem")), None);
-        let mut path = Path::new();
-        assert!(!path.push(&[b'a'; Path::MOST]));
-
-        assert_eq!(strip(b"/", b"/"), Some(&b""[..]));
-        assert_eq!(strip(b"/a/b", b"/"), Some(&b"/a/b"[..]));
-        assert_eq!(strip(b"/a/b", b"/a"), Some(&b"/b"[..]));
-        assert_eq!(strip(b"/ab", b"/a"), None);
     }
 
     #[test]
@@ -347,20 +278,13 @@ mod tests {
 
     #[test]
     fn fuzz_cgroup_text() {
-        let samples: [&[u8]; 4] = [
+        let samples: [&[u8]; 2] = [
             b"mlx5_0 hca_handle=2 hca_object=2000",
             b"rxe0 hca_handle=max hca_object=max",
-            b"30 23 0:26 /user\\040slice /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw",
-            b"31 23 0:27 / /sys/fs/cgroup/rdma rw - cgroup cgroup rw,rdma",
         ];
         crate::fuzz_inputs::each("fuzz_cgroup_text", 2000, &samples, |line, _| {
             let _ = objects(line, b"mlx5_0");
             let _ = number(line);
-            for controller in [None, Some(&b"rdma"[..])] {
-                if let Some((root, place)) = mount(line, controller) {
-                    let _ = strip(place, root);
-                }
-            }
         });
     }
 }

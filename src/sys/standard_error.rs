@@ -60,7 +60,7 @@ fn write_at_once(bytes: &[u8]) -> Result<usize, Errno> {
 }
 
 /// Whether standard error is a terminal.
-pub fn is_terminal() -> bool {
+fn is_terminal() -> bool {
     let errno = errno::errno();
     // SAFETY: a structure of numbers.
     let mut settings: libc::termios2 = unsafe { core::mem::zeroed() };

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include "../../lib/observe.h"
 
-#define ROOT "/tmp/rdmamr-cgroups"
+#define ROOT "/sys/fs/cgroup"
 #define GROUP ROOT "/limits"
 enum { OBJECTS = 10, BUFFER = 100 << 20, HUGE_BUFFER = 8 << 20, ROUNDS = 10 };
 
@@ -223,7 +223,6 @@ int main(int argc, char **argv)
 		skip_all("only in the machine of vm/: the cgroups are changed");
 	with_setting(argv, "RDMAMR_CACHE", "all");
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	mkdir(ROOT, 0755);
 	if (mount("none", ROOT, "cgroup2", 0, NULL))
 		skip_all("no cgroup2");
 	if (!put(ROOT "/cgroup.subtree_control", "+rdma +memory +hugetlb +pids"))
