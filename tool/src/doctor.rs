@@ -21,7 +21,6 @@ mod print;
 pub mod rdma_core;
 mod userfaultfd;
 
-pub use self::attributes::most_regions;
 pub use self::cgroup::check as cgroup;
 pub use self::container::check as container;
 pub use self::hugepages::check as hugepages;

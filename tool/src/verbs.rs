@@ -2,7 +2,7 @@
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
 use crate::report::units::shown;
-use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_mr, ibv_pd};
+use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
 
@@ -64,6 +64,7 @@ impl Loaded {
 
 type GetDeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
+type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut ibv_context) -> c_int;
 type AllocPd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
 /// `ibv_reg_mr`, and its relaxed counterpart.
@@ -76,22 +77,11 @@ pub struct Verbs {
     pub library: Loaded,
     get_device_list: GetDeviceList,
     open_device: OpenDevice,
-    close_device: CloseDevice,
     alloc_pd: AllocPd,
 }
 
-/// An open device.
-pub struct Context {
-    context: *mut ibv_context,
-    close: CloseDevice,
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: the device is open, and no other code uses it.
-        unsafe { (self.close)(self.context) };
-    }
-}
+/// An open device. It is never closed: the process ends soon.
+pub struct Context(*mut ibv_context);
 
 impl Verbs {
     /// Loads libibverbs.
@@ -108,7 +98,6 @@ impl Verbs {
             library,
             get_device_list: function!(c"ibv_get_device_list"),
             open_device: function!(c"ibv_open_device"),
-            close_device: function!(c"ibv_close_device"),
             alloc_pd: function!(c"ibv_alloc_pd"),
         })
     }
@@ -155,14 +144,32 @@ impl Verbs {
         if context.is_null() {
             return Err(errno::errno().to_string());
         }
-        let close = self.close_device;
-        Ok(Context { context, close })
+        Ok(Context(context))
+    }
+
+    /// The most regions that a device can have. Closes the device again: `rdmamr top` goes on.
+    pub fn most_regions(&self, name: &str) -> Option<u64> {
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let query = unsafe { self.library.function::<QueryDevice>(c"ibv_query_device") }?;
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let close = unsafe { self.library.function::<CloseDevice>(c"ibv_close_device") }?;
+        let context = self.open(name).ok()?;
+        // The structure is longer than its declaration here.
+        let mut answer = [0u64; 128];
+        // SAFETY: the device is open, and the answer has room.
+        let failed = unsafe { query(context.0, answer.as_mut_ptr().cast()) } != 0;
+        // SAFETY: the device is open, and no other code uses it.
+        unsafe { close(context.0) };
+        // SAFETY: any bytes are such a structure, which begins the answer.
+        let answer = unsafe { answer.as_ptr().cast::<ibv_device_attr>().read() };
+        let most = u64::try_from(answer.max_mr).ok()?;
+        (!failed && most > 0).then_some(most)
     }
 
     /// Allocates a protection domain.
     pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd, String> {
         // SAFETY: a `Context` is an open device.
-        let pd = unsafe { (self.alloc_pd)(context.context) };
+        let pd = unsafe { (self.alloc_pd)(context.0) };
         if pd.is_null() {
             Err(errno::errno().to_string())
         } else {
@@ -174,7 +181,7 @@ impl Verbs {
 impl Context {
     /// The file descriptor of the device; negative if it has none.
     pub fn fd(&self) -> c_int {
-        // SAFETY: the context is open.
-        unsafe { (*self.context).cmd_fd }
+        // SAFETY: the context is open and never closed.
+        unsafe { (*self.0).cmd_fd }
     }
 }

@@ -5,8 +5,8 @@
 use super::memory::{Kind, map};
 use crate::choices::name;
 use crate::report::units;
-use crate::verbs::{Context, DeregMr, Loaded, RegMr, Verbs};
-use anyhow::{Context as _, bail};
+use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
+use anyhow::{Context, bail};
 use clap::ValueEnum;
 use rdmamr_abi::rdma_core::ibv_pd;
 use serde::{Deserialize, Serialize};
@@ -123,7 +123,6 @@ fn answer(device: &str) -> anyhow::Result<()> {
 /// The calls that are measured, on a device.
 struct Calls {
     pd: *mut ibv_pd,
-    _open: Context,
     register: RegMr,
     deregister: DeregMr,
 }
@@ -134,8 +133,7 @@ impl Calls {
     fn open(device: &str) -> anyhow::Result<Calls> {
         let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
         let context = verbs.open(device).map_err(anyhow::Error::msg);
-        let context = context.with_context(|| device.to_owned())?;
-        let pd = verbs.alloc_pd(&context).map_err(anyhow::Error::msg);
+        let pd = verbs.alloc_pd(&context.with_context(|| device.to_owned())?);
         let all = Loaded::whole_program();
         // SAFETY: the function is only looked up, and not called.
         let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") };
@@ -145,8 +143,7 @@ impl Calls {
         // SAFETY: <infiniband/verbs.h> gives this type.
         let deregister = unsafe { from.function(c"ibv_dereg_mr") };
         Ok(Calls {
-            pd: pd.context("ibv_alloc_pd")?,
-            _open: context,
+            pd: pd.map_err(anyhow::Error::msg).context("ibv_alloc_pd")?,
             register: register.context("ibv_reg_mr is missing")?,
             deregister: deregister.context("ibv_dereg_mr is missing")?,
         })
@@ -171,7 +168,7 @@ impl Calls {
             }
         }
         let populate = lap();
-        // SAFETY: the domain is live, as its device is open. A registration does not access the memory, which is mapped.
+        // SAFETY: the domain is live. A registration does not access the memory, which is mapped.
         let mr = unsafe { (self.register)(self.pd, memory.address, bytes, ACCESS) };
         let register = lap();
         if mr.is_null() {

@@ -48,12 +48,6 @@ pub fn regions(device: &str, context: &Context) -> Option<Check> {
     Some(most(&answer).of(device))
 }
 
-/// The most regions that a device can have.
-pub fn most_regions(context: &Context) -> Option<u64> {
-    let most = u32::from_ne_bytes(part(&query(context).ok()?, MAX_MR));
-    Some(most.into()).filter(|&most| most > 0)
-}
-
 fn most(answer: &[u8; ANSWER]) -> Check {
     let (count, size) = (
         u32::from_ne_bytes(part(answer, MAX_MR)),

@@ -12,7 +12,7 @@ use crate::files::{by_number, first_names, of_system, open_at, processes, reopen
 use rdmamr_live_page::{
     DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
 };
-use std::cell::OnceCell;
+use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ffi::CString;
 use std::fmt::Display;
@@ -43,7 +43,8 @@ pub struct Found {
 pub fn find() -> Vec<Found> {
     let mut pages = Vec::new();
     let mut seen = HashSet::new();
-    let numbers = Numbers::new();
+    let here = numbers_of("self");
+    let inside = LazyCell::new(|| inside(here));
     let elsewhere = elsewhere();
     for (parent, folder, user) in folders(&elsewhere) {
         let Ok(folder) = open_folder(&parent, &folder, user) else {
@@ -54,7 +55,7 @@ pub fn find() -> Vec<Found> {
             let Some(named) = parse_name(file.as_bytes()) else {
                 continue;
             };
-            match in_folder(&folder, &file, named, user, &numbers) {
+            match in_folder(&folder, &file, named, user, here, &inside) {
                 Ok(found) if seen.insert(found.pid) => pages.push(found),
                 Ok(_) | Err(Gone::Unknown) => {}
                 Err(Gone::Ended) => drop(fs::remove_file(path.join(file))),
@@ -172,13 +173,17 @@ fn in_folder(
     file: &str,
     named: (u64, u32, u64),
     user: u32,
-    numbers: &Numbers,
+    here: u64,
+    inside: &HashMap<(u64, u32), u32>,
 ) -> Result<Found, Gone> {
     let (namespace, number, began) = named;
-    let pid = numbers.here(namespace, number).ok_or(Gone::Unknown)?;
+    let pid = match namespace == here {
+        true => number,
+        false => *inside.get(&(namespace, number)).ok_or(Gone::Unknown)?,
+    };
     if start(pid) != Some(began) {
         // What is gone in another namespace cannot be told from here.
-        return Err(match namespace == numbers.own {
+        return Err(match namespace == here {
             true => Gone::Ended,
             false => Gone::Unknown,
         });
@@ -276,37 +281,15 @@ fn numbers_of(process: impl Display) -> u64 {
     fs::metadata(format!("/proc/{process}/ns/pid")).map_or(0, |it| it.ino())
 }
 
-/// The numbers of processes, which depend on their PID namespace.
-struct Numbers {
-    /// This process's namespace.
-    own: u64,
-    /// The processes of others: their numbers here by their namespace and number there.
-    others: OnceCell<HashMap<(u64, u32), u32>>,
-}
-
-impl Numbers {
-    fn new() -> Numbers {
-        Numbers {
-            own: numbers_of("self"),
-            others: OnceCell::new(),
-        }
-    }
-
-    /// The number here of a process that has this number in a namespace.
-    fn here(&self, namespace: u64, number: u32) -> Option<u32> {
-        if namespace == self.own {
-            return Some(number);
-        }
-        let others = self.others.get_or_init(|| {
-            let there = processes().filter_map(|pid| {
-                let namespace = numbers_of(pid);
-                let number = (namespace != self.own).then(|| number_inside(pid))??;
-                Some(((namespace, number), pid))
-            });
-            there.collect()
-        });
-        others.get(&(namespace, number)).copied()
-    }
+/// The processes of other PID namespaces than this one: their numbers here by their namespace and
+/// number there.
+fn inside(here: u64) -> HashMap<(u64, u32), u32> {
+    let there = processes().filter_map(|pid| {
+        let namespace = numbers_of(pid);
+        let number = (namespace != here).then(|| number_inside(pid))??;
+        Some(((namespace, number), pid))
+    });
+    there.collect()
 }
 
 /// When a process started.
