@@ -23,6 +23,7 @@ mod userfaultfd;
 
 pub use self::cgroup::check as cgroup;
 pub use self::container::check as container;
+pub use self::gpu::as_child;
 pub use self::hugepages::check as hugepages;
 pub use self::mappings::check as mappings;
 pub use self::memlock::check as memlock;

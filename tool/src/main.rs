@@ -83,7 +83,7 @@ Examples:
 fn main() -> ExitCode {
     signals::restore();
     let usage = usage_status();
-    if let Some(answered) = bench::as_worker() {
+    if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
     let parsed = Cli::command()

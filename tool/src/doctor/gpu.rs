@@ -5,25 +5,27 @@
 
 mod exports;
 mod imports;
+mod libcuda;
 mod pci;
 
 use super::check::Check;
-use crate::files::{kernel_version, read};
+use crate::files::read;
 use crate::report::units::bytes;
 use crate::verbs::{Context, Verbs};
 use exports::Exports;
 use imports::Imports;
+pub use libcuda::as_child;
 use pci::{Gpu, NVIDIA, Place};
 use std::path::Path;
 
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
 pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)]) -> Vec<Check> {
     let root = Path::new("/");
-    let gpus = pci::gpus(root);
+    let mut gpus = pci::gpus(root);
     if gpus.is_empty() {
         return vec![Check::ok("gpu", "none")];
     }
-    let exports = exports::of(root, &gpus, kernel_version());
+    let exports = exports::of(root, &mut gpus, libcuda::ask);
     let mut checks: Vec<Check> = gpus.iter().map(describe).collect();
     checks.extend(exports.iter().map(exports::describe));
     let mut places: Vec<Place> = gpus.iter().map(|gpu| gpu.place.clone()).collect();
@@ -53,10 +55,8 @@ fn describe(gpu: &Gpu) -> Check {
     if let Some(memory) = memory {
         found += &format!(" for {} of memory", bytes(memory));
     }
-    // The memory that the driver reports lacks what it keeps for itself, so no BAR is too long. Without
-    // Resizable BAR it has this size.
-    const SMALL: u64 = 256 << 20;
-    let check = match gpu.bar < memory || gpu.bar.is_some_and(|bar| bar <= SMALL) {
+    // The memory that the driver reports lacks what it keeps for itself, so no BAR is too long.
+    let check = match gpu.bar < memory {
         true => Check::warning("gpu", found)
             .meaning(
                 "Other devices reach the GPU's memory through its BAR, so they can map no more than the BAR's size \
@@ -168,7 +168,7 @@ mod tests {
         if has_peer_memory {
             fake.write("sys/module/nvidia_peermem/refcnt", "0");
         }
-        exports::of(fake.root(), &fake.gpus(), (6, 1)).remove(0)
+        exports::of(fake.root(), &mut fake.gpus(), || Err("none".into())).remove(0)
     }
 
     fn imports(takes: bool, is_soft: bool) -> Imports {

@@ -3,6 +3,7 @@
 //! for RDMA devices (nvidia_peermem).
 
 use super::super::check::{Check, Obstacle, obstacle};
+use super::libcuda::Answer;
 use super::pci::{AMD, Gpu, NVIDIA, Vendor};
 use crate::files::{of_system, read};
 use std::os::fd::AsRawFd;
@@ -18,27 +19,24 @@ pub struct Exports {
     found: String,
 }
 
-/// The drivers of these GPUs, one for each vendor, on this version of Linux.
-pub fn of(root: &Path, gpus: &[Gpu], kernel: (u32, u32)) -> Vec<Exports> {
-    let has = |vendor: &Vendor| gpus.iter().any(|gpu| gpu.vendor == *vendor);
-    let exports = [NVIDIA, AMD].into_iter().filter(has).map(|vendor| {
-        let has_peer_memory = vendor == NVIDIA && root.join("sys/module/nvidia_peermem").exists();
-        let (mut found, dma_buf) = match vendor {
-            NVIDIA => nvidia(root, kernel),
-            _ => amd(root),
-        };
-        if vendor == NVIDIA {
-            let not = if has_peer_memory { "" } else { "not " };
-            found += &format!("; nvidia_peermem is {not}loaded");
-        }
-        Exports {
-            vendor,
+/// The drivers of these GPUs, one for each vendor. `ask` asks the library of NVIDIA's, which knows
+/// the size of their memory.
+pub fn of(root: &Path, gpus: &mut [Gpu], ask: impl Fn() -> Answer) -> Vec<Exports> {
+    let has = |gpus: &[Gpu], vendor| gpus.iter().any(|gpu| gpu.vendor == vendor);
+    let mut exports = Vec::new();
+    if has(gpus, NVIDIA) {
+        exports.push(nvidia(root, gpus, ask()));
+    }
+    if has(gpus, AMD) {
+        let (found, dma_buf) = amd(root);
+        exports.push(Exports {
+            vendor: AMD,
             dma_buf,
-            has_peer_memory,
+            has_peer_memory: false,
             found,
-        }
-    });
-    exports.collect()
+        });
+    }
+    exports
 }
 
 pub fn describe(exports: &Exports) -> Check {
@@ -52,30 +50,67 @@ pub fn describe(exports: &Exports) -> Check {
     }
 }
 
-/// What NVIDIA's driver is, and whether it exports dma-bufs: the open modules do (its documentation of
-/// GPUDirect RDMA).
-fn nvidia(root: &Path, kernel: (u32, u32)) -> (String, Result<(), Obstacle>) {
+fn nvidia(root: &Path, gpus: &mut [Gpu], answer: Answer) -> Exports {
+    const OPEN: &str =
+        "install NVIDIA's open kernel modules (nvidia-open), or: modprobe nvidia_peermem";
+    /// The step of `libcuda.rs` that fails if the driver serves no program.
+    const NO_DRIVER: &str = "cuInit";
+    /// `CUDA_ERROR_NO_DEVICE`, also by a setting for this process alone (CUDA_VISIBLE_DEVICES).
+    const NO_DEVICE: &str = "error 100";
     let text = read(root.join("proc/driver/nvidia/version")).unwrap_or_default();
     let Some((version, are_open)) = modules(&text) else {
-        let none = obstacle(
-            "NVIDIA's kernel modules are not loaded",
-            "install NVIDIA's driver, with the open kernel modules (nvidia-open), and: modprobe nvidia",
-        );
-        return ("NVIDIA: no driver".into(), none);
+        return Exports {
+            vendor: NVIDIA,
+            dma_buf: obstacle(
+                "NVIDIA's kernel modules are not loaded",
+                "install NVIDIA's driver, with the open kernel modules (nvidia-open), and: modprobe nvidia",
+            ),
+            has_peer_memory: false,
+            found: "NVIDIA: no driver".into(),
+        };
     };
+    for gpu in gpus {
+        let mut asked = answer.iter().flatten();
+        let asked = asked.find(|asked| asked.address.ends_with(&gpu.place.address));
+        let memory = asked.map(|asked| asked.memory);
+        gpu.memory = memory.filter(|&memory| memory > 0).or(gpu.memory);
+    }
+    let answer = answer.and_then(|asked| match asked.len() {
+        0 => Err("it shows no GPU".into()),
+        all => Ok((asked.iter().filter(|asked| !asked.has_dma_buf).count(), all)),
+    });
+    let (says, dma_buf) = match &answer {
+        Ok((0, _)) => ("it exports dma-bufs".into(), Ok(())),
+        Ok((refusing, all)) => (
+            format!("{refusing} of {all} GPUs export no dma-buf"),
+            obstacle(
+                "libcuda.so.1 says that the driver exports none (it needs Linux 5.12, and a GPU that supports it)",
+                "modprobe nvidia_peermem",
+            ),
+        ),
+        Err(why) => (
+            format!("libcuda.so.1 does not say whether it exports dma-bufs ({why})"),
+            match why.starts_with(NO_DRIVER) && !why.ends_with(NO_DEVICE) {
+                true => obstacle(format!("no program can use the GPUs ({why})"), "nvidia-smi"),
+                false => Ok(()),
+            },
+        ),
+    };
+    let dma_buf = match matches!(answer, Ok((0, _))) || are_open {
+        true => dma_buf,
+        false => obstacle("NVIDIA's closed kernel modules export none", OPEN),
+    };
+    let has_peer_memory = root.join("sys/module/nvidia_peermem").exists();
     let kind = if are_open { "open" } else { "closed" };
-    let dma_buf = match are_open {
-        false => obstacle(
-            "NVIDIA's closed kernel modules export none",
-            "install NVIDIA's open kernel modules (nvidia-open), or: modprobe nvidia_peermem",
+    let not = if has_peer_memory { "" } else { "not " };
+    Exports {
+        vendor: NVIDIA,
+        dma_buf,
+        has_peer_memory,
+        found: format!(
+            "NVIDIA {version}, {kind} kernel modules; {says}; nvidia_peermem is {not}loaded"
         ),
-        true if kernel < (5, 12) => obstacle(
-            "the driver exports none before Linux 5.12",
-            "modprobe nvidia_peermem",
-        ),
-        true => Ok(()),
-    };
-    (format!("NVIDIA {version}, {kind} kernel modules"), dma_buf)
+    }
 }
 
 /// The version of NVIDIA's kernel modules, and whether they are the open ones, by the text of
@@ -129,6 +164,7 @@ fn kfd(device: &Path) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::super::super::check::State;
+    use super::super::libcuda::Asked;
     use super::super::pci::tests::Fake;
     use super::*;
 
@@ -136,10 +172,16 @@ mod tests {
                           GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n";
     const OPEN: &str = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)\n";
 
-    const NEW: (u32, u32) = (6, 1);
+    fn says(has_dma_buf: bool) -> Answer {
+        Ok(vec![Asked {
+            address: "00000000:18:00.0".into(),
+            has_dma_buf,
+            memory: 80 << 30,
+        }])
+    }
 
     /// What a machine with this driver has.
-    fn of_nvidia(version: Option<&str>, peer_memory: bool, kernel: (u32, u32)) -> Exports {
+    fn of_nvidia(version: Option<&str>, peer_memory: bool, answer: Answer) -> Exports {
         let fake = Fake::new();
         fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", NVIDIA.0, "0");
         if let Some(version) = version {
@@ -148,8 +190,12 @@ mod tests {
         if peer_memory {
             fake.write("sys/module/nvidia_peermem/refcnt", "0");
         }
-        let mut found = of(fake.root(), &fake.gpus(), kernel);
+        let mut gpus = fake.gpus();
+        let mut found = of(fake.root(), &mut gpus, || answer.clone());
         assert_eq!(found.len(), 1);
+        if version.is_some() && answer.is_ok() {
+            assert_eq!(gpus[0].memory, Some(80 << 30));
+        }
         found.remove(0)
     }
 
@@ -161,32 +207,45 @@ mod tests {
     }
 
     #[test]
-    fn nvidias_open_modules_export() {
-        let good = of_nvidia(Some(OPEN), true, NEW);
+    fn nvidias_driver_exports_if_its_library_says_so() {
+        let good = of_nvidia(Some(OPEN), true, says(true));
         assert!(good.dma_buf.is_ok() && good.has_peer_memory);
         assert_eq!(
             good.found,
-            "NVIDIA 570.86.15, open kernel modules; nvidia_peermem is loaded"
+            "NVIDIA 570.86.15, open kernel modules; it exports dma-bufs; nvidia_peermem is loaded"
         );
-        let old = of_nvidia(Some(OPEN), false, (5, 10));
-        assert!(old.dma_buf.unwrap_err().why.contains("Linux 5.12") && !old.has_peer_memory);
-        let closed = |has_peer_memory| of_nvidia(Some(CLOSED), has_peer_memory, NEW);
+        let none = of_nvidia(Some(OPEN), false, says(false));
+        assert!(none.dma_buf.unwrap_err().why.contains("Linux 5.12") && !none.has_peer_memory);
+        assert!(
+            none.found.contains("1 of 1 GPUs export no dma-buf"),
+            "{}",
+            none.found
+        );
+        let closed = |has_peer_memory| of_nvidia(Some(CLOSED), has_peer_memory, says(false));
         assert_eq!(describe(&closed(true)).state, State::Ok);
         assert_eq!(describe(&closed(false)).state, State::Warning);
-        let closed = closed(false).dma_buf.unwrap_err();
-        assert!(
-            closed.why.contains("closed") && closed.fix.contains("nvidia-open"),
-            "{closed:?}"
-        );
-        let none = of_nvidia(None, false, NEW);
-        assert!(none.dma_buf.unwrap_err().why.contains("not loaded"));
+        // Without the library the kind of the modules decides.
+        let silent = || Err("libcuda.so.1 is not installed".into());
+        assert!(of_nvidia(Some(OPEN), false, silent()).dma_buf.is_ok());
+        let broken = of_nvidia(Some(OPEN), false, Err("cuInit: error 803".into()));
+        assert!(broken.dma_buf.unwrap_err().why.contains("error 803"));
+        for answer in [silent(), says(false)] {
+            let closed = of_nvidia(Some(CLOSED), false, answer).dma_buf.unwrap_err();
+            assert!(
+                closed.why.contains("closed") && closed.fix.contains("nvidia-open"),
+                "{closed:?}"
+            );
+        }
+        assert!(of_nvidia(Some(CLOSED), false, says(true)).dma_buf.is_ok());
+        let none = of_nvidia(None, true, says(true));
+        assert!(none.dma_buf.unwrap_err().why.contains("not loaded") && !none.has_peer_memory);
     }
 
     #[test]
     fn amds_driver_exports() {
         let fake = Fake::new();
         fake.gpu("pci0000:17/0000:17:01.0/0000:18:00.0", AMD.0, "0");
-        let of = || of(fake.root(), &fake.gpus(), NEW);
+        let of = || of(fake.root(), &mut fake.gpus(), || Err(String::new()));
         assert!(of()[0].dma_buf.is_err());
         fake.write("sys/module/amdgpu/version", "6.10.5\n");
         assert!(of()[0].dma_buf.is_ok());
