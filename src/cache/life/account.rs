@@ -31,29 +31,26 @@ impl Amount {
     }
 
     pub fn sum<'a>(regions: impl Iterator<Item = &'a CachedRegion>) -> Amount {
-        regions.fold(Amount::default(), |sum, region| {
-            sum.with(Amount::of(region.page_range()), i64::wrapping_add)
-        })
+        let amounts = regions.map(|region| Amount::of(region.page_range()));
+        amounts.fold(Amount::default(), Amount::more)
     }
 
     pub fn fits(self, limit: Amount) -> bool {
         self.regions <= limit.regions && self.bytes <= limit.bytes
     }
 
-    fn with(self, other: Amount, both: impl Fn(i64, i64) -> i64) -> Amount {
+    fn more(self, other: Amount) -> Amount {
         Amount {
-            regions: both(self.regions, other.regions),
-            bytes: both(self.bytes, other.bytes),
+            regions: self.regions + other.regions,
+            bytes: self.bytes + other.bytes,
         }
     }
 
     pub fn less(self, other: Amount) -> Amount {
-        self.with(other, i64::wrapping_sub)
-    }
-
-    /// The smaller number of regions, and the smaller number of bytes.
-    pub fn min(self, other: Amount) -> Amount {
-        self.with(other, i64::min)
+        Amount {
+            regions: self.regions - other.regions,
+            bytes: self.bytes - other.bytes,
+        }
     }
 }
 
@@ -129,8 +126,7 @@ impl Account {
     /// Adds a region that is linked.
     pub fn add(&self, range: PageRange) {
         let registered = self.registered();
-        self.registered
-            .set(registered.with(Amount::of(range), i64::wrapping_add));
+        self.registered.set(registered.more(Amount::of(range)));
         self.look();
     }
 

@@ -95,7 +95,7 @@ pub fn of_settings() -> Amount {
 
 /// How much may be idle by the settings and by the memory that there is. `None` if the memory is not
 /// known.
-pub fn of_process() -> Option<Amount> {
+fn of_process() -> Option<Amount> {
     let mut limit = of_settings();
     let (total, available) = proc::memory_kib();
     limit.bytes = limit.bytes.min(signed(available * 1024));
