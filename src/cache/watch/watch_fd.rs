@@ -13,7 +13,7 @@
 //! userfaultfd give the same answers, EINVAL or EAGAIN. Therefore fstat(2) shows the device and the
 //! inode of our file each time memory has been registered: each userfaultfd has an inode of its own
 //! since Linux 5.12, and the reader keeps the file open, so no other file gets that inode. Once the
-//! number is found to be another's, the cache ends.
+//! number is found to be another's, no fence passes any more.
 //!
 //! Two cases remain (docs/limits.md). In the first, a raw dup2 replaces our number directly by a
 //! file that answers EINVAL, and no miss comes between that and a hit. In the second, a thread that
@@ -21,16 +21,16 @@
 //! another userfaultfd at the fence's price: those that answer without the mmap lock do not check
 //! which file watches the memory.)
 
-use crate::instance::{distrust, existing};
 use crate::watch::counts::Counts;
 use crate::watch::event_reader::keeps_apart;
 use crate::watch::table::TABLE;
 use crate::watch::userfaultfd::{Fence, Userfaultfd};
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::process;
 use rdmamr_sys::words::InWords;
 
 /// The descriptor number of the process's one watch.
@@ -41,14 +41,21 @@ pub static WATCH_FD: WatchFd = WatchFd::none();
 /// cache line.
 #[repr(C, align(64))]
 pub struct WatchFd {
+    /// The number, [`NONE`] or [`LOST`].
     fd: AtomicI32,
     /// By these a hit need not ask.
     pub counts: Counts,
     device: AtomicU64,
     inode: AtomicU64,
+    process: AtomicU32,
     said: AtomicBool,
 }
 const _: () = assert!(core::mem::offset_of!(WatchFd, device) <= 64);
+
+/// There is no watch.
+const NONE: i32 = -1;
+/// There is one, and another file took its number, so no fence passes any more.
+const LOST: i32 = -2;
 
 /// The number means another file, or none.
 const NOT_OURS: Errno = Errno(libc::EBADF);
@@ -56,10 +63,11 @@ const NOT_OURS: Errno = Errno(libc::EBADF);
 impl WatchFd {
     const fn none() -> WatchFd {
         WatchFd {
-            fd: AtomicI32::new(-1),
+            fd: AtomicI32::new(NONE),
             counts: Counts::none(),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
+            process: AtomicU32::new(0),
             said: AtomicBool::new(false),
         }
     }
@@ -68,10 +76,11 @@ impl WatchFd {
     pub fn set(&self, file: Userfaultfd, (device, inode): (u64, u64)) {
         self.device.store(device, Relaxed);
         self.inode.store(inode, Relaxed);
+        self.process.store(process::id(), Relaxed);
         self.fd.store(file.fd(), Release);
     }
 
-    /// The file. `None` if there is no watch.
+    /// The file. `None` if there is no watch, or if it is lost.
     #[inline(always)]
     fn file(&self) -> Option<Userfaultfd> {
         let fd = self.fd.load(Acquire);
@@ -86,7 +95,7 @@ impl WatchFd {
 
     /// Whether there is a watch.
     pub fn exists(&self) -> bool {
-        self.file().is_some()
+        self.fd.load(Relaxed) != NONE
     }
 
     /// Whether a change of memory is in flight: by the counters, or by the kernel's answer. Only
@@ -182,8 +191,7 @@ impl WatchFd {
     /// The number is not ours any more.
     #[cold]
     fn lose(&self, fd: i32, errno: Option<Errno>) {
-        distrust();
-        if self.fd.swap(-1, SeqCst) < 0 || self.said.swap(true, Relaxed) {
+        if self.fd.swap(LOST, SeqCst) < 0 || self.said.swap(true, Relaxed) {
             return;
         }
         let say = |what| {
@@ -212,7 +220,7 @@ impl WatchFd {
     #[cold]
     #[inline(never)]
     fn is_of_caller(&self) -> bool {
-        existing().is_some_and(|cache| cache.is_of_this_process()) && TABLE.is_here()
+        self.process.load(Relaxed) == process::id() && TABLE.is_here()
     }
 
     /// A call of the C library is about to put another file at our number. Moves our file to another
@@ -238,7 +246,7 @@ impl WatchFd {
     /// parent would wait for a child that holds the file.
     pub fn close(&self) {
         self.counts.forget();
-        let fd = self.fd.swap(-1, SeqCst);
+        let fd = self.fd.swap(NONE, SeqCst);
         if fd < 0 {
             return;
         }
@@ -298,7 +306,7 @@ mod tests {
                 assert!(identity(fd).is_ok(), "it is not ours");
                 Userfaultfd::of_fd(fd).close();
             }
-            assert!(!number.exists());
+            assert!(matches!(number.fence(), Fence::Lost(_)));
         }
         Userfaultfd::of_fd(epoll).close();
     }

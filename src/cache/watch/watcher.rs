@@ -155,7 +155,6 @@ impl Watch {
     /// `claim` receives the memory that is the cache's from now on. Its call precedes the
     /// registration with the kernel: a report of a change that comes right after the registration
     /// must find the claim.
-    ///
     pub fn watch(
         &self,
         page_range: PageRange,
