@@ -21,7 +21,7 @@ elsewhere() { # PATTERN FILE...: lines of the tool beyond these files that match
 }
 opens() { elsewhere 'File::(open|create|options)|OpenOptions::|fs::(write|copy|rename|create_dir)|libc::open' ! -path 'tool/src/files*' ! -path tool/src/bench/memory.rs; }
 check "no other part of the tool opens files: $(opens)" [ -z "$(opens)" ]
-prints() { elsewhere '\.display\(\)|eprint|write.*stderr\(\)' ! -path tool/src/main.rs; }
+prints() { elsewhere '\.display\(\)|eprint|write.*stderr\(\)' ! -path tool/src/style.rs; }
 check "text from outside is printed by one function: $(prints)" [ -z "$(prints)" ]
 
 # vm/hca is a kernel module.
