@@ -12,7 +12,6 @@ enum { HUGE = 2 << 20, PART = 64 << 10, COUNT = 8, SIZE = COUNT * PAGE };
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
 #endif
-#define WP_HUGETLBFS_SHMEM (1ULL << 12)
 
 static struct pair pair;
 
@@ -203,44 +202,6 @@ static void merged(void)
 	must(munmap(memory, 3 * SIZE) == 0);
 }
 
-/*
- * Huge pages that the program requested by name are watched by whole huge pages, for any registered
- * part of them.
- */
-static void hugetlb(void)
-{
-	char *memory;
-	int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB;
-
-	if (number_in("/proc/sys/vm/nr_hugepages") < 4)
-		write_to("/proc/sys/vm/nr_hugepages", "8");
-	memory = mmap(NULL, 2 * HUGE, PROT_READ | PROT_WRITE, flags, -1, 0);
-	if (memory == MAP_FAILED) {
-		skip("huge pages by name", "there are none");
-		return;
-	}
-	if (!(uffd_features() & WP_HUGETLBFS_SHMEM)) {
-		skip("huge pages by name", "the kernel cannot watch them");
-		must(munmap(memory, 2 * HUGE) == 0);
-		return;
-	}
-	control(&pair, "huge pages by name", memory, PART);
-	control(&pair, "huge pages by name, all", memory, 2 * HUGE);
-	must(syscall(SYS_munmap, memory, 2 * HUGE) == 0);
-	must(mmap(memory, 2 * HUGE, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, -1, 0) == memory);
-	anew(&pair, "huge pages by name, unmapped and mapped", memory, PART);
-	anew(&pair, "huge pages by name, all, unmapped and mapped", memory, 2 * HUGE);
-	control(&pair, "huge pages by name, again", memory, PART);
-	must(madvise(memory, HUGE, MADV_DONTNEED) == 0);
-	anew(&pair, "huge pages by name, discarded", memory, PART);
-	control(&pair, "huge pages by name, the second", memory + HUGE, PART);
-	must(syscall(SYS_munmap, memory, HUGE) == 0);
-	must(mmap(memory, HUGE, PROT_READ | PROT_WRITE, flags | MAP_FIXED_NOREPLACE, -1, 0) == memory);
-	anew(&pair, "huge pages by name, the first replaced", memory, PART);
-	still(&pair, "huge pages by name, the second beside it", memory + HUGE, PART);
-	must(munmap(memory, 2 * HUGE) == 0);
-}
-
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -251,7 +212,6 @@ int main(int argc, char **argv)
 	huge_page_comes();
 	compacted();
 	merged();
-	hugetlb();
 	is((long long)stats().flushed_linger, 0, "no region ended by age");
 	return relaxed_close(&pair);
 }
