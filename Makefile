@@ -40,8 +40,11 @@ $(program): FORCE
 	ln -f target/tool/rdmamr $@
 # The module for LD_AUDIT needs no library, not even the C library, which each process would load a second time.
 audit_link := -nostdlib -nostartfiles -Wl,-z,defs,-z,now,-z,relro
+# Atomics in functions of arm64's compiler would ask the C library, which the module does not have, what the
+# processor can do.
+inline_atomics = $(if $(filter aarch64,$(1)),-C target-feature=-outline-atomics)
 $(audit): FORCE
-	+$(here) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- -C link-args="$(audit_link)"
+	+$(here) rustc --profile audit -p rdmamr-audit --crate-type cdylib -- $(call inline_atomics,$(shell uname -m)) -C link-args="$(audit_link)"
 	@mkdir -p $(@D)
 	ln -f target/audit/librdmamr_audit.so $@
 # The installed archive is one object with the library's own symbols. Cargo's archive also has those of Rust's standard
@@ -182,7 +185,7 @@ wheel: ## make a Python wheel for glibc 2.28 and later, in target/wheel; ARCH=aa
 	rm -rf target/wheel/stage
 	+$(packaged) install DESTDIR=$(CURDIR)/target/wheel/stage PREFIX= LIBDIR=/lib
 	+$(for_wheel) --release -p rdmamr --crate-type staticlib
-	+$(for_wheel) --profile audit -p rdmamr-audit --crate-type cdylib -- $(linked_by_zig) -C link-args="$(audit_link)"
+	+$(for_wheel) --profile audit -p rdmamr-audit --crate-type cdylib -- $(call inline_atomics,$(ARCH)) $(linked_by_zig) -C link-args="$(audit_link)"
 	+$(for_wheel) --profile tool -p rdmamr-tool --bin rdmamr -- $(linked_by_zig)
 	packaging/wheel link $(ARCH)
 	packaging/wheel pack $(ARCH)
