@@ -30,11 +30,13 @@ next! {
 }
 
 /// Whether a call on the numbers from `first` to `last` of the caller must step over one of them:
-/// that of the library's userfaultfd. The call may also close devices.
+/// that of the library's userfaultfd. If it closes them for the process, it may also close devices.
 #[inline(always)]
-fn kept_in(first: c_uint, last: c_uint) -> Option<c_int> {
+fn kept_in(first: c_uint, last: c_uint, closes: bool) -> Option<c_int> {
     ret::always(None, || {
-        DEVICE_FILES.replace(first, last);
+        if closes {
+            DEVICE_FILES.replace(first, last);
+        }
         WATCH_FD.kept_in(first, last)
     })
 }
@@ -46,7 +48,7 @@ fn kept_in(first: c_uint, last: c_uint) -> Option<c_int> {
 /// next cancellation point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
-    if kept_in(fd as c_uint, fd as c_uint).is_some() {
+    if kept_in(fd as c_uint, fd as c_uint, true).is_some() {
         errno::set_errno(errno::Errno(libc::EBADF));
         return -1;
     }
@@ -60,8 +62,14 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn closefrom(first: c_int) {
     let mut first = first.max(0) as c_uint;
-    if let Some(kept) = kept_in(first, c_uint::MAX) {
-        close_before(first, kept as c_uint, 0);
+    if let Some(kept) = kept_in(first, c_uint::MAX, true) {
+        if close_before(first, kept as c_uint, 0) != 0 {
+            // close_range(2) is refused.
+            for fd in first..kept as c_uint {
+                // SAFETY: same contract: the call closes what the caller asked to close.
+                unsafe { libc::syscall(libc::SYS_close, fd) };
+            }
+        }
         first = kept as c_uint + 1;
     }
     match CLOSEFROM.get() {
@@ -85,7 +93,15 @@ fn close_before(first: c_uint, kept: c_uint, flags: c_int) -> c_int {
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     /// CLOSE_RANGE_UNSHARE of <linux/close_range.h>.
     const UNSHARE: c_int = 2;
-    let closed = match kept_in(first, last) {
+    // With other flags the process keeps its files.
+    let closed = match kept_in(first, last, flags == 0) {
+        // Nothing is to be closed, but the kernel looks at the flags.
+        Some(_) if first == last => {
+            call_next!(
+                CLOSE_RANGE(c_uint::MAX, c_uint::MAX, flags),
+                SYS_close_range
+            )
+        }
         None => call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range),
         Some(kept) => match close_before(first, kept as c_uint, flags) {
             0 if kept as c_uint == last => 0,
@@ -115,12 +131,17 @@ unsafe extern "C" fn unshare(flags: c_int) -> c_int {
 #[inline(always)]
 fn duplicating(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
     let minds = ret::always(false, || WATCH_FD.is(new) || DEVICE_FILES.may_be(new));
+    let mut has_way = true;
     if minds && old != new && is_open(old) {
-        if let Some(kept) = kept_in(new as c_uint, new as c_uint) {
-            ret::always((), || WATCH_FD.make_way(kept));
+        if let Some(kept) = kept_in(new as c_uint, new as c_uint, true) {
+            has_way = ret::always(true, || WATCH_FD.make_way(kept));
         }
     }
-    call()
+    let made = call();
+    if !has_way && made < 0 {
+        WATCH_FD.stays(new);
+    }
+    made
 }
 
 /// Whether the number is in use.
@@ -150,7 +171,12 @@ unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    duplicating(old, new, || call_next!(DUP3(old, new, flags), SYS_dup3))
+    let call = || call_next!(DUP3(old, new, flags), SYS_dup3);
+    if flags & !libc::O_CLOEXEC != 0 {
+        // The kernel refuses it.
+        return call();
+    }
+    duplicating(old, new, call)
 }
 
 /// A seccomp filter may kill the process for a system call that the program itself never makes, and

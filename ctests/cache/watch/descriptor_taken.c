@@ -26,6 +26,10 @@
 #include "../../lib/stub_device.h"
 #include "watched_page.h"
 
+#ifndef CLOSE_RANGE_CLOEXEC
+#define CLOSE_RANGE_CLOEXEC 4
+#endif
+
 enum { PLACES = 400, RIGHT = 0, WRONG = 1, UNWATCHED = 77 };
 
 static void *nothing(void *argument)
@@ -77,7 +81,8 @@ static int kept(void)
 	in_thread(nothing, NULL);
 	fd = number_of_the_watch();
 	errno = 0;
-	if (close(fd) != -1 || errno != EBADF || close_range((unsigned)fd, (unsigned)fd, 0))
+	if (close(fd) != -1 || errno != EBADF || close_range((unsigned)fd, (unsigned)fd, 0) ||
+	    close_range((unsigned)fd, (unsigned)fd, 0x100) != -1)
 		return WRONG;
 	must(dup2(0, fd + 1) == fd + 1 && dup2(0, fd + 2) == fd + 2 && dup2(0, fd - 1) == fd - 1);
 	if (close_range((unsigned)fd - 1, (unsigned)fd + 1, 0) || fcntl(fd - 1, F_GETFD) >= 0 || fcntl(fd + 1, F_GETFD) >= 0)
@@ -131,6 +136,54 @@ static int closed_after_start(void)
 	end.fd = ends[0];
 	must(poll(&end, 1, 0) >= 0);
 	return end.revents & POLLHUP ? RIGHT : WRONG;
+}
+
+/* The program's next file gets a number that a raw call has closed, and is the program's to close. */
+static int own_file_there(void)
+{
+	struct pollfd end = { .events = POLLIN };
+	int ends[2], fd;
+
+	idle_region(pages(1));
+	fd = number_of_the_watch();
+	must(pipe(ends) == 0 && syscall(SYS_close, fd) == 0 && syscall(SYS_dup3, ends[1], fd, 0) == fd);
+	must(close(ends[1]) == 0);
+	if (close(fd) || fcntl(fd, F_GETFD) >= 0)
+		return WRONG;
+	end.fd = ends[0];
+	must(poll(&end, 1, 0) >= 0);
+	return end.revents & POLLHUP ? RIGHT : WRONG;
+}
+
+/* A call that closes nothing in the process: regions in use stay the kernel's until they end. */
+static int nothing_closed(void)
+{
+	struct ibv_mr *mr = registered(pages(1));
+	long before = stub_deregistered();
+
+	number_of_the_watch();
+	must(close_range(3, ~0U, CLOSE_RANGE_CLOEXEC) == 0);
+	must(close_range(3, ~0U, 0x100) == -1 && dup3(0, 3, 0x123) == -1);
+	must(ibv_dereg_mr_relaxed(mr) == 0);
+	ibv_flush_relaxed_mr(stub_pd());
+	return stub_deregistered() == before + 1 ? RIGHT : WRONG;
+}
+
+/* No other number is allowed, so the number becomes the program's if the call succeeds. */
+static int no_other_number(void)
+{
+	char *memory = pages(1);
+	struct rlimit limit;
+	int fd;
+
+	idle_region(memory);
+	in_thread(nothing, NULL);
+	fd = number_of_the_watch();
+	must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = 3;
+	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	must(dup2(0, fd) == -1);
+	return is_reused(memory) ? RIGHT : WRONG;
 }
 
 /* As a daemon starts. */
@@ -430,6 +483,9 @@ static const struct part {
 } parts[] = {
 	{ kept, 20, "the program closes it and all others: it is none of them" },
 	{ kept_beside_child, 3, "a child of vfork uses the number: it is the child's" },
+	{ own_file_there, 3, "a raw system call closes it, and the program's file is there: the program closes that" },
+	{ nothing_closed, 3, "close_range and dup3 that close nothing: a region in use ends in the kernel" },
+	{ no_other_number, 3, "a dup2 onto it fails: regions are reused" },
 	{ makes_way, 3, "a file of the program's takes the number: regions are reused" },
 	{ closed_from, 20, "closed by a raw system call: the next registrations are right, and made anew" },
 	{ becomes_a_pipe, 3, "the number becomes a pipe: no munmap waits" },

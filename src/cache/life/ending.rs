@@ -17,6 +17,7 @@ use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::aside;
+use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::probe;
 use rdmamr_sys::thread;
@@ -193,7 +194,10 @@ pub fn some_evicted(cache: &Cache, by: By, most: usize) {
     }
     for _ in 0..most {
         if cache.regions.is_locked_in_vain() {
-            cache.cleaner.wake();
+            // The cleaner itself comes back at its next tick.
+            if !helper_thread::is_current() {
+                cache.cleaner.wake();
+            }
             return;
         }
         let Some(id) = cache.regions.next_evicted() else {

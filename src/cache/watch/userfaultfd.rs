@@ -341,20 +341,22 @@ impl Userfaultfd {
         Some(Userfaultfd(0))
     }
 
-    /// A further number for the file, which programs do not rely on: some close or reuse the lowest
-    /// numbers. The file stays at this number too. `None` if the process may have no further one.
-    ///
-    /// The number lies near the end of the table that the program has (64 entries at first, then
-    /// powers of 2). For a larger number the kernel would make the table larger, and in a process
-    /// with threads wait for an RCU grace period: some 10 ms.
-    pub fn another_number(self) -> Option<Userfaultfd> {
+    /// A number near the end of the table that the program has (64 entries at first, then powers of
+    /// 2): some programs close or reuse the lowest numbers. For a larger number the kernel would make
+    /// the table larger, and in a process with threads wait for an RCU grace period: some 10 ms.
+    pub fn high_number(self) -> u64 {
         const ENTRIES: u32 = 64;
         const FROM_END: u64 = 4;
         const APART: u32 = 16;
         let entries = (self.0 as u32 + APART).next_power_of_two().max(ENTRIES);
         let most = proc::descriptor_limit().unwrap_or(u64::MAX);
-        let high = u64::from(entries).min(most).saturating_sub(FROM_END);
-        [high, 3].into_iter().find_map(|least| {
+        u64::from(entries).min(most).saturating_sub(FROM_END)
+    }
+
+    /// A further number for the file, from `least` on or else any. The file stays at this number too.
+    /// `None` if the process may have no further one.
+    pub fn another_number(self, least: u64) -> Option<Userfaultfd> {
+        [least, 3].into_iter().find_map(|least| {
             // SAFETY: the call takes no pointers.
             let number =
                 unsafe { libc::syscall(libc::SYS_fcntl, self.0, libc::F_DUPFD_CLOEXEC, least) };

@@ -153,6 +153,10 @@ impl WatchFd {
         let registered = file.register(range);
         // A raw system call may have put another userfaultfd there, which has taken the memory.
         self.prove()?;
+        // Nor may the number have moved, and the file that took it.
+        if !self.is(file.fd()) {
+            return Err(NOT_OURS);
+        }
         registered
     }
 
@@ -191,7 +195,9 @@ impl WatchFd {
     /// The number is not ours any more.
     #[cold]
     fn lose(&self, fd: i32, errno: Option<Errno>) {
-        if self.fd.swap(LOST, SeqCst) < 0 || self.said.swap(true, Relaxed) {
+        // Another thread may have moved the number meanwhile.
+        let lost = self.fd.compare_exchange(fd, LOST, SeqCst, SeqCst).is_ok();
+        if !lost || self.said.swap(true, Relaxed) {
             return;
         }
         let say = |what| {
@@ -220,26 +226,31 @@ impl WatchFd {
     #[cold]
     #[inline(never)]
     fn is_of_caller(&self) -> bool {
-        self.process.load(Relaxed) == process::id() && TABLE.is_here()
+        let is_here = self.process.load(Relaxed) == process::id() && TABLE.is_here();
+        // A raw system call may have closed it, and the program's next file got it.
+        is_here && self.prove().is_ok()
     }
 
     /// A call of the C library is about to put another file at our number. Moves our file to another
-    /// number first.
+    /// number first. False if the process may have none: then no fence passes until
+    /// [`WatchFd::stays`] or for ever.
     #[cold]
-    pub fn make_way(&self, fd: i32) {
+    pub fn make_way(&self, fd: i32) -> bool {
         let before = errno();
-        let moved = Userfaultfd::of_fd(fd).another_number();
-        match moved {
-            None => self.lose(fd, None),
-            Some(file) => {
-                let is_first = self.fd.compare_exchange(fd, file.fd(), SeqCst, SeqCst);
-                if is_first.is_err() {
-                    // Another thread has made way meanwhile.
-                    file.close();
-                }
-            }
+        let moved = Userfaultfd::of_fd(fd).another_number(fd as u64 + 1);
+        let to = moved.map_or(LOST, Userfaultfd::fd);
+        let is_first = self.fd.compare_exchange(fd, to, SeqCst, SeqCst).is_ok();
+        if let Some(file) = moved.filter(|_| !is_first) {
+            // Another thread has made way meanwhile.
+            file.close();
         }
         set_errno(before);
+        moved.is_some() || !is_first
+    }
+
+    /// The call for which there was no other number has failed.
+    pub fn stays(&self, fd: i32) {
+        let _ = self.fd.compare_exchange(LOST, fd, SeqCst, SeqCst);
     }
 
     /// Closes the number for good. In a forked child, closes the child's copy of the file: the
@@ -317,7 +328,7 @@ mod tests {
         let Some((number, fd)) = open() else {
             return;
         };
-        number.make_way(fd);
+        assert!(number.make_way(fd));
         assert!(number.exists() && !number.is(fd));
         Userfaultfd::of_fd(fd).close();
         assert_eq!(number.fence(), Fence::Passed);

@@ -97,7 +97,9 @@ impl Watch {
             }
             let is_apart = event_reader::start(file, self.reader)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
-            let other = is_apart.then(|| file.another_number()).flatten();
+            let other = is_apart
+                .then(|| file.another_number(file.high_number()))
+                .flatten();
             Ok((
                 other.map_or(file, |other| {
                     file.close();
