@@ -6,6 +6,7 @@ use crate::verbs::Loaded;
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -51,13 +52,17 @@ pub fn ask() -> Answer {
         });
         let _ = sender.send(output);
     });
+    let too_late = || Err(format!("it did not answer within {} s", LIMIT.as_secs()));
     match receiver.recv_timeout(LIMIT) {
         Ok(Ok(output)) => serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-            let status = output.status;
-            Err(format!("the process that asked it ended: {status}"))
+            match output.status {
+                // Its own alarm.
+                status if status.signal() == Some(libc::SIGALRM) => too_late(),
+                status => Err(format!("the process that asked it ended: {status}")),
+            }
         }),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => Err(format!("it did not answer within {} s", LIMIT.as_secs())),
+        Err(_) => too_late(),
     }
 }
 
