@@ -98,11 +98,10 @@ pub fn is_watching() -> bool {
     existing().is_some_and(|cache| cache.watch.is_on())
 }
 
-/// Makes every later hit fail: the library itself has failed, perhaps while it wrote a change to
-/// the log.
+/// Makes every later hit fail: the library itself has failed, perhaps while it invalidated regions.
 pub fn distrust() {
     if let Some(cache) = existing() {
-        cache.regions.changes.distrust();
+        cache.regions.ring.distrust();
     }
 }
 
@@ -142,17 +141,22 @@ impl Cache {
         process::id() == self.process
     }
 
-    /// Applies the log of changes, and counts the regions that this invalidated.
+    /// Counts regions that an interposed call has invalidated.
+    pub(super) fn count_hook(&self, invalidated: u64) {
+        if invalidated > 0 {
+            let thread = By::Helper.thread();
+            self.counters
+                .add(thread, counter!(stale_avoided_hook), invalidated);
+        }
+    }
+
+    /// Applies the ring of events, and counts the regions that this invalidated.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
         let applied = locked.apply(cleaner::now_ms);
         let thread = by.thread();
-        if applied.by_hook > 0 {
+        if applied.invalidated > 0 {
             self.counters
-                .add(thread, counter!(stale_avoided_hook), applied.by_hook);
-        }
-        if applied.by_event > 0 {
-            self.counters
-                .add(thread, counter!(stale_avoided_event), applied.by_event);
+                .add(thread, counter!(stale_avoided_event), applied.invalidated);
         }
         if applied.lost {
             self.watch.lose();

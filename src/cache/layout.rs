@@ -5,7 +5,7 @@
 //! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
 //! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
 //! the lock owns the tree, the table's entries, the notes of foreign memory and the applying of
-//! the log (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
+//! the ring (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
 //! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
@@ -13,13 +13,14 @@ use crate::find::table::Table;
 use crate::find::tree::Tree;
 use crate::life::account::Account;
 use crate::life::admission::Foreign;
+use crate::life::noted::Noted;
 use crate::lock::Lock;
 use crate::mapping::Large;
 use crate::region::list::List;
 use crate::region::slot::CachedRegion;
 use crate::watch::dropping::Dropping;
-use crate::watch::log::Log;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use crate::watch::ring::Ring;
+use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = tiny_or!(48, 1 << 18);
@@ -30,14 +31,14 @@ pub const MOST: usize = tiny_or!(48, 1 << 18);
 #[repr(C)]
 pub struct Regions {
     /// Besides its table entry and its region, a hit or a release reads a single cache line: the
-    /// end of the account, the table's shape, and the beginning of the log. Changes of memory write
+    /// end of the account, the table's shape, and the beginning of the ring. Events write
     /// to that line, and misses that make the cache full; hits do not.
     pub account: Account,
     /// The shape of the table in use ([`Table`]).
     pub(super) shape: AtomicU32,
     /// The number of mapped slots.
     pub(super) ready: AtomicU32,
-    pub changes: Log,
+    pub ring: Ring,
     pub(super) lock: Lock,
     /// The number of slots that were ever in use.
     pub(super) grown: AtomicU32,
@@ -61,8 +62,7 @@ pub struct Regions {
     pub(super) many_hits: AtomicU64,
     pub(super) foreign: Foreign,
     pub(super) dropping: Dropping,
-    /// Memory may be watched that is in no region's extent.
-    pub(super) left_some: AtomicBool,
+    pub noted: Noted,
     /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,
     pub filter: Filter,
@@ -74,7 +74,7 @@ pub struct Regions {
 #[cfg(not(loom))]
 const _: () = {
     const START: usize = Account::LINE;
-    const END: usize = core::mem::offset_of!(Regions, changes) + Log::READ_BY_HITS;
+    const END: usize = core::mem::offset_of!(Regions, ring) + Ring::READ_BY_HITS;
     assert!(START % 64 == 0 && END == START + 64);
 };
 

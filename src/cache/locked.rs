@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The operations on the cache's regions under the lock: a thread makes, keeps, claims and ends
-//! them, and applies the log to them.
+//! them, and applies the ring to them.
 
 use crate::batch::Batch;
 use crate::cause::Cause;
@@ -10,8 +10,7 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
-use crate::watch::extent::CHUNK;
-use crate::watch::log::{Change, Kind};
+use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
 use rdmamr_sys::pages::PageRange;
@@ -55,11 +54,6 @@ impl Regions {
         mut each: impl FnMut(Id, &CachedRegion) -> bool,
     ) {
         self.tree.overlapping(&self.slots.0, range, &mut each);
-    }
-
-    /// The same for the regions that reach into the chunks of a range.
-    pub(super) fn near(&self, range: PageRange, each: impl FnMut(Id, &CachedRegion) -> bool) {
-        self.overlapping(range.extended(CHUNK), each);
     }
 
     /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
@@ -131,12 +125,11 @@ fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-/// The result of applying the log.
+/// The result of applying the ring.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Applied {
-    /// The numbers of regions that interposed calls and events have invalidated.
-    pub by_hook: u64,
-    pub by_event: u64,
+    /// How many regions the events have invalidated.
+    pub invalidated: u64,
     /// userfaultfd reports nothing any more.
     pub lost: bool,
 }
@@ -171,7 +164,6 @@ impl Locked<'_> {
             return None;
         }
         let id = regions.pop()?;
-        regions.changes.link();
         make(regions.region(id));
         regions.tree.add(&regions.slots.0, id);
         regions.filter.add(page_range);
@@ -183,6 +175,9 @@ impl Locked<'_> {
     pub fn keep(&self, id: Id) -> bool {
         let regions = self.0;
         let region = regions.region(id);
+        if self.is_unwatching_near(region.page_range()) {
+            return false;
+        }
         add(&regions.kept, 1);
         region.kept.store(self.kept(), Relaxed);
         let kept = region.state.keep();
@@ -310,53 +305,29 @@ impl Locked<'_> {
         true
     }
 
-    /// Applies the log: invalidates the regions whose memory has changed, and claims the idle ones
+    /// Applies the ring: invalidates the regions whose memory has changed, and claims the idle ones
     /// among them.
     pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
         let regions = self.0;
         let mut applied = Applied::default();
-        let mut last = None;
-        regions.changes.apply(|change| {
-            // A call records its change before and after the real call. Nothing can have happened
-            // between two equal records in a row, because this thread holds the lock.
-            if change == last && change.is_some() {
-                return;
-            }
-            last = change;
-            let change = change.unwrap_or_else(|| {
-                // One of the lost records may have said that pages are about to be dropped.
-                regions.dropping.add(PageRange::ALL, now());
-                Change {
-                    range: PageRange::ALL,
-                    kind: Kind::Reported,
-                }
+        regions.ring.apply(|event| {
+            // One of the lost events may have said that pages are about to be dropped.
+            let Event { range, kind } = event.unwrap_or(Event {
+                range: PageRange::ALL,
+                kind: Kind::Dropping,
             });
-            self.apply_one(change, &mut applied, &now);
+            match kind {
+                Kind::Changed => {}
+                Kind::Dropping => regions.dropping.add(range, now()),
+                Kind::Lost => applied.lost = true,
+            }
+            regions.overlapping(range, |id, _| {
+                applied.invalidated += u64::from(self.invalidate(id, Cause::Event));
+                self.evict(id);
+                true
+            });
         });
         applied
-    }
-
-    fn apply_one(&self, change: Change, applied: &mut Applied, now: &impl Fn() -> u64) {
-        let regions = self.0;
-        let range = change.range;
-        match change.kind {
-            Kind::Called | Kind::Reported => {}
-            Kind::Dropping => regions.dropping.add(range, now()),
-            Kind::Lost => applied.lost = true,
-        }
-        let event = change.kind != Kind::Called;
-        if matches!(change.kind, Kind::Reported | Kind::Lost) {
-            self.lose_memory(range, range, |_| regions.leave_some());
-        }
-        let cause = if event { Cause::Event } else { Cause::Hook };
-        regions.overlapping(range, |id, _| {
-            if self.invalidate(id, cause) {
-                applied.by_event += u64::from(event);
-                applied.by_hook += u64::from(!event);
-            }
-            self.evict(id);
-            true
-        });
     }
 
     /// Whether userfaultfd reported, so recently that it may not have happened yet, that pages of

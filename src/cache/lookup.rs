@@ -54,7 +54,7 @@ impl Regions {
         Some((id, region.state.take_if(serves)?))
     }
 
-    /// Whether a slot is a monitored range of exactly this memory, unchanged as far as the log is
+    /// Whether a slot is a monitored range of exactly this memory, unchanged as far as the ring is
     /// applied.
     #[inline(always)]
     pub fn is_monitored_of(&self, id: Id, page_range: PageRange) -> bool {

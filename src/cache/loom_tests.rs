@@ -8,9 +8,10 @@
 //! again.
 
 use crate::life::hit::{Miss, Steps, in_order};
+use crate::life::noted::Noted;
 use crate::region::state::{Grant, Left, Seen, State};
 use crate::watch::counts::{Counters, Kept, NONE};
-use crate::watch::log::{Change, Kind, Log};
+use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
@@ -19,7 +20,8 @@ use loom::thread;
 use rdmamr_sys::pages::PageRange;
 
 struct World {
-    changes: Log,
+    ring: Ring,
+    noted: Noted,
     state: State,
     /// The cache's lock.
     lock: Mutex<()>,
@@ -44,9 +46,9 @@ const MEMORY: PageRange = PageRange::new(0x1000, 0x2000);
 
 const ELSEWHERE: PageRange = PageRange::new(0x8000, 0x9000);
 
-const CHANGE: Change = Change {
+const EVENT: Event = Event {
     range: MEMORY,
-    kind: Kind::Called,
+    kind: Kind::Changed,
 };
 
 impl World {
@@ -57,7 +59,8 @@ impl World {
 
     fn with(counts: bool) -> Arc<World> {
         let world = World {
-            changes: Log::new(),
+            ring: Ring::new(),
+            noted: Noted::new(),
             state: State::new(),
             lock: Mutex::new(()),
             kernel: Mutex::new(()),
@@ -75,30 +78,32 @@ impl World {
         Arc::new(world)
     }
 
-    /// `munmap` through the interposed call. The call applies its first record at once if it gets
-    /// the cache's lock.
+    /// `munmap` through the interposed call. Without the lock it records a loss.
     fn unmap_by_call(&self, gets_lock: bool) {
-        let announced = self.changes.begin_at(MEMORY);
-        let linked = self.changes.linked();
-        self.changes.write(CHANGE);
-        if gets_lock {
-            self.apply();
-        }
+        let invalidates = || {
+            if gets_lock {
+                let _lock = self.lock.lock().unwrap();
+                self.state.invalidate();
+                self.noted.add(MEMORY)
+            } else {
+                self.ring.lose();
+                None
+            }
+        };
+        let noted = invalidates();
         {
             let _kernel = self.kernel.lock().unwrap();
             self.mapped.store(1, Release);
         }
-        self.changes.write_again(CHANGE, linked);
-        self.changes.end_at(announced);
-    }
-
-    /// A call that does not know beforehand which memory it will change, such as `shmdt`. It
-    /// announces the range and writes its one record after the change.
-    fn change_by_call(&self) {
-        let announced = self.changes.begin_at(MEMORY);
-        self.mapped.store(1, Release);
-        self.changes.write(CHANGE);
-        self.changes.end_at(announced);
+        if gets_lock {
+            let _lock = self.lock.lock().unwrap();
+            self.state.invalidate();
+        } else {
+            self.ring.lose();
+        }
+        noted
+            .into_iter()
+            .for_each(|number| self.noted.remove(number));
     }
 
     /// `munmap` by a raw system call. Its event is in flight from before the memory is unmapped
@@ -154,21 +159,18 @@ impl World {
     /// One round of the reader, which may find an event.
     fn monitor(&self) {
         if self.in_flight.load(SeqCst) {
-            self.changes.begin();
+            self.ring.begin();
             self.in_flight.store(false, SeqCst);
-            self.changes.write(Change {
-                kind: Kind::Reported,
-                ..CHANGE
-            });
-            self.changes.end();
+            self.ring.write(EVENT);
+            self.ring.end();
         }
     }
 
     fn apply(&self) {
         let _lock = self.lock.lock().unwrap();
-        self.changes.apply(|change| {
+        self.ring.apply(|event| {
             // None stands for any change.
-            if change.is_none_or(|change| change.range == MEMORY) {
+            if event.is_none_or(|event| event.range == MEMORY) {
                 self.state.invalidate();
             }
         });
@@ -178,7 +180,7 @@ impl World {
     /// memory that it saw mapped before.
     fn register(&self) -> Option<Grant> {
         let mapped = self.mapped.load(Acquire);
-        let got = in_order(&self.changes, MEMORY, self);
+        let got = in_order(&self.ring, self);
         match got {
             Ok(grant) => {
                 assert_eq!(mapped, 0, "a stale translation");
@@ -276,6 +278,11 @@ fn changed_beside_hits(
 
 #[test]
 fn loom_a_call_that_changes_memory() {
+    changed_beside_hits(None, false, |world| world.unmap_by_call(true));
+}
+
+#[test]
+fn loom_a_call_without_the_lock() {
     changed_beside_hits(None, false, |world| world.unmap_by_call(false));
 }
 
@@ -382,7 +389,7 @@ fn loom_two_calls_at_once() {
             thread.join().unwrap();
         }
         world.apply();
-        assert!(world.changes.is_settled(MEMORY));
+        assert!(world.ring.is_settled());
         assert_eq!(world.register(), None);
     });
 }
@@ -447,7 +454,6 @@ fn loom_kept_while_its_memory_changes() {
         let unmapping = thread::spawn(move || other.unmap_by_call(true));
         {
             let _lock = world.lock.lock().unwrap();
-            world.changes.link();
             world.state.make();
         }
         let pinned = {
@@ -456,7 +462,10 @@ fn loom_kept_while_its_memory_changes() {
         };
         world.registered.store(true, Release);
         world.apply();
-        let kept = world.state.keep();
+        let kept = {
+            let _lock = world.lock.lock().unwrap();
+            !world.noted.overlap(MEMORY) && world.state.keep()
+        };
         world.state.admit();
         if kept && pinned == 0 {
             world.register();
@@ -470,67 +479,30 @@ fn loom_kept_while_its_memory_changes() {
     });
 }
 
-/// The log is full when a change is to be written.
+/// The ring is full when an event is to be written. A hit that began before the loss meets it.
 #[test]
-fn loom_a_full_log() {
+fn loom_a_full_ring() {
     explore(Some(3), || {
         let world = World::new();
-        let elsewhere = Change {
+        let elsewhere = Event {
             range: ELSEWHERE,
-            kind: Kind::Called,
+            kind: Kind::Changed,
         };
-        // The log of the tests has room for two.
-        let announced = world.changes.begin_at(MEMORY);
-        world.changes.write(elsewhere);
-        world.changes.write(elsewhere);
-        world.changes.end_at(announced);
-        let other = world.clone();
-        let changing = thread::spawn(move || other.change_by_call());
-        world.register();
-        world.apply();
-        world.register();
-        changing.join().unwrap();
-        world.apply();
-        assert_eq!(world.register(), None);
-    });
-}
-
-/// The log is full when a change is to be written, and another thread applies it before the loss is
-/// noted. A hit that began in between meets the loss, although it is cleared again by then.
-#[test]
-fn loom_a_loss_beside_a_hit() {
-    explore(Some(3), || {
-        let world = World::new();
-        let elsewhere = Change {
-            range: ELSEWHERE,
-            kind: Kind::Called,
-        };
-        world.changes.write(elsewhere);
-        world.changes.write(elsewhere);
+        // The ring of the tests has room for two.
+        world.ring.write(elsewhere);
+        world.ring.write(elsewhere);
         let (other, third) = (world.clone(), world.clone());
-        let changing = thread::spawn(move || other.change_by_call());
-        let registering = thread::spawn(move || drop(third.register()));
-        // Before the loss is noted, and after.
-        world.apply();
-        changing.join().unwrap();
-        world.apply();
-        registering.join().unwrap();
-    });
-}
-
-/// The place of a change elsewhere becomes the place of a change here.
-#[test]
-fn loom_places_change_hands() {
-    explore(Some(3), || {
-        let world = World::new();
-        let other = world.clone();
         let changing = thread::spawn(move || {
-            let announced = other.changes.begin_at(ELSEWHERE);
-            other.changes.end_at(announced);
-            other.change_by_call();
+            other.unmap_unseen();
+            other.monitor();
         });
+        let registering = thread::spawn(move || {
+            third.register();
+        });
+        world.apply();
         world.register();
         changing.join().unwrap();
+        registering.join().unwrap();
         world.apply();
         assert_eq!(world.register(), None);
     });

@@ -15,7 +15,7 @@ use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
 use crate::watch::extent::CHUNK;
-use crate::watch::log::{Change, Kind};
+use crate::watch::ring::{Event, Kind};
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
@@ -174,28 +174,32 @@ impl Test {
             .collect()
     }
 
-    fn change(&mut self, range: PageRange, kind: Kind) {
-        let change = Change { range, kind };
+    /// An event of this kind, or a call.
+    fn change(&mut self, range: PageRange, kind: Option<Kind>) {
         assert!(
             !self
                 .known
                 .values()
                 .any(|known| known.lookup_key.page_range.overlaps(range))
-                || self.regions.filter.may_touch(range)
+                || self.regions.filter.may_hold(range)
         );
-        let announced = self.regions.changes.begin_at(range);
-        assert!(!self.regions.changes.is_settled(range));
-        self.regions.changes.write(change);
+        let ring = &self.regions.ring;
+        match kind {
+            None => drop(self.regions.lock().change(range)),
+            Some(kind) => {
+                ring.begin();
+                assert!(!ring.is_settled());
+                ring.write(Event { range, kind });
+                ring.end();
+            }
+        }
         for page in pages(range) {
             self.numbers[page as usize] = self.next_number;
             self.next_number += 1;
         }
-        self.regions.changes.write(change);
-        self.regions.changes.end_at(announced);
         for known in self.known.values_mut() {
             known.stale |= known.lookup_key.page_range.overlaps(range);
         }
-        self.regions.lock().note_clear(range);
     }
 
     fn register(
@@ -240,7 +244,7 @@ impl Test {
                     },
                 );
                 if changed_meanwhile {
-                    self.change(lookup_key.page_range, Kind::Reported);
+                    self.change(lookup_key.page_range, Some(Kind::Changed));
                 }
                 self.apply();
                 let kept = self.regions.lock().keep(id);
@@ -287,8 +291,8 @@ impl Test {
     fn left(&mut self, id: Id, left: Option<Left>) -> Result<(), TestCaseError> {
         let known = self.known.get_mut(&id).expect("the model has it");
         known.users -= 1;
-        // The cache does not know of a change that is written but not applied.
-        let behind = self.regions.changes.is_behind();
+        // The cache does not know of an event that is written but not applied.
+        let behind = self.regions.ring.is_behind();
         match left {
             Some(Left::InUse) => prop_assert!(known.users > 0),
             Some(Left::Idle) => {
@@ -383,7 +387,12 @@ impl Test {
                 }
             }
             Step::Change { first, count, kind } => {
-                let kinds = [Kind::Called, Kind::Reported, Kind::Dropping, Kind::Lost];
+                let kinds = [
+                    None,
+                    Some(Kind::Changed),
+                    Some(Kind::Dropping),
+                    Some(Kind::Lost),
+                ];
                 let everywhere = usize::from(kind) == 3;
                 let changed = if everywhere {
                     PageRange::ALL
@@ -393,16 +402,16 @@ impl Test {
                 self.change(changed, kinds[usize::from(kind)]);
             }
             Step::ManyChanges => {
-                // More changes than the log holds, in other memory: all regions are invalidated.
+                // More events than the ring holds, of other memory: all regions are invalidated.
                 let elsewhere = PageRange::new(0x1000, 0x2000);
                 for _ in 0..5000 {
-                    self.change(elsewhere, Kind::Called);
+                    self.change(elsewhere, Some(Kind::Changed));
                 }
                 self.known.values_mut().for_each(|known| known.stale = true);
             }
             Step::Apply => {
                 self.apply();
-                prop_assert!(self.regions.changes.is_settled(PageRange::ALL));
+                prop_assert!(self.regions.ring.is_settled());
                 self.end_evicted();
                 let left = |known: &Known| known.users == 0 && known.stale && !known.refused;
                 prop_assert!(
@@ -598,67 +607,49 @@ fn watched(locked: &Locked<'_>, page_range: PageRange, extent: PageRange) -> Id 
     id
 }
 
-/// A large region loses a page. A small region inside it takes over what was watched in its own
-/// chunk, and nothing beyond: a later change there would not find it.
+/// A thread ends the watch around a region, and does not hold the lock. A region that is linked
+/// nearby may lose its watch, so it is not kept, neither meanwhile nor afterwards.
 #[test]
-fn an_extent_stays_within_the_chunks_of_its_region() {
-    let regions = new_cache();
-    let (chunk, page) = (address(0), page_size());
-    let locked = regions.lock();
-    let watched = |page_range| regions.region(watched(&locked, page_range, page_range));
-    let large = watched(PageRange::new(chunk, chunk + 10 * CHUNK));
-    let small = watched(PageRange::new(chunk + 3 * CHUNK, chunk + 3 * CHUNK + page));
-    let gone = PageRange::new(chunk + 7 * CHUNK, chunk + 7 * CHUNK + page);
-    locked.lose_memory(gone, gone, |_| {});
-    let own = PageRange::new(chunk + 3 * CHUNK, chunk + 4 * CHUNK);
-    assert_eq!((large.extent(), small.extent()), (None, Some(own)));
-}
-
-/// A call changes a page of a large region. To stop watching all the rest would take long, under the
-/// lock.
-#[test]
-fn the_large_rest_of_a_region_stays_watched() {
+fn nothing_is_kept_beside_the_end_of_a_watch() {
     let regions = new_cache();
     let locked = regions.lock();
-    let page_range = PageRange::new(address(0), address(0) + 20 * CHUNK);
-    let id = watched(&locked, page_range, page_range);
-    let start = address(0) + 17 * CHUNK;
-    let page = PageRange::new(start, start + page_size());
-    assert!(locked.invalidate(id, Cause::Hook));
-    let mut parts = Vec::new();
-    let watched = locked.unwatch(page, |part| {
-        parts.push(part);
-        true
-    });
-    let above = PageRange::new(page.end, page_range.end);
-    assert_eq!(parts, [page, above]);
-    assert!(watched && regions.region(id).extent().is_none() && regions.has_left_some());
+    let first = of_page(0).page_range;
+    let ending = watched(&locked, first, first.extended(CHUNK));
+    regions.region(ending).begin_unwatching();
+    let meanwhile = locked.make(&of_page(1)).unwrap();
+    let far = locked.make(&of_page(39)).unwrap();
+    assert!(!locked.keep(meanwhile) && locked.keep(far));
+    locked.invalidate_unkept_near(ending);
+    locked.end(ending);
+    assert!(!locked.keep(meanwhile));
 }
 
 /// Regions that share the chunks of one mapping, as far as the kernel watches it.
 #[derive(Clone, Debug)]
 enum Watching {
-    /// A region is made and watched: the memory around it too, or its own pages alone.
-    Watch { range: (u64, u64), around: bool },
-    /// A call changes a range.
-    Unwatch { range: (u64, u64) },
+    /// A region is made and watched.
+    Watch { range: (u64, u64) },
+    /// A region ends.
+    End(prop::sample::Index),
+    /// A call changes a range, and the regions there end.
+    Change { range: (u64, u64) },
 }
 
-const CHUNKS: u64 = 4;
+const CHUNKS: u64 = 12;
 
 /// The first page and the number of pages. Most of them lie in one chunk, some across chunks.
 fn pages_of_chunks() -> impl Strategy<Value = (u64, u64)> {
     let in_chunk = CHUNK / page_size();
-    let count = prop_oneof![3 => 1..in_chunk, 1 => 1..3 * in_chunk];
+    let count = prop_oneof![3 => 1..in_chunk, 1 => 1..8 * in_chunk];
     (0..CHUNKS * in_chunk, count)
         .prop_map(move |(first, count)| (first, count.min(CHUNKS * in_chunk - first)))
 }
 
 fn watching() -> impl Strategy<Value = Watching> {
     prop_oneof![
-        2 => (pages_of_chunks(), prop::bool::weighted(0.7))
-            .prop_map(|(range, around)| Watching::Watch { range, around }),
-        1 => pages_of_chunks().prop_map(|range| Watching::Unwatch { range }),
+        4 => pages_of_chunks().prop_map(|range| Watching::Watch { range }),
+        2 => any::<prop::sample::Index>().prop_map(Watching::End),
+        1 => pages_of_chunks().prop_map(|range| Watching::Change { range }),
     ]
 }
 
@@ -675,6 +666,16 @@ impl Mapping {
         let page = |at: u64| ((at - address(0)) / page_size()) as usize;
         &mut self.0[page(range.start)..page(range.end)]
     }
+
+    /// As [`crate::life::ending::leave`].
+    fn leave(&mut self, locked: &Locked<'_>, id: Id) {
+        let mut from = 0;
+        while let Some(part) = locked.unneeded(id, from) {
+            self.pages(part).fill(false);
+            from = part.end;
+        }
+        locked.end(id);
+    }
 }
 
 proptest! {
@@ -684,48 +685,60 @@ proptest! {
         ..ProptestConfig::default()
     })]
 
-    /// Whichever regions share the memory, a call leaves none of its range watched. No region
-    /// elsewhere loses its watch, and the cache knows whether pages outside all extents stay
-    /// watched.
+    /// No region loses its watch to another's end, and without regions no memory is watched.
     #[test]
-    fn the_watch_of_a_range_ends_with_its_regions(steps in prop::collection::vec(watching(), 2..12)) {
+    fn memory_is_watched_for_regions(steps in prop::collection::vec(watching(), 2..30)) {
         let regions = new_cache();
         let locked = regions.lock();
         let mut mapping = Mapping(vec![false; (CHUNKS * CHUNK / page_size()) as usize]);
-        let mut all = Vec::new();
+        let mut all: Vec<Id> = Vec::new();
+        let ends = |id: &Id| {
+            regions.region(*id).state.release(Grant::Own);
+            locked.claim(*id)
+        };
         for step in steps {
             match step {
-                Watching::Watch { range, around } => {
+                Watching::Watch { range } => {
                     let page_range = Mapping::range(range);
-                    let extent = if around { page_range.extended(CHUNK) } else { page_range };
-                    all.push(watched(&locked, page_range, extent));
-                    mapping.pages(extent).fill(true);
+                    let around = page_range.extended(CHUNK);
+                    let known = locked.watched_around(page_range);
+                    let id = watched(&locked, page_range, known.unwrap_or(around));
+                    mapping.pages(if known.is_some() { page_range } else { around }).fill(true);
+                    all.push(id);
                 }
-                Watching::Unwatch { range } => {
+                Watching::End(_) if all.is_empty() => {}
+                Watching::End(which) => {
+                    let id = all.swap_remove(which.index(all.len()));
+                    prop_assert!(ends(&id));
+                    mapping.leave(&locked, id);
+                }
+                Watching::Change { range } => {
                     let range = Mapping::range(range);
-                    let had_left_some = regions.has_left_some();
-                    regions.overlapping(range, |id, _| {
-                        locked.invalidate(id, Cause::Hook);
-                        true
+                    all.retain(|&id| {
+                        let stays = !regions.region(id).page_range().overlaps(range);
+                        if !stays {
+                            regions.region(id).state.release(Grant::Own);
+                        }
+                        stays
                     });
-                    locked.unwatch(range, |part| {
-                        mapping.pages(part).fill(false);
-                        true
-                    });
-                    prop_assert!(had_left_some || !mapping.pages(range).contains(&true));
+                    let (_, watched) = locked.change(range);
+                    if let Some(watched) = watched {
+                        prop_assert!(range.contains(watched));
+                        mapping.pages(watched).fill(false);
+                    }
+                    while let Some(id) = regions.next_evicted() {
+                        mapping.leave(&locked, id);
+                    }
                 }
             }
-            let mut known = Mapping(vec![false; mapping.0.len()]);
             for region in all.iter().map(|&id| regions.region(id)) {
-                if let Some(extent) = region.extent() {
-                    known.pages(extent).fill(true);
-                } else {
-                    prop_assert!(region.state.load().is_stale());
-                }
-            }
-            for (known, watched) in known.0.iter().zip(&mapping.0) {
-                prop_assert!(known == watched || *watched && regions.has_left_some());
+                prop_assert!(!mapping.pages(region.page_range()).contains(&false));
             }
         }
+        for id in all {
+            prop_assert!(ends(&id));
+            mapping.leave(&locked, id);
+        }
+        prop_assert!(!mapping.0.contains(&true), "nothing needs it");
     }
 }

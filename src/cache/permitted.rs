@@ -116,14 +116,14 @@ fn make_calls() {
         return;
     };
     let watch = Watch::start(Reader {
-        changes: &regions.changes,
+        ring: &regions.ring,
         heard: cleaning::heard,
         asks_service: false,
     });
     if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {
         let _ = (
             watch.is_on(),
-            watch.watch(range, true, |_| ()),
+            watch.watch(range, Some(range), |_| ()),
             watch.fence(),
         );
     }

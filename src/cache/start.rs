@@ -41,7 +41,7 @@ unsafe extern "C" fn before_fork() {
 
 unsafe extern "C" fn in_child() {
     WATCH_FD.close();
-    change::forget_unannounced();
+    change::forget_calls();
 }
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
@@ -112,7 +112,7 @@ fn make() -> Option<&'static Cache> {
     let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
     let watch = Watch::start(Reader {
-        changes: &regions.changes,
+        ring: &regions.ring,
         heard: cleaning::heard,
         asks_service: rdmamr_config::config().fence_service,
     });
@@ -132,7 +132,7 @@ fn make() -> Option<&'static Cache> {
     cleaning::start(cache);
     objects::take(regions.objects(0));
     publish(cache);
-    change::mind_keys(&regions.changes);
+    change::mind_keys(&regions.ring);
     if tasks::were_made() {
         tasks::give_up(cache);
     }

@@ -101,7 +101,7 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
 fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
     changing(
-        || replaces.then(|| changes::replacing(addr.addr(), length)),
+        || replaces.then(|| changes::changing(addr.addr(), length)),
         map,
     )
 }
@@ -165,26 +165,19 @@ unsafe extern "C" fn mremap(
     flags: c_int,
     new: Address,
 ) -> Address {
-    const DONTUNMAP: c_int = 4;
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let before = || {
         let target = fixed.then(|| changes::changing(new.addr(), new_size));
-        let mut source = changes::may_change(old.addr(), old_size);
+        let source = changes::changing(old.addr(), old_size);
         let several = fixed && changes::several_can_move();
-        if several || (fixed && source.is_announced()) {
+        if several || (fixed && changes::is_near(old.addr(), old_size)) {
             // The kernel moves several mappings one by one, and stops at a watched one. For a
             // single mapping it unmaps the target before it refuses the move.
-            source.announce(old.addr(), old_size);
-            source.changed(old.addr(), old_size);
             changes::unwatch(old.addr(), old_size);
         }
-        Remapping {
-            source,
-            target,
-            several,
-        }
+        (several, source, target)
     };
-    let mut remapping = ret::always(None, || Some(before()));
+    let remapping = ret::always(None, || Some(before()));
     let call = |old_size: usize| match MREMAP.get() {
         // SAFETY: same contract: the arguments are the caller's, or those of a call that completes
         // the caller's.
@@ -196,21 +189,14 @@ unsafe extern "C" fn mremap(
     };
     let before = errno::errno();
     let mut moved = call(old_size);
-    let once = |remapping: &Option<Remapping>| remapping.as_ref().is_some_and(|all| all.several);
-    if is_error(moved) && errno::errno().0 == libc::EFAULT && !once(&remapping) {
+    let several = matches!(remapping, Some((true, ..)));
+    if is_error(moved) && errno::errno().0 == libc::EFAULT && !several {
         // mremap accepts a single VMA only, and the watch of a part, or the advice for huge pages on
         // a part, may have split the VMA: merge the parts. (A call that moves several mappings is
         // not repeated: some may have moved, and with MREMAP_DONTUNMAP a second call would move the
         // empty mappings that the first left.)
         let joined = ret::always(false, || {
-            let Some(remapping) = &mut remapping else {
-                return false;
-            };
-            remapping.source.changed(old.addr(), old_size);
             let unwatched = changes::unwatch(old.addr(), old_size);
-            // Meanwhile another thread may have registered memory there, which is no longer
-            // watched.
-            remapping.source.changed(old.addr(), old_size);
             rdmamr_prefault::join(old.addr(), old_size) || unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
@@ -220,23 +206,7 @@ unsafe extern "C" fn mremap(
             moved = call(old_size.min(new_size));
         }
     }
-    ret::always((), || {
-        let Some(Remapping { target, source, .. }) = &mut remapping else {
-            return;
-        };
-        if is_error(moved) {
-            // A failing mremap may already have unmapped the target, or cut off the source's end.
-            source.changed(old.addr(), old_size);
-        } else if moved != old || flags & DONTUNMAP != 0 {
-            source.changed(old.addr(), old_size);
-            if let Some(target) = target {
-                target.changed(moved.addr(), new_size);
-            }
-        } else if new_size < old_size {
-            source.changed(old.addr() + new_size, old_size - new_size);
-        }
-        drop(remapping.take());
-    });
+    ret::always((), || drop(remapping));
     moved
 }
 
@@ -296,8 +266,12 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() || rdmamr_prefault::has_split() {
         ret::always((), || {
             if let Some((start, length)) = mapping_that_grows(block, size) {
-                changes::growing(start, length);
+                let changing = changes::changing(start, length);
+                if changes::is_near(start, length) {
+                    changes::unwatch(start, length);
+                }
                 rdmamr_prefault::join(start, length);
+                drop(changing);
             }
         });
     }
@@ -336,14 +310,6 @@ core::arch::global_asm!(
 const _: () = {
     let _ = reallocate;
 };
-
-/// The two ranges that an mremap changes.
-struct Remapping {
-    source: Changing,
-    target: Option<Changing>,
-    /// Whether the kernel may move several mappings, none of which is watched.
-    several: bool,
-}
 
 const DONTNEED_LOCKED: c_int = 24;
 
@@ -405,32 +371,14 @@ unsafe extern "C" fn process_madvise(
     flags: c_uint,
 ) -> isize {
     // `pidfd` may name this process, and `ranges` may be unreadable, so all memory of this process
-    // is reported. With these errors the kernel has not touched any memory. With other errors, such
-    // as EINVAL for locked memory, it may have dropped pages before it reached the range that it
-    // refuses.
-    let untouched = |errno| matches!(errno, libc::EBADF | libc::ESRCH);
-    around(
-        || {
-            drops_pages(advice).then(|| {
-                let mut changing = changes::may_change_any();
-                if is_unreported(advice) {
-                    changing.announce(0, usize::MAX / 2);
-                }
-                changing
-            })
-        },
+    // may change.
+    changing(
+        || is_unreported(advice).then(|| changes::unreported(0, usize::MAX / 2)),
         || -> isize {
             call_next!(
                 PROCESS_MADVISE(pidfd, ranges, count, advice, flags),
                 SYS_process_madvise
             )
-        },
-        |changing, &advised| {
-            if let Some(mut changing) = changing {
-                if advised > 0 || (advised < 0 && !untouched(errno::errno().0)) {
-                    changing.changed(0, usize::MAX / 2);
-                }
-            }
         },
     )
 }
@@ -535,7 +483,7 @@ unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Addr
             let errno = errno::errno();
             let size = segment_size(id);
             errno::set_errno(errno);
-            changes::replacing_unreported(addr.addr(), size.saturating_add(LARGEST_PAGE))
+            changes::unreported(addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
     changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))

@@ -26,8 +26,6 @@ mod set;
 use core::cell::Cell;
 use rdmamr_cache::cause::Cause;
 use rdmamr_cache::instance::{Cache, existing};
-use rdmamr_cache::life::change;
-use rdmamr_cache::life::cleaner::now_ms;
 use rdmamr_cache::life::ending;
 use rdmamr_cache::life::hit::{self, Miss};
 use rdmamr_cache::life::miss::Look;
@@ -251,14 +249,14 @@ impl Monitor {
             return;
         };
         cache.apply(&locked, By::Program);
+        let known = locked.watched_around(page_range);
         let Some(id) = self.set.adds_entry(&locked, page_range) else {
             return;
         };
         let region = regions.region(id);
         drop(locked);
-        let neighbours = regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
-        let watched = cache.watch.watch(page_range, neighbours, claim);
+        let watched = cache.watch.watch(page_range, known, claim);
         let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
         let Some((locked, foreign)) = cache.lock_and_look(page_range) else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
@@ -266,9 +264,7 @@ impl Monitor {
             self.set.lose();
             return;
         };
-        let announced = !change::is_unannounced();
-        let certain =
-            watched && announced && !foreign && !locked.may_be_dropping(page_range, now_ms);
+        let certain = watched && !foreign && cache.is_certain(&locked, page_range);
         if !certain || !locked.keep(id) {
             locked.invalidate(id, Cause::Fence);
         }
@@ -278,22 +274,31 @@ impl Monitor {
 
     #[inline(always)]
     fn is_valid(&self, page_range: PageRange) -> bool {
-        let mut settled = true;
+        /// How often the answer is asked again because of an event.
+        const AGAIN: u32 = 3;
+        let mut unsettled = 0;
         while !self.set.has_lost() {
-            match hit::in_order(
-                &self.cache.regions.changes,
-                page_range,
-                Find(self, page_range),
-            ) {
+            match hit::in_order(&self.cache.regions.ring, Find(self, page_range)) {
                 Ok(_) => return true,
-                Err(Miss::Unsettled(_)) if settled => {
-                    settled = self.cache.settle(page_range);
-                }
+                Err(Miss::Unsettled(_)) if unsettled < AGAIN && self.apply() => unsettled += 1,
                 Err(Miss::None) if self.look_closer(page_range) == Look::Again => {}
                 Err(_) => return false,
             }
         }
         false
+    }
+
+    /// Applies the ring. False if another task holds the lock.
+    #[cold]
+    fn apply(&self) -> bool {
+        let _inside = thread::enter();
+        std::thread::yield_now();
+        self.cache.regions.ring.wait_for_reader();
+        let locked = self.cache.regions.lock_of_program();
+        if let Some(locked) = &locked {
+            self.cache.apply(locked, By::Program);
+        }
+        locked.is_some()
     }
 
     /// Looks for a subscription that is not admitted yet: libfabric asks about it for the first
@@ -313,7 +318,7 @@ impl Monitor {
 
     /// Ends a subscription that has left the set.
     fn end(&self, locked: &Locked<'_>, id: Id) {
-        ending::leave(self.cache, locked, id, By::Program);
+        ending::leave_at_once(self.cache, locked, id);
     }
 }
 
@@ -326,7 +331,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use rdmamr_cache::layout::Regions;
-    use rdmamr_cache::watch::log::{Change, Kind};
+    use rdmamr_cache::watch::ring::{Event, Kind};
     use rdmamr_sys::pages::page_size;
 
     const DOMAINS: usize = 3;
@@ -461,13 +466,13 @@ mod tests {
         fn changes(&mut self, page: u64) {
             self.memory[page as usize] += 1;
             let page_range = range(page, 1);
-            let changes = &self.regions.changes;
-            changes.begin();
-            changes.write(Change {
+            let ring = &self.regions.ring;
+            ring.begin();
+            ring.write(Event {
                 range: page_range,
-                kind: Kind::Called,
+                kind: Kind::Changed,
             });
-            changes.end();
+            ring.end();
         }
 
         fn begins(&mut self) {

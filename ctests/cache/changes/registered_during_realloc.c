@@ -54,8 +54,8 @@ static void *enlarge(void *block)
 	return other;
 }
 
-/* With `beside`, a region of the block exists already, and the watch of it splits the block. */
-static void during(const char *name, bool beside)
+/* A region of the block exists already, and the watch of it splits the block. */
+static void during(void)
 {
 	char *block = malloc(BLOCK);
 	char *start = (char *)((uintptr_t)block & ~(uintptr_t)(PAGE - 1)), *page = start + INSIDE;
@@ -66,25 +66,23 @@ static void during(const char *name, bool beside)
 
 	must(block);
 	memset(block, 1, BLOCK);
-	if (beside) {
-		idle(start + BESIDE);
-		/* The mapping of the block is whole no more. */
-		must(munmap(start + BESIDE + 8 * PAGE, PAGE) == 0);
-		fresh_at(start + BESIDE + 8 * PAGE, PAGE);
-	}
+	idle(start + BESIDE);
+	/* The mapping of the block is whole no more. */
+	must(munmap(start + BESIDE + 8 * PAGE, PAGE) == 0);
+	fresh_at(start + BESIDE + 8 * PAGE, PAGE);
 	waits = false;
 	held = page;
 	must(pthread_create(&thread, NULL, enlarge, block) == 0);
 	while (!waits && times++ < 20000)
 		usleep(100);
-	ok(waits, "%s: the watch is about to end", name);
+	ok(waits, "the watch is about to end");
 	idle(page);
 	held = NULL;
 	must(pthread_join(thread, &other) == 0);
 	fresh_at(page, PAGE);
 	mr = ibv_reg_mr_relaxed(stub_pd(), page, PAGE, LOCAL_AND_REMOTE);
 	must(mr);
-	ok(stub_lands(mr), "%s: data lands in the memory that is there after the realloc", name);
+	ok(stub_lands(mr), "data lands in the memory that is there after the realloc");
 	must(ibv_dereg_mr_relaxed(mr) == 0);
 	must(munmap(page, PAGE) == 0);
 	free(other);
@@ -93,7 +91,6 @@ static void during(const char *name, bool beside)
 int main(int argc, char **argv)
 {
 	const char *why;
-	char *left;
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
@@ -101,12 +98,7 @@ int main(int argc, char **argv)
 	if (why)
 		skip_all(why);
 	must(mallopt(M_MMAP_THRESHOLD, BLOCK / 2) == 1);
-	/* From now on some memory may be watched that belongs to no region. */
-	left = pages(3);
-	idle(left + PAGE);
-	must(munmap(left + PAGE, PAGE) == 0);
 	stub_before = hold;
-	during("no region is near", false);
-	during("beside a region", true);
+	during();
 	return done_testing();
 }

@@ -5,8 +5,8 @@
 
 use crate::watch::extent::CHUNK;
 use core::ops::RangeInclusive;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use rdmamr_sys::pages::{PageRange, page_size};
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use rdmamr_sys::pages::PageRange;
 
 const COUNTS: usize = tiny_or!(64, 1 << 16);
 
@@ -18,12 +18,6 @@ const BLOCK_COUNTS: usize = tiny_or!(64, 1 << 12);
 /// A range of more blocks than this is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
-/// The number of chunks for which a clear part can be noted.
-const CLEAR: usize = tiny_or!(4, 256);
-
-/// A range of more chunks than this is not looked up among the clear parts.
-const FEW_CHUNKS: u64 = 4;
-
 /// The counts. In zeroed memory all of them are 0.
 #[repr(C)]
 pub struct Filter {
@@ -32,9 +26,6 @@ pub struct Filter {
     blocks: [AtomicU32; BLOCK_COUNTS],
     /// For each chunk, the number of regions in it that do not cover its whole block.
     counts: [AtomicU32; COUNTS],
-    /// For some chunks that hold regions: a part that holds neither a region nor watched memory, as
-    /// [`word`] gives it.
-    clear: [AtomicU64; CLEAR],
 }
 
 /// The numbers of the units of a size that a range reaches into.
@@ -50,16 +41,6 @@ fn part(range: PageRange, number: u64, size: u64) -> PageRange {
     )
 }
 
-/// The bits of a page's number in its chunk.
-const PAGE_BITS: u32 = 10;
-
-/// A part of a chunk: the chunk's number, then those of the part's first page and of the page after
-/// it.
-fn word(chunk: u64, part: PageRange) -> u64 {
-    let page = |address| (address - chunk * CHUNK) / page_size();
-    (chunk << PAGE_BITS | page(part.start)) << PAGE_BITS | page(part.end)
-}
-
 fn place(number: u64, places: usize) -> usize {
     (number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize % places
 }
@@ -70,12 +51,6 @@ impl Filter {
     /// them after that checks again.
     pub fn add(&self, range: PageRange) {
         self.count(range, 1);
-        let end = |noted: &AtomicU64| noted.store(0, Release);
-        if range.bytes() > BLOCK {
-            self.clear.iter().for_each(end);
-        } else {
-            units(range, CHUNK).for_each(|chunk| end(self.clear_part(chunk)));
-        }
     }
 
     /// Uncounts a region. Under the cache's lock.
@@ -101,42 +76,7 @@ impl Filter {
         &self.counts[place(chunk, COUNTS)]
     }
 
-    /// Whether a region in this range may have many neighbours in its first chunk.
-    pub fn has_many_neighbours(&self, range: PageRange) -> bool {
-        self.in_chunk(range.start / CHUNK).load(Relaxed) > 16
-    }
-
-    fn clear_part(&self, chunk: u64) -> &AtomicU64 {
-        &self.clear[place(chunk, CLEAR)]
-    }
-
-    /// Notes that a part of a chunk holds neither a region nor watched memory. The note lasts until
-    /// a region is added in the chunk. Under the cache's lock.
-    pub fn note_clear(&self, part: PageRange) {
-        let chunk = part.start / CHUNK;
-        self.clear_part(chunk).store(word(chunk, part), Release);
-    }
-
-    /// Whether a range is known to lie in clear parts: the cache has nothing there.
-    fn is_clear(&self, range: PageRange) -> bool {
-        let is_noted = |chunk| {
-            let page = |word: u64| word & ((1 << PAGE_BITS) - 1);
-            let noted = self.clear_part(chunk).load(Acquire);
-            let asked = word(chunk, part(range, chunk, CHUNK));
-            noted >> PAGE_BITS <= asked >> PAGE_BITS
-                && noted >> (2 * PAGE_BITS) == chunk
-                && page(asked) <= page(noted)
-        };
-        range.bytes() <= FEW_CHUNKS * CHUNK && units(range, CHUNK).all(is_noted)
-    }
-
-    /// Whether a change of a range may touch a region, or watched memory around one. As with
-    /// [`Filter::may_hold`], a "no" is certain.
-    pub fn may_touch(&self, range: PageRange) -> bool {
-        self.may_hold(range) && !self.is_clear(range)
-    }
-
-    /// Whether a region may have an address in one of the chunks of this range.
+    /// Whether a region may have an address in one of the chunks of this range. A "no" is certain.
     pub fn may_hold(&self, range: PageRange) -> bool {
         let has_some = |count: &AtomicU32| count.load(Acquire) != 0;
         let may_hold_in_block = |block| {
@@ -160,33 +100,6 @@ fn add(count: &AtomicU32, amount: u32) {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_clear_part_stays_clear_until_a_region_is_added() {
-        // SAFETY: all zeros is an empty filter.
-        let filter: Filter = unsafe { core::mem::zeroed() };
-        let page = 4096;
-        let in_chunk = |chunk: u64, from: u64, to: u64| {
-            PageRange::new(chunk * CHUNK + from * page, chunk * CHUNK + to * page)
-        };
-        filter.add(in_chunk(7, 0, 1));
-        assert!(filter.may_touch(in_chunk(7, 20, 30)));
-        filter.note_clear(in_chunk(7, 10, 512));
-        assert!(!filter.may_touch(in_chunk(7, 20, 30)) && !filter.may_touch(in_chunk(7, 10, 512)));
-        assert!(filter.may_touch(in_chunk(7, 9, 30)) && filter.may_hold(in_chunk(7, 20, 30)));
-        let over_the_end = PageRange::new(7 * CHUNK + 20 * page, 8 * CHUNK + page);
-        assert!(filter.may_touch(over_the_end));
-        filter.note_clear(in_chunk(8, 0, 512));
-        assert!(!filter.may_touch(over_the_end));
-        filter.add(in_chunk(8, 511, 513));
-        assert!(filter.may_touch(over_the_end) && !filter.may_touch(in_chunk(7, 20, 30)));
-        filter.add(in_chunk(7, 40, 41));
-        assert!(filter.may_touch(in_chunk(7, 20, 30)));
-        filter.note_clear(in_chunk(7, 10, 40));
-        assert!(!filter.may_touch(in_chunk(7, 20, 30)) && filter.may_touch(in_chunk(7, 20, 41)));
-        filter.add(in_chunk(2, 0, 512 * 6));
-        assert!(filter.may_touch(in_chunk(7, 20, 30)), "a large one");
-    }
 
     #[test]
     fn what_is_there_may_be_there() {

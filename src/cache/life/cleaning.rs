@@ -96,7 +96,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         // Stored after `dormant`, for `nothing_is_idle`. The cleaner looks for work after both
         // stores.
         cleaner.signal.store(0, SeqCst);
-        if regions.changes.is_behind() {
+        if regions.ring.is_behind() {
             if let Some(locked) = regions.lock_in_call() {
                 cache.apply(&locked, By::Helper);
             }

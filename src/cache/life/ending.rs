@@ -2,14 +2,12 @@
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
 use crate::cause::Cause;
-use crate::extents::{Heir, UNWATCH_AT_MOST};
 use crate::instance::Cache;
-use crate::life::cleaner::now_ms;
+use crate::life::noted::Number;
 use crate::locked::{By, Locked, cause};
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
-use crate::watch::extent::CHUNK;
 use crate::watch::table::TABLE;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
@@ -71,7 +69,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         }
         return Err(errno);
     }
-    let Some(locked) = by.lock(regions) else {
+    let Some(locked) = leave(cache, id, by) else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(LEFT, Relaxed);
         regions.ends_later(id);
@@ -94,7 +92,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     }
     released::ended(region, cause(region), region.hits());
     counters.add(thread, counter!(hits), region.forget_hits());
-    leave(cache, &locked, id, by);
+    locked.end(id);
     drop(locked);
     if let Some(record) = record {
         trace::ended(&record);
@@ -132,53 +130,38 @@ pub fn unpin(cache: &Cache, id: Id) {
     cache.regions.ends_later(id);
 }
 
-/// Frees the slot of a claimed region that the kernel has deregistered. Also stops watching the
-/// region's memory, if that is useful.
-pub fn leave(cache: &Cache, locked: &Locked<'_>, id: Id, by: By) {
+/// Stops watching the memory that no other region needs, of a claimed region that the kernel has
+/// deregistered, or of one that was never kept. Then its slot can be freed. `None` if another task
+/// holds the lock.
+///
+/// The lock is free while the kernel works. A region that is linked meanwhile may lose its watch, so
+/// it is not kept ([`Locked::keep`], [`Locked::invalidate_unkept_near`]).
+pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
     let region = cache.regions.region(id);
-    let extent = region
-        .extent()
-        .filter(|_| region.page_range().bytes() <= UNWATCH_AT_MOST);
-    let mut from = extent.map_or(0, |extent| extent.start);
-    while extent.is_some_and(|extent| from < extent.end) {
-        let chunk = PageRange::new(from, (from + 1).next_multiple_of(CHUNK));
-        leave_chunk(cache, locked, id, by, chunk);
-        from = chunk.end;
+    let mut from = 0;
+    loop {
+        let locked = by.lock(cache.regions)?;
+        let Some(part) = locked.unneeded(id, from) else {
+            if region.is_unwatching() {
+                locked.invalidate_unkept_near(id);
+            }
+            return Some(locked);
+        };
+        region.begin_unwatching();
+        drop(locked);
+        cache.watch.unwatch(part);
+        from = part.end;
     }
-    // Another region's memory may have come to this one meanwhile, beyond these chunks.
-    if extent.is_none() || region.extent() != extent {
-        cache.regions.leave_some();
-    }
-    locked.end(id);
 }
 
-/// Stops watching the memory that a region leaves in a chunk, unless another region takes the
-/// memory over. The watch of a part of a mapping splits the mapping into VMAs. When the last region
-/// leaves, the VMAs become one again, whichever region that is.
-fn leave_chunk(cache: &Cache, locked: &Locked<'_>, id: Id, by: By, chunk: PageRange) {
-    let (regions, watch) = (cache.regions, &cache.watch);
-    let region = regions.region(id);
-    // After a change the memory is gone, or is about to be registered anew, so its watch need not
-    // end.
-    let in_peace = matches!(
-        cause(region),
-        Some(Cause::Flush | Cause::Linger | Cause::Watermark | Cause::Pressure)
-    );
-    let wanted = in_peace || watch.mappings.is_crowded() || region.has_inherited();
-    // Changed memory is no longer the cache's: applying the log removes it from the region's extent.
-    cache.apply(locked, by);
-    let Some(memory) = region.extent().and_then(|extent| extent.common(chunk)) else {
-        return;
-    };
-    match locked.heir(memory, id) {
-        Heir::Region(heir) => regions.region(heir).inherit(memory),
-        // This runs under the lock, so a region that is linked here meanwhile registers its watch
-        // after this.
-        Heir::None if wanted && !regions.changes.is_long(now_ms) => drop(watch.unwatch(memory)),
-        // If a call on much memory holds the kernel's mmap lock, this thread does not wait for it,
-        // because it holds the cache's lock.
-        Heir::None | Heir::Unknown => regions.leave_some(),
+/// The same under the lock, for a monitored range, and frees its slot.
+pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
+    let mut from = 0;
+    while let Some(part) = locked.unneeded(id, from) {
+        cache.watch.unwatch(part);
+        from = part.end;
     }
+    locked.end(id);
 }
 
 /// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
@@ -207,27 +190,20 @@ pub fn some_evicted(cache: &Cache, by: By, most: usize) {
     }
 }
 
-/// Ends the idle regions that the changes in the log touch, and stops watching a range of memory.
-/// With `adjoining`, does the same to the regions and the watched memory that adjoin the range, if
-/// some of the range is watched. Returns whether some of the memory was watched. Any thread may
-/// call this, in an interposed memory call too.
-pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
+/// A call is about to change memory: notes the range, invalidates the regions there, ends the idle
+/// ones, and stops watching the memory. Any thread may call this, in an interposed memory call too.
+/// `None` if another task holds the lock: a garbage collector may unmap memory while its signal
+/// handler has stopped all other threads.
+pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> {
     let regions = cache.regions;
-    // A garbage collector may unmap memory while its signal handler has stopped all other threads.
-    // The cleaner ends the regions that this call leaves: the log has invalidated them.
-    let Some(locked) = regions.lock_in_call() else {
-        cache.cleaner.wake();
-        return false;
-    };
-    cache.apply(&locked, By::Helper);
-    let memory = if adjoining {
-        locked.invalidate_adjoining(range)
-    } else {
-        range
-    };
-    let watched = locked.unwatch(memory, |part| cache.watch.unwatch(part));
-    locked.note_clear(range);
+    let locked = regions.lock_in_call()?;
+    let noted = regions.noted.add(range);
+    let (invalidated, watched) = locked.change(range);
     drop(locked);
+    cache.count_hook(invalidated);
+    if let Some(watched) = watched {
+        cache.watch.unwatch(watched);
+    }
     evicted(cache, By::Helper);
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
@@ -240,17 +216,15 @@ pub fn touched(cache: &Cache, range: PageRange, adjoining: bool) -> bool {
         }
         regions.wait_for_an_end(Duration::from_millis(1));
     }
-    watched
+    Some(noted)
 }
 
-/// Whether the watch leaves the mapping of a range whole ([`Locked::is_whole`]). Also true if
-/// another task holds the lock.
-pub fn is_whole(cache: &Cache, range: PageRange) -> bool {
-    let locked = cache.regions.lock_in_call();
-    locked.is_none_or(|locked| {
-        cache.apply(&locked, By::Helper);
-        locked.is_whole(range)
-    })
+/// A call has changed memory: invalidates the regions that were linked there meanwhile.
+pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
+    let (invalidated, _) = cache.regions.lock_in_call()?.change(range);
+    cache.count_hook(invalidated);
+    evicted(cache, By::Helper);
+    Some(())
 }
 
 /// How long an interposed memory call waits for another thread that ends a region of the memory, in

@@ -14,8 +14,8 @@
 //!    counters of changes were ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
-//! 5. One line of [`crate::layout::Regions`]: whether the cache is full, the table's shape, the log's
-//!    counts.
+//! 5. One line of [`crate::layout::Regions`]: whether the cache is full, the table's shape, the
+//!    ring's counts.
 //! 6. The entry in the table.
 //! 7. The region's slot, the only one of these lines that is written.
 //! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That
@@ -38,7 +38,7 @@ use crate::life::ending;
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::state::{Grant, Left};
-use crate::watch::log::Log;
+use crate::watch::ring::Ring;
 use crate::watch::userfaultfd::Fence;
 use core::ptr::with_exposed_provenance_mut;
 use rdmamr_abi::rdma_core::ibv_mr;
@@ -60,7 +60,7 @@ pub struct Answer(usize);
 impl Answer {
     /// No cached region serves.
     pub const NONE: Answer = Answer(0);
-    /// A change of the memory is under way, or has not been applied.
+    /// An event is in flight, or has not been applied.
     const UNSETTLED: Answer = Answer(1);
 
     /// The region that the hit has taken for the caller.
@@ -69,7 +69,7 @@ impl Answer {
         (self.0 > Answer::UNSETTLED.0).then(|| with_exposed_provenance_mut(self.0))
     }
 
-    /// Whether there is no region because the memory is not settled.
+    /// Whether there is no region because of an event.
     pub fn is_unsettled(self) -> bool {
         self == Answer::UNSETTLED
     }
@@ -87,7 +87,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
         return Answer::NONE;
     };
     let lookup_key = cache.lookup_key(pd, page_range, access, unshared);
-    let (id, grant) = match in_order(&cache.regions.changes, page_range, Take(cache, &lookup_key)) {
+    let (id, grant) = match in_order(&cache.regions.ring, Take(cache, &lookup_key)) {
         Ok(taken) => taken,
         Err(Miss::None) => return Answer::NONE,
         Err(Miss::Unsettled(taken)) => {
@@ -113,8 +113,8 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
 pub enum Miss<T> {
     /// No cached region serves.
     None,
-    /// A change of the memory is under way, or has not been applied. The caller must give back the
-    /// region that was taken.
+    /// An event is in flight, or has not been applied. The caller must give back the region that was
+    /// taken.
     Unsettled(Option<T>),
 }
 
@@ -141,19 +141,15 @@ pub trait Steps {
 /// system call. With 100 000 regions the slot comes from memory, which takes as long as the system
 /// call. A hit took 255 ns instead of 410.
 #[inline(always)]
-pub fn in_order<S: Steps>(
-    changes: &Log,
-    memory: PageRange,
-    steps: S,
-) -> Result<S::Taken, Miss<S::Taken>> {
-    let position = changes.applied().ok_or(Miss::Unsettled(None))?;
+pub fn in_order<S: Steps>(ring: &Ring, steps: S) -> Result<S::Taken, Miss<S::Taken>> {
+    let position = ring.applied().ok_or(Miss::Unsettled(None))?;
     let fenced = steps.must_fence();
     if fenced && !steps.look() {
         return Err(Miss::None);
     }
     let passed = !fenced || steps.fence();
     let taken = steps.take().ok_or(Miss::None)?;
-    if passed && changes.still(position, memory) {
+    if passed && ring.still(position) {
         return Ok(taken);
     }
     if !passed {

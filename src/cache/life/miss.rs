@@ -23,11 +23,9 @@ use crate::watch::failure::say_passed_by;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::Fence;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
-use core::sync::atomic::{AtomicU32, Ordering::*};
-use core::time::Duration;
+use core::sync::atomic::Ordering::*;
 use rdmamr_config::{config, disabled};
 use rdmamr_mr::kernel_mr::{self, Direct};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
@@ -37,16 +35,13 @@ use rdmamr_policy::is_remote;
 use rdmamr_stats::log;
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::aside;
-use rdmamr_sys::futex;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 
 /// How many times a registration that missed looks closer: once for a new region, once for a region
-/// that begins at another page, and once more if that region was in use in between.
+/// that begins at another page, and once more if that region was in use in between, or if an event
+/// came.
 const LOOKS: u32 = 3;
-
-/// How many times a registration waits for changes of its memory before it bypasses the cache.
-const WAITS: u32 = 64;
 
 /// How many times a registration asks a kernel that is short of a resource. Before each retry the
 /// idle regions end, and other threads may leave more and more idle regions.
@@ -143,7 +138,7 @@ fn register_now(
     }
     let page_range = check(request).map_err(Unserved::Failed)?;
     // Once no hit can succeed any more, the cache makes no region, because it could not reuse it.
-    let distrusted = existing().is_some_and(|cache| cache.regions.changes.is_distrusted());
+    let distrusted = existing().is_some_and(|cache| cache.regions.ring.is_distrusted());
     if thread::is_inside() {
         return because(counter!(bypassed_busy));
     }
@@ -198,83 +193,44 @@ fn register_now(
         return because(counter!(bypassed_limit));
     }
     let mut answer = answer;
-    let (mut looks, mut waits) = (0, 0);
-    let settled = loop {
-        if answer.is_unsettled() {
-            // Other threads may change this memory again and again.
-            waits += 1;
-            if waits > WAITS || !cache.settle(page_range) {
-                break false;
-            }
-        } else if looks == LOOKS {
-            // A hit still finds nothing if another entry of the table takes the place, or if no
-            // handle is left.
-            break true;
-        } else {
-            match cache.look_closer(&lookup_key) {
-                Look::Again => looks += 1,
-                Look::Nothing => break true,
-                // Another region here would be as uncertain as the one that is there.
-                Look::Uncertain => return because(counter!(bypassed_busy)),
-            }
+    // A hit still finds nothing if another entry of the table takes the place, or if no handle is
+    // left.
+    for _ in 0..LOOKS {
+        match cache.look_closer(&lookup_key, answer) {
+            Look::Again => {}
+            Look::Nothing => break,
+            // Another region here would be as uncertain as the one that is there.
+            Look::Uncertain => return because(counter!(bypassed_busy)),
         }
         let addr = request.addr.addr();
         answer = hit(pd, addr, request.length, request.access, unshared);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
-    };
-    let made = cache.miss(&direct, pd, request, &lookup_key, settled);
+    }
+    if answer.is_unsettled() {
+        return because(counter!(bypassed_busy));
+    }
+    let made = cache.miss(&direct, pd, request, &lookup_key);
     made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
 }
 
 impl Cache {
-    /// Applies the log, and waits a moment for changes under way in a range. Returns false if such
-    /// a change does not end in time.
-    pub fn settle(&self, range: PageRange) -> bool {
-        const SPINS: u32 = 64;
-        const YIELDS: u32 = 16;
-        const SLEEPS: u32 = 40;
-        for round in 0..SPINS + YIELDS + SLEEPS {
-            let changes = &self.regions.changes;
-            if changes.is_behind() {
-                let _inside = thread::enter();
-                match self.regions.lock_of_program() {
-                    Some(locked) => self.apply(&locked, By::Program),
-                    None => return false,
-                }
-            }
-            if changes.is_distrusted() {
-                return false;
-            }
-            if changes.is_settled(range) {
-                match self.watch.must_fence().then(|| self.watch.fence()) {
-                    None | Some(Fence::Passed) => return true,
-                    Some(Fence::UnderWay) => {}
-                    // The watch is lost: no later hit can be certain.
-                    Some(Fence::Lost(_)) => return false,
-                }
-            }
-            if round < SPINS {
-                core::hint::spin_loop();
-            } else if round < SPINS + YIELDS {
-                std::thread::yield_now();
-            } else {
-                // The thread sleeps instead of yielding: a thread of real-time priority that only
-                // yields keeps the changing thread off its processor.
-                let never = AtomicU32::new(0);
-                futex::wait(&never, 0, Some(Duration::from_micros(50)));
-            }
-        }
-        false
-    }
-
-    /// Looks for a region that would serve but that a hit does not find.
-    pub fn look_closer(&self, lookup_key: &LookupKey) -> Look {
+    /// Looks for a region that would serve but that a hit did not find, with this answer.
+    pub fn look_closer(&self, lookup_key: &LookupKey, answer: Answer) -> Look {
         let inside = thread::enter();
+        if answer.is_unsettled() {
+            // The kernel may have an event that the reader has not begun to read.
+            std::thread::yield_now();
+            self.regions.ring.wait_for_reader();
+        }
         let Some(locked) = self.regions.lock_of_program() else {
             return Look::Uncertain;
         };
+        if answer.is_unsettled() {
+            self.apply(&locked, By::Program);
+            return Look::Again;
+        }
         // A region that begins at another page may serve.
         if !lookup_key.exact {
             if let Some((id, grant)) = locked.take(lookup_key) {
@@ -318,7 +274,6 @@ impl Cache {
         pd: Pd,
         request: &Request,
         lookup_key: &LookupKey,
-        settled: bool,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
         self.limits.mind(self.regions, direct, pd);
@@ -334,12 +289,13 @@ impl Cache {
             if lookup_key.unshared && locked.is_crowded(lookup_key.page_range.start) {
                 return Err(Unserved::Because(counter!(bypassed_limit)));
             }
+            let known = locked.watched_around(lookup_key.page_range);
             let made = locked.make(lookup_key);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            match self.pin(direct, pd, request, id, settled) {
+            match self.pin(direct, pd, request, id, known) {
                 Ok(watched) => {
-                    self.keep(id, lookup_key, watched, settled);
+                    self.keep(id, lookup_key, watched);
                     drop(inside);
                     log::write_waiting();
                     // A few regions can wait for the cleaner's next tick: a cleaner that is woken
@@ -353,8 +309,8 @@ impl Cache {
                     // This cause also ends the watch of the memory, so that no mapping stays split.
                     let region = self.regions.region(id);
                     region.cause.store(Cause::Flush.in_word(), Relaxed);
-                    match self.regions.lock_of_program() {
-                        Some(locked) => ending::leave(self, &locked, id, By::Program),
+                    match ending::leave(self, id, By::Program) {
+                        Some(locked) => locked.end(id),
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
                         None => {
@@ -382,25 +338,23 @@ impl Cache {
 
     /// First has userfaultfd watch the memory, then has the kernel pin and register it.
     ///
-    /// Two kinds of regions are not watched: a region that cannot be kept because the log did not
-    /// settle, and a region that is registered while another thread's call changes much memory.
-    /// That call may hold the mmap lock for long, and only the watch would have to wait for it.
+    /// A region that is registered while another thread's call changes memory is not watched, since
+    /// it would not be kept.
     fn pin(
         &self,
         direct: &Direct,
         pd: Pd,
         request: &Request,
         id: Id,
-        settled: bool,
+        known: Option<PageRange>,
     ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.regions.region(id);
         let page_range = region.page_range();
-        let neighbours = self.regions.filter.has_many_neighbours(page_range);
         let claim = |extent| region.claim_extent(extent);
-        let watched = if settled && !self.regions.changes.is_long(now_ms) {
-            self.watch.watch(page_range, neighbours, claim)
-        } else {
+        let watched = if change::is_under_way() {
             Err(Unwatched::Busy)
+        } else {
+            self.watch.watch(page_range, known, claim)
         };
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
@@ -421,9 +375,10 @@ impl Cache {
         Ok(watched)
     }
 
-    /// Takes the lock and applies the log. Also tells whether this memory is known to be foreign.
+    /// Takes the lock and applies the ring. Also tells whether this memory is known to be foreign.
     /// `None` if another task holds the lock.
     pub fn lock_and_look(&self, page_range: PageRange) -> Option<(Locked<'_>, bool)> {
+        self.regions.ring.wait_for_reader();
         let locked = self.regions.lock_of_program()?;
         self.apply(&locked, By::Program);
         match locked.regions().foreign.look(page_range) {
@@ -445,7 +400,7 @@ impl Cache {
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>, settled: bool) {
+    fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>) {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
@@ -468,11 +423,7 @@ impl Cache {
         let own = reason.is_some()
             || (config().cache.fresh_keys && is_remote(lookup_key.access))
             || !self.cleaner.keeps(lookup_key.access);
-        let announced = !change::is_unannounced();
-        let certain =
-            settled && announced && !locked.may_be_dropping(lookup_key.page_range, now_ms);
-        let trusted = !self.regions.changes.is_distrusted();
-        let kept = own || (certain && trusted && locked.keep(id));
+        let kept = own || (self.is_certain(&locked, lookup_key.page_range) && locked.keep(id));
         if own && reason != Some(counter!(bypassed_busy)) {
             RELEASED.give_up(&self.regions.region(id).range());
         }
@@ -482,5 +433,13 @@ impl Cache {
         }
         drop(locked);
         count(reason.unwrap_or(counter!(misses)));
+    }
+    /// Whether no change of this memory is under way that would neither invalidate a region nor
+    /// raise an event from now on. Also false once no hit may succeed any more.
+    pub fn is_certain(&self, locked: &Locked<'_>, page_range: PageRange) -> bool {
+        !change::is_under_way()
+            && !self.regions.noted.overlap(page_range)
+            && self.regions.ring.is_settled()
+            && !locked.may_be_dropping(page_range, now_ms)
     }
 }

@@ -14,6 +14,7 @@ pub mod flush;
 pub mod hit;
 pub mod limits;
 pub mod miss;
+pub mod noted;
 pub mod owners;
 pub mod release;
 pub mod retire;

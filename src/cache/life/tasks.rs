@@ -24,11 +24,9 @@
 use crate::instance::{Cache, cache_gave_up, existing, gives_up, wait_for_start};
 use crate::life::flush;
 use crate::lock::MOMENT;
-use crate::watch::log::{Change, Kind};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*, fence};
 use rdmamr_stats::log;
-use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 
@@ -80,13 +78,10 @@ pub fn give_up_quietly(cache: &Cache) -> bool {
     if cache_gave_up() {
         return false;
     }
-    let changes = &cache.regions.changes;
-    changes.distrust();
+    let ring = &cache.regions.ring;
+    ring.distrust();
     // A region that another thread is registering or using now ends with its release.
-    changes.write(Change {
-        range: PageRange::ALL,
-        kind: Kind::Called,
-    });
+    ring.lose();
     // If a signal handler has interrupted this thread in the cache, the cleaner ends the idle
     // regions.
     if !thread::is_inside() {

@@ -9,7 +9,6 @@
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
-use crate::watch::extent::CHUNK;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::{Range, Wanted};
@@ -70,7 +69,7 @@ pub struct CachedRegion {
     pub claim: AtomicU64,
     /// The region's number among those that were kept; 0 until it is kept.
     pub kept: AtomicU64,
-    /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `INHERITED`.
+    /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `UNWATCHING`.
     watched: AtomicU32,
     /// In a watched region: how many pages directly below and above it are watched for the cache.
     pages_below: AtomicU32,
@@ -92,11 +91,11 @@ pub const LEFT: i32 = -1;
 /// one in 2^32, counts as released when it is released again.
 pub const NEVER: u32 = 0;
 
-/// Values of `CachedRegion::watched`. `INHERITED`: another region has ended and left the memory
-/// around it to this one.
+/// Values of `CachedRegion::watched`. `UNWATCHING`: the region ends, and a thread that does not hold
+/// the lock ends the watch of its extent.
 const UNWATCHED: u32 = 0;
 const WATCHED: u32 = 1;
-const INHERITED: u32 = 2;
+const UNWATCHING: u32 = 2;
 
 impl CachedRegion {
     /// Prepares the slot for a region, or for a monitored range, which has no domain and no access.
@@ -149,10 +148,6 @@ impl CachedRegion {
     /// Sets the extent: the memory around the region that userfaultfd watches for the cache from
     /// now on.
     pub fn claim_extent(&self, extent: Option<PageRange>) {
-        self.set_extent(extent, WATCHED);
-    }
-
-    fn set_extent(&self, extent: Option<PageRange>, watched: u32) {
         let page_range = self.page_range();
         let extent = extent.filter(|extent| extent.contains(page_range));
         let pages = |bytes: u64| (bytes / page_size()) as u32;
@@ -164,11 +159,11 @@ impl CachedRegion {
         });
         self.pages_below.store(below, Relaxed);
         self.pages_above.store(above, Relaxed);
-        let watched = extent.map_or(UNWATCHED, |_| watched);
+        let watched = extent.map_or(UNWATCHED, |_| WATCHED);
         self.watched.store(watched, Relaxed);
     }
 
-    /// The extent. `None` if the region is not watched, is not watched yet, or has lost its memory.
+    /// The extent. `None` if the region is not watched, or not watched yet.
     pub fn extent(&self) -> Option<PageRange> {
         let page_range = self.page_range();
         let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
@@ -180,41 +175,14 @@ impl CachedRegion {
         })
     }
 
-    /// Whether another region has left memory to this one.
-    pub fn has_inherited(&self) -> bool {
-        self.watched.load(Relaxed) == INHERITED
+    /// A thread is about to end the watch of the extent. Under the cache's lock.
+    pub fn begin_unwatching(&self) {
+        self.watched.store(UNWATCHING, Relaxed);
     }
 
-    /// Takes over memory that an ending region leaves, if this region is watched. That memory
-    /// touches this region's extent. Under the cache's lock.
-    pub fn inherit(&self, memory: PageRange) {
-        if let Some(extent) = self.extent() {
-            let both = extent.joined_with(memory);
-            debug_assert!(self.page_range().extended(CHUNK).contains(both));
-            self.set_extent(Some(both), INHERITED);
-        }
-    }
-
-    /// Removes memory that was unmapped or moved from the extent. Under the cache's lock.
-    pub fn lose_memory(&self, gone: PageRange) {
-        let page_range = self.page_range();
-        let Some(extent) = self.extent().filter(|extent| extent.overlaps(gone)) else {
-            return;
-        };
-        let left = PageRange {
-            start: if gone.start < page_range.start {
-                extent.start.max(gone.end)
-            } else {
-                extent.start
-            },
-            end: if gone.end > page_range.end {
-                extent.end.min(gone.start)
-            } else {
-                extent.end
-            },
-        };
-        let watched = self.watched.load(Relaxed);
-        self.set_extent(Some(left).filter(|_| !page_range.overlaps(gone)), watched);
+    /// Whether a thread ends the watch of the extent.
+    pub fn is_unwatching(&self) -> bool {
+        self.watched.load(Relaxed) == UNWATCHING
     }
 
     /// The address of the protection domain.

@@ -146,6 +146,12 @@ impl Seen {
         matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)
     }
 
+    /// Whether the slot is kept: other registrations may use it, or could if it were admitted and
+    /// not stale.
+    pub fn is_kept(self) -> bool {
+        self.0 & PHASE == KEPT
+    }
+
     /// Whether the slot is a region, or a monitored range, and so is in the tree.
     pub fn is_linked(self) -> bool {
         matches!(self.0 & PHASE, UNKEPT | KEPT | ENDING)

@@ -8,7 +8,7 @@
 //! these files have one more holder from that system call to the next one.
 
 use crate::watch::listeners::is_retired;
-use crate::watch::log::{Change, Kind, Log};
+use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::service::{self, Counting, Question};
 use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
@@ -45,8 +45,8 @@ static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
 /// The receivers of the reader's reports.
 #[derive(Clone, Copy)]
 pub struct Reader {
-    pub changes: &'static Log,
-    /// Called when the log has new records. The function obeys the rules of `helper_thread.rs`, and
+    pub ring: &'static Ring,
+    /// Called when the ring has new events. The function obeys the rules of `helper_thread.rs`, and
     /// waits for no thread.
     pub heard: fn(),
     /// Whether to ask the service for counters of changes.
@@ -140,7 +140,7 @@ pub fn is_ready() -> bool {
 extern "C" fn run(_: *mut c_void) -> c_int {
     // SAFETY: `start` left a `Reader` there that is never freed while the reader runs.
     let Reader {
-        changes,
+        ring,
         heard,
         asks_service,
     } = unsafe { *READER.load(Relaxed) };
@@ -180,17 +180,17 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         let ready = question.is_some() || rests(file);
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
-        changes.begin();
-        let drained = drain(file, changes, &mut messages);
+        ring.begin();
+        let drained = drain(file, ring, &mut messages);
         let failed = drained.is_err() || !ready;
         if failed {
-            // Written each time, because the log may have been full the last time.
-            write(changes, PageRange::ALL, Kind::Lost);
+            // Written each time, because the ring may have been full the last time.
+            write(ring, PageRange::ALL, Kind::Lost);
         }
         if drained == Ok(true) {
             counting.check();
         }
-        changes.end();
+        ring.end();
         heard();
         if failed {
             // The program's descriptor keeps the file open, so threads would wait for ever if this
@@ -213,20 +213,20 @@ fn pause(time: Duration) {
 }
 
 /// Reads all events. Whether the kernel counts one of them, if it counts (`counts.rs`).
-fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<bool, Errno> {
+fn drain(file: Userfaultfd, ring: &Ring, messages: &mut [Message]) -> Result<bool, Errno> {
     let mut counted = false;
     loop {
         let count = file.read(messages)?;
         for message in messages.iter().take(count) {
             match message.report() {
                 Report::Unmapped(range) => {
-                    write(changes, range, Kind::Reported);
+                    write(ring, range, Kind::Changed);
                     counted = true;
                 }
-                Report::Dropping(range) => write(changes, range, Kind::Dropping),
+                Report::Dropping(range) => write(ring, range, Kind::Dropping),
                 Report::Moved(from, to) => {
-                    write(changes, from, Kind::Reported);
-                    write(changes, to, Kind::Reported);
+                    write(ring, from, Kind::Changed);
+                    write(ring, to, Kind::Changed);
                     counted = true;
                 }
                 Report::Other => {}
@@ -238,6 +238,6 @@ fn drain(file: Userfaultfd, changes: &Log, messages: &mut [Message]) -> Result<b
     }
 }
 
-fn write(changes: &Log, range: PageRange, kind: Kind) {
-    changes.write(Change { range, kind });
+fn write(ring: &Ring, range: PageRange, kind: Kind) {
+    ring.write(Event { range, kind });
 }

@@ -2,7 +2,7 @@
 //! The watch of the memory of the cache's regions. `docs/proof.md` proves that no change goes
 //! unnoticed; the names in brackets are its lemmas.
 //!
-//! - `log.rs`: the log of changes, and which changes are under way (L1, L2).
+//! - `ring.rs`: the events (L1).
 //! - `userfaultfd.rs`: the kernel's interface. `event_reader.rs`: the thread that reads the events
 //!   (W1).
 //! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4);
@@ -25,11 +25,9 @@ pub mod failure;
 mod in_flight;
 pub mod in_place;
 pub mod listeners;
-pub mod log;
-#[cfg(all(test, not(loom)))]
-mod log_tests;
-mod mappings;
+pub mod mappings;
 pub mod one_thread;
+pub mod ring;
 mod service;
 pub mod table;
 pub mod userfaultfd;

@@ -150,9 +150,9 @@ impl Watch {
     }
 
     /// Watches a region's memory, and the memory around it, so that huge pages stay whole and
-    /// neighbours need no further mapping. Watches only the region's own pages if many neighbours
-    /// have been watched so, or if the kernel refuses the larger range because of other memory near
-    /// it.
+    /// neighbours need no further mapping. Watches only the region's own pages if the memory `known`
+    /// around it is watched for another region, or if the kernel refuses the larger range because of
+    /// other memory near it.
     ///
     /// `claim` receives the memory that is the cache's from now on. Its call precedes the
     /// registration with the kernel: a report of a change that comes right after the registration
@@ -160,7 +160,7 @@ impl Watch {
     pub fn watch(
         &self,
         page_range: PageRange,
-        has_many_neighbours: bool,
+        known: Option<PageRange>,
         claim: impl Fn(Option<PageRange>),
     ) -> Result<(), Unwatched> {
         if !self.is_on() {
@@ -170,20 +170,16 @@ impl Watch {
         if !self.mappings.has_room() {
             return Err(Unwatched::Limit);
         }
-        let register = |range: PageRange| {
-            claim(Some(range));
-            number.register(range)
-        };
-        // Each mapping in the range costs time. If there are many, they cost much more than the one
-        // mapping of the region.
-        let around = if has_many_neighbours {
+        let around = if known.is_some() {
             page_range
         } else {
             extent::around(page_range)
         };
-        let mut registered = register(around);
+        claim(known.or(Some(around)));
+        let mut registered = number.register(around);
         if registered.is_err() && around != page_range {
-            registered = register(page_range);
+            claim(Some(page_range));
+            registered = number.register(page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
@@ -204,18 +200,18 @@ impl Watch {
         })
     }
 
-    /// Stops watching memory that the cache has registered and no region needs. The caller holds
-    /// the cache's lock. Returns false if the kernel refuses.
-    pub fn unwatch(&self, range: PageRange) -> bool {
-        self.watch_fd()
-            .is_some_and(|number| number.unregister(range))
+    /// Stops watching memory that the cache has registered and no region needs. (The kernel refuses
+    /// if the range has other memory by now. Then some stays watched.)
+    pub fn unwatch(&self, range: PageRange) {
+        if let Some(number) = self.watch_fd() {
+            number.unregister(range);
+        }
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
     /// regions are there: a raw system call may have left a part of a region's memory watched, and
-    /// no region knows of that part. The log has invalidated every region in the range, and the
-    /// caller writes the range to the log once more, for the regions that were made meanwhile.
-    /// Returns whether some of it may have been watched.
+    /// no region knows of that part. The call has invalidated every region in the range, and those
+    /// that are made meanwhile are not kept. Returns whether some of it may have been watched.
     pub fn unwatch_moving(&self, range: PageRange) -> bool {
         let Some(number) = self.watch_fd() else {
             return false;
