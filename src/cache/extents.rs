@@ -29,7 +29,11 @@ impl Locked<'_> {
     pub fn watched_around(&self, page_range: PageRange) -> Option<PageRange> {
         let mut found = None;
         self.regions().near(page_range, |_, region| {
-            let extent = region.extent().filter(|it| it.contains(page_range));
+            // The memory of a stale region has changed, and other memory may be there.
+            let stands = !region.state.load().is_stale() && !region.is_unwatching();
+            let extent = region
+                .extent()
+                .filter(|it| stands && it.contains(page_range));
             found = extent.and_then(|it| it.common(page_range.extended(CHUNK)));
             found.is_none()
         });

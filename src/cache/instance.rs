@@ -24,8 +24,6 @@ use rdmamr_sys::thread;
 pub struct Cache {
     pub regions: &'static Regions,
     pub(super) cleaner: Cleaner,
-    /// No limit restricts how much memory the process may pin.
-    pub(super) may_pin_all: bool,
     pub watch: Watch,
     pub(super) counters: &'static Counters,
     pub(super) admission: Admission,

@@ -9,7 +9,6 @@ use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::region::state::Grant;
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
@@ -103,9 +102,6 @@ impl By {
     }
 }
 
-/// A search in the tree gives up after this many regions.
-const LOOK_AT_MOST: u32 = 64;
-
 /// The most regions that begin at one page, among those that only one registration may use at a
 /// time. A program may register the same page 100 000 times, and each such region would lengthen
 /// the search for an idle one.
@@ -182,15 +178,12 @@ impl Locked<'_> {
         region.kept.store(self.kept(), Relaxed);
         let kept = region.state.keep();
         if kept && !region.state.load().is_monitored() {
-            self.add_entry(region.pd(), region.page_range().start, id);
+            let (slots, start) = (regions.slots(), region.page_range().start);
+            regions
+                .table
+                .add(&regions.shape, slots, region.pd(), start, id);
         }
         kept
-    }
-
-    fn add_entry(&self, pd: u64, start: u64, id: Id) {
-        let regions = self.0;
-        let slots = regions.slots();
-        regions.table.add(&regions.shape, slots, pd, start, id);
     }
 
     /// The number of the region that was kept last.
@@ -215,28 +208,13 @@ impl Locked<'_> {
 
     /// A region that would serve if it were admitted.
     pub fn new_region(&self, lookup_key: &LookupKey) -> Option<New> {
-        self.first(lookup_key, |id, region| {
-            let seen = region.state.load();
-            let new = self.unadmitted(id);
-            new.filter(|_| !seen.is_monitored() && lookup_key.may_share(seen))
+        let regions = self.0;
+        let shape = regions.shape.load(Relaxed);
+        regions.table.find(shape, lookup_key, |id| {
+            let region = regions.region(id);
+            let may_serve = lookup_key.may_share(region.state.load()) && region.serves(lookup_key);
+            self.unadmitted(id).filter(|_| may_serve)
         })
-    }
-
-    /// What `which` first finds among the regions that serve.
-    fn first<T>(
-        &self,
-        lookup_key: &LookupKey,
-        which: impl Fn(Id, &CachedRegion) -> Option<T>,
-    ) -> Option<T> {
-        let (mut found, mut looked_at) = (None, 0);
-        self.0.overlapping(lookup_key.page_range, |id, region| {
-            if region.serves(lookup_key) {
-                found = which(id, region);
-            }
-            looked_at += 1;
-            found.is_none() && looked_at < LOOK_AT_MOST
-        });
-        found
     }
 
     /// The region or monitored range in a slot, if it is not admitted yet.
@@ -269,16 +247,6 @@ impl Locked<'_> {
             self.invalidate(new.id, Cause::Fence);
             self.evict(new.id);
         }
-    }
-
-    /// Takes, for one more user, a region that serves although it begins at another page. Adds a
-    /// table entry that leads to the region from the key's first page.
-    pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
-        let taken = self.first(lookup_key, |id, _| self.0.take_this(id, lookup_key));
-        if let Some((id, _)) = taken {
-            self.add_entry(lookup_key.domain.pd, lookup_key.page_range.start, id);
-        }
-        taken
     }
 
     /// Whether a region that overlaps a range is being ended.

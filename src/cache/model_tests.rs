@@ -121,15 +121,7 @@ struct Known {
 
 impl Known {
     fn serves(&self, lookup_key: &LookupKey) -> bool {
-        let same = self.lookup_key.access == lookup_key.access;
-        let more = self.lookup_key.access == lookup_key.access | LOCAL_WRITE;
-        self.lookup_key.domain == lookup_key.domain
-            && !self.stale
-            && if lookup_key.exact {
-                same && self.lookup_key.page_range == lookup_key.page_range
-            } else {
-                (same || more) && self.lookup_key.page_range.contains(lookup_key.page_range)
-            }
+        self.lookup_key == *lookup_key && !self.stale
     }
 }
 
@@ -210,12 +202,7 @@ impl Test {
         self.apply();
         self.end_evicted();
         let serves = self.known.values().any(|known| known.serves(&lookup_key));
-        let wider = || {
-            (!lookup_key.exact)
-                .then(|| self.regions.lock().take(&lookup_key))
-                .flatten()
-        };
-        let taken = self.regions.take(&lookup_key).or_else(wider);
+        let taken = self.regions.take(&lookup_key);
         prop_assert_eq!(taken.is_some(), serves);
         let (id, grant) = match taken {
             Some((id, grant)) => {
@@ -364,7 +351,6 @@ impl Test {
                     domain: Domain::new(pd as usize, 0, 0),
                     page_range: range(first, count),
                     access,
-                    exact: access & 0xe != 0,
                 };
                 self.register(lookup_key, changed_meanwhile)?;
             }
@@ -548,7 +534,6 @@ fn of_page(page: u64) -> LookupKey {
         domain: Domain::new(1, 0, 0),
         page_range: range(page, 1),
         access: 0,
-        exact: false,
         unshared: false,
     }
 }

@@ -7,7 +7,7 @@ use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
-use crate::life::limits::{Limits, NO_LIMIT, may_pin, of_settings};
+use crate::life::limits::{Limits, NO_LIMIT, of_settings};
 use crate::life::retire;
 use crate::life::tasks;
 use crate::lock::LONG;
@@ -125,7 +125,6 @@ fn make() -> Option<&'static Cache> {
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),
         limits: Limits::default(),
-        may_pin_all: may_pin().is_none(),
         process: process::id(),
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));

@@ -244,7 +244,7 @@ impl hit::Steps for Find<'_> {
 impl Monitor {
     fn subscribe(&self, page_range: PageRange) {
         let (cache, regions) = (self.cache, self.cache.regions);
-        let Some(locked) = regions.lock_of_program() else {
+        let Some(locked) = cache.lock_to_link(page_range) else {
             self.set.lose();
             return;
         };

@@ -3,7 +3,7 @@
 //! `rdmamr report` counts by it what comes back. The cache serves a plain registration if
 //!
 //! 1. its access, its address ([`refusal_of`]) and its process allow that, and
-//! 2. an idle region fits it ([`Wanted::fits`]), or its range has been registered and released
+//! 2. an idle region has exactly its domain, pages and access, or its range has been registered and released
 //!    before ([`Released`]). In the second case the cache makes a new region and keeps it.
 //!
 //! Every other registration is plain, as without the cache.
@@ -155,44 +155,6 @@ pub struct Range {
     pub access: u32,
 }
 
-/// Whether only a region of exactly the same pages and access serves a registration. The rights of
-/// remote peers are neither widened nor narrowed. If pinned memory is limited, a registration under
-/// `RDMAMR_CACHE` (`unshared`) must leave as much memory to pin as without the cache.
-#[inline(always)]
-pub const fn is_exact(access: u32, unshared: bool, may_pin_all: bool) -> bool {
-    (unshared && !may_pin_all) || !is_local(access)
-}
-
-/// The properties that a registration wants of a region.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Wanted {
-    /// The memory, the domain and the access.
-    pub range: Range,
-    /// Whether only exactly the same pages and access serve: [`is_exact`].
-    pub exact: bool,
-}
-
-impl Wanted {
-    /// Whether a region serves. A region with local access only may have more pages, and also local
-    /// write, than the registration asks for.
-    #[inline(always)]
-    pub fn fits(&self, region: Range) -> bool {
-        // The additional bytes and the additional access that the region may have. One comparison
-        // of each serves both kinds: with a branch for each kind the compiler made two loops of a
-        // look-up, and a hit needs little code.
-        let (room, more) = if self.exact {
-            (0, 0)
-        } else {
-            (i64::MAX as u64, IBV_ACCESS_LOCAL_WRITE & !self.range.access)
-        };
-        let below = self.range.start.wrapping_sub(region.start);
-        let above = region.end.wrapping_sub(self.range.end);
-        region.pd == self.range.pd
-            && below | above <= room
-            && (region.access ^ self.range.access) & !more == 0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,30 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn remote_rights_are_neither_widened_nor_narrowed() {
-        let range = |start, end, access| Range {
-            pd: 7,
-            start,
-            end,
-            access,
-        };
-        let wants = |range: Range, may_pin_all| Wanted {
-            range,
-            exact: is_exact(range.access, true, may_pin_all),
-        };
-        let local = wants(range(10, 20, 0), true);
-        assert!(local.fits(range(10, 20, 0)) && local.fits(range(5, 20, 1)));
-        assert!(!local.fits(range(5, 19, 1)) && !local.fits(range(10, 20, 3)));
-        let limited = wants(range(10, 20, 1), false);
-        assert!(limited.fits(range(10, 20, 1)) && !limited.fits(range(5, 20, 1)));
-        let remote = wants(range(10, 20, 3), true);
-        assert!(remote.fits(range(10, 20, 3)));
-        assert!(!remote.fits(range(10, 21, 3)) && !remote.fits(range(10, 20, 7)));
-        let elsewhere = Range {
-            pd: 8,
-            ..range(10, 20, 3)
-        };
-        assert!(!remote.fits(elsewhere));
+    fn rights_of_remote_peers_are_told_from_local_ones() {
         assert!(is_remote(2) && is_remote(1 << 9) && !is_remote(1 | 1 << 20));
     }
 }

@@ -20,7 +20,7 @@
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
-enum { BLOCK = 64 * PAGE, INSIDE = 16 * PAGE, BESIDE = 40 * PAGE };
+enum { BLOCK = 64 * PAGE, INSIDE = 16 * PAGE };
 
 /* The end of a watch that covers this address waits until it is NULL. */
 static _Atomic(char *) held;
@@ -66,10 +66,10 @@ static void during(void)
 
 	must(block);
 	memset(block, 1, BLOCK);
-	idle(start + BESIDE);
+	idle(page);
 	/* The mapping of the block is whole no more. */
-	must(munmap(start + BESIDE + 8 * PAGE, PAGE) == 0);
-	fresh_at(start + BESIDE + 8 * PAGE, PAGE);
+	must(munmap(page + 8 * PAGE, PAGE) == 0);
+	fresh_at(page + 8 * PAGE, PAGE);
 	waits = false;
 	held = page;
 	must(pthread_create(&thread, NULL, enlarge, block) == 0);

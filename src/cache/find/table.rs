@@ -115,8 +115,7 @@ impl Table {
         None
     }
 
-    /// Adds an entry that leads to a region from its own first page, or from another page within
-    /// it. Puts another table to use if the table is full. A table that is half full counts as full
+    /// Adds an entry that leads to a region. Puts another table to use if the table is full. A table that is half full counts as full
     /// if the entry finds no place.
     pub fn add(&self, shape: &AtomicU32, regions: &[CachedRegion], pd: u64, start: u64, id: Id) {
         let (hash, table) = (hash(pd, start), self.table(shape.load(Relaxed)));
@@ -127,14 +126,14 @@ impl Table {
         let table = self.table(shape.load(Relaxed));
         if !is_in && !self.put(table, hash, id) {
             // Many regions begin at one page. The entry overwrites another region's: that region
-            // is then found under the lock, or not at all.
+            // is not found any more.
             if let Some(place) = places(table, hash).nth(id.0 as usize % REACH) {
                 place.store(entry(hash, id), Release);
             }
         }
     }
 
-    /// Removes the entry that leads to a region from its own first page.
+    /// Removes the entry that leads to a region.
     pub fn remove(&self, shape: u32, pd: u64, start: u64, id: Id) {
         let hash = hash(pd, start);
         for place in places(self.table(shape), hash) {
@@ -221,7 +220,6 @@ mod tests {
             domain: Domain::new(pd, 0, 0),
             page_range: PageRange::new(start, start + page_size()),
             access: 0,
-            exact: true,
             unshared: false,
         }
     }

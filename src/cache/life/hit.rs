@@ -35,7 +35,7 @@
 
 use crate::instance::{Cache, existing};
 use crate::life::ending;
-use crate::region::key::{Domain, LookupKey};
+use crate::region::key::LookupKey;
 use crate::region::link::Id;
 use crate::region::state::{Grant, Left};
 use crate::watch::ring::Ring;
@@ -86,7 +86,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
     let Some(page_range) = PageRange::around(addr, length) else {
         return Answer::NONE;
     };
-    let lookup_key = cache.lookup_key(pd, page_range, access, unshared);
+    let lookup_key = LookupKey::of(pd, page_range, access, unshared);
     let (id, grant) = match in_order(&cache.regions.ring, Take(cache, &lookup_key)) {
         Ok(taken) => taken,
         Err(Miss::None) => return Answer::NONE,
@@ -190,24 +190,6 @@ impl Steps for Take<'_> {
 }
 
 impl Cache {
-    /// The key by which a registration looks for a region.
-    #[inline(always)]
-    pub fn lookup_key(
-        &self,
-        pd: Pd,
-        page_range: PageRange,
-        access: Access,
-        unshared: bool,
-    ) -> LookupKey {
-        LookupKey {
-            domain: Domain::of(pd),
-            page_range,
-            access: access.bits(),
-            exact: rdmamr_policy::is_exact(access.bits(), unshared, self.may_pin_all),
-            unshared,
-        }
-    }
-
     #[cold]
     #[inline(never)]
     pub fn refused_by_fence(&self) {

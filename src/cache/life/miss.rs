@@ -26,6 +26,7 @@ use crate::watch::table::TABLE;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering::*;
+use core::time::Duration;
 use rdmamr_config::{config, disabled};
 use rdmamr_mr::kernel_mr::{self, Direct};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
@@ -38,9 +39,8 @@ use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 
-/// How many times a registration that missed looks closer: once for a new region, once for a region
-/// that begins at another page, and once more if that region was in use in between, or if an event
-/// came.
+/// How many times a registration that missed looks closer: once for a new region, and again if an
+/// event comes.
 const LOOKS: u32 = 3;
 
 /// How many times a registration asks a kernel that is short of a resource. Before each retry the
@@ -188,7 +188,7 @@ fn register_now(
         // other files.
         return because(counter!(bypassed_watch));
     }
-    let lookup_key = cache.lookup_key(pd, page_range, request.access, unshared);
+    let lookup_key = LookupKey::of(pd, page_range, request.access, unshared);
     if !lookup_key.can_be_kept() {
         return because(counter!(bypassed_limit));
     }
@@ -218,7 +218,7 @@ fn register_now(
 impl Cache {
     /// Looks for a region that would serve but that a hit did not find, with this answer.
     pub fn look_closer(&self, lookup_key: &LookupKey, answer: Answer) -> Look {
-        let inside = thread::enter();
+        let _inside = thread::enter();
         if answer.is_unsettled() {
             // The kernel may have an event that the reader has not begun to read.
             std::thread::yield_now();
@@ -230,15 +230,6 @@ impl Cache {
         if answer.is_unsettled() {
             self.apply(&locked, By::Program);
             return Look::Again;
-        }
-        // A region that begins at another page may serve.
-        if !lookup_key.exact {
-            if let Some((id, grant)) = locked.take(lookup_key) {
-                drop(locked);
-                drop(inside);
-                self.give_up(id, grant);
-                return Look::Again;
-            }
         }
         match locked.new_region(lookup_key) {
             Some(new) => self.look_at_memory(locked, new),
@@ -283,7 +274,7 @@ impl Cache {
         let mut tries = 0;
         loop {
             tries += 1;
-            let Some(locked) = self.regions.lock_of_program() else {
+            let Some(locked) = self.lock_to_link(lookup_key.page_range) else {
                 return Err(Unserved::Because(counter!(bypassed_busy)));
             };
             if lookup_key.unshared && locked.is_crowded(lookup_key.page_range.start) {
@@ -334,6 +325,19 @@ impl Cache {
                 }
             }
         }
+    }
+
+    /// Takes the lock, in order to link a region. First waits a moment for the end of a watch nearby,
+    /// beside which the region would not be kept: of memory, for example, that the program has just
+    /// freed and got again. `None` if another task holds the lock.
+    pub fn lock_to_link(&self, page_range: PageRange) -> Option<Locked<'_>> {
+        let locked = self.regions.lock_of_program()?;
+        if !locked.is_unwatching_near(page_range) {
+            return Some(locked);
+        }
+        drop(locked);
+        self.regions.wait_for_an_end(Duration::from_millis(1));
+        self.regions.lock_of_program()
     }
 
     /// First has userfaultfd watch the memory, then has the kernel pin and register it.

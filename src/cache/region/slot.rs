@@ -11,7 +11,7 @@ use crate::region::link::AtomicLink;
 use crate::region::state::State;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
-use rdmamr_policy::{Range, Wanted};
+use rdmamr_policy::Range;
 use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The number of words of the `struct ibv_mr` in a slot, including the fields that libibverbs and
@@ -219,15 +219,10 @@ impl CachedRegion {
     /// Whether the region serves a registration with this key.
     #[inline(always)]
     pub fn serves(&self, lookup_key: &LookupKey) -> bool {
-        let wanted = Wanted {
-            range: range(
-                lookup_key.domain.pd,
-                lookup_key.page_range,
-                lookup_key.access,
-            ),
-            exact: lookup_key.exact,
-        };
-        wanted.fits(self.range()) && self.is_of(lookup_key.domain)
+        self.pd() == lookup_key.domain.pd
+            && self.page_range() == lookup_key.page_range
+            && self.access() == lookup_key.access
+            && self.is_of(lookup_key.domain)
     }
 
     /// The region's domain, pages and access.
@@ -282,31 +277,26 @@ mod tests {
             1 << 20,
             u32::MAX,
         ];
-        let lookup_key = |pd, context, number, exact| LookupKey {
+        let lookup_key = |pd, context, number| LookupKey {
             domain: Domain::new(pd, context, number),
             page_range,
             access: 1,
-            exact,
             unshared: false,
         };
-        for (had, asked, exact) in numbers
+        for (had, asked) in numbers
             .into_iter()
             .flat_map(|had| numbers.map(|asked| (had, asked)))
-            .flat_map(|(had, asked)| [(had, asked, false), (had, asked, true)])
         {
-            let makes = lookup_key(8, 16, had, exact);
+            let makes = lookup_key(8, 16, had);
             assert_eq!(makes.can_be_kept(), had < LARGE);
             if !makes.can_be_kept() {
                 continue;
             }
             region.set(page_range, makes.domain, 1);
             assert_eq!(region.page_range(), page_range);
-            assert_eq!(
-                region.serves(&lookup_key(8, 16, asked, exact)),
-                had == asked
-            );
-            assert!(!region.serves(&lookup_key(8, 24, had, exact)));
-            assert!(!region.serves(&lookup_key(24, 16, had, exact)));
+            assert_eq!(region.serves(&lookup_key(8, 16, asked)), had == asked);
+            assert!(!region.serves(&lookup_key(8, 24, had)));
+            assert!(!region.serves(&lookup_key(24, 16, had)));
         }
     }
 
