@@ -22,6 +22,11 @@ pub fn wait(word: &AtomicU32, value: u32, limit: Option<Duration>) {
     errno::set_errno(errno);
 }
 
+/// Sleeps for a time. It may return early.
+pub fn pause(time: Duration) {
+    wait(&AtomicU32::new(0), 0, Some(time));
+}
+
 /// Wakes at most `sleepers` of the threads that sleep on the word.
 pub fn wake(word: &AtomicU32, sleepers: i32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;

@@ -25,7 +25,7 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno
 /// of the refusal.
-static TABLE: AtomicU32 = AtomicU32::new(0);
+static LEFT: AtomicU32 = AtomicU32::new(0);
 const APART: u32 = u32::MAX;
 
 /// Not 0 once that table has the reader's file alone.
@@ -69,7 +69,7 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
         return refused(Errno(libc::EPERM));
     }
     FILE.store(file.fd(), Relaxed);
-    TABLE.store(0, Relaxed);
+    LEFT.store(0, Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
@@ -82,10 +82,10 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
         return refused(errno);
     }
     let mut remaining = Remaining::new(Duration::from_secs(1), Duration::from_millis(10));
-    while TABLE.load(Acquire) == 0 && !remaining.is_over() {
-        remaining.wait(&TABLE, 0);
+    while LEFT.load(Acquire) == 0 && !remaining.is_over() {
+        remaining.wait(&LEFT, 0);
     }
-    match TABLE.load(Acquire) {
+    match LEFT.load(Acquire) {
         APART => Ok(true),
         // The thread is stopped. No memory is watched before it goes on.
         0 => Ok(false),
@@ -121,7 +121,7 @@ pub fn wait_to_rest() {
             return;
         }
         // Also when it has just come to rest: it is about to make that last call.
-        pause(moment);
+        futex::pause(moment);
         waited = is_busy;
     }
 }
@@ -146,11 +146,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
     let left = helper_thread::leave_table(file.fd() as u32 + 1);
-    TABLE.store(
+    LEFT.store(
         left.map_or_else(|errno| errno.0 as u32, |()| APART),
         Release,
     );
-    futex::wake(&TABLE, 1);
+    futex::wake(&LEFT, 1);
     if left.is_err() {
         return 0;
     }
@@ -160,7 +160,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         match file.as_only_one() {
             Some(file) => break file,
             // The program has lowered RLIMIT_NOFILE meanwhile. No memory is watched yet.
-            None => pause(Duration::from_secs(1)),
+            None => futex::pause(Duration::from_secs(1)),
         };
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
@@ -195,7 +195,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         if failed {
             // The program's descriptor keeps the file open, so threads would wait for ever if this
             // thread stopped reading. It tries again.
-            pause(Duration::from_millis(10));
+            futex::pause(Duration::from_millis(10));
         }
     }
 }
@@ -206,10 +206,6 @@ fn rests(file: Userfaultfd) -> bool {
     let ready = file.wait();
     BUSY.store(1, Relaxed);
     ready
-}
-
-fn pause(time: Duration) {
-    futex::wait(&AtomicU32::new(0), 0, Some(time));
 }
 
 /// Reads all events. Whether the kernel counts one of them, if it counts (`counts.rs`).

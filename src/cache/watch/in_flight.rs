@@ -8,7 +8,6 @@
 
 use crate::watch::userfaultfd::{Fence, Message, Userfaultfd};
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::AtomicU32;
 use core::time::Duration;
 use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
@@ -34,7 +33,7 @@ fn fence_tells_of_the_second(file: Userfaultfd) -> bool {
         && file.fence() == Fence::UnderWay;
     while !threads.clone().all(|one| one.thread.has_ended()) {
         let _ = read();
-        pause();
+        futex::pause(Duration::from_micros(50));
     }
     made.into_iter().flatten().for_each(|one| one.thread.join());
     tells
@@ -74,14 +73,10 @@ extern "C" fn unmap_page(page: *mut c_void) -> c_int {
 fn within_a_second(mut is_so: impl FnMut() -> bool) -> bool {
     (0..20_000).any(|_| {
         is_so() || {
-            pause();
+            futex::pause(Duration::from_micros(50));
             false
         }
     })
-}
-
-fn pause() {
-    futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(50)));
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

@@ -9,6 +9,7 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicI32, Ordering::*};
 use errno::{errno, set_errno};
 use rdmamr_sys::helper_thread;
+use rdmamr_sys::process;
 use rdmamr_sys::thread;
 
 thread_local! {
@@ -82,7 +83,7 @@ impl Table {
     /// Whether this thread has left the table of descriptors of the program. (The first thread's
     /// table is the process's.)
     pub fn is_left(&self) -> bool {
-        !self.is_here() && thread::id_by_kernel() != std::process::id()
+        !self.is_here() && thread::id_by_kernel() != process::id()
     }
 
     /// The calling thread may have another table from now on.

@@ -8,11 +8,9 @@
 use super::access;
 use super::durations::Durations;
 use super::shape::{Again, Bound, Unserved, What};
-use rdmamr_abi::rdma_core::IBV_ACCESS_LOCAL_WRITE;
 use rdmamr_policy::{Asked, CacheMode, Range, Released};
 use rdmamr_trace_format::{Call, call, how, unserved};
-use rustc_hash::FxHashMap;
-use std::collections::BTreeMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// What the cache never keeps: nothing tells the library that the GPU's memory was freed.
 pub const OF_GPU: &str = "the memory is a GPU's, registered as a dma-buf";
@@ -79,9 +77,8 @@ pub fn bits(length: u64) -> u32 {
 pub struct Ranges {
     /// The ranges that each process has registered plainly and released.
     released: FxHashMap<u32, Box<Released>>,
-    /// The regions that the cache has made, by their place: the end of each by its start. A region
-    /// within another is left out, so the ends are in order, too.
-    regions: FxHashMap<Place, BTreeMap<u64, u64>>,
+    /// The ranges of the regions that the cache has made, with their processes.
+    regions: FxHashSet<(u32, Range)>,
     /// The durations of the calls that came back, by their class, the power of two of their length,
     /// and what they do.
     back: FxHashMap<(Class, u32, What), Durations>,
@@ -89,30 +86,6 @@ pub struct Ranges {
     pub by_caller: FxHashMap<(u32, u32), Again>,
     /// The registrations that the cache does not serve, by reason.
     pub unserved: FxHashMap<&'static str, Unserved>,
-}
-
-/// The process, domain and access of regions that serve parts of themselves; of a region that serves
-/// exactly its pages also these.
-type Place = (u32, u64, u32, Option<(u64, u64)>);
-
-impl Registration {
-    fn place(&self) -> Place {
-        let Range {
-            pd,
-            start,
-            end,
-            access,
-        } = self.range;
-        let is_exact = match self.class {
-            Class::Local => false,
-            Class::Remote => true,
-            Class::Fabric => access::remote(call::FI_MR_REG, access),
-        };
-        match is_exact {
-            true => (self.process, pd, access, Some((start, end))),
-            false => (self.process, pd, access | IBV_ACCESS_LOCAL_WRITE, None),
-        }
-    }
 }
 
 impl Ranges {
@@ -147,7 +120,7 @@ impl Ranges {
             served: Served::Plainly,
         };
         let released = self.released.get(&process);
-        if self.is_kept(&of) {
+        if self.regions.contains(&(process, range)) {
             of.served = Served::Again;
         // A relaxed call says itself that its memory comes back.
         } else if class == Class::Fabric || released.is_some_and(|of| of.comes_back(&range)) {
@@ -155,12 +128,6 @@ impl Ranges {
         }
         self.count(&of, call);
         Some(of)
-    }
-
-    fn is_kept(&self, of: &Registration) -> bool {
-        let regions = self.regions.get(&of.place());
-        let around = regions.and_then(|all| all.range(..=of.range.start).next_back());
-        around.is_some_and(|(_, &end)| end >= of.range.end)
     }
 
     /// Counts a call, if it is of a registration that came back.
@@ -188,7 +155,6 @@ impl Ranges {
     /// A registration has ended, by the deregistration `call` if the trace has it.
     pub fn release(&mut self, of: Option<Registration>, call: Option<&Call>) {
         let Some(of) = of else { return };
-        let Range { start, end, .. } = of.range;
         if let Some(call) = call {
             self.count(&of, call);
         }
@@ -198,19 +164,10 @@ impl Ranges {
                 let released = released.or_insert_with(|| Box::new(Released::new()));
                 released.add(&of.range);
             }
-            Served::Anew if !self.is_kept(&of) => {
-                let regions = self.regions.entry(of.place()).or_default();
-                let within = |regions: &BTreeMap<u64, u64>| {
-                    let next = regions.range(start..).next();
-                    next.filter(|(_, last)| **last <= end)
-                        .map(|(first, _)| *first)
-                };
-                while let Some(first) = within(regions) {
-                    regions.remove(&first);
-                }
-                regions.insert(start, end);
+            Served::Anew => {
+                self.regions.insert((of.process, of.range));
             }
-            _ => {}
+            Served::Again => {}
         }
     }
 

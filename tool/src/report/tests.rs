@@ -464,22 +464,22 @@ fn the_library_says_which_registrations_the_cache_does_not_serve() {
 }
 
 #[test]
-fn local_regions_serve_their_parts_and_remote_ones_do_not() {
-    let part = |at, access| Call {
-        access,
-        ..register(at, 1, 0x2000, 100)
-    };
-    let calls = |access| -> Vec<Call> {
-        let whole = |n| Call {
+fn a_region_serves_exactly_its_pages_and_access() {
+    let of = |n: u64, access, addr, length| {
+        let call = Call {
             access,
-            ..register(n * MS, 1, 0x1000, 0x4000)
+            ..register(n * MS, 1, addr, length)
         };
-        let pair = |n| [whole(n), deregister(n * MS + MS / 2, 1, 0x1000, 0x4000)];
-        let twice = (0..2).flat_map(pair);
-        twice.chain([part(2 * MS, access & !1)]).collect()
+        [call, deregister(n * MS + MS / 2, 1, addr, length)]
     };
-    assert_eq!((back(&calls(1)), back(&calls(3))), (1, 0));
-    assert_eq!(back(&calls(1)[..4]), 0);
+    for access in [1, 3] {
+        let whole = |n| of(n, access, 0x1000, 0x4000);
+        let twice = || (0..2).flat_map(whole);
+        let third = |calls: [Call; 2]| back(&twice().chain(calls).collect::<Vec<_>>());
+        assert_eq!(third(whole(2)), 1);
+        assert_eq!(third(of(2, access, 0x2000, 100)), 0, "a part");
+        assert_eq!(third(of(2, access & !1, 0x1000, 0x4000)), 0, "less access");
+    }
 }
 
 /// Shorter registrations from one page come back with a longer one, as the library's rule says.
