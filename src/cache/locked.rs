@@ -166,7 +166,8 @@ impl Locked<'_> {
         Some(id)
     }
 
-    /// Keeps a region or a monitored range. False if its memory has changed since it was linked.
+    /// Keeps a region or a monitored range. False if its memory has changed since it was linked, or
+    /// if its watch may have ended with a region nearby.
     /// Other registrations can take the region once it is admitted.
     pub fn keep(&self, id: Id) -> bool {
         let regions = self.0;

@@ -55,7 +55,6 @@ pub struct Ring {
     written: AtomicU64,
     /// The value of `written` up to which all is applied.
     applied: AtomicU64,
-    rest_of_line: [u64; 5],
     places: [Place; ROOM],
 }
 
@@ -76,7 +75,6 @@ impl Ring {
             reading: zero(),
             written: zero(),
             applied: zero(),
-            rest_of_line: [0; 5],
             places: core::array::from_fn(|_| Place {
                 start: zero(),
                 end: zero(),
