@@ -13,6 +13,28 @@ static struct {
 
 enum { MOST_SHOWN = 20 };
 
+static char subject[300]; /* of about() */
+
+void about(const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(subject, sizeof(subject), format, args);
+	va_end(args);
+}
+
+/* The name of a check, behind what it is about. */
+#define NAME_CHECK(name, format)                                               \
+	do {                                                                   \
+		va_list args;                                                  \
+		int used = snprintf(name, sizeof(name), "%s%s", subject, subject[0] ? ": " : ""); \
+									       \
+		va_start(args, format);                                        \
+		vsnprintf(name + used, sizeof(name) - (size_t)used, format, args); \
+		va_end(args);                                                  \
+	} while (0)
+
 static void result(bool passed, const char *name)
 {
 	printf("%sok %d - %s\n", passed ? "" : "not ", ++tap_count, name);
@@ -46,13 +68,10 @@ static void checked(bool passed, const char *name, const char *detail)
 
 int ok(int passed, const char *format, ...)
 {
-	char name[500], detail[100];
+	char name[800], detail[100];
 	int err = errno;
-	va_list args;
 
-	va_start(args, format);
-	vsnprintf(name, sizeof(name), format, args);
-	va_end(args);
+	NAME_CHECK(name, format);
 	snprintf(detail, sizeof(detail), "errno %d (%s)", err, strerror(err));
 	checked(passed, name, detail);
 	errno = err;
@@ -61,12 +80,9 @@ int ok(int passed, const char *format, ...)
 
 int is(long long got, long long want, const char *format, ...)
 {
-	char name[500], detail[100];
-	va_list args;
+	char name[800], detail[100];
 
-	va_start(args, format);
-	vsnprintf(name, sizeof(name), format, args);
-	va_end(args);
+	NAME_CHECK(name, format);
 	snprintf(detail, sizeof(detail), "got %lld, want %lld", got, want);
 	checked(got == want, name, detail);
 	return got == want;
@@ -97,6 +113,7 @@ bool case_end(void)
 {
 	must(now.open);
 	now.open = false;
+	subject[0] = '\0';
 	if (!now.checks && now.skipped[0]) {
 		printf("ok %d - %s # SKIP %s\n", ++tap_count, now.name, now.skipped);
 	} else if (!now.checks) {
@@ -126,6 +143,7 @@ void case_skip(const char *format, ...)
 	va_end(args);
 	must(now.open);
 	now.open = false;
+	subject[0] = '\0';
 	if (now.failures)
 		case_failed();
 	else

@@ -25,6 +25,17 @@ int ok(int passed, const char *format, ...);
 __attribute__((format(printf, 3, 4)))
 int is(long long got, long long want, const char *format, ...);
 
+/* Checks the result of a call, or a condition; the name of the check is its text. */
+#define gives(want, ...) is((long long)(__VA_ARGS__), (long long)(want), "%s", #__VA_ARGS__)
+#define holds(...) ok(!!(__VA_ARGS__), "%s", #__VA_ARGS__)
+
+/*
+ * Says what the checks from here on are about, as the row of a table: the words stand before the
+ * name of each. They end with the case, or by an empty text.
+ */
+__attribute__((format(printf, 1, 2)))
+void about(const char *format, ...);
+
 /*
  * Begins a case. Until case_end() a check that passes prints nothing, and one that fails prints a
  * comment. The result of a case without a check is a failure. Cases do not nest.
