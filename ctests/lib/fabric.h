@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * The fabric family. A program compiled with libfabric's headers calls inline functions that go
- * through the object's table; with RDMAMR_NO_LIBFABRIC it calls the library's symbols.
- * fabric/inlines.c proves that the two are the same.
+ * through the object's table; with RDMAMR_NO_LIBFABRIC it calls the library's symbols. The manifest's
+ * programs "alone" are compiled so.
  */
 #ifndef CTESTS_FABRIC_H
 #define CTESTS_FABRIC_H
