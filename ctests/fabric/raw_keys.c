@@ -245,320 +245,257 @@ static void peer_end(void)
 
 /* --- The raw key of a region --- */
 
-static void sizes(struct fid_mr *mr, const char *name)
+static void sizes(struct fid_mr *mr)
 {
 	uint8_t bytes[RAW_MAX], again[RAW_MAX];
 	uint64_t base = unwritten, second;
-	size_t need = 0, size, wrong = 0;
+	size_t need = 0, size;
 
-	is(fi_mr_raw_attr(mr, &base, NULL, &need, 0), -FI_ETOOSMALL, "%s: the size is asked for", name);
-	if (!ok(need > 8 && need <= RAW_MAX, "%s: it is %zu bytes", name, need))
+	gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, NULL, &need, 0));
+	if (!holds(need > 8 && need <= RAW_MAX))
 		return;
+	/* In a smaller buffer nothing is written; a larger one is not filled. */
 	for (size_t room = 0; room < need; room++) {
 		memset(bytes, 0x5a, RAW_MAX);
+		memset(again, 0x5a, RAW_MAX);
 		size = room;
-		wrong += fi_mr_raw_attr(mr, &base, bytes, &size, 0) != -FI_ETOOSMALL || size != need;
-		for (size_t n = 0; n < RAW_MAX; n++)
-			wrong += bytes[n] != 0x5a;
+		gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
+		holds(size == need && !memcmp(bytes, again, RAW_MAX));
 	}
-	none(wrong, "%s: for a smaller buffer it is returned, and nothing is written", name);
-	memset(bytes, 0x5a, RAW_MAX);
 	size = need;
-	is(fi_mr_raw_attr(mr, &base, bytes, &size, 0), 0, "%s: a buffer of that size", name);
-	ok(size == need && bytes[need] == 0x5a, "%s: is filled to its end", name);
-	memset(again, 0x5a, RAW_MAX);
+	gives(0, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
+	holds(size == need && bytes[need] == 0x5a);
 	size = RAW_MAX;
-	is(fi_mr_raw_attr(mr, &second, again, &size, 0), 0, "%s: a larger buffer", name);
-	ok(size == need && again[need] == 0x5a && second == base && !memcmp(bytes, again, RAW_MAX),
-	   "%s: is not filled, and the raw key is the same", name);
-	for (int bit = 0; bit < 64; bit++) {
-		size = RAW_MAX;
-		wrong += fi_mr_raw_attr(mr, &base, bytes, &size, 1ULL << bit) != -FI_EBADFLAGS;
-	}
-	none(wrong, "%s: fi_mr_raw_attr has no flags", name);
-	size = RAW_MAX;
-	is(fi_mr_raw_attr(mr, NULL, bytes, &size, 0), -FI_EINVAL, "%s: nowhere to put the base", name);
-	is(fi_mr_raw_attr(mr, &base, bytes, NULL, 0), -FI_EINVAL, "%s: no size", name);
-	size = RAW_MAX;
-	is(fi_mr_raw_attr(mr, &base, NULL, &size, 0), -FI_ETOOSMALL, "%s: a NULL buffer asks for the size too",
-	   name);
-	is((long long)size, (long long)need, "%s: and gets it", name);
+	gives(0, fi_mr_raw_attr(mr, &second, again, &size, 0));
+	holds(size == need && again[need] == 0x5a && second == base && !memcmp(bytes, again, RAW_MAX));
+	for (int bit = 0; bit < 64; bit++)
+		gives(-FI_EBADFLAGS, (size = RAW_MAX, fi_mr_raw_attr(mr, &base, bytes, &size, 1ULL << bit)));
+	gives(-FI_EINVAL, (size = RAW_MAX, fi_mr_raw_attr(mr, NULL, bytes, &size, 0)));
+	gives(-FI_EINVAL, fi_mr_raw_attr(mr, &base, bytes, NULL, 0));
+	gives(-FI_ETOOSMALL, (size = RAW_MAX, fi_mr_raw_attr(mr, &base, NULL, &size, 0)));
+	gives(need, size);
 }
 
 /* --- A domain that maps it --- */
 
-/* Data through a mapped key, and its bounds. */
-static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_key *raw, size_t count, const char *name)
-{
-	const size_t length = length_of(count);
-	struct rdmamr_segment segments[LIMIT];
-	size_t room = LIMIT, wrong = 0;
-	char *in = flat + ARENA;
+/* The answer for a range; its segments are in `segments`. */
+static struct rdmamr_segment segments[LIMIT];
 
-	ok(key > UINT32_MAX && key != FI_KEY_NOTAVAIL, "%s: is mapped to a key that is no rkey", name);
-	is(rdmamr_resolve(domain, key, raw->base, length, segments, &room), 0, "%s: resolves to the region", name);
-	is((long long)room, (long long)count, "%s: in as many pieces as it has", name);
-	memset(arena, 0, ARENA);
-	fill(flat, length);
-	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_WRITE, domain, key, raw->base, with_desc(local), flat, length),
-	   "%s: written", name);
-	gather(count, in);
-	ok(!memcmp(flat, in, length), "%s: and that is there", name);
-	memset(in, 0, length);
-	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_READ, domain, key, raw->base + 7, with_desc(local), in, length - 7),
-	   "%s: read", name);
-	ok(!memcmp(flat + 7, in, length - 7), "%s: as it is", name);
-	room = LIMIT;
-	wrong += rdmamr_resolve(domain, key, raw->base + length, 1, segments, &room) != -FI_EINVAL;
-	wrong += rdmamr_resolve(domain, key, raw->base + length - 1, 2, segments, &room) != -FI_EINVAL;
-	wrong += rdmamr_resolve(domain, key, raw->base - 1, 1, segments, &room) != -FI_EINVAL;
-	wrong += rdmamr_resolve(domain, key, raw->base, 0, segments, &room) != -FI_EINVAL;
-	wrong += rdmamr_resolve(domain, key, raw->base + 1, SIZE_MAX, segments, &room) != -FI_EINVAL;
-	none(wrong, "%s: outside there is nothing", name);
+static int resolves(struct fid_domain *domain, uint64_t key, uint64_t at, size_t length, size_t *count)
+{
+	*count = LIMIT;
+	memset(segments, 0, sizeof(segments));
+	return rdmamr_resolve(domain, key, at, length, segments, count);
 }
 
-static void maps(void)
+/* Data through a mapped key, and its bounds. */
+static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_key *raw, size_t count)
 {
-	static const size_t counts[] = { 1, 3, LIMIT };
-	struct ibv_pd *other_pd = ibv_alloc_pd(pair.context);
+	const size_t length = length_of(count);
+	const struct { uint64_t at; size_t length; } outside[] = {
+		{ length, 1 }, { length - 1, 2 }, { (uint64_t)-1, 1 }, { 0, 0 }, { 1, SIZE_MAX },
+	};
+	char *in = flat + ARENA;
+	size_t found;
 
-	must(other_pd);
-	for (int from = 0; from < KINDS; from++) {
-		for (size_t n = 0; n < 4; n++) {
-			/* The last round has a base that the program chose. */
-			size_t count = counts[n % 3], wrong = 0;
-			uint64_t flags = n == 3 ? RDMAMR_MR_OFFSET : 0, offset = n == 3 ? 0x123456000 : 0, key, second;
-			int to = (from + 1 + (int)n) % KINDS;
-			struct fid_domain *domain = open_kind(pair.pd, &kinds[from]);
-			struct fid_domain *target = open_kind(pair.pd, &kinds[to]),
-				*far = open_kind(other_pd, &kinds[to]);
-			struct fid_mr *mr = buffers(domain, count, offset, flags);
-			struct raw_key raw = raw_key_of(mr);
-			struct rdmamr_segment here[LIMIT], there[LIMIT];
-			size_t room = LIMIT;
-			struct answer answer;
-			char name[120];
+	holds(key > UINT32_MAX && key != FI_KEY_NOTAVAIL);
+	gives(0, resolves(domain, key, raw->base, length, &found));
+	gives(count, found);
+	memset(arena, 0, ARENA);
+	fill(flat, length);
+	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_WRITE, domain, key, raw->base, with_desc(local), flat, length), "written");
+	gather(count, in);
+	holds(!memcmp(flat, in, length));
+	memset(in, 0, length);
+	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_READ, domain, key, raw->base + 7, with_desc(local), in, length - 7), "read");
+	holds(!memcmp(flat + 7, in, length - 7));
+	for (size_t n = 0; n < sizeof(outside) / sizeof(*outside); n++)
+		gives(-FI_EINVAL, resolves(domain, key, raw->base + outside[n].at, outside[n].length, &found));
+}
 
-			snprintf(name, sizeof(name), "%s, %zu buffer%s%s", kinds[from].name, count,
-				 count == 1 ? "" : "s",
-				 flags ? " at a base" : "");
-			is((long long)raw.base, (long long)(flags ? offset : base_of(&kinds[from], arena)),
-			   "%s: the base", name);
-			sizes(mr, name);
+/* The same in another process: it maps the key, writes, reads, and a changed key is refused there. */
+static void reached_there(int kind, struct raw_key *raw, size_t count, unsigned int seed)
+{
+	const size_t length = length_of(count);
+	struct answer answer;
 
-			key = unwritten;
-			is(fi_mr_map_raw(target, raw.base, raw.bytes, raw.size, &key, 0), 0,
-			   "%s: mapped by a domain of %s", name,
-			   kinds[to].name);
-			reaches(target, key, &raw, count, name);
-			second = map(target, &raw);
-			ok(second != key && second > UINT32_MAX, "%s: mapped twice, with two keys", name);
-			is(fi_mr_unmap_key(target, key), 0, "%s: unmapped", name);
-			is(rdmamr_resolve(target, key, raw.base, 1, there, &room), -FI_ENOKEY,
-			   "%s: then there is no such key",
-			   name);
-			room = LIMIT;
-			is(rdmamr_resolve(target, second, raw.base, 1, there, &room), 0, "%s: but the other one resolves", name);
-			is(fi_mr_unmap_key(target, key), -FI_ENOKEY, "%s: unmapped twice", name);
-			is(fi_mr_unmap_key(domain, second), -FI_ENOKEY, "%s: unmapped in another domain", name);
-			room = LIMIT;
-			is(rdmamr_resolve(domain, second, raw.base, 1, there, &room), -FI_ENOKEY,
-			   "%s: unknown in another domain", name);
+	memset(arena, 0, ARENA);
+	answer = ask(kind, raw, length, seed);
+	gives(0, answer.map);
+	holds(answer.is_key);
+	gives(IBV_WC_SUCCESS, answer.written);
+	pattern(flat, length, seed);
+	gather(count, flat + ARENA);
+	holds(!memcmp(flat, flat + ARENA, length));
+	holds(answer.read == IBV_WC_SUCCESS && answer.same);
+	gives(-FI_EBUSY, answer.busy);
+	holds(answer.unmap == 0 && answer.again == -FI_ENOKEY && answer.close == 0);
+	raw->bytes[raw->size / 2] ^= 1;
+	answer = ask(kind, raw, length, 0);
+	holds(answer.map == -FI_EINVAL && answer.close == 0);
+	raw->bytes[raw->size / 2] ^= 1;
+}
 
-			/* In its own domain too, and in one of another PD: there the key means the same. */
-			key = map(domain, &raw);
-			reaches(domain, key, &raw, count, name);
-			is(fi_mr_unmap_key(domain, key), 0, "%s: unmapped in its own domain", name);
-			room = LIMIT;
-			must(rdmamr_resolve(target, second, raw.base, length_of(count), here, &room) == 0 &&
-			     room == count);
-			key = map(far, &raw);
-			must(rdmamr_resolve(far, key, raw.base, length_of(count), there, &room) == 0 && room == count);
-			for (size_t k = 0; k < count; k++)
-				wrong += here[k].addr != there[k].addr || here[k].length != there[k].length ||
-					 here[k].rkey != there[k].rkey;
-			none(wrong, "%s: the same in a domain of another PD", name);
-			is(fi_close(&far->fid), -FI_EBUSY, "%s: a domain with a mapped key is not closed", name);
-			is(fi_mr_unmap_key(far, key), 0, "%s: unmapped there", name);
-			is(fi_close(&far->fid), 0, "%s: then it is closed", name);
+static void maps(struct ibv_pd *other_pd, int from, int round)
+{
+	/* The last round has a base that the program chose. */
+	static const size_t counts[] = { 1, 3, LIMIT, 1 };
+	const size_t count = counts[round], length = length_of(count);
+	const uint64_t flags = round == 3 ? RDMAMR_MR_OFFSET : 0, offset = round == 3 ? 0x123456000 : 0;
+	const int to = (from + 1 + round) % KINDS;
+	struct fid_domain *domain = open_kind(pair.pd, &kinds[from]), *target = open_kind(pair.pd, &kinds[to]);
+	struct fid_domain *far = open_kind(other_pd, &kinds[to]);
+	struct fid_mr *mr = buffers(domain, count, offset, flags);
+	struct raw_key raw = raw_key_of(mr);
+	struct rdmamr_segment here[LIMIT];
+	uint64_t key, second;
+	size_t found;
 
-			memset(arena, 0, ARENA);
-			answer = ask(to, &raw, length_of(count), (unsigned int)(from * 100 + n));
-			is(answer.map, 0, "%s: mapped in another process", name);
-			ok(answer.is_key, "%s: to a key that is no rkey there", name);
-			is(answer.written, IBV_WC_SUCCESS, "%s: written by it", name);
-			pattern(flat, length_of(count), (unsigned int)(from * 100 + n));
-			gather(count, flat + ARENA);
-			ok(!memcmp(flat, flat + ARENA, length_of(count)), "%s: and that is here", name);
-			ok(answer.read == IBV_WC_SUCCESS && answer.same, "%s: read by it, as it is", name);
-			is(answer.busy, -FI_EBUSY, "%s: its domain is not closed before it is unmapped", name);
-			ok(answer.unmap == 0 && answer.again == -FI_ENOKEY && answer.close == 0,
-			   "%s: unmapped there, and closed",
-			   name);
-			raw.bytes[raw.size / 2] ^= 1;
-			answer = ask(to, &raw, length_of(count), 0);
-			ok(answer.map == -FI_EINVAL && answer.close == 0, "%s: with one changed bit it is refused there",
-			   name);
+	gives(flags ? offset : base_of(&kinds[from], arena), raw.base);
+	sizes(mr);
 
-			/* The region may end before the domains that have mapped its key. */
-			is(fi_close(&mr->fid), 0, "%s: the region is closed", name);
-			is(fi_close(&domain->fid), 0, "%s: its domain is closed", name);
-			is(fi_close(&target->fid), -FI_EBUSY, "%s: the domain that has it mapped is not", name);
-			room = LIMIT;
-			is(rdmamr_resolve(target, second, raw.base, length_of(count), there, &room), 0,
-			   "%s: its mapped key resolves as before", name);
-			if (!kinds[from].relaxed) {
-				is(pair_read(&pair, with_desc(local), flat, 8, there[count - 1].addr,
-					     there[count - 1].rkey),
-				   IBV_WC_REM_ACCESS_ERR, "%s: and the device refuses it", name);
-				pair_reconnect(&pair);
-			}
-			is(fi_mr_unmap_key(target, second), 0, "%s: unmapped", name);
-			is(fi_close(&target->fid), 0, "%s: closed", name);
-		}
+	about("mapped by a domain of %s", kinds[to].name);
+	key = map(target, &raw);
+	reaches(target, key, &raw, count);
+	second = map(target, &raw);
+	holds(second != key && second > UINT32_MAX);
+	gives(0, fi_mr_unmap_key(target, key));
+	gives(-FI_ENOKEY, resolves(target, key, raw.base, 1, &found));
+	gives(-FI_ENOKEY, fi_mr_unmap_key(target, key));
+	gives(-FI_ENOKEY, fi_mr_unmap_key(domain, second));
+	gives(-FI_ENOKEY, resolves(domain, second, raw.base, 1, &found));
+	gives(0, resolves(target, second, raw.base, length, &found));
+	gives(count, found);
+	memcpy(here, segments, sizeof(here));
+
+	about("mapped by its own domain");
+	key = map(domain, &raw);
+	reaches(domain, key, &raw, count);
+	gives(0, fi_mr_unmap_key(domain, key));
+
+	about("mapped by a domain of another PD");
+	key = map(far, &raw);
+	gives(0, resolves(far, key, raw.base, length, &found));
+	gives(count, found);
+	for (size_t n = 0; n < count; n++)
+		holds(here[n].addr == segments[n].addr && here[n].length == segments[n].length && here[n].rkey == segments[n].rkey);
+	gives(-FI_EBUSY, fi_close(&far->fid));
+	gives(0, fi_mr_unmap_key(far, key));
+	gives(0, fi_close(&far->fid));
+
+	about("mapped by another process");
+	reached_there(to, &raw, count, (unsigned int)(from * 100 + round));
+
+	/* The mapped key stays, and the device refuses it. */
+	about("the region ends before the domain that has mapped its key");
+	gives(0, fi_close(&mr->fid));
+	gives(0, fi_close(&domain->fid));
+	gives(-FI_EBUSY, fi_close(&target->fid));
+	gives(0, resolves(target, second, raw.base, length, &found));
+	if (!kinds[from].relaxed) {
+		gives(IBV_WC_REM_ACCESS_ERR,
+		      pair_read(&pair, with_desc(local), flat, 8, segments[count - 1].addr, segments[count - 1].rkey));
+		pair_reconnect(&pair);
 	}
-	must(ibv_dealloc_pd(other_pd) == 0);
+	gives(0, fi_mr_unmap_key(target, second));
+	gives(0, fi_close(&target->fid));
 }
 
 /* --- Invalid raw keys --- */
 
-/* Whether a raw key is accepted; an accepted one must be unmapped. */
-static bool taken(struct fid_domain *domain, uint64_t base, const uint8_t *bytes, size_t size)
+/* Whether a raw key is refused, and no key is written. */
+static bool refuses(struct fid_domain *domain, uint64_t base, const uint8_t *bytes, size_t size)
 {
 	uint64_t key = unwritten;
 	int ret = fi_mr_map_raw(domain, base, (uint8_t *)bytes, size, &key, 0);
 
-	if (!ret) {
+	if (!ret)
 		fi_mr_unmap_key(domain, key);
-		return true;
-	}
-	return ret != -FI_EINVAL || key != unwritten;
+	return ret == -FI_EINVAL && key == unwritten;
 }
 
-static void changed(struct fid_domain *domain, struct raw_key *raw, const char *name)
+/* The same for a raw key of which some bytes have changed, unless they are the same after all. */
+static bool refuses_changed(struct fid_domain *domain, const struct raw_key *raw, const uint8_t *bytes)
 {
-	char *edge = at_the_edge(RAW_MAX);
-	uint8_t bytes[RAW_MAX], other;
+	return !memcmp(bytes, raw->bytes, raw->size) || refuses(domain, raw->base, bytes, raw->size);
+}
+
+static void swap(uint8_t *one, uint8_t *other, size_t length)
+{
+	uint8_t kept[32];
+
+	memcpy(kept, one, length);
+	memcpy(one, other, length);
+	memcpy(other, kept, length);
+}
+
+static void changed(struct fid_domain *domain, struct raw_key *raw)
+{
+	uint8_t *edge = (uint8_t *)at_the_edge(RAW_MAX) + RAW_MAX, bytes[RAW_MAX];
 	const size_t size = raw->size;
-	int wrong = 0, tried = 0;
 
-	ok(taken(domain, raw->base, raw->bytes, size), "%s: unchanged, it is accepted", name);
+	about("the raw key of %zu bytes", size);
+	holds(!refuses(domain, raw->base, raw->bytes, size));
+	memcpy(bytes, raw->bytes, size);
 	for (size_t n = 0; n < size; n++) {
-		int here = 0;
-
-		memcpy(bytes, raw->bytes, size);
 		for (int value = 0; value < 256; value++) {
-			if (value == raw->bytes[n])
-				continue;
 			bytes[n] = (uint8_t)value;
-			here += taken(domain, raw->base, bytes, size);
+			ok(refuses_changed(domain, raw, bytes), "byte %zu, %#x, is %#x", n, raw->bytes[n], value);
 		}
-		if (here)
-			printf("# %s: byte %zu of %zu (%#x): %d other values are accepted\n", name, n, size,
-			       raw->bytes[n], here);
-		wrong += here;
+		bytes[n] = raw->bytes[n];
 	}
-	none(wrong, "%s: every byte with every other value is refused", name);
-
-	/* Checks that add up would not notice. */
+	/* Checks that add up would not notice these. */
 	for (size_t n = 0; n < size; n++) {
 		for (size_t k = n + 1; k < size; k++) {
-			memcpy(bytes, raw->bytes, size);
 			bytes[n]++;
 			bytes[k]--;
-			wrong += taken(domain, raw->base, bytes, size);
-			memcpy(bytes, raw->bytes, size);
-			if (bytes[n] == bytes[k])
-				continue;
-			other = bytes[n];
-			bytes[n] = bytes[k];
-			bytes[k] = other;
-			wrong += taken(domain, raw->base, bytes, size);
-			tried++;
+			ok(refuses_changed(domain, raw, bytes), "byte %zu is one more, byte %zu one less", n, k);
+			bytes[n]--;
+			bytes[k]++;
+			swap(bytes + n, bytes + k, 1);
+			ok(refuses_changed(domain, raw, bytes), "bytes %zu and %zu are exchanged", n, k);
+			swap(bytes + n, bytes + k, 1);
 		}
 	}
-	ok(!wrong && tried, "%s: two bytes exchanged, or one more and one less, are refused", name);
 	for (size_t width = 4; width <= 32; width += 4) {
 		for (size_t n = 0; n + 2 * width <= size; n += 4) {
-			memcpy(bytes, raw->bytes, size);
-			memcpy(bytes + n, raw->bytes + n + width, width);
-			memcpy(bytes + n + width, raw->bytes + n, width);
-			if (memcmp(bytes, raw->bytes, size))
-				wrong += taken(domain, raw->base, bytes, size);
+			swap(bytes + n, bytes + n + width, width);
+			ok(refuses_changed(domain, raw, bytes), "%zu bytes at %zu are exchanged with the next", width, n);
+			swap(bytes + n, bytes + n + width, width);
 		}
 	}
-	none(wrong, "%s: neighbouring words exchanged are refused", name);
 
-	/* Shorter ones: and nothing beyond the end is read. */
+	/* Parts of it, of which nothing beyond the end is read; and with bytes behind it. */
 	for (size_t n = 0; n < size; n++) {
-		memcpy(edge + RAW_MAX - n, raw->bytes, n);
-		wrong += taken(domain, raw->base, (uint8_t *)edge + RAW_MAX - n, n);
-		memcpy(edge + RAW_MAX - n, raw->bytes + size - n, n);
-		wrong += taken(domain, raw->base, (uint8_t *)edge + RAW_MAX - n, n);
+		memcpy(edge - n, raw->bytes, n);
+		ok(refuses(domain, raw->base, edge - n, n), "its first %zu bytes", n);
+		memcpy(edge - n, raw->bytes + size - n, n);
+		ok(refuses(domain, raw->base, edge - n, n), "its last %zu bytes", n);
 	}
-	none(wrong, "%s: every part of it is refused", name);
-	memcpy(edge + RAW_MAX - size, raw->bytes, size);
-	ok(taken(domain, raw->base, (uint8_t *)edge + RAW_MAX - size, size),
-	   "%s: whole, at an unaligned address, it is accepted", name);
+	memcpy(edge - size, raw->bytes, size);
+	ok(!refuses(domain, raw->base, edge - size, size), "whole, at an unaligned address, it is accepted");
 	for (int with = 0; with < 3; with++) {
-		memcpy(bytes, raw->bytes, size);
 		for (size_t n = size; n < RAW_MAX; n++)
 			bytes[n] = with == 0 ? 0 : with == 1 ? 0xff : raw->bytes[n % size];
 		for (size_t n = size + 1; n <= RAW_MAX; n++)
-			wrong += taken(domain, raw->base, bytes, n);
+			ok(refuses(domain, raw->base, bytes, n), "with bytes behind it, %zu", n);
 	}
-	wrong += taken(domain, raw->base, raw->bytes, SIZE_MAX);
-	wrong += taken(domain, raw->base, raw->bytes, SIZE_MAX / 2);
-	none(wrong, "%s: with bytes behind it, it is refused", name);
+	holds(refuses(domain, raw->base, raw->bytes, SIZE_MAX));
+	holds(refuses(domain, raw->base, raw->bytes, SIZE_MAX / 2));
 	for (int bit = 0; bit < 64; bit++) {
-		wrong += taken(domain, raw->base ^ 1ULL << bit, raw->bytes, size);
-		wrong += taken(domain, raw->base + (1ULL << bit), raw->bytes, size);
-		wrong += taken(domain, raw->base - (1ULL << bit), raw->bytes, size);
+		holds(refuses(domain, raw->base ^ 1ULL << bit, raw->bytes, size));
+		holds(refuses(domain, raw->base + (1ULL << bit), raw->bytes, size));
+		holds(refuses(domain, raw->base - (1ULL << bit), raw->bytes, size));
 	}
-	none(wrong, "%s: with another base it is refused", name);
 }
 
-static void refused(void)
+/* Random bytes: of all sizes, half of them like a raw key at first sight. */
+static void random_bytes(struct fid_domain *domain, const struct raw_key *raw)
 {
-	struct fid_domain *domain = open_kind(pair.pd, &kinds[OFFSETS]), *from[3];
-	struct fid_mr *mrs[3];
-	struct raw_key raw[3];
 	uint8_t bytes[RAW_MAX];
-	uint64_t key = unwritten;
-	int wrong = 0;
 
-	for (int n = 0; n < 3; n++) {
-		char name[60];
-
-		from[n] = open_kind(pair.pd, &kinds[n]);
-		mrs[n] = buffers(from[n], n == 0 ? 1 : n == 1 ? 3 : LIMIT, 0, 0);
-		raw[n] = raw_key_of(mrs[n]);
-		snprintf(name, sizeof(name), "the raw key of %zu bytes", raw[n].size);
-		changed(domain, &raw[n], name);
-	}
-	/* Parts of one and of another. */
-	for (int n = 0; n < 3; n++) {
-		for (int k = 0; k < 3; k++) {
-			if (n == k)
-				continue;
-			if (raw[n].base != raw[k].base)
-				wrong += taken(domain, raw[n].base, raw[k].bytes, raw[k].size);
-			for (size_t cut = 1; cut < raw[n].size && cut < raw[k].size; cut++) {
-				memcpy(bytes, raw[n].bytes, cut);
-				memcpy(bytes + cut, raw[k].bytes + cut, raw[k].size - cut);
-				if (memcmp(bytes, raw[n].bytes, raw[n].size) &&
-				    memcmp(bytes, raw[k].bytes, raw[k].size)) {
-					wrong += taken(domain, raw[n].base, bytes, raw[k].size);
-					wrong += taken(domain, raw[k].base, bytes, raw[k].size);
-				}
-			}
-		}
-	}
-	none(wrong, "one's beginning with another's end, or its base, is refused");
-
-	/* Random bytes: of all sizes, half of them like a raw key at first sight. */
 	for (int n = 0; n < RANDOM; n++) {
-		struct raw_key *like = &raw[n % 3];
+		const struct raw_key *like = &raw[n % 3];
 		size_t size = n & 1 ? like->size : next_random() % 700;
 		uint64_t base = n & 2 ? like->base : (uint64_t)next_random() << 32 | next_random();
 
@@ -573,25 +510,51 @@ static void refused(void)
 			if (!memcmp(bytes, like->bytes, size))
 				bytes[0] ^= 1;
 		}
-		wrong += taken(domain, base, bytes, size);
+		holds(refuses(domain, base, bytes, size));
 	}
-	none(wrong, "%d strings of random bytes are refused", RANDOM);
+}
 
-	for (int bit = 0; bit < 64; bit++) {
-		wrong += fi_mr_map_raw(domain, raw[0].base, raw[0].bytes, raw[0].size, &key,
-				       1ULL << bit) != -FI_EBADFLAGS;
-		wrong += key != unwritten;
+static void refused(void)
+{
+	static const size_t counts[] = { 1, 3, LIMIT };
+	struct fid_domain *domain = open_kind(pair.pd, &kinds[OFFSETS]), *from[3];
+	struct fid_mr *mrs[3];
+	struct raw_key raw[3];
+	uint8_t bytes[RAW_MAX];
+	uint64_t key = unwritten;
+
+	for (int n = 0; n < 3; n++) {
+		from[n] = open_kind(pair.pd, &kinds[n]);
+		mrs[n] = buffers(from[n], counts[n], 0, 0);
+		raw[n] = raw_key_of(mrs[n]);
+		changed(domain, &raw[n]);
 	}
-	none(wrong, "fi_mr_map_raw has no flags");
-	is(fi_mr_map_raw(domain, raw[0].base, NULL, raw[0].size, &key, 0), -FI_EINVAL, "no raw key");
-	ok(strcmp(rdmamr_last_reason(), ""), "is refused in words: %s", rdmamr_last_reason());
-	is(fi_mr_map_raw(domain, raw[0].base, raw[0].bytes, raw[0].size, NULL, 0), -FI_EINVAL,
-	   "nowhere to put the key");
-	bytes[0] = 0;
-	is(fi_mr_map_raw(domain, 0, bytes, 0, &key, 0), -FI_EINVAL, "a raw key of no bytes");
-	ok(key == unwritten, "the key is unchanged");
+	about("one's beginning with another's end, or its base");
+	for (int n = 0; n < 3; n++) {
+		for (int k = 0; k < 3; k++) {
+			holds(n == k || raw[n].base == raw[k].base || refuses(domain, raw[n].base, raw[k].bytes, raw[k].size));
+			for (size_t cut = 1; n != k && cut < raw[n].size && cut < raw[k].size; cut++) {
+				memcpy(bytes, raw[n].bytes, cut);
+				memcpy(bytes + cut, raw[k].bytes + cut, raw[k].size - cut);
+				holds(!memcmp(bytes, raw[n].bytes, raw[n].size) || !memcmp(bytes, raw[k].bytes, raw[k].size) ||
+				      (refuses(domain, raw[n].base, bytes, raw[k].size) &&
+				       refuses(domain, raw[k].base, bytes, raw[k].size)));
+			}
+		}
+	}
+	about("random bytes");
+	random_bytes(domain, raw);
 
-	is(fi_close(&domain->fid), 0, "a domain that has refused them all has nothing mapped");
+	about("arguments");
+	for (int bit = 0; bit < 64; bit++)
+		gives(-FI_EBADFLAGS, fi_mr_map_raw(domain, raw[0].base, raw[0].bytes, raw[0].size, &key, 1ULL << bit));
+	gives(-FI_EINVAL, fi_mr_map_raw(domain, raw[0].base, NULL, raw[0].size, &key, 0));
+	holds(rdmamr_last_reason()[0]);
+	gives(-FI_EINVAL, fi_mr_map_raw(domain, raw[0].base, raw[0].bytes, raw[0].size, NULL, 0));
+	gives(-FI_EINVAL, fi_mr_map_raw(domain, 0, bytes, 0, &key, 0));
+	holds(key == unwritten);
+	/* A domain that has refused them all has nothing mapped. */
+	gives(0, fi_close(&domain->fid));
 	for (int n = 0; n < 3; n++)
 		must(fi_close(&mrs[n]->fid) == 0 && fi_close(&from[n]->fid) == 0);
 }
@@ -602,95 +565,82 @@ static void handles(void)
 {
 	enum { MANY = 1000 };
 	static uint64_t keys[MANY];
-	struct fid_domain *domain = open_kind(pair.pd, &kinds[OFFSETS]),
-		*provider = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
+	struct fid_domain *domain = open_kind(pair.pd, &kinds[OFFSETS]), *provider = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	struct fid_mr *mr = buffers(domain, 3, 0, 0), *plain = region(provider, flat, PAGE, FI_ALL, 0), *own[20], *late;
+	const uint64_t none_mapped[] = { 0, FI_KEY_NOTAVAIL, 5, fi_mr_key(plain), (uintptr_t)mr, 1ULL << 32 };
+	const struct { uint64_t key, at; size_t length; int want; } rkeys[] = {
+		{ 0x12345678, 0xfedcba9876543210, 1000, 0 }, { 0, 0, 1, 0 }, { UINT32_MAX, 0, 1, 0 }, { 1ULL << 32, 0, 1, -FI_ENOKEY },
+		{ 7, 0, 0, -FI_EINVAL },
+	};
 	struct raw_key raw = raw_key_of(mr);
-	struct rdmamr_segment segment;
-	size_t count = 1, wrong = 0, same = 0;
 	int regions = 0;
+	size_t found;
 
-	is(fi_mr_unmap_key(domain, 0), -FI_ENOKEY, "unmap: 0 is no mapped key");
-	ok(strcmp(rdmamr_last_reason(), ""), "unmap: is refused in words: %s", rdmamr_last_reason());
-	is(fi_mr_unmap_key(domain, FI_KEY_NOTAVAIL), -FI_ENOKEY, "unmap: nor is FI_KEY_NOTAVAIL");
-	is(fi_mr_unmap_key(domain, 5), -FI_ENOKEY, "unmap: nor is the program's own key");
-	is(fi_mr_unmap_key(provider, fi_mr_key(plain)), -FI_ENOKEY, "unmap: nor is an rkey");
-	is(fi_mr_unmap_key(domain, (uintptr_t)mr), -FI_ENOKEY, "unmap: nor is an address");
-	is(fi_mr_unmap_key(domain, 1ULL << 32), -FI_ENOKEY, "unmap: nor is the first number that is no rkey");
+	about("no mapped key");
+	for (size_t n = 0; n < sizeof(none_mapped) / sizeof(*none_mapped); n++) {
+		gives(-FI_ENOKEY, fi_mr_unmap_key(domain, none_mapped[n]));
+		gives(-FI_ENOKEY, fi_mr_unmap_key(provider, none_mapped[n]));
+		holds(rdmamr_last_reason()[0]);
+	}
 	for (int n = 0; n < 10000; n++)
-		wrong += fi_mr_unmap_key(domain, (uint64_t)next_random() << 32 | next_random()) != -FI_ENOKEY;
-	none(wrong, "unmap: nor are 10000 random numbers");
-	ok(fi_mr_key(mr) == 5 && rdmamr_resolve(domain, 5, 0, 1, &segment, &count) == 0,
-	   "the program's own key is there");
+		gives(-FI_ENOKEY, fi_mr_unmap_key(domain, (uint64_t)next_random() << 32 | next_random()));
+	holds(fi_mr_key(mr) == 5 && resolves(domain, 5, 0, 1, &found) == 0);
 
+	about("%d keys, no two the same", MANY);
 	for (int n = 0; n < MANY; n++) {
 		keys[n] = map(domain, &raw);
+		holds(keys[n] > UINT32_MAX && keys[n] != FI_KEY_NOTAVAIL);
 		for (int k = 0; k < n; k++)
-			same += keys[k] == keys[n];
-		wrong += keys[n] <= UINT32_MAX || keys[n] == FI_KEY_NOTAVAIL;
+			if (keys[k] == keys[n])
+				ok(false, "%d and %d are the same", n, k);
 	}
-	none(same, "%d keys are mapped at once, no two the same", MANY);
 	/* Every second one, then the rest: the remaining ones stay valid. */
 	for (int n = 0; n < MANY; n += 2)
-		wrong += fi_mr_unmap_key(domain, keys[n]) != 0;
-	for (int n = 0; n < MANY; n++) {
-		count = 1;
-		wrong += rdmamr_resolve(domain, keys[n], 1, 1, &segment, &count) != (n % 2 ? 0 : -FI_ENOKEY);
-	}
-	none(wrong, "every second is unmapped, and the others resolve as before");
-	is(fi_close(&domain->fid), -FI_EBUSY, "the domain is not closed");
-
+		gives(0, fi_mr_unmap_key(domain, keys[n]));
+	for (int n = 0; n < MANY; n++)
+		gives(n % 2 ? 0 : -FI_ENOKEY, resolves(domain, keys[n], 1, 1, &found));
+	gives(-FI_EBUSY, fi_close(&domain->fid));
 	/* The program's own keys and the mapped ones share one space. */
-	is(fi_mr_reg(domain, flat, PAGE, FI_ALL, 0, keys[1], 0, &late, NULL), -FI_ENOKEY,
-	   "a mapped key cannot be that of a region");
+	gives(-FI_ENOKEY, fi_mr_reg(domain, flat, PAGE, FI_ALL, 0, keys[1], 0, &late, NULL));
 	for (int n = 1; n < MANY; n += 2)
-		wrong += fi_mr_unmap_key(domain, keys[n]) != 0;
-	none(wrong, "all are unmapped");
+		gives(0, fi_mr_unmap_key(domain, keys[n]));
+
+	about("own keys: those that were mapped, those after them, and those that would come in the same steps");
 	keys[0] = map(domain, &raw);
 	keys[1] = map(domain, &raw);
 	must(fi_mr_unmap_key(domain, keys[0]) == 0 && fi_mr_unmap_key(domain, keys[1]) == 0);
-	/* Keys that were mapped, those after them, and those that would come in the same steps. */
 	for (uint64_t n = 0; n < 20; n++) {
 		uint64_t key = n < 10 ? keys[0] + n : keys[1] + (keys[1] - keys[0]) * (n - 10);
 
 		regions += !fi_mr_reg(domain, flat, PAGE, FI_ALL, 0, key, 0, &own[regions], NULL);
 	}
-	ok(regions >= 10, "the program has %d keys like those that were mapped", regions);
+	holds(regions >= 10);
 	for (int n = 0; n < 100; n++) {
 		uint64_t key = map(domain, &raw);
 
 		for (int k = 0; k < regions; k++)
-			same += key == fi_mr_key(own[k]);
-		wrong += fi_mr_unmap_key(domain, key) != 0;
+			holds(key != fi_mr_key(own[k]));
+		gives(0, fi_mr_unmap_key(domain, key));
 	}
-	none(same, "no mapped key equals that of a region of the program");
-	none(wrong, "and they are unmapped");
 	for (int n = 0; n < regions; n++)
 		must(fi_close(&own[n]->fid) == 0);
 
-	/* A domain without raw keys: the key is the rkey. */
-	count = 1;
-	is(rdmamr_resolve(provider, 0x12345678, 0xfedcba9876543210, 1000, &segment, &count), 0,
-	   "provider keys: any rkey");
-	ok(count == 1 && segment.rkey == 0x12345678 && segment.addr == 0xfedcba9876543210 && segment.length == 1000,
-	   "provider keys: is itself, and the address too");
-	is(rdmamr_resolve(provider, 0, 0, 1, &segment, &count), 0, "provider keys: 0 too");
-	is(rdmamr_resolve(provider, UINT32_MAX, 0, 1, &segment, &count), 0, "provider keys: and the largest");
-	is(rdmamr_resolve(provider, 1ULL << 32, 0, 1, &segment, &count), -FI_ENOKEY, "provider keys: one more is none");
-	is(rdmamr_resolve(provider, 7, 0, 0, &segment, &count), -FI_EINVAL, "provider keys: but of length 0");
-	is(rdmamr_resolve(domain, fi_mr_key(plain), (uintptr_t)flat, 1, &segment, &count), -FI_ENOKEY,
-	   "own keys: an rkey is none");
-
+	about("a domain without raw keys: the key is the rkey");
+	for (size_t n = 0; n < sizeof(rkeys) / sizeof(*rkeys); n++) {
+		gives(rkeys[n].want, resolves(provider, rkeys[n].key, rkeys[n].at, rkeys[n].length, &found));
+		holds(rkeys[n].want || (found == 1 && segments[0].rkey == rkeys[n].key && segments[0].addr == rkeys[n].at &&
+					segments[0].length == rkeys[n].length));
+	}
+	gives(-FI_ENOKEY, resolves(domain, fi_mr_key(plain), (uintptr_t)flat, 1, &found));
 	must(fi_close(&mr->fid) == 0 && fi_close(&plain->fid) == 0);
-	is(fi_close(&domain->fid), 0, "the domain is closed");
-	is(fi_close(&provider->fid), 0, "and the other");
+	gives(0, fi_close(&domain->fid));
+	gives(0, fi_close(&provider->fid));
 }
 
 /* FI_MR_RAW: the raw key is the only one. */
 static void raw_only(void)
 {
-	static const int32_t modes[] = { FI_MR_RAW, FI_MR_RAW | FI_MR_VIRT_ADDR,
-					 FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY };
+	static const int32_t modes[] = { FI_MR_RAW, FI_MR_RAW | FI_MR_VIRT_ADDR, FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY };
 
 	for (size_t n = 0; n < 3; n++) {
 		struct fid_domain *domain = NULL;
@@ -698,24 +648,24 @@ static void raw_only(void)
 		struct raw_key raw;
 		uint64_t key;
 
+		about("mode %#x", (unsigned int)modes[n]);
 		must(open_with(pair.pd, FI_VERSION(1, 17), modes[n], 0, &domain) == 0);
 		mr = region(domain, arena, 2 * PAGE, FI_ALL, 5);
-		ok(fi_mr_key(mr) == FI_KEY_NOTAVAIL, "FI_MR_RAW, %#x: there is no other key", (unsigned int)modes[n]);
-		ok(fi_mr_desc(mr) != NULL, "FI_MR_RAW, %#x: but a desc", (unsigned int)modes[n]);
+		holds(fi_mr_key(mr) == FI_KEY_NOTAVAIL && fi_mr_desc(mr));
 		raw = raw_key_of(mr);
-		is((long long)raw.base, modes[n] & FI_MR_VIRT_ADDR ? (long long)(uintptr_t)arena : 0,
-		   "FI_MR_RAW, %#x: the base",
-		   (unsigned int)modes[n]);
+		gives(modes[n] & FI_MR_VIRT_ADDR ? (uintptr_t)arena : 0, raw.base);
 		key = map(domain, &raw);
-		reaches(domain, key, &raw, 1, "FI_MR_RAW");
-		is(fi_mr_unmap_key(domain, key), 0, "FI_MR_RAW, %#x: unmapped", (unsigned int)modes[n]);
+		reaches(domain, key, &raw, 1);
+		gives(0, fi_mr_unmap_key(domain, key));
 		must(fi_close(&mr->fid) == 0);
-		is(fi_close(&domain->fid), 0, "FI_MR_RAW, %#x: closed", (unsigned int)modes[n]);
+		gives(0, fi_close(&domain->fid));
 	}
 }
 
 int main(void)
 {
+	struct ibv_pd *other_pd;
+
 	peer_start();
 	fabric_begin();
 	arena = pages(ARENA / PAGE);
@@ -726,15 +676,19 @@ int main(void)
 	peer_connect();
 	home = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	local = region(home, flat, 2 * ARENA, FI_ALL, 1);
+	other_pd = ibv_alloc_pd(pair.context);
+	must(other_pd);
 
-	as_case(maps(), "mapped raw keys");
+	for (int from = 0; from < KINDS; from++)
+		for (int round = 0; round < 4; round++)
+			as_case(maps(other_pd, from, round), "mapped: the raw key of %s, round %d", kinds[from].name, round);
 	as_case(refused(), "refused raw keys");
 	as_case(handles(), "handles");
 	as_case(raw_only(), "domains with raw keys only");
 
 	peer_end();
-	must(fi_close(&local->fid) == 0 && fi_close(&home->fid) == 0);
+	must(ibv_dealloc_pd(other_pd) == 0 && fi_close(&local->fid) == 0 && fi_close(&home->fid) == 0);
 	pair_close(&pair);
-	is((long long)stats().live, 0, "no region is left");
+	gives(0, stats().live);
 	return done_testing();
 }

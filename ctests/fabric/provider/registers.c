@@ -3,7 +3,8 @@
  * A program that registers memory by libfabric's calls and knows nothing of this library: it is
  * built with libfabric's headers and -lfabric alone, and the provider is a name in its hints.
  * Compiled with -DALONE, the same calls do the same without libfabric: on a protection domain of
- * libibverbs, by the library's own functions.
+ * libibverbs, by the library's own functions. The objects are those that the programs of fabric/ test:
+ * here each call is made once, and each kind of refusal.
  *
  * Usage: registers [MAJOR.MINOR]: the version of libfabric that the program claims to be written
  * for, 1.17 by default; one that libfabric does not know is refused. The device is CHECK_DEVICE.
@@ -25,9 +26,7 @@
 #include "../../lib/tap.h"
 
 enum { PAGE = 4096, SIZE = 256 * PAGE, PATIENCE = 300000 /* ms */ };
-#define LOCAL (FI_SEND | FI_RECV | FI_READ | FI_WRITE)
-#define ALL (LOCAL | FI_REMOTE_READ | FI_REMOTE_WRITE)
-#define UNKNOWN (1ULL << 35)
+#define ALL (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
 static uint32_t version = FI_VERSION(1, 17);
 static const char *device;
@@ -208,170 +207,78 @@ static int reg(const void *buf, size_t length, uint64_t access, uint64_t key, st
 	return fi_mr_reg(domain, buf, length, access, 0, key, 0, mr, mr);
 }
 
-static void close_domain(const char *name)
+static void close_domain(void)
 {
-	is(fi_close(&domain->fid), 0, "%s: the domain is closed", name);
-	is(pinned(), 0, "%s: nothing is pinned", name);
-}
-
-static void errors(void)
-{
-	struct fid_mr *untouched = (struct fid_mr *)&untouched, *mr = untouched;
-	struct iovec iov[17];
-	char *hole = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	char *constant = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	struct fi_mr_attr attr = { .mr_iov = iov, .iov_count = 1, .access = ALL, .requested_key = 40 };
-
-	must(hole != MAP_FAILED && constant != MAP_FAILED);
-	for (int n = 0; n < 17; n++)
-		iov[n] = (struct iovec){ memory + 2 * n * PAGE, PAGE };
-	is(reg(memory, PAGE, 0, 40, &mr), 0, "no access: only the owner reads");
-	is(fi_close(&mr->fid), 0, "which is closed");
-	mr = untouched;
-	is(reg(memory, PAGE, ALL | UNKNOWN, 40, &mr), -FI_EINVAL, "an unknown access");
-	is(reg(memory, 0, ALL, 40, &mr), -FI_EINVAL, "no length");
-	is(reg(memory, SIZE_MAX, ALL, 40, &mr), -FI_EINVAL, "all of memory");
-	is(reg((void *)(UINTPTR_MAX - PAGE), 2 * PAGE, ALL, 40, &mr), -FI_EINVAL, "past the end of the address space");
-	is(reg(hole, PAGE, ALL, 40, &mr), -FI_EFAULT, "unmapped memory");
-	is(reg(constant, PAGE, FI_RECV, 40, &mr), -FI_EFAULT, "to receive into read-only memory");
-	is(fi_mr_reg(domain, memory, PAGE, ALL, 4, 40, 0, &mr, NULL), -FI_EINVAL, "an offset");
-	is(fi_mr_reg(domain, memory, PAGE, ALL, 0, 40, UNKNOWN, &mr, NULL), -FI_EBADFLAGS, "unknown flags");
-	is(fi_mr_reg(domain, memory, PAGE, ALL, 0, 40, 0, NULL, NULL), -FI_EINVAL, "nowhere to put the region");
-	is(fi_mr_regv(domain, iov, 0, ALL, 0, 40, 0, &mr, NULL), -FI_EINVAL, "no pieces");
-	is(fi_mr_regv(domain, iov, 17, ALL, 0, 40, 0, &mr, NULL), -FI_EINVAL, "17 pieces");
-	is(fi_mr_regv(domain, NULL, 1, ALL, 0, 40, 0, &mr, NULL), -FI_EINVAL, "pieces at NULL");
-	attr.auth_key_size = 4;
-	attr.auth_key = (uint8_t *)memory;
-	is(fi_mr_regattr(domain, &attr, 0, &mr), -FI_ENOSYS, "an authorization key");
-	attr.auth_key_size = 0;
-	is(fi_mr_regattr(domain, &attr, UNKNOWN, &mr), -FI_EBADFLAGS, "unknown flags, fi_mr_regattr");
-	attr.iov_count = 0;
-	is(fi_mr_regattr(domain, &attr, 0, &mr), -FI_EINVAL, "no pieces, fi_mr_regattr");
-	ok(mr == untouched, "no failure has written a region");
-	is(pinned(), 0, "nor pinned memory");
-	is(reg(constant, PAGE, FI_SEND, 40, &mr), 0, "to send from read-only memory");
-	is(fi_close(&mr->fid), 0, "which is closed");
-	must(munmap(hole, 2 * PAGE) == 0 && munmap(constant, PAGE) == 0);
+	gives(0, fi_close(&domain->fid));
+	gives(0, pinned());
 }
 
 static void application_keys(void)
 {
-	struct fid_mr *mr = NULL, *untouched = (struct fid_mr *)&untouched, *other = untouched, *third = NULL;
+	struct fid_mr *mr = NULL, *untouched = (struct fid_mr *)&untouched, *other = untouched;
 	struct iovec apart[] = { { memory, PAGE }, { memory + 4 * PAGE, PAGE }, { memory + 8 * PAGE, 100 } };
 	struct iovec adjacent[] = { { memory, 100 }, { memory + 100, PAGE }, { memory + 100 + PAGE, 50 } };
-	struct fi_mr_attr attr = { .mr_iov = adjacent, .iov_count = 1, .access = LOCAL, .requested_key = 9,
-				   .context = &attr };
+	struct fi_mr_attr attr = { .mr_iov = adjacent, .iov_count = 3, .access = ALL, .requested_key = 9, .context = &attr };
+	char *hole = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	uint64_t base = 1, key = 0;
+	uint8_t raw[1024];
+	size_t size = sizeof(raw);
 
-	is(reg(memory, SIZE, ALL, 7, &mr), 0, "registered");
+	must(hole != MAP_FAILED);
+	gives(0, reg(memory, SIZE, ALL, 7, &mr));
 	must(mr);
 	is_pinned(SIZE, "the memory is pinned");
-	is((long long)fi_mr_key(mr), 7, "the key is the application's");
-	ok(fi_mr_desc(mr) != NULL, "it has a descriptor");
-	ok(mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &mr, "the object has its class and context");
-	is(reg(memory, PAGE, ALL, 7, &other), -FI_ENOKEY, "the key is in use");
-	is(fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, NULL), -FI_ENOKEY, "fi_mr_regv, too");
-	attr.requested_key = 7;
-	is(fi_mr_regattr(domain, &attr, 0, &other), -FI_ENOKEY, "fi_mr_regattr, too");
-	is(reg(memory, PAGE, ALL, FI_KEY_NOTAVAIL, &other), -FI_EKEYREJECTED, "no key at all");
-	ok(other == untouched, "no failure has written a region");
-	is(reg(memory, PAGE, ALL, 8, &other), 0, "another key");
-	is((long long)fi_mr_key(other), 8, "is another region's");
-	is(fi_close(&domain->fid), -FI_EBUSY, "the domain is busy with its regions");
-	is(fi_close(&mr->fid), 0, "closed");
-	is_pinned(PAGE, "its memory is not pinned any more");
-	is(reg(memory, PAGE, ALL, 7, &mr), 0, "and its key is free");
-	is(fi_close(&mr->fid), 0, "closed");
-	is(fi_close(&other->fid), 0, "closed");
+	holds(fi_mr_key(mr) == 7 && fi_mr_desc(mr));
+	holds(mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &mr);
+	gives(0, fi_mr_enable(mr));
+	gives(-FI_ENOSYS, fi_mr_refresh(mr, apart, 1, 0));
+	gives(-FI_ENOSYS, fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE));
+	gives(-FI_ENOSYS, fi_control(&mr->fid, FI_GETWAIT, &mr));
 
-	attr.requested_key = 9;
-	is(fi_mr_regattr(domain, &attr, 0, &mr), 0, "by attributes");
-	ok(fi_mr_key(mr) == 9 && fi_mr_desc(mr) && mr->fid.context == &attr, "with its key and context");
-	is(fi_mr_regv(domain, apart, 3, ALL, 0, 10, 0, &other, &apart), 0, "three pieces, one region");
-	ok(fi_mr_key(other) == 10 && !fi_mr_desc(other) && other->fid.context == &apart, "one key, no descriptor");
-	is_pinned(4 * PAGE, "one page of the first, three of the other are pinned");
-	is(fi_mr_regv(domain, adjacent, 3, LOCAL, 0, 11, 0, &third, NULL), 0, "three pieces that are one");
-	ok(fi_mr_key(third) == 11 && fi_mr_desc(third), "have a descriptor");
-	is(fi_close(&mr->fid), 0, "closed");
-	is(fi_close(&other->fid), 0, "closed");
-	is(fi_close(&third->fid), 0, "closed");
+	gives(-FI_ENOKEY, reg(memory, PAGE, ALL, 7, &other));
+	gives(-FI_ENOKEY, fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, NULL));
+	gives(-FI_EKEYREJECTED, reg(memory, PAGE, ALL, FI_KEY_NOTAVAIL, &other));
+	gives(-FI_EINVAL, reg(memory, PAGE, 1, 40, &other));
+	gives(-FI_EFAULT, reg(hole, PAGE, ALL, 40, &other));
+	gives(-FI_EBADFLAGS, fi_mr_reg(domain, memory, PAGE, ALL, 0, 40, 1ULL << 35, &other, NULL));
+	gives(-FI_EBADFLAGS, fi_mr_regattr(domain, &attr, 1ULL << 35, &other));
+	gives(-FI_EBUSY, fi_close(&domain->fid));
+	holds(other == untouched);
+	is_pinned(SIZE, "no failure has pinned memory");
+	gives(0, fi_close(&mr->fid));
+	gives(0, pinned());
+
+	gives(0, fi_mr_regattr(domain, &attr, 0, &mr));
+	holds(fi_mr_key(mr) == 9 && fi_mr_desc(mr) && mr->fid.context == &attr);
+	gives(0, fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, &apart));
+	holds(fi_mr_key(other) == 7 && !fi_mr_desc(other) && other->fid.context == &apart);
+	is_pinned(5 * PAGE, "two pages of the one, three of the other are pinned");
+	gives(0, fi_mr_raw_attr(other, &base, raw, &size, 0));
+	gives(0, fi_mr_map_raw(domain, base, raw, size, &key, 0));
+	holds(base == 0 && key > UINT32_MAX && key != FI_KEY_NOTAVAIL);
+	gives(0, fi_mr_unmap_key(domain, key));
+	raw[size / 2] ^= 1;
+	gives(-FI_EINVAL, fi_mr_map_raw(domain, base, raw, size, &key, 0));
+	gives(0, fi_close(&mr->fid));
+	gives(0, fi_close(&other->fid));
+	must(munmap(hole, PAGE) == 0);
 }
 
 static void provider_keys(void)
 {
 	struct fid_mr *mrs[2] = { 0 }, *other = NULL;
 
-	is(reg(memory, SIZE, ALL, 7, &mrs[0]), 0, "provider's keys: registered");
-	is(reg(memory, SIZE, ALL, 7, &mrs[1]), 0, "the requested key does not count");
-	must(mrs[0] && mrs[1]);
-	is(pinned(), 2 * SIZE, "the memory is pinned for each");
-	ok(fi_mr_key(mrs[0]) != fi_mr_key(mrs[1]), "two keys: %#llx, %#llx", (unsigned long long)fi_mr_key(mrs[0]),
-	   (unsigned long long)fi_mr_key(mrs[1]));
-	ok(fi_mr_key(mrs[0]) <= UINT32_MAX && fi_mr_key(mrs[1]) <= UINT32_MAX, "of the device");
-	ok(fi_mr_desc(mrs[0]) && fi_mr_desc(mrs[1]) && fi_mr_desc(mrs[0]) != fi_mr_desc(mrs[1]), "two descriptors");
-	is(fi_mr_reg(domain, memory, PAGE, ALL, 0, 7, 1ULL << 58, &other, NULL), -FI_EBADFLAGS,
-	   "a key cannot be insisted on");
-	is(fi_close(&mrs[0]->fid), 0, "closed");
-	is(fi_close(&mrs[1]->fid), 0, "closed");
-}
-
-static void other_calls(void)
-{
-	struct iovec iov = { memory, PAGE };
-	struct fid_mr *mr = NULL;
-
-	must(reg(memory, PAGE, ALL, 1, &mr) == 0);
-	is(fi_mr_enable(mr), 0, "a region is enabled from the start");
-	is(fi_mr_refresh(mr, &iov, 1, 0), -FI_ENOSYS, "and not refreshed");
-	is(fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE), -FI_ENOSYS, "no events of remote peers' writes");
-	is(fi_mr_bind(mr, &queue->fid, FI_RECV), -FI_EBADFLAGS, "other flags");
-	is(fi_mr_bind(mr, NULL, FI_REMOTE_WRITE), -FI_EINVAL, "a region bound to NULL");
-	is(fi_mr_bind(mr, &mr->fid, FI_REMOTE_WRITE), -FI_EINVAL, "an object that is no queue and no counter");
-	is(fi_control(&mr->fid, FI_GETWAIT, &mr), -FI_ENOSYS, "other controls");
-	is(fi_close(&mr->fid), 0, "closed");
-}
-
-static void raw_keys(void)
-{
-	struct iovec apart[] = { { memory, PAGE }, { memory + 4 * PAGE, PAGE } };
-	struct fid_mr *mr = NULL;
-	uint64_t base = 1, key = 0, again = 0;
-	uint8_t raw[1024], first;
-	size_t size = 0, needed;
-	int taken = 0;
-
-	must(fi_mr_regv(domain, apart, 2, ALL, 0, 5, 0, &mr, NULL) == 0);
-	is(fi_mr_raw_attr(mr, &base, raw, &size, 0), -FI_ETOOSMALL, "a raw key of no bytes is too small");
-	needed = size;
-	ok(needed > 0 && needed < sizeof(raw), "%zu are needed", needed);
-	memset(raw, 0x5a, sizeof(raw));
-	size = needed - 1;
-	is(fi_mr_raw_attr(mr, &base, raw, &size, 0), -FI_ETOOSMALL, "one less is too small");
-	is((long long)size, (long long)needed, "and the needed size is returned");
-	is(fi_mr_raw_attr(mr, &base, raw, &size, 1), -FI_EBADFLAGS, "there are no flags");
-	is(fi_mr_raw_attr(mr, &base, raw, &size, 0), 0, "the raw key");
-	ok(base == 0 && size == needed && raw[needed] == 0x5a, "its base, its size, and nothing behind it");
-	is(fi_mr_map_raw(domain, base, raw, size, &key, 0), 0, "mapped");
-	ok(key > UINT32_MAX && key != FI_KEY_NOTAVAIL, "to a key that no device has: %#llx", (unsigned long long)key);
-	is(fi_close(&domain->fid), -FI_EBUSY, "the domain is busy with it");
-	for (size_t n = 0; n < needed; n++) {
-		for (int bit = 0; bit < 8; bit++) {
-			raw[n] ^= (uint8_t)(1 << bit);
-			again = 0;
-			if (fi_mr_map_raw(domain, base, raw, size, &again, 0) != -FI_EINVAL || again)
-				taken++;
-			raw[n] ^= (uint8_t)(1 << bit);
-		}
+	/* The requested key does not count. */
+	for (int n = 0; n < 2; n++) {
+		gives(0, reg(memory, SIZE, ALL, 7, &mrs[n]));
+		must(mrs[n]);
+		holds(fi_mr_key(mrs[n]) <= UINT32_MAX && fi_mr_desc(mrs[n]));
 	}
-	is(taken, 0, "with any bit changed it is none");
-	first = raw[0];
-	is(fi_mr_map_raw(domain, base + 8, raw, size, &again, 0), -FI_EINVAL, "nor with another base");
-	is(fi_mr_map_raw(domain, base, raw, size - 1, &again, 0), -FI_EINVAL, "nor in part");
-	is(fi_mr_map_raw(domain, base, raw, 0, &again, 0), -FI_EINVAL, "nor with length 0");
-	is(raw[0], first, "it is not written to");
-	is(fi_mr_unmap_key(domain, key), 0, "unmapped");
-	is(fi_mr_unmap_key(domain, key), -FI_ENOKEY, "once");
-	is(fi_mr_unmap_key(domain, 5), -FI_ENOKEY, "a region's key is not a mapped one");
-	is(fi_close(&mr->fid), 0, "closed");
+	gives(2 * SIZE, pinned());
+	holds(fi_mr_key(mrs[0]) != fi_mr_key(mrs[1]) && fi_mr_desc(mrs[0]) != fi_mr_desc(mrs[1]));
+	gives(-FI_EBADFLAGS, fi_mr_reg(domain, memory, PAGE, ALL, 0, 7, 1ULL << 58, &other, NULL));
+	gives(0, fi_close(&mrs[0]->fid));
+	gives(0, fi_close(&mrs[1]->fid));
 }
 
 /* Waits for an event; returns 24, or another result of the read. */
@@ -385,61 +292,41 @@ static ssize_t next(uint32_t *event, struct fi_eq_entry *entry)
 static void asynchronous(void)
 {
 	enum { COUNT = 50 };
-	char *hole = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *hole = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), words[200] = "";
 	struct fi_eq_err_entry error = { 0 };
 	struct fid_mr *mrs[COUNT] = { 0 }, *mr = NULL;
 	struct fi_eq_entry entry;
 	uint32_t event;
-	char words[200] = "";
-	const char *said;
-	int wrong = 0, seen = 0;
 
 	must(hole != MAP_FAILED);
-	trywait(0, "later: no events");
-	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), 0, "later: the domain is bound");
-	is(fi_domain_bind(domain, &queue->fid, FI_REG_MR), -FI_EBUSY, "later: once");
+	trywait(0, "no events");
+	gives(0, fi_domain_bind(domain, &queue->fid, FI_REG_MR));
 	for (int n = 0; n < COUNT; n++)
-		wrong += reg(memory + n * PAGE, PAGE, ALL, (uint64_t)n + 1, &mrs[n]) != 0;
-	is(wrong, 0, "later: %d registrations return 0", COUNT);
-	is(reg(memory, PAGE, ALL, 3, &mr), -FI_ENOKEY, "later: a key in use is refused at once");
-	is(reg(memory, 0, ALL, 900, &mr), -FI_EINVAL, "later: and so is length 0");
-	for (; seen < COUNT; seen++) {
+		gives(0, reg(memory + n * PAGE, PAGE, ALL, (uint64_t)n + 1, &mrs[n]));
+	gives(-FI_ENOKEY, reg(memory, PAGE, ALL, 3, &mr));
+	for (int n = 0; n < COUNT; n++) {
 		struct fid_mr **of;
 
-		if (next(&event, &entry) != sizeof(entry))
-			break;
+		must(next(&event, &entry) == sizeof(entry));
 		of = entry.context;
-		wrong += event != FI_MR_COMPLETE || entry.data || of < mrs || of >= mrs + COUNT ||
-			 entry.fid != &(*of)->fid || fi_mr_key(*of) != (uint64_t)(of - mrs) + 1 || !fi_mr_desc(*of);
+		holds(event == FI_MR_COMPLETE && !entry.data && of >= mrs && of < mrs + COUNT && entry.fid == &(*of)->fid);
+		holds(fi_mr_key(*of) == (uint64_t)(of - mrs) + 1 && fi_mr_desc(*of));
 	}
-	is(seen, COUNT, "later: one event each");
-	is(wrong, 0, "later: of its object and context, with its key and descriptor");
-	is(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), -FI_EAGAIN, "later: no more");
-	is_pinned(COUNT * PAGE, "later: the memory is pinned");
-	is(fi_close(&queue->fid), -FI_EBUSY, "later: the queue is busy");
-	is(fi_close(&domain->fid), -FI_EBUSY, "later: the domain is busy");
+	gives(-FI_EAGAIN, fi_eq_read(queue, &event, &entry, sizeof(entry), 0));
+	is_pinned(COUNT * PAGE, "the memory is pinned");
+	gives(-FI_EBUSY, fi_close(&queue->fid));
 	for (int n = 0; n < COUNT; n++)
-		wrong += fi_close(&mrs[n]->fid) != 0;
-	is(wrong, 0, "later: all are closed");
+		must(fi_close(&mrs[n]->fid) == 0);
 
-	is(reg(hole, PAGE, ALL, 77, &mr), 0, "later: unmapped memory");
-	is(next(&event, &entry), -FI_EAVAIL, "later: is an error");
-	trywait(-FI_EAGAIN, "later: an error to be read");
-	is(fi_eq_readerr(queue, &error, 0), sizeof(error), "later: which is read");
-	ok(error.fid == &mr->fid && error.context == &mr, "later: of its object and context");
-	ok(error.err == FI_EFAULT && error.prov_errno == EFAULT, "later: EFAULT");
-	said = fi_eq_strerror(queue, error.prov_errno, error.err_data, words, sizeof(words));
-	ok(said && strlen(said) > 5, "later: in words: %s", said ? said : "NULL");
-	trywait(0, "later: the error was read");
-	is(fi_close(&mr->fid), 0, "later: it is closed");
-
-	for (int n = 0; n < COUNT; n++)
-		must(reg(memory, SIZE, ALL, (uint64_t)n + 1, &mrs[n]) == 0);
-	for (int n = COUNT - 1; n >= 0; n--)
-		wrong += fi_close(&mrs[n]->fid) != 0;
-	is(wrong, 0, "later: all are closed under way");
-	is(fi_eq_read(queue, &event, &entry, sizeof(entry), 0), -FI_EAGAIN, "later: and have no events");
-	must(munmap(hole, 2 * PAGE) == 0);
+	gives(0, reg(hole, PAGE, ALL, 77, &mr));
+	gives(-FI_EAVAIL, next(&event, &entry));
+	trywait(-FI_EAGAIN, "an error to be read");
+	gives(sizeof(error), fi_eq_readerr(queue, &error, 0));
+	holds(error.fid == &mr->fid && error.context == &mr && error.err == FI_EFAULT && error.prov_errno == EFAULT);
+	holds(strlen(fi_eq_strerror(queue, error.prov_errno, error.err_data, words, sizeof(words))) > 5);
+	trywait(0, "the error was read");
+	gives(0, fi_close(&mr->fid));
+	must(munmap(hole, PAGE) == 0);
 }
 
 int main(int argc, char **argv)
@@ -472,19 +359,16 @@ int main(int argc, char **argv)
 	open_queue();
 	ok(domain->fid.fclass == FI_CLASS_DOMAIN && domain->fid.context == &version, "the domain has its class and context");
 	ok(queue->fid.fclass == FI_CLASS_EQ && queue->fid.context == &version, "the queue has its class and context");
-	errors();
-	application_keys();
-	other_calls();
-	raw_keys();
-	asynchronous();
-	close_domain("application's keys");
+	as_case(application_keys(), "the application's keys");
+	as_case(asynchronous(), "asynchronous");
+	close_domain();
 	is(fi_close(&queue->fid), 0, "the queue is closed");
 #ifndef ALONE
 	close_fabric();
 #endif
 	open_domain(true);
-	provider_keys();
-	close_domain("provider's keys");
+	as_case(provider_keys(), "the provider's keys");
+	close_domain();
 #ifndef ALONE
 	close_fabric();
 #endif
