@@ -109,27 +109,37 @@ static bool is_helped(struct ibv_pd *pd, void *memory, size_t length, int access
 	return started != before;
 }
 
+/* Whether all of fresh memory is registered with the help of others, and populated, the touched part alone. */
+static void populates(int advice, int access, size_t before, size_t behind)
+{
+	char *memory = fresh(SIZE, advice);
+
+	ok(is_helped(pair.pd, memory + before, SIZE - before - behind, access), "others take part");
+	is(present(memory, SIZE), (SIZE - before / PAGE * PAGE - behind / PAGE * PAGE) / PAGE, "all of it is populated, and no more");
+	is(present(memory, before / PAGE * PAGE) + present(memory + SIZE - behind / PAGE * PAGE, behind / PAGE * PAGE), 0,
+	   "not what lies beside it");
+	ok(!is_helped(pair.pd, memory + before, SIZE - before - behind, access), "once it is populated, no other takes part");
+	munmap(memory, SIZE);
+}
+
 static void is_populated(void)
 {
-	const int accesses[] = { LOCAL_AND_REMOTE, IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, 0,
-				 IBV_ACCESS_MW_BIND };
-	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = own_mappings();
+	static const struct { const char *name; int advice, access; size_t before, behind; } rows[] = {
+		{ "all rights", MADV_NOHUGEPAGE, LOCAL_AND_REMOTE, 0, 0 },
+		{ "local write", MADV_NOHUGEPAGE, IBV_ACCESS_LOCAL_WRITE, 0, 0 },
+		{ "remote read", MADV_NOHUGEPAGE, IBV_ACCESS_REMOTE_READ, 0, 0 },
+		{ "no rights", MADV_NOHUGEPAGE, 0, 0, 0 },
+		{ "windows", MADV_NOHUGEPAGE, IBV_ACCESS_MW_BIND, 0, 0 },
+		{ "huge pages", MADV_HUGEPAGE, LOCAL_AND_REMOTE, 0, 0 },
+		{ "not aligned", MADV_NOHUGEPAGE, LOCAL_AND_REMOTE, PAGE + 100, PAGE + PAGE - 100 },
+	};
+	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = own_mappings(), before;
 	struct ibv_mr *mr;
 	char *memory;
 	long made = 0;
-	int before;
 
-	for (size_t n = 0; n < sizeof(accesses) / sizeof(*accesses); n++) {
-		memory = fresh(SIZE, MADV_NOHUGEPAGE);
-		ok(is_helped(pair.pd, memory, SIZE, accesses[n]), "access %#x: others take part", accesses[n]);
-		is(present(memory, SIZE), SIZE / PAGE, "and all of it is populated");
-		ok(!is_helped(pair.pd, memory, SIZE, accesses[n]), "but not once it is populated");
-		munmap(memory, SIZE);
-	}
-	memory = fresh(SIZE, MADV_HUGEPAGE);
-	ok(is_helped(pair.pd, memory, SIZE, LOCAL_AND_REMOTE), "huge pages: others take part");
-	is(present(memory, SIZE), SIZE / PAGE, "and all of it is populated");
-	munmap(memory, SIZE);
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++)
+		as_case(populates(rows[n].advice, rows[n].access, rows[n].before, rows[n].behind), "populated: %s", rows[n].name);
 
 	/* On a busy machine the others may get no processor in time. */
 	for (int round = 0; round < 50 && made < MIB / PAGE; round++) {
@@ -141,12 +151,6 @@ static void is_populated(void)
 		munmap(memory, LARGE);
 	}
 	ok(made >= MIB / PAGE, "others make the pages too");
-
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	ok(is_helped(pair.pd, memory + PAGE + 100, SIZE - 3 * PAGE, LOCAL_AND_REMOTE), "not aligned: others take part");
-	is(present(memory, SIZE), SIZE / PAGE - 2, "the touched pages are populated, and no more");
-	is(present(memory, PAGE) + present(memory + SIZE - PAGE, PAGE), 0, "not the one before, nor the one behind");
-	munmap(memory, SIZE);
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	memset(memory, 0x5a, SIZE / 4);
@@ -175,17 +179,6 @@ static void is_populated(void)
 	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "an invalid domain: ENOENT");
 	is(present(memory, SIZE), 0, "and nothing was populated for it");
 	munmap(memory, SIZE);
-
-}
-
-/*
- * In a domain that the kernel does not know, so that it looks at no memory: all present pages were
- * populated by helpers.
- */
-static void left_alone(const char *what, void *memory, int access)
-{
-	ok(!is_helped(&unknown, memory, SIZE, access) && !present(memory, SIZE), "%s: left alone", what);
-	munmap(memory, SIZE);
 }
 
 /* -1 if the kernel cannot watch so. */
@@ -203,60 +196,91 @@ static int watch(void *memory, size_t length, uint64_t mode)
 	return -1;
 }
 
+/*
+ * What happens to memory before it is registered in a domain that the kernel does not know, so that it
+ * looks at no memory: all present pages were populated by helpers. Returns a file to close; -1 if the
+ * kernel has no such thing.
+ */
+static int as_it_is(char *memory)
+{
+	(void)memory;
+	return memfd_create("nothing", MFD_CLOEXEC);
+}
+
+static int with_right(char *memory, size_t length, int rights)
+{
+	must(mprotect(memory, length, rights) == 0);
+	return as_it_is(memory);
+}
+
+static int without(char *page)
+{
+	must(munmap(page, PAGE) == 0);
+	return as_it_is(page);
+}
+
+static int no_rights(char *memory) { return with_right(memory + SIZE / 2, PAGE, PROT_NONE); }
+static int read_only_end(char *memory) { return with_right(memory + SIZE - PAGE, PAGE, PROT_READ); }
+static int read_only(char *memory) { return with_right(memory, SIZE, PROT_READ); }
+static int hole(char *memory) { return without(memory + SIZE / 2); }
+static int hole_at_end(char *memory) { return without(memory + SIZE - PAGE); }
+static int watched(char *memory) { return watch(memory + SIZE - PAGE, PAGE, UFFDIO_REGISTER_MODE_MISSING); }
+static int protected(char *memory) { return watch(memory, PAGE, UFFDIO_REGISTER_MODE_WP); }
+
+static int of_a_file(char *memory)
+{
+	char name[] = "/tmp/prefault-XXXXXX";
+	int fd = mkstemp(name);
+
+	must(fd >= 0 && unlink(name) == 0 && ftruncate(fd, SIZE) == 0);
+	must(mmap(memory, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == memory);
+	usleep(20000); /* the clock of the file system */
+	return fd;
+}
+
 static void is_left_alone(void)
 {
-	const int read_write = PROT_READ | PROT_WRITE, anonymous = MAP_PRIVATE | MAP_ANONYMOUS;
-	char *memory = fresh(SIZE, MADV_NOHUGEPAGE), name[] = "/tmp/prefault-XXXXXX";
-	struct stat before, after;
-	int fd, uffd, threads;
+	static const struct { const char *name; int (*prepare)(char *); int access; uint64_t iova; size_t size; int err; } rows[] = {
+		{ "remote write without local write", as_it_is, IBV_ACCESS_REMOTE_WRITE, 0, SIZE, 0 },
+		{ "on-demand paging", as_it_is, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0, SIZE, 0 },
+		{ "an iova at another place of the page", as_it_is, LOCAL_AND_REMOTE, 8, SIZE, EINVAL },
+		{ "a page without rights inside", no_rights, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "a page without the right to write at the end", read_only_end, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "a hole", hole, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "a hole at the end", hole_at_end, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "memory to be read only", read_only, IBV_ACCESS_REMOTE_READ, 0, SIZE, 0 },
+		{ "a file, shared", of_a_file, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "the program's userfaultfd, missing pages", watched, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "the program's userfaultfd, write protection", protected, LOCAL_AND_REMOTE, 0, SIZE, 0 },
+		{ "8 MiB, which are too little", as_it_is, LOCAL_AND_REMOTE, 0, SMALL, 0 },
+	};
 
-	ok(!is_helped(pair.pd, memory, SMALL, LOCAL_AND_REMOTE), "8 MiB are too little");
-	munmap(memory, SIZE);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	left_alone("remote write without local write", memory, IBV_ACCESS_REMOTE_WRITE);
-	left_alone("on-demand paging", fresh(SIZE, MADV_NOHUGEPAGE), IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	threads = started;
-	ok(!ibv_reg_mr_iova(pair.pd, memory, SIZE, 8, LOCAL_AND_REMOTE) && errno == EINVAL && started == threads &&
-	   !present(memory, SIZE), "an iova at another place of the page: left alone");
-	munmap(memory, SIZE);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	must(mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0);
-	left_alone("a page without rights inside", memory, LOCAL_AND_REMOTE);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	must(mprotect(memory + SIZE - PAGE, PAGE, PROT_READ) == 0);
-	left_alone("a page without the right to write at the end", memory, LOCAL_AND_REMOTE);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	munmap(memory + SIZE / 2, PAGE);
-	left_alone("a hole", memory, LOCAL_AND_REMOTE);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	munmap(memory + SIZE - PAGE, PAGE);
-	left_alone("a hole at the end", memory, LOCAL_AND_REMOTE);
-	left_alone("memory to be read only", map_with(SIZE, PROT_READ, anonymous, -1), IBV_ACCESS_REMOTE_READ);
-	fd = mkstemp(name);
-	must(fd >= 0 && unlink(name) == 0 && ftruncate(fd, SIZE) == 0 && fstat(fd, &before) == 0);
-	usleep(20000); /* the clock of the file system */
-	left_alone("a file, shared", map_with(SIZE, read_write, MAP_SHARED, fd), LOCAL_AND_REMOTE);
-	must(fstat(fd, &after) == 0);
-	ok(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec &&
-	   !after.st_blocks, "its time is unchanged, and it has no blocks");
-	close(fd);
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		char *memory = fresh(SIZE, MADV_NOHUGEPAGE), event;
+		int file = rows[n].prepare(memory), threads = started;
+		struct stat before, after;
 
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	uffd = watch(memory + SIZE - PAGE, PAGE, UFFDIO_REGISTER_MODE_MISSING);
-	must(uffd >= 0);
-	left_alone("the program's userfaultfd, missing pages", memory, LOCAL_AND_REMOTE);
-	is(read(uffd, name, 1), -1, "and it got no event");
-	close(uffd);
-	memory = fresh(SIZE, MADV_NOHUGEPAGE);
-	uffd = watch(memory, PAGE, UFFDIO_REGISTER_MODE_WP);
-	if (uffd < 0) {
-		skip("the program's userfaultfd, write protection: left alone", "this kernel has none");
+		case_begin("left alone: %s", rows[n].name);
+		if (file < 0) {
+			case_skip("this kernel has none");
+			munmap(memory, SIZE);
+			continue;
+		}
+		must(fstat(file, &before) == 0);
+		errno = 0;
+		ok(!(rows[n].iova ? ibv_reg_mr_iova(pair.pd, memory, rows[n].size, rows[n].iova, rows[n].access) :
+		     ibv_reg_mr(&unknown, memory, rows[n].size, rows[n].access)), "refused");
+		holds(!rows[n].err || errno == rows[n].err);
+		gives(threads, started);
+		gives(0, present(memory, SIZE));
+		must(fstat(file, &after) == 0);
+		holds(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec &&
+		      before.st_blocks == after.st_blocks);
+		holds(rows[n].prepare != watched || read(file, &event, 1) == -1);
+		case_end();
+		close(file);
 		munmap(memory, SIZE);
-		return;
 	}
-	left_alone("the program's userfaultfd, write protection", memory, LOCAL_AND_REMOTE);
-	close(uffd);
 }
 
 /* The errors of a registration in the real domain. */
@@ -444,64 +468,8 @@ static void signals(void)
 	is(round_trip(pair.pd, SIZE), 0, "and registrations go on");
 }
 
-/*
- * The lines about a registration that takes long, with RDMAMR_LOG=info, which the library reads
- * when it is loaded.
- */
-static void progress(void)
+int main(void)
 {
-	char said[4096] = "", name[] = "/tmp/prefault-XXXXXX", *line;
-	int fd = mkstemp(name), status;
-	double took, of_line;
-	pid_t child;
-
-	must(fd >= 0 && unlink(name) == 0);
-	fflush(stdout);
-	child = fork();
-	if (!child) {
-		must(dup2(fd, 2) == 2 && setenv("RDMAMR_LOG", "info", 1) == 0);
-		execl("/proc/self/exe", "prefault", "long", NULL);
-		_exit(127);
-	}
-	must(child > 0 && waitpid(child, &status, 0) == child && status == 0);
-	must(pread(fd, said, sizeof(said) - 1, 0) > 0);
-	close(fd);
-	for (char *at = strtok(strdup(said), "\n"); at; at = strtok(NULL, "\n"))
-		printf("# %s\n", at);
-	line = strstr(said, "it took ");
-	must(line && sscanf(line, "it took %lf s", &took) == 1);
-	line = strstr(said, "registering 512 MiB took ");
-	if (took < 1.1)
-		skip("the end of a long registration", "512 MiB are registered in little more than a second");
-	else
-		ok(line && sscanf(line, "registering 512 MiB took %lf s", &of_line) == 1 && of_line > 0 &&
-		   of_line < took + 0.1, "a line reports the end of a long registration: %.1f s", took);
-	if (took < 2.5)
-		skip("progress", "512 MiB are populated in little more than a second");
-	else
-		ok(strstr(said, " % of it populated, ") && strstr(said, " GiB/s, the rest in about "), "and its progress");
-}
-
-static int take_long(void)
-{
-	const size_t length = 512 * MIB;
-	struct ibv_pd *pd = ibv_alloc_pd(open_device());
-	char *memory = fresh(length, MADV_NOHUGEPAGE);
-	struct timespec start, end;
-	struct ibv_mr *mr;
-
-	clock_gettime(CLOCK_MONOTONIC, &start);
-	mr = ibv_reg_mr(pd, memory, length, LOCAL_AND_REMOTE);
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	fprintf(stderr, "it took %.3f s\n",
-		(double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec));
-	return !mr;
-}
-
-int main(int argc, char **argv)
-{
-	if (argc > 1 && !strcmp(argv[1], "long"))
-		return take_long();
 	pair_open(&pair);
 	unknown = *pair.pd;
 	unknown.handle = 0x00ffffff;
@@ -515,7 +483,6 @@ int main(int argc, char **argv)
 	threads();
 	child_registers();
 	signals();
-	progress();
 	is((long long)stats().live, 0, "no region is left");
 	return done_testing();
 }

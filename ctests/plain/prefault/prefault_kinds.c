@@ -37,146 +37,159 @@ struct result {
 
 static int fd = -1;
 
-static char *map(size_t length, int protection, int flags)
+static char folder[32]; /* of a mounted tmpfs */
+
+static char *map(int protection, int flags)
 {
-	char *memory = mmap(NULL, length, protection, flags, flags & MAP_ANONYMOUS ? -1 : fd, 0);
+	char *memory = mmap(NULL, SIZE, protection, flags, flags & MAP_ANONYMOUS ? -1 : fd, 0);
 
 	return memory == MAP_FAILED ? NULL : memory;
 }
 
-/* In small pages. */
-static char *small(char *memory)
+/* What happens to fresh memory before it is registered. Returns false if this machine lacks that. */
+typedef bool prepare(char *memory);
+
+static bool every_other_page(char *memory)
 {
-	if (memory)
-		must(madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
-	return memory;
-}
-
-static char *anonymous(void)
-{
-	return small(map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS));
-}
-
-/* Memory for which the program has given no advice. */
-static char *undecided(void)
-{
-	return map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS);
-}
-
-static char *huge_wanted(void)
-{
-	char *memory = map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS);
-
-	madvise(memory, SIZE, MADV_HUGEPAGE);
-	return memory;
-}
-
-static char *every_other_page(void)
-{
-	char *memory = anonymous();
-
 	for (size_t at = 0; at < SIZE; at += 2 * PAGE)
 		memory[at] = (char)(at >> 13 | 1);
-	return memory;
+	return true;
 }
 
-static char *second_half(void)
+static bool a_part(char *memory)
 {
-	char *memory = anonymous();
-
 	memset(memory + SIZE / 4, 0x5a, SIZE / 4);
-	return memory;
+	return true;
 }
 
-static char *zero_pages(void)
+static bool every_fourth_page(char *memory)
 {
-	volatile char *memory = anonymous();
-
-	for (size_t at = 0; at < SIZE; at += PAGE)
-		(void)memory[at];
-	return (char *)memory;
-}
-
-static char *bound_to_a_node(void)
-{
-	unsigned long nodes = 1;
-	char *memory = anonymous();
-
-	return syscall(SYS_mbind, memory, SIZE, MPOL_BIND, &nodes, 8 * sizeof(nodes), 0) == 0 ? memory : NULL;
-}
-
-static char *local_to_a_node(void)
-{
-	char *memory = anonymous();
-
-	return syscall(SYS_mbind, memory, SIZE, MPOL_LOCAL, NULL, 0, 0) == 0 ? memory : NULL;
-}
-
-static char *unreadable_inside(void)
-{
-	char *memory = anonymous();
-
-	must(mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0);
-	return memory;
-}
-
-static char *guarded(void)
-{
-	char *memory = anonymous();
-
-	return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0 ? memory : NULL;
-}
-
-static char *never_written(void)
-{
-	return map(SIZE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS);
-}
-
-static char *of_fd(int protection, int flags, off_t size)
-{
-	if (fd < 0 || ftruncate(fd, size))
-		return NULL;
-	usleep(20000); /* the clock of the file system */
-	return map(SIZE, protection, flags);
-}
-
-static char *memfd(void)
-{
-	fd = memfd_create("kinds", MFD_CLOEXEC);
-	return of_fd(BOTH, MAP_SHARED, SIZE);
-}
-
-static char *memfd_read_only(void)
-{
-	fd = memfd_create("kinds", MFD_CLOEXEC);
-	return of_fd(PROT_READ, MAP_SHARED, SIZE);
-}
-
-static char *memfd_private(void)
-{
-	fd = memfd_create("kinds", MFD_CLOEXEC);
-	return of_fd(BOTH, MAP_PRIVATE, SIZE);
-}
-
-static char *memfd_short(void)
-{
-	fd = memfd_create("kinds", MFD_CLOEXEC);
-	return of_fd(BOTH, MAP_SHARED, SIZE / 2);
-}
-
-static char *memfd_partly(void)
-{
-	char *memory = memfd();
-
 	for (size_t at = 0; at < SIZE; at += 4 * PAGE)
 		memset(memory + at, 0x5a, PAGE);
-	usleep(20000);
-	return memory;
+	usleep(20000); /* the clock of the file system */
+	return true;
 }
 
-static char *shared_anonymous(void)
+static bool reads(char *memory)
 {
-	return map(SIZE, BOTH, MAP_SHARED | MAP_ANONYMOUS);
+	for (size_t at = 0; at < SIZE; at += PAGE)
+		(void)*(volatile char *)(memory + at);
+	return true;
+}
+
+static bool bound_to_a_node(char *memory)
+{
+	unsigned long nodes = 1;
+
+	return syscall(SYS_mbind, memory, SIZE, MPOL_BIND, &nodes, 8 * sizeof(nodes), 0) == 0;
+}
+
+static bool local_to_a_node(char *memory)
+{
+	return syscall(SYS_mbind, memory, SIZE, MPOL_LOCAL, NULL, 0, 0) == 0;
+}
+
+static bool unreadable_inside(char *memory)
+{
+	return mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0;
+}
+
+static bool guarded(char *memory)
+{
+	return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0;
+}
+
+static bool half_a_memfd(char *memory)
+{
+	fd = memfd_create("kinds", MFD_CLOEXEC);
+	must(ftruncate(fd, SIZE / 2) == 0);
+	return mmap(memory + SIZE / 2, SIZE / 2, BOTH, MAP_SHARED | MAP_FIXED, fd, 0) == memory + SIZE / 2;
+}
+
+/* EITHER: a file that is in memory is present for mincore(2). */
+enum { ALONE, HELPED, EITHER };
+enum from { SMALL, UNDECIDED, HUGE_WANTED, MEMFD, SYSTEM_V, POSIX, TMPFS, IN_FILE };
+enum { PRIVATE = MAP_PRIVATE, SHARED = MAP_SHARED, BLANK = MAP_ANONYMOUS, LARGE_PAGES = MAP_HUGETLB };
+
+static const struct kind {
+	const char *name;
+	enum from from;
+	int flags, protection;
+	long size; /* of the file, or the MiB of the tmpfs */
+	prepare *prepare;
+	int access, helped;
+} kinds[] = {
+	{ "private anonymous memory", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "private anonymous memory, for reading", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, READ_ONLY, HELPED },
+	{ "anonymous memory without advice", UNDECIDED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages where the kernel finds them", HUGE_WANTED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "every other page touched", SMALL, PRIVATE | BLANK, BOTH, 0, every_other_page, LOCAL_AND_REMOTE, HELPED },
+	{ "a part touched", SMALL, PRIVATE | BLANK, BOTH, 0, a_part, LOCAL_AND_REMOTE, HELPED },
+	{ "pages that were only read", SMALL, PRIVATE | BLANK, BOTH, 0, reads, LOCAL_AND_REMOTE, ALONE },
+	{ "memory bound to a node", SMALL, PRIVATE | BLANK, BOTH, 0, bound_to_a_node, LOCAL_AND_REMOTE, HELPED },
+	{ "memory local to a node", SMALL, PRIVATE | BLANK, BOTH, 0, local_to_a_node, LOCAL_AND_REMOTE, HELPED },
+	{ "a page without rights inside", SMALL, PRIVATE | BLANK, BOTH, 0, unreadable_inside, LOCAL_AND_REMOTE, ALONE },
+	{ "a guard page inside", SMALL, PRIVATE | BLANK, BOTH, 0, guarded, LOCAL_AND_REMOTE, HELPED },
+	{ "anonymous memory that cannot be written", UNDECIDED, PRIVATE | BLANK, PROT_READ, 0, NULL, READ_ONLY, ALONE },
+	{ "memfd", MEMFD, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, for reading", MEMFD, SHARED, BOTH, SIZE, NULL, READ_ONLY, HELPED },
+	{ "memfd, mapped for reading", MEMFD, SHARED, PROT_READ, SIZE, NULL, READ_ONLY, HELPED },
+	{ "memfd, mapped for reading, registered for writing", MEMFD, SHARED, PROT_READ, SIZE, NULL, LOCAL_AND_REMOTE, ALONE },
+	{ "memfd, private", MEMFD, PRIVATE, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, shorter than its mapping", MEMFD, SHARED, BOTH, SIZE / 2, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, every fourth page touched", MEMFD, SHARED, BOTH, SIZE, every_fourth_page, LOCAL_AND_REMOTE, HELPED },
+	{ "shared anonymous memory", UNDECIDED, SHARED | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "System V shared memory", SYSTEM_V, SHARED, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "POSIX shared memory, unlinked", POSIX, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "tmpfs", TMPFS, SHARED, BOTH, 256, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "tmpfs, for reading", TMPFS, SHARED, BOTH, 256, NULL, READ_ONLY, HELPED },
+	{ "tmpfs with just enough room", TMPFS, SHARED, BOTH, 19, NULL, LOCAL_AND_REMOTE, ALONE },
+	{ "tmpfs with too little room", TMPFS, SHARED, BOTH, 8, NULL, LOCAL_AND_REMOTE, ALONE },
+	{ "a file, private", IN_FILE, PRIVATE, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, EITHER },
+	{ "a file, private, mapped for reading", IN_FILE, PRIVATE, PROT_READ, SIZE, NULL, READ_ONLY, EITHER },
+	{ "a file, shared", IN_FILE, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, ALONE },
+	{ "a file, shared, mapped for reading", IN_FILE, SHARED, PROT_READ, SIZE, NULL, READ_ONLY, EITHER },
+	{ "huge pages, private", UNDECIDED, PRIVATE | BLANK | LARGE_PAGES, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages, shared", UNDECIDED, SHARED | BLANK | LARGE_PAGES, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "huge pages, memfd", MEMFD, SHARED | LARGE_PAGES, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "memory of two kinds", SMALL, PRIVATE | BLANK, BOTH, 0, half_a_memfd, LOCAL_AND_REMOTE, ALONE },
+};
+enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
+
+/* The kinds that other tests than each_kind() use. */
+static const struct kind *const anonymous = &kinds[0], *const undecided = &kinds[2];
+
+/* A file with content, which must be read again: it is dropped from the page cache. */
+static int file(void)
+{
+	char name[] = "/var/tmp/prefault-XXXXXX", *block = malloc(MIB);
+	int made = mkstemp(name);
+
+	must(made >= 0 && unlink(name) == 0 && block);
+	for (int n = 0; n < SIZE / MIB; n++) {
+		memset(block, 'a' + n % 26, MIB);
+		must(write(made, block, MIB) == MIB);
+	}
+	must(fsync(made) == 0);
+	free(block);
+	posix_fadvise(made, 0, 0, POSIX_FADV_DONTNEED);
+	return made;
+}
+
+static int in_tmpfs(long mib)
+{
+	char path[64], size[32];
+
+	strcpy(folder, "/tmp/prefault-XXXXXX");
+	must(mkdtemp(folder));
+	snprintf(size, sizeof(size), "size=%ldm", mib);
+	if (mount("tmpfs", folder, "tmpfs", 0, size)) {
+		must(rmdir(folder) == 0);
+		folder[0] = 0;
+		return -1;
+	}
+	snprintf(path, sizeof(path), "%s/file", folder);
+	return open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 }
 
 static char *system_v(void)
@@ -191,129 +204,49 @@ static char *system_v(void)
 	return memory == (void *)-1 ? NULL : memory;
 }
 
-static char *posix(void)
+/* Memory of that kind; NULL if this machine lacks such memory. */
+static char *make(const struct kind *kind)
 {
-	fd = shm_open("/prefault-kinds", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-	if (fd >= 0)
-		shm_unlink("/prefault-kinds");
-	return of_fd(BOTH, MAP_SHARED, SIZE);
-}
+	const int advice = kind->from == SMALL ? MADV_NOHUGEPAGE : kind->from == HUGE_WANTED ? MADV_HUGEPAGE : MADV_NORMAL;
+	char *memory;
 
-static char folder[32];
-
-/* A tmpfs of that size. */
-static char *in_tmpfs(const char *size)
-{
-	char path[64];
-
-	strcpy(folder, "/tmp/prefault-XXXXXX");
-	must(mkdtemp(folder));
-	if (mount("tmpfs", folder, "tmpfs", 0, size)) {
-		must(rmdir(folder) == 0);
-		folder[0] = 0;
+	switch (kind->from) {
+	case MEMFD: fd = memfd_create("kinds", MFD_CLOEXEC | (kind->flags & LARGE_PAGES ? MFD_HUGETLB : 0)); break;
+	case POSIX:
+		fd = shm_open("/prefault-kinds", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+		if (fd >= 0)
+			shm_unlink("/prefault-kinds");
+		break;
+	case TMPFS: fd = in_tmpfs(kind->size); break;
+	case IN_FILE: fd = file(); break;
+	default: break;
+	}
+	if (!(kind->flags & BLANK) && kind->from != SYSTEM_V) {
+		if (fd < 0 || ftruncate(fd, kind->from == TMPFS ? SIZE : kind->size))
+			return NULL;
+		usleep(20000); /* the clock of the file system */
+	}
+	memory = kind->from == SYSTEM_V ? system_v() :
+		 map(kind->protection, kind->flags & BLANK ? kind->flags : kind->flags & ~LARGE_PAGES);
+	if (!memory)
 		return NULL;
-	}
-	snprintf(path, sizeof(path), "%s/file", folder);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	return of_fd(BOTH, MAP_SHARED, SIZE);
+	/* A kernel without huge pages knows no advice about them. */
+	must(advice == MADV_NORMAL || madvise(memory, SIZE, advice) == 0 || advice == MADV_HUGEPAGE);
+	return kind->prepare && !kind->prepare(memory) ? NULL : memory;
 }
 
-static char *tmpfs(void) { return in_tmpfs("size=256m"); }
-static char *tmpfs_just_enough(void) { return in_tmpfs("size=19m"); }
-static char *tmpfs_too_small(void) { return in_tmpfs("size=8m"); }
-
-static char *file(int protection, int flags)
+/* Ends the memory, and the file of its kind. */
+static void unmake(char *memory)
 {
-	char name[] = "/var/tmp/prefault-XXXXXX", *block = malloc(MIB);
-
-	fd = mkstemp(name);
-	must(fd >= 0 && unlink(name) == 0 && block);
-	for (int n = 0; n < SIZE / MIB; n++) {
-		memset(block, 'a' + n % 26, MIB);
-		must(write(fd, block, MIB) == MIB);
-	}
-	must(fsync(fd) == 0);
-	free(block);
-	/* Drops the file from the page cache: it must be read again. */
-	posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-	return of_fd(protection, flags, SIZE);
+	if (memory && munmap(memory, SIZE))
+		must(shmdt(memory) == 0);
+	if (fd >= 0)
+		must(close(fd) == 0);
+	fd = -1;
+	if (folder[0])
+		must(umount(folder) == 0 && rmdir(folder) == 0);
+	folder[0] = 0;
 }
-
-static char *file_private(void) { return file(BOTH, MAP_PRIVATE); }
-static char *file_private_read_only(void) { return file(PROT_READ, MAP_PRIVATE); }
-static char *file_shared(void) { return file(BOTH, MAP_SHARED); }
-static char *file_shared_read_only(void) { return file(PROT_READ, MAP_SHARED); }
-
-static char *huge(void)
-{
-	return map(SIZE, BOTH, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB);
-}
-
-static char *huge_shared(void)
-{
-	return map(SIZE, BOTH, MAP_SHARED | MAP_ANONYMOUS | MAP_HUGETLB);
-}
-
-static char *huge_memfd(void)
-{
-	fd = memfd_create("kinds", MFD_CLOEXEC | MFD_HUGETLB);
-	return of_fd(BOTH, MAP_SHARED, SIZE);
-}
-
-static char *two_kinds(void)
-{
-	char *memory = anonymous();
-
-	fd = memfd_create("kinds", MFD_CLOEXEC);
-	must(ftruncate(fd, SIZE / 2) == 0);
-	must(mmap(memory + SIZE / 2, SIZE / 2, BOTH, MAP_SHARED | MAP_FIXED, fd, 0) == memory + SIZE / 2);
-	return memory;
-}
-
-/* EITHER: a file that is in memory is present for mincore(2). */
-enum { ALONE, HELPED, EITHER };
-
-static const struct kind {
-	const char *name;
-	char *(*make)(void);
-	int access, helped;
-} kinds[] = {
-	{ "private anonymous memory", anonymous, LOCAL_AND_REMOTE, HELPED },
-	{ "private anonymous memory, for reading", anonymous, READ_ONLY, HELPED },
-	{ "anonymous memory without advice", undecided, LOCAL_AND_REMOTE, HELPED },
-	{ "huge pages where the kernel finds them", huge_wanted, LOCAL_AND_REMOTE, HELPED },
-	{ "every other page touched", every_other_page, LOCAL_AND_REMOTE, HELPED },
-	{ "a part touched", second_half, LOCAL_AND_REMOTE, HELPED },
-	{ "pages that were only read", zero_pages, LOCAL_AND_REMOTE, ALONE },
-	{ "memory bound to a node", bound_to_a_node, LOCAL_AND_REMOTE, HELPED },
-	{ "memory local to a node", local_to_a_node, LOCAL_AND_REMOTE, HELPED },
-	{ "a page without rights inside", unreadable_inside, LOCAL_AND_REMOTE, ALONE },
-	{ "a guard page inside", guarded, LOCAL_AND_REMOTE, HELPED },
-	{ "anonymous memory that cannot be written", never_written, READ_ONLY, ALONE },
-	{ "memfd", memfd, LOCAL_AND_REMOTE, HELPED },
-	{ "memfd, for reading", memfd, READ_ONLY, HELPED },
-	{ "memfd, mapped for reading", memfd_read_only, READ_ONLY, HELPED },
-	{ "memfd, mapped for reading, registered for writing", memfd_read_only, LOCAL_AND_REMOTE, ALONE },
-	{ "memfd, private", memfd_private, LOCAL_AND_REMOTE, HELPED },
-	{ "memfd, shorter than its mapping", memfd_short, LOCAL_AND_REMOTE, HELPED },
-	{ "memfd, every fourth page touched", memfd_partly, LOCAL_AND_REMOTE, HELPED },
-	{ "shared anonymous memory", shared_anonymous, LOCAL_AND_REMOTE, HELPED },
-	{ "System V shared memory", system_v, LOCAL_AND_REMOTE, HELPED },
-	{ "POSIX shared memory, unlinked", posix, LOCAL_AND_REMOTE, HELPED },
-	{ "tmpfs", tmpfs, LOCAL_AND_REMOTE, HELPED },
-	{ "tmpfs, for reading", tmpfs, READ_ONLY, HELPED },
-	{ "tmpfs with just enough room", tmpfs_just_enough, LOCAL_AND_REMOTE, ALONE },
-	{ "tmpfs with too little room", tmpfs_too_small, LOCAL_AND_REMOTE, ALONE },
-	{ "a file, private", file_private, LOCAL_AND_REMOTE, EITHER },
-	{ "a file, private, mapped for reading", file_private_read_only, READ_ONLY, EITHER },
-	{ "a file, shared", file_shared, LOCAL_AND_REMOTE, ALONE },
-	{ "a file, shared, mapped for reading", file_shared_read_only, READ_ONLY, EITHER },
-	{ "huge pages, private", huge, LOCAL_AND_REMOTE, HELPED },
-	{ "huge pages, shared", huge_shared, LOCAL_AND_REMOTE, HELPED },
-	{ "huge pages, memfd", huge_memfd, LOCAL_AND_REMOTE, HELPED },
-	{ "memory of two kinds", two_kinds, LOCAL_AND_REMOTE, ALONE },
-};
-enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 
 static struct ibv_pd *open_pd(void)
 {
@@ -386,18 +319,11 @@ static int measure(void)
 	struct ibv_pd *pd = open_pd();
 
 	for (int n = 0; n < KINDS; n++) {
-		char *memory = kinds[n].make();
+		char *memory = make(&kinds[n]);
 		struct result result = look(pd, &kinds[n], memory);
 
 		must(write(3, &result, sizeof(result)) == sizeof(result));
-		if (memory && munmap(memory, SIZE))
-			must(shmdt(memory) == 0);
-		if (fd >= 0)
-			must(close(fd) == 0);
-		fd = -1;
-		if (folder[0])
-			must(umount(folder) == 0 && rmdir(folder) == 0);
-		folder[0] = 0;
+		unmake(memory);
 	}
 	return 0;
 }
@@ -449,11 +375,11 @@ static void each_kind(void)
 		is(helped.err, alone.err, "the same errno");
 		is(helped.before, alone.before, "as many pages before");
 		/* Nothing reports a guard page before the pin reaches it. */
-		if (kind->make != guarded)
+		if (kind->prepare != guarded)
 			is(helped.after, alone.after, "as many pages afterwards");
 		is(helped.outside, alone.outside, "as many beside it");
 		/* Pages of the file that were only copied are not mapped, and the kernel may drop them. */
-		if (kind->make == memfd_private)
+		if (kind->from == MEMFD && kind->flags == PRIVATE)
 			ok(helped.blocks <= (SIZE - 2 * PAGE) / 512, "no more blocks of the file than the memory");
 		else
 			is(helped.blocks, alone.blocks, "as many blocks of the file");
@@ -502,7 +428,7 @@ static void asks_for_huge_pages(void)
 	close(file);
 	/* On a busy machine the registration may end before the other thread has begun. */
 	for (int round = 0; round < 50 && !asked; round++) {
-		char *refused = anonymous(), *open = undecided();
+		char *refused = make(anonymous), *open = make(undecided);
 		struct ibv_mr *mrs[] = { ibv_reg_mr(pd, refused, SIZE, LOCAL_AND_REMOTE),
 					 ibv_reg_mr(pd, open, SIZE, LOCAL_AND_REMOTE) };
 
@@ -550,45 +476,41 @@ static void *protects(void *argument)
 	return argument;
 }
 
-static void shake(struct ibv_pd *pd, char *(*make)(void), void *(*change)(void *), const char *what)
-{
-	int other = 0, count = 0, err = 0;
-
-	for (int round = 0; round < ROUNDS; round++) {
-		pthread_t thread;
-		struct ibv_mr *mr;
-
-		fd = -1;
-		stop = false;
-		shaken = make();
-		must(shaken && pthread_create(&thread, NULL, change, NULL) == 0);
-		errno = 0;
-		mr = ibv_reg_mr(pd, shaken, SIZE, LOCAL_AND_REMOTE);
-		if (!mr && errno != EFAULT)
-			other++, err = errno;
-		count++;
-		stop = true;
-		must(pthread_join(thread, NULL) == 0);
-		must(!mr || ibv_dereg_mr(mr) == 0);
-		munmap(shaken, SIZE);
-		if (fd >= 0)
-			close(fd);
-	}
-	errno = err;
-	ok(count == ROUNDS && !other, "%s meanwhile: registered or EFAULT, and no signal", what);
-}
-
 static void shaken_memory(void)
 {
+	static const struct { const char *name; const struct kind *kind; void *(*change)(void *); } rows[] = {
+		{ "another thread unmaps memory", &kinds[0], unmaps },
+		{ "another thread maps other memory there", &kinds[0], replaces },
+		{ "another thread takes away rights", &kinds[0], protects },
+		{ "another thread truncates the file", &kinds[12], truncates },
+	};
 	struct ibv_pd *pd = open_pd();
 
-	shake(pd, anonymous, unmaps, "another thread unmaps memory");
-	shake(pd, anonymous, replaces, "another thread maps other memory there");
-	shake(pd, anonymous, protects, "another thread takes away rights");
-	shake(pd, memfd, truncates, "another thread truncates the file");
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		int other = 0, err = 0;
+
+		for (int round = 0; round < ROUNDS; round++) {
+			pthread_t thread;
+			struct ibv_mr *mr;
+
+			stop = false;
+			shaken = make(rows[n].kind);
+			must(shaken && pthread_create(&thread, NULL, rows[n].change, NULL) == 0);
+			errno = 0;
+			mr = ibv_reg_mr(pd, shaken, SIZE, LOCAL_AND_REMOTE);
+			if (!mr && errno != EFAULT)
+				other++, err = errno;
+			stop = true;
+			must(pthread_join(thread, NULL) == 0);
+			must(!mr || ibv_dereg_mr(mr) == 0);
+			unmake(shaken);
+		}
+		errno = err;
+		ok(!other, "%s meanwhile: registered or EFAULT, and no signal", rows[n].name);
+	}
 }
 
-/* Returns the folder in which memory cgroups are made, in each version of the interface. */
+/* The folder in which memory cgroups are made, in each version of the interface. */
 static const struct {
 	const char *folder, *limit;
 } groups[] = {
@@ -649,7 +571,7 @@ static int in_group(long limit, const char *threads)
 static int limited(void)
 {
 	struct ibv_pd *pd = open_pd();
-	char *memory = anonymous();
+	char *memory = make(anonymous);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 
 	return (mr ? 1 : 0) | (started ? 2 : 0);
