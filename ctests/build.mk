@@ -23,7 +23,6 @@ inputs_cuda_plugin   = $(built)/libcudart.so.12
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address
 flags_thread        := -fsanitize=thread
-flags_linked_alone  := -DALONE
 # Its calls are weak, and libibverbs must be loaded all the same.
 inputs_stub          = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
 inputs_stub_alone    = $(built)/lib/stub_device.o
@@ -33,14 +32,13 @@ inputs_plugin       := $(built)/lib/cached.o
 inputs_address      := $(so)
 inputs_thread       := $(so)
 inputs_linked       := $(so)
-inputs_linked_alone := $(so)
 inputs_linked_behind := -Wl,--no-as-needed -libverbs $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub stub_alone): $(built)/lib/stub_device.o
 $(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
-$(call with,address thread linked linked_alone linked_behind): $(so)
+$(call with,address thread linked linked_behind): $(so)
 
 # The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
 # ibv_alloc_pd, so a word of BUILD names them.

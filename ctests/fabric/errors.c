@@ -4,13 +4,12 @@
  * and writes nothing to the caller. Also calls that look bad, and must succeed.
  */
 #include "../lib/fabric.h"
+#include "../lib/observe.h"
 #include "../lib/program.h"
 #include <rdmamr/verbs.h>
-#include <linux/capability.h>
 #include <pthread.h>
 #include <regex.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #pragma weak ibv_flush_relaxed_mr
@@ -914,17 +913,12 @@ static void own_calls(void)
 static void limited(void)
 {
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct data[2];
 	/* (If remote peers count from 0, memory that both sides may use is pinned twice.) */
 	struct fid_domain *domain = plain(FI_MR_VIRT_ADDR, 0);
 	struct iovec iov[3] = { { memory, 6 * PAGE }, { memory + 8 * PAGE, 6 * PAGE }, { memory + 16 * PAGE, 6 * PAGE } };
 
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
-	must(syscall(SYS_capget, &header, data) == 0);
-	data[0].effective &= ~(1u << CAP_IPC_LOCK);
-	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
-	must(syscall(SYS_capset, &header, data) == 0);
+	drop_memlock_right();
 	for (int call = 0; call < CALLS; call++)
 		FAILS(-FI_ENOMEM, "RLIMIT_MEMLOCK", make(call, domain, memory, 20 * PAGE, FI_ALL, 0, 1, 0));
 	FAILS(-FI_ENOMEM, " 48 KiB of the same call, and ", fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL));

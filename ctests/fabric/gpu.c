@@ -59,27 +59,28 @@ static void of_verbs(const char *device, uint64_t caps, uint64_t at)
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY | FI_MR_HMEM;
 	must(!fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
-	ok(!strcmp(info->domain_attr->name, device) && (info->caps & caps) == caps, "%s: libfabric has a domain of the device",
-	   name);
+	about("%s", name);
+	ok(!strcmp(info->domain_attr->name, device) && (info->caps & caps) == caps, "libfabric has a domain of the device");
 	must(!fi_fabric(info->fabric_attr, &fabric, NULL) && !fi_domain(fabric, info, &domain, NULL));
 	for (enum call call = REG; call < CALLS; call++) {
 		int ret = make(call, domain, at, SIZE, 0, &mr);
 
+		about("%s, %s", name, calls[call]);
 		/* Then the provider exports the memory itself. It makes no call of libibverbs. */
 		if (caps && ret == -FI_ENOSYS) {
 			printf("# %s, %s: -FI_ENOSYS, since this libfabric is built without the GPU's runtime\n", name, calls[call]);
 			continue;
 		}
 		if (!rdmamr_domain_open) {
-			is(ret, -FI_EFAULT, "%s, %s: without the library -FI_EFAULT", name, calls[call]);
+			is(ret, -FI_EFAULT, "without the library -FI_EFAULT");
 			continue;
 		}
-		if (!is(ret, 0, "%s, %s: registered", name, calls[call]))
+		if (!is(ret, 0, "registered"))
 			continue;
 		/* The desc is the provider's secret. With mlx5 a region's two keys are the same number. */
-		ok(lands((uint32_t)fi_mr_key(mr), at, at, SIZE, false), "%s, %s: data by its lkey", name, calls[call]);
-		ok(lands((uint32_t)fi_mr_key(mr), at, at, SIZE, true), "%s, %s: data by its key", name, calls[call]);
-		is(fi_close(&mr->fid), 0, "%s, %s: closed", name, calls[call]);
+		ok(lands((uint32_t)fi_mr_key(mr), at, at, SIZE, false), "data by its lkey");
+		ok(lands((uint32_t)fi_mr_key(mr), at, at, SIZE, true), "data by its key");
+		is(fi_close(&mr->fid), 0, "closed");
 	}
 	fi_close(&domain->fid);
 	fi_close(&fabric->fid);
@@ -94,15 +95,16 @@ static void of_ours(struct ibv_pd *pd, const struct kind *kind, uint64_t at)
 	struct fid_mr *mr = NULL;
 
 	for (enum call call = REG; call < CALLS; call++) {
-		if (!is(make(call, domain, at + SKEW, SIZE / 2, 0x77, &mr), 0, "%s, %s: registered", kind->name, calls[call]))
+		about("%s, %s", kind->name, calls[call]);
+		if (!is(make(call, domain, at + SKEW, SIZE / 2, 0x77, &mr), 0, "registered"))
 			continue;
-		ok(lands((uint32_t)(uintptr_t)fi_mr_desc(mr), at + SKEW, at + SKEW, SIZE / 2, false), "%s, %s: data by its desc",
-		   kind->name, calls[call]);
+		ok(lands((uint32_t)(uintptr_t)fi_mr_desc(mr), at + SKEW, at + SKEW, SIZE / 2, false), "data by its desc");
 		segment = resolved(domain, fi_mr_key(mr), kind->virtual_addresses ? at + SKEW : 0, SIZE / 2);
-		ok(lands(segment.rkey, segment.addr, at + SKEW, SIZE / 2, true), "%s, %s: data by its key", kind->name, calls[call]);
-		is(fi_close(&mr->fid), 0, "%s, %s: closed", kind->name, calls[call]);
+		ok(lands(segment.rkey, segment.addr, at + SKEW, SIZE / 2, true), "data by its key");
+		is(fi_close(&mr->fid), 0, "closed");
 	}
-	is(fi_close(&domain->fid), 0, "%s: the domain is closed", kind->name);
+	about("%s", kind->name);
+	is(fi_close(&domain->fid), 0, "the domain is closed");
 }
 
 int main(void)
@@ -133,6 +135,7 @@ int main(void)
 	of_verbs(device, FI_HMEM, at);
 	for (int kind = 0; kind < KINDS; kind++)
 		of_ours(pd, &kinds[kind], at);
+	about("%s", "");
 	is((long long)stats().live, 0, "no region is left");
 	return done_testing();
 }

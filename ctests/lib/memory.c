@@ -176,3 +176,43 @@ char *pages(size_t count)
 	must(memory != MAP_FAILED);
 	return memory;
 }
+
+bool vm_flag(const void *page, const char *flag)
+{
+	FILE *smaps = fopen("/proc/self/smaps", "re");
+	unsigned long start, end;
+	bool within = false, found = false;
+	char line[4096], word[8];
+
+	must(smaps);
+	snprintf(word, sizeof(word), " %s", flag);
+	while (fgets(line, sizeof(line), smaps)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			within = start <= (uintptr_t)page && (uintptr_t)page < end;
+		else if (within && !strncmp(line, "VmFlags:", 8))
+			found = strstr(line, word) != NULL;
+	}
+	must(fclose(smaps) == 0);
+	return found;
+}
+
+long populated(const void *memory, size_t length)
+{
+	static uint64_t entries[PAGE];
+	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+	size_t at = (uintptr_t)memory / PAGE, end = at + length / PAGE;
+	long count = 0;
+
+	must(fd >= 0);
+	while (at < end) {
+		size_t most = end - at < PAGE ? end - at : PAGE;
+		ssize_t got = pread(fd, entries, most * sizeof(*entries), (off_t)(at * sizeof(*entries)));
+
+		must(got > 0);
+		for (size_t n = 0; n < (size_t)got / sizeof(*entries); n++)
+			count += entries[n] >> 63;
+		at += (size_t)got / sizeof(*entries);
+	}
+	close(fd);
+	return count;
+}

@@ -53,6 +53,12 @@ void remap(void *memory, size_t length);
 /* The same by raw system calls. */
 void raw_remap(void *memory, size_t length);
 
+/* Whether the mapping of a page has a flag of smaps, such as "dc": its line VmFlags. */
+bool vm_flag(const void *page, const char *flag);
+
+/* The number of populated pages of a range of whole pages, by the page map. */
+long populated(const void *memory, size_t length);
+
 /* The number of mappings of the process, as vm.max_map_count counts them. Allocates nothing. */
 int mappings(void);
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "program.h"
 #include <dirent.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <pthread.h>
@@ -8,7 +9,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -72,6 +75,28 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 bool refuse_calls(long number, int argument, uint32_t value, int error)
 {
 	return filter_calls(number, argument, value, SECCOMP_RET_ERRNO | (uint32_t)error, 0) == 0;
+}
+
+void copy_file(const char *original, const char *path, const char *const words[][2])
+{
+	int from = open(original, O_RDONLY | O_CLOEXEC), to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
+	struct stat size;
+	char *bytes;
+
+	must(from >= 0 && to >= 0 && fstat(from, &size) == 0);
+	bytes = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
+	must(bytes != MAP_FAILED);
+	for (; words[0][0]; words++) {
+		size_t length = strlen(words[0][0]);
+		int count = 0;
+
+		must(strlen(words[0][1]) == length);
+		for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size.st_size - at), words[0][0], length)); count++)
+			memcpy(at, words[0][1], length);
+		must(count > 0);
+	}
+	must(write(to, bytes, (size_t)size.st_size) == size.st_size && close(to) == 0 && close(from) == 0);
+	must(munmap(bytes, (size_t)size.st_size) == 0);
 }
 
 double seconds_now(void)

@@ -61,6 +61,12 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 /* Makes such a call fail with `error`. Returns false if this process can have no seccomp filter. */
 bool refuse_calls(long number, int argument, uint32_t value, int error);
 
+/*
+ * Makes an executable copy of a file in which some words are replaced, each by one of the same length;
+ * the list ends with a NULL. Each word must be in the file.
+ */
+void copy_file(const char *original, const char *path, const char *const words[][2]);
+
 double seconds_now(void);
 
 /*

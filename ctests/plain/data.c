@@ -25,18 +25,19 @@ static void moves(const char *name, size_t offset, uint64_t iova)
 	struct ibv_mr *mr = ibv_reg_mr_iova(pair.pd, remote + offset, length, iova, ALL);
 	int status;
 
-	if (!ok(mr != NULL, "%s: registered", name))
+	about("%s", name);
+	if (!ok(mr != NULL, "registered"))
 		return;
-	is((char *)mr->addr - remote, (long long)offset, "%s: the region's address is the program's", name);
+	is((char *)mr->addr - remote, (long long)offset, "the region's address is the program's");
 	fill_from(local, 1);
 	memset(remote, 0, SIZE);
-	is(pair_write(&pair, source, local, length, iova, mr->rkey), IBV_WC_SUCCESS, "%s: written", name);
-	ok(!memcmp(local, remote + offset, length), "%s: the written data is there", name);
+	is(pair_write(&pair, source, local, length, iova, mr->rkey), IBV_WC_SUCCESS, "written");
+	ok(!memcmp(local, remote + offset, length), "the written data is there");
 	ok((!offset || !remote[offset - 1]) && (!offset || !remote[offset + length]),
-	   "%s: and nothing beside it was written", name);
+	   "and nothing beside it was written");
 	fill_from(remote, 2);
-	is(pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey), IBV_WC_SUCCESS, "%s: read", name);
-	ok(!memcmp(local, remote + offset + 8, length - 8), "%s: the read data equals the memory", name);
+	is(pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey), IBV_WC_SUCCESS, "read");
+	ok(!memcmp(local, remote + offset + 8, length - 8), "the read data equals the memory");
 	if (pair.iwarp) {
 		skip(name, "iWARP has no atomic operations");
 	} else {
@@ -44,9 +45,9 @@ static void moves(const char *name, size_t offset, uint64_t iova)
 
 		*counter = 40;
 		status = pair_fetch_add(&pair, source, old, 2, iova + 64, mr->rkey);
-		ok(status == IBV_WC_SUCCESS && *old == 40 && *counter == 42, "%s: added", name);
+		ok(status == IBV_WC_SUCCESS && *old == 40 && *counter == 42, "added");
 	}
-	is(ibv_dereg_mr(mr), 0, "%s: deregistered", name);
+	is(ibv_dereg_mr(mr), 0, "deregistered");
 }
 
 /* An operation that must fail breaks the connection: each gets a new one. */
@@ -124,6 +125,7 @@ int main(void)
 		moves("by iova 0", 0, 0);
 		moves("by the iova that is the page offset", 56, 56);
 	}
+	about("%s", "");
 	as_case(rights(), "rights");
 
 	is(ibv_dereg_mr(source), 0, "the source is deregistered");

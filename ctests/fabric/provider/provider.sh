@@ -17,21 +17,17 @@ if [ -z "$devices" ]; then
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir "$work/none" "$work/link" "$work/copy" "$work/lib"
+mkdir "$work/none" "$work/link" "$work/copy"
 ln -s "$library" "$work/link/librdmamr-fi.so"
 cp "$library" "$work/copy/librdmamr-fi.so"
-ln -s "$library" "$work/lib/librdmamr.so.1"
-ln -s "$library" "$work/lib/librdmamr.so"
 
 compile() { # OUTPUT ARGUMENT...: unless the Makefile has compiled it
 	[ -x "$built/$1" ] && ln -s "$(realpath "$built/$1")" "$work/$1" && return
-	"${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$here/../../../include" -O1 -g "$here/registers.c" -o "$work/$1" "${@:2}"
+	"${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$here/../../../include" -O1 -g "$here/registers.c" "$here/../../lib/tap.c" -o "$work/$1" "${@:2}"
 }
 check "a program is compiled with libfabric alone" compile registers -lfabric
-check "and the same without libfabric" compile registers_alone -DALONE -L"$work/lib" -lrdmamr -libverbs
 needs() { readelf -dW "$1" | sed -n 's/.*NEEDED.*\[lib\([a-z]*\)\..*/\1/p' | grep -v '^c$' | sort | xargs; }
-check "the one needs $(needs "$work/registers")" [ "$(needs "$work/registers")" = fabric ]
-check "the other needs $(needs "$work/registers_alone")" [ "$(needs "$work/registers_alone")" = "ibverbs rdmamr" ]
+check "it needs $(needs "$work/registers")" [ "$(needs "$work/registers")" = fabric ]
 
 with() { env FI_PROVIDER_PATH="$work/link" "$@" 2>"$work/stderr"; }
 without() { env FI_PROVIDER_PATH="$work/none" "$@" 2>"$work/stderr"; }
@@ -87,13 +83,11 @@ program() { # NAME COMMAND...
 }
 provided=(env FI_PROVIDER_PATH="$work/link")
 program "by libfabric" "${provided[@]}" "$work/registers"
-program "without libfabric" env LD_LIBRARY_PATH="$work/lib" "$work/registers_alone"
 program "by libfabric, the provider is a copy" env FI_PROVIDER_PATH="$work/copy" "$work/registers"
 program "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$work/registers"
 program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$work/registers"
 program "for libfabric 1.5" "${provided[@]}" "$work/registers" 1.5
 program "for libfabric 1.9" "${provided[@]}" "$work/registers" 1.9
-program "without libfabric, for 1.5" env LD_LIBRARY_PATH="$work/lib" "$work/registers_alone" 1.5
 # Versions for which libfabric itself is too old.
 program "for libfabric 1.999" "${provided[@]}" "$work/registers" 1.999
 program "for libfabric 9.0" "${provided[@]}" "$work/registers" 9.0

@@ -2,23 +2,16 @@
 /*
  * A program that registers memory by libfabric's calls and knows nothing of this library: it is
  * built with libfabric's headers and -lfabric alone, and the provider is a name in its hints.
- * Compiled with -DALONE, the same calls do the same without libfabric: on a protection domain of
- * libibverbs, by the library's own functions. The objects are those that the programs of fabric/ test:
- * here each call is made once, and each kind of refusal.
+ * The objects are those that the programs of fabric/ test; matrix.c has the refusals. Here are each
+ * kind of region, events, and what the kernel has pinned.
  *
  * Usage: registers [MAJOR.MINOR]: the version of libfabric that the program claims to be written
  * for, 1.17 by default; one that libfabric does not know is refused. The device is CHECK_DEVICE.
  */
-#ifdef ALONE
-#define RDMAMR_NO_LIBFABRIC
-#include <infiniband/verbs.h>
-#include <rdmamr/fi_mr.h>
-#else
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
-#endif
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/mman.h>
@@ -35,57 +28,6 @@ static char *memory; /* SIZE bytes */
 static struct fid_domain *domain;
 static struct fid_eq *queue;
 
-/* The two ways differ in how a domain and a queue are opened. */
-
-#ifdef ALONE
-static struct ibv_context *context;
-static struct ibv_pd *pd;
-
-static void open_device(void)
-{
-	struct ibv_device **list = ibv_get_device_list(NULL);
-
-	must(list);
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), device))
-			context = ibv_open_device(list[n]);
-	ibv_free_device_list(list);
-	must(context);
-	pd = ibv_alloc_pd(context);
-	must(pd);
-}
-
-static void close_device(void)
-{
-	is(ibv_dealloc_pd(pd), 0, "the protection domain is not in use");
-	is(ibv_close_device(context), 0, "the device is closed");
-}
-
-static void open_domain(bool provider_keys)
-{
-	struct rdmamr_domain_attr attr = {
-		.size = sizeof(attr),
-		.api_version = version,
-		.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | (provider_keys ? FI_MR_VIRT_ADDR | FI_MR_PROV_KEY : 0),
-	};
-
-	must(rdmamr_domain_open(pd, &attr, &domain, &version) == 0 && domain);
-}
-
-static void open_queue(void)
-{
-	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_FD };
-
-	must(rdmamr_eq_open(version, &attr, &queue, &version) == 0 && queue);
-}
-
-static void trywait(int answer, const char *when)
-{
-	/* A call of the fabric. */
-	(void)answer;
-	(void)when;
-}
-#else
 static struct fi_info *info;
 static struct fid_fabric *fabric;
 
@@ -118,15 +60,6 @@ static void old_application(void)
 		fi_freeinfo(info);
 		info = NULL;
 	}
-}
-
-static void open_device(void)
-{
-	/* Each domain calls fi_getinfo for itself. */
-}
-
-static void close_device(void)
-{
 }
 
 static void close_fabric(void)
@@ -177,8 +110,6 @@ static void trywait(int answer, const char *when)
 	is(fi_trywait(fabric, &other, 1), -FI_EINVAL, "%s: fi_trywait of a domain", when);
 	is(fi_trywait(fabric, queues, 0), 0, "%s: fi_trywait of nothing", when);
 }
-#endif
-
 /* The number of bytes that the kernel counts as pinned. */
 static long pinned(void)
 {
@@ -220,9 +151,6 @@ static void application_keys(void)
 	struct iovec adjacent[] = { { memory, 100 }, { memory + 100, PAGE }, { memory + 100 + PAGE, 50 } };
 	struct fi_mr_attr attr = { .mr_iov = adjacent, .iov_count = 3, .access = ALL, .requested_key = 9, .context = &attr };
 	char *hole = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	uint64_t base = 1, key = 0;
-	uint8_t raw[1024];
-	size_t size = sizeof(raw);
 
 	must(hole != MAP_FAILED);
 	gives(0, reg(memory, SIZE, ALL, 7, &mr));
@@ -230,18 +158,8 @@ static void application_keys(void)
 	is_pinned(SIZE, "the memory is pinned");
 	holds(fi_mr_key(mr) == 7 && fi_mr_desc(mr));
 	holds(mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &mr);
-	gives(0, fi_mr_enable(mr));
-	gives(-FI_ENOSYS, fi_mr_refresh(mr, apart, 1, 0));
-	gives(-FI_ENOSYS, fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE));
-	gives(-FI_ENOSYS, fi_control(&mr->fid, FI_GETWAIT, &mr));
-
 	gives(-FI_ENOKEY, reg(memory, PAGE, ALL, 7, &other));
-	gives(-FI_ENOKEY, fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, NULL));
-	gives(-FI_EKEYREJECTED, reg(memory, PAGE, ALL, FI_KEY_NOTAVAIL, &other));
-	gives(-FI_EINVAL, reg(memory, PAGE, 1, 40, &other));
 	gives(-FI_EFAULT, reg(hole, PAGE, ALL, 40, &other));
-	gives(-FI_EBADFLAGS, fi_mr_reg(domain, memory, PAGE, ALL, 0, 40, 1ULL << 35, &other, NULL));
-	gives(-FI_EBADFLAGS, fi_mr_regattr(domain, &attr, 1ULL << 35, &other));
 	gives(-FI_EBUSY, fi_close(&domain->fid));
 	holds(other == untouched);
 	is_pinned(SIZE, "no failure has pinned memory");
@@ -253,12 +171,6 @@ static void application_keys(void)
 	gives(0, fi_mr_regv(domain, apart, 3, ALL, 0, 7, 0, &other, &apart));
 	holds(fi_mr_key(other) == 7 && !fi_mr_desc(other) && other->fid.context == &apart);
 	is_pinned(5 * PAGE, "two pages of the one, three of the other are pinned");
-	gives(0, fi_mr_raw_attr(other, &base, raw, &size, 0));
-	gives(0, fi_mr_map_raw(domain, base, raw, size, &key, 0));
-	holds(base == 0 && key > UINT32_MAX && key != FI_KEY_NOTAVAIL);
-	gives(0, fi_mr_unmap_key(domain, key));
-	raw[size / 2] ^= 1;
-	gives(-FI_EINVAL, fi_mr_map_raw(domain, base, raw, size, &key, 0));
 	gives(0, fi_close(&mr->fid));
 	gives(0, fi_close(&other->fid));
 	must(munmap(hole, PAGE) == 0);
@@ -341,7 +253,6 @@ int main(int argc, char **argv)
 	must(device);
 	memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	must(memory != MAP_FAILED);
-#ifndef ALONE
 	if (version > fi_version()) {
 		is(ask(version, FI_MR_LOCAL | FI_MR_ALLOCATED, ~0ULL), -FI_ENOSYS, "libfabric refuses a newer version");
 		ok(info == NULL, "and offers nothing");
@@ -353,8 +264,6 @@ int main(int argc, char **argv)
 	fi_freeinfo(info);
 	info = NULL;
 	old_application();
-#endif
-	open_device();
 	open_domain(false);
 	open_queue();
 	ok(domain->fid.fclass == FI_CLASS_DOMAIN && domain->fid.context == &version, "the domain has its class and context");
@@ -363,15 +272,10 @@ int main(int argc, char **argv)
 	as_case(asynchronous(), "asynchronous");
 	close_domain();
 	is(fi_close(&queue->fid), 0, "the queue is closed");
-#ifndef ALONE
 	close_fabric();
-#endif
 	open_domain(true);
 	as_case(provider_keys(), "the provider's keys");
 	close_domain();
-#ifndef ALONE
 	close_fabric();
-#endif
-	close_device();
 	return done_testing();
 }

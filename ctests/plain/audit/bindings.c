@@ -10,9 +10,7 @@
  * libibverbs' own functions: libibverbs does not know the device.
  */
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -83,21 +81,11 @@ static void by_handle(const char *way, void *library, bool versions, const char 
 /* A copy of a file in which libibverbs has another name of the same length. */
 static const char *renamed(const char *original, const char *name)
 {
-	static const char old[] = "libibverbs.so.1", new[] = "libibverbz.so.1";
+	static const char *const words[][2] = { { "libibverbs.so.1", "libibverbz.so.1" }, { NULL, NULL } };
 	static char path[256];
-	int from = open(original, O_RDONLY | O_CLOEXEC), to;
-	struct stat size;
-	char *bytes;
 
-	must(from >= 0 && fstat(from, &size) == 0);
-	bytes = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
-	must(bytes != MAP_FAILED);
-	for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size.st_size - at), old, sizeof(old))); at++)
-		memcpy(at, new, sizeof(new));
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	to = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0700);
-	must(to >= 0 && write(to, bytes, (size_t)size.st_size) == size.st_size && close(to) == 0 && close(from) == 0);
-	must(munmap(bytes, (size_t)size.st_size) == 0);
+	copy_file(original, path, words);
 	return path;
 }
 

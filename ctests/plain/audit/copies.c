@@ -9,21 +9,21 @@
  */
 #include <dirent.h>
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <stddef.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <rdmamr.h>
+#include "../../lib/memory.h"
+#include "../../lib/program.h"
 #include "../../lib/tap.h"
 
 _Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, sz) == 8, "SZ_BEFORE_CONTEXT");
 _Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, create_cq_ex) == 120,
 	       "CREATE_CQ_EX_BEFORE_CONTEXT");
 
-enum { PAGE = 4096, LOCAL = IBV_ACCESS_LOCAL_WRITE };
+enum { LOCAL = IBV_ACCESS_LOCAL_WRITE };
 static char folder[] = "/tmp/copies.XXXXXX";
 static int (*get_stats)(struct rdmamr_stats *, size_t);
 static struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
@@ -50,31 +50,13 @@ static struct rdmamr_stats stats(void)
 	return now;
 }
 
-/* A copy of a file in which some words are replaced, each by one of the same length. */
-static void copy(const char *original, const char *name, const char *const words[][2])
+/* A file of the folder. */
+static const char *in_folder(const char *name)
 {
-	int from = open(original, O_RDONLY | O_CLOEXEC), to;
-	struct stat size;
-	char path[512], *bytes;
+	static char path[512];
 
-	must(from >= 0 && fstat(from, &size) == 0);
-	bytes = mmap(NULL, (size_t)size.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE, from, 0);
-	must(bytes != MAP_FAILED);
-	for (; words[0][0]; words++) {
-		size_t length = strlen(words[0][0]);
-		int count = 0;
-
-		must(strlen(words[0][1]) == length);
-		for (char *at = bytes; (at = memmem(at, (size_t)(bytes + size.st_size - at), words[0][0], length)); at++) {
-			memcpy(at, words[0][1], length);
-			count++;
-		}
-		must(count > 0);
-	}
 	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	to = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0700);
-	must(to >= 0 && write(to, bytes, (size_t)size.st_size) == size.st_size && close(to) == 0 && close(from) == 0);
-	must(munmap(bytes, (size_t)size.st_size) == 0);
+	return path;
 }
 
 /* The path of the installed libibverbs. It stays unloaded here. */
@@ -112,7 +94,7 @@ static void make_copies(void)
 	DIR *dir;
 
 	find_installed(installed, sizeof(installed));
-	copy(installed, "libibverbs-1de1263b.so.1", library);
+	copy_file(installed, in_folder("libibverbs-1de1263b.so.1"), library);
 	end = strrchr(installed, '/');
 	strcpy(end, "/libibverbs");
 	dir = opendir(installed);
@@ -120,7 +102,7 @@ static void make_copies(void)
 	while ((entry = readdir(dir)))
 		if (!strncmp(entry->d_name, "librxe-rdmav", 12)) {
 			snprintf(path, sizeof(path), "%s/%s", installed, entry->d_name);
-			copy(path, entry->d_name, (const char *const[][2]){ { library[0][0], library[0][1] }, { NULL, NULL } });
+			copy_file(path, in_folder(entry->d_name), (const char *const[][2]){ { library[0][0], library[0][1] }, { NULL, NULL } });
 			found++;
 		}
 	must(found == 1 && closedir(dir) == 0);
@@ -150,20 +132,7 @@ static struct ibv_pd *open_domain(void *verbs)
 /* Whether children do not get the page. */
 static bool is_kept(void *page)
 {
-	FILE *maps = fopen("/proc/self/smaps", "re");
-	unsigned long start, end;
-	bool here = false, kept = false;
-	char line[1024];
-
-	must(maps);
-	while (fgets(line, sizeof(line), maps)) {
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			here = (unsigned long)page >= start && (unsigned long)page < end;
-		else if (here && !strncmp(line, "VmFlags:", 8))
-			kept = strstr(line, " dc") != NULL;
-	}
-	must(fclose(maps) == 0);
-	return kept;
+	return vm_flag(page, "dc");
 }
 
 static void *new_page(void)
@@ -222,16 +191,12 @@ static void end(struct ibv_pd *pd, const char *whose)
 static void *load_copy(void)
 {
 	int (*fork_init)(void);
-	char path[512];
-	void *verbs;
+	void *verbs = dlopen(in_folder("libibverbs-1de1263b.so.1"), RTLD_NOW | RTLD_LOCAL);
 
-	snprintf(path, sizeof(path), "%s/libibverbs-1de1263b.so.1", folder);
-	verbs = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	must(verbs);
 	*(void **)&fork_init = dlsym(verbs, "ibv_fork_init");
 	must(fork_init && fork_init() == 0);
-	snprintf(path, sizeof(path), "%s/librxe", folder);
-	must(setenv("RDMAV_DRIVERS", path, 1) == 0);
+	must(setenv("RDMAV_DRIVERS", in_folder("librxe"), 1) == 0);
 	return verbs;
 }
 

@@ -17,28 +17,9 @@ enum { COUNT = 6 };
 static const char *kept(char *memory)
 {
 	static char letters[COUNT + 1];
-	unsigned long start = 0, end = 0, from, to;
-	char line[512];
-	FILE *smaps = fopen("/proc/self/smaps", "r");
 
-	must(smaps);
-	memset(letters, '?', COUNT);
-	while (fgets(line, sizeof(line), smaps)) {
-		if (sscanf(line, "%lx-%lx ", &from, &to) == 2) {
-			start = from;
-			end = to;
-			continue;
-		}
-		if (strncmp(line, "VmFlags:", 8))
-			continue;
-		for (int n = 0; n < COUNT; n++) {
-			unsigned long page = (unsigned long)memory + (unsigned long)n * PAGE;
-
-			if (start <= page && page < end)
-				letters[n] = strstr(line, " dc") ? 'D' : '.';
-		}
-	}
-	fclose(smaps);
+	for (int n = 0; n < COUNT; n++)
+		letters[n] = vm_flag(memory + n * PAGE, "dc") ? 'D' : '.';
 	return letters;
 }
 

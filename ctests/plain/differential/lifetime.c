@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Domains, windows, devices and regions in the wrong order; changing regions; limits. */
+#include "../../lib/observe.h"
 #include "../../lib/verdict.h"
-#include <linux/capability.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 
-/* Local and remote ones, if the device takes them. */
-static int rights;
+/* Local and remote rights, if the device takes them. */
+static int allowed;
 
 static const char *name_of(int err)
 {
@@ -19,8 +18,8 @@ static void domains(struct ibv_context *context, char *memory)
 	struct ibv_mr *mr, *second;
 
 	must(pd && other);
-	mr = ibv_reg_mr(pd, memory, PAGE, rights);
-	second = ibv_reg_mr(pd, memory, PAGE, rights);
+	mr = ibv_reg_mr(pd, memory, PAGE, allowed);
+	second = ibv_reg_mr(pd, memory, PAGE, allowed);
 	must(mr && second);
 	verdict("the same memory twice\t%s", mr->lkey == second->lkey ? "one key" : "two keys");
 	verdict("a domain with two regions\t%s", name_of(ibv_dealloc_pd(pd)));
@@ -43,30 +42,29 @@ static void windows(struct ibv_context *context, char *memory)
 	verdict("the domain of the window\t%s", name_of(ibv_dealloc_pd(pd)));
 }
 
-static void change(struct ibv_mr *mr, const char *name, int flags, struct ibv_pd *pd, void *addr,
-		   size_t length, int access)
-{
-	int code, err;
-
-	errno = 0;
-	code = ibv_rereg_mr(mr, flags, pd, addr, length, access);
-	err = errno;
-	verdict("rereg: %s\t%d %s", name, code, code ? name_of(err) : "");
-}
-
 static void changes(struct ibv_context *context, char *memory)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	const struct { const char *name; int flags; struct ibv_pd *pd; void *addr; size_t length; int access; } rows[] = {
+		{ "unknown flags", 0x100, pd, memory, PAGE, 0 },
+		{ "translation to NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0 },
+		{ "translation to length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0 },
+		{ "access without its flag", 0, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0 },
+		{ "translation", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory + PAGE, PAGE, 0 },
+	};
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, allowed);
 
 	must(mr && other);
-	change(mr, "unknown flags", 0x100, pd, memory, PAGE, 0);
-	change(mr, "translation to NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0);
-	change(mr, "translation to length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0);
-	change(mr, "access without its flag", 0, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
-	change(mr, "access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
-	change(mr, "domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0);
-	change(mr, "translation", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory + PAGE, PAGE, 0);
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		int code, err;
+
+		errno = 0;
+		code = ibv_rereg_mr(mr, rows[n].flags, rows[n].pd, rows[n].addr, rows[n].length, rows[n].access);
+		err = errno;
+		verdict("rereg: %s\t%d %s", rows[n].name, code, code ? name_of(err) : "");
+	}
 	verdict("rereg: its domain\t%s", mr->pd == pd ? "the first" : mr->pd == other ? "the other" : "?");
 	verdict("rereg: its address\t%td", (char *)mr->addr - memory);
 	verdict("rereg: deregistered\t%s", name_of(ibv_dereg_mr(mr)));
@@ -78,21 +76,9 @@ static void closing(char *memory)
 {
 	struct ibv_context *context = open_device();
 	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, allowed);
 
 	verdict("closing a device with a region\t%s", mr ? name_of(ibv_close_device(context)) : "no region");
-}
-
-/* Without CAP_IPC_LOCK the limit applies. */
-static void give_up_capability(void)
-{
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct data[2];
-
-	must(syscall(SYS_capget, &header, data) == 0);
-	data[0].effective &= ~(1u << CAP_IPC_LOCK);
-	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
-	must(syscall(SYS_capset, &header, data) == 0);
 }
 
 static void limit(struct ibv_pd *pd, const char *name, rlim_t bytes, void *addr, size_t length)
@@ -113,7 +99,7 @@ static void limits(struct ibv_context *context)
 	struct ibv_mr *mr;
 
 	must(pd);
-	give_up_capability();
+	drop_memlock_right();
 	limit(pd, "one page", 0, memory, PAGE);
 	limit(pd, "one byte", 1, memory, 1);
 	limit(pd, "one byte", PAGE, memory, 1);
@@ -139,7 +125,7 @@ int main(void)
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 
 	must(pd);
-	rights = taken_rights(pd, memory);
+	allowed = taken_rights(pd, memory);
 	must(ibv_dealloc_pd(pd) == 0);
 	domains(context, memory);
 	windows(context, memory);

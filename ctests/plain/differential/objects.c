@@ -29,6 +29,33 @@ static const char *name_of(int err)
 	return err ? strerrorname_np(err) : "0";
 }
 
+/* The object that a call makes; its line is what is there, or errno. */
+#define MAKES(name, object, call, there)                                       \
+	do {                                                                   \
+		errno = 0;                                                     \
+		object = (call);                                               \
+		verdict("%s\t%s", name, object ? there : name_of(errno));      \
+	} while (0)
+/* The result of a call that returns 0, or an error, and errno. */
+#define ENDS(name, call)                                                       \
+	do {                                                                   \
+		int ended;                                                     \
+									       \
+		errno = 0;                                                     \
+		ended = (call);                                                \
+		verdict("%s\t%s, errno %s", name, name_of(ended), name_of(errno)); \
+	} while (0)
+/* The region that a call makes: what show() has to say, and its end. */
+#define REGION(name, call, iova, at)                                           \
+	do {                                                                   \
+		struct ibv_mr *made;                                           \
+									       \
+		errno = 0;                                                     \
+		made = (call);                                                 \
+		show(name, made, iova, at);                                    \
+		end(name, made);                                               \
+	} while (0)
+
 static char *fixed(int number)
 {
 	char *memory = mmap(PLACE + (long)number * 2 * LENGTH, LENGTH, PROT_READ | PROT_WRITE,
@@ -74,13 +101,11 @@ static void show(const char *name, struct ibv_mr *mr, uint64_t iova, char *at)
 
 static void end(const char *name, struct ibv_mr *mr)
 {
-	int err;
+	char what[80];
 
-	if (!mr)
-		return;
-	errno = 0;
-	err = ibv_dereg_mr(mr);
-	verdict("%s: its end\t%s, errno %s", name, name_of(err), name_of(errno));
+	snprintf(what, sizeof(what), "%s: its end", name);
+	if (mr)
+		ENDS(what, ibv_dereg_mr(mr));
 }
 
 static void plain(char *memory)
@@ -93,58 +118,49 @@ static void plain(char *memory)
 
 	for (size_t n = 0; n < sizeof(places) / sizeof(*places); n++) {
 		char *at = memory + places[n].addr;
-		struct ibv_mr *mr;
 
 		snprintf(name, sizeof(name), "region at %#lx, iova %#lx", (long)places[n].addr, (long)places[n].iova);
-		errno = 0;
-		mr = ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, rights);
-		show(name, mr, places[n].iova, places[n].length >= SHOWN ? at : NULL);
-		end(name, mr);
+		REGION(name, ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, rights), places[n].iova,
+		       places[n].length >= SHOWN ? at : NULL);
 	}
-}
-
-static void change(const char *name, int flags, struct ibv_pd *to_pd, char *to, size_t length, int access, char *memory)
-{
-	struct ibv_mr *mr;
-	int code, err;
-
-	errno = 0;
-	mr = ibv_reg_mr(pd, memory, PAGE, rights);
-	if (!mr) {
-		verdict("change: %s\tno region: %s", name, name_of(errno));
-		return;
-	}
-	errno = 0;
-	code = ibv_rereg_mr(mr, flags, to_pd, to, length, access);
-	err = errno;
-	verdict("change: %s\t%d, errno %s, domain %s", name, code, name_of(err), mr->pd == pd ? "as it was" : "another");
-	errno = 0;
-	show("change: then", mr, (uintptr_t)mr->addr, code == 0 ? mr->addr : NULL);
-	end("change", mr);
 }
 
 static void changes(char *memory, char *to)
 {
+	enum { TRANSLATION = IBV_REREG_MR_CHANGE_TRANSLATION, PD = IBV_REREG_MR_CHANGE_PD, ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
 	struct ibv_pd *other = ibv_alloc_pd(context);
+	const struct { const char *name; int flags; struct ibv_pd *pd; char *to; size_t length; int access; } rows[] = {
+		{ "no flag", 0, NULL, NULL, 0, 0 },
+		{ "address", TRANSLATION, NULL, to, 2 * PAGE, 0 },
+		{ "longer address", TRANSLATION, NULL, to, LENGTH, 0 },
+		{ "unmapped address", TRANSLATION, NULL, (char *)PAGE, PAGE, 0 },
+		{ "length 0", TRANSLATION, NULL, to, 0, 0 },
+		{ "NULL", TRANSLATION, NULL, NULL, PAGE, 0 },
+		{ "domain", PD, other, NULL, 0, 0 },
+		{ "access", ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "no access", ACCESS, NULL, NULL, 0, 0 },
+		{ "wrong access", ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE },
+		{ "access without its flag", PD, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "domain and access", PD | ACCESS, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "all", TRANSLATION | PD | ACCESS, other, to, PAGE, rights },
+		{ "an unknown flag", 64, NULL, to, PAGE, 0 },
+	};
 
 	must(other);
-	change("no flag", 0, NULL, NULL, 0, 0, memory);
-	change("address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, 2 * PAGE, 0, memory);
-	change("longer address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, LENGTH, 0, memory);
-	change("unmapped address", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, (char *)PAGE, PAGE, 0, memory);
-	change("length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, to, 0, 0, memory);
-	change("NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0, memory);
-	change("domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0, memory);
-	change("access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE, memory);
-	change("no access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, 0, memory);
-	change("wrong access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE, memory);
-	change("access without its flag", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE, memory);
-	change("domain and access", IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, NULL, 0,
-	       IBV_ACCESS_LOCAL_WRITE, memory);
-	change("all", IBV_REREG_MR_CHANGE_TRANSLATION | IBV_REREG_MR_CHANGE_PD | IBV_REREG_MR_CHANGE_ACCESS, other, to, PAGE,
-	       rights, memory);
-	change("an unknown flag", 64, NULL, to, PAGE, 0, memory);
-	verdict("change: the other domain's end\t%s", name_of(ibv_dealloc_pd(other)));
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
+		int code, err;
+
+		must(mr);
+		errno = 0;
+		code = ibv_rereg_mr(mr, rows[n].flags, rows[n].pd, rows[n].to, rows[n].length, rows[n].access);
+		err = errno;
+		verdict("change: %s\t%d, errno %s, domain %s", rows[n].name, code, name_of(err), mr->pd == pd ? "as it was" : "another");
+		errno = 0;
+		show("change: then", mr, (uintptr_t)mr->addr, code == 0 ? mr->addr : NULL);
+		end("change", mr);
+	}
+	ENDS("change: the other domain's end", ibv_dealloc_pd(other));
 }
 
 /* A queue pair, if the provider gives one. */
@@ -159,42 +175,36 @@ static struct ibv_qp *queue_pair(void)
 	return cq ? ibv_create_qp(pd, &attr) : NULL;
 }
 
-static void window(const char *name, enum ibv_mw_type type, int access, struct ibv_qp *qp, char *memory)
-{
-	struct ibv_mr *mr;
-	struct ibv_mw *mw;
-
-	errno = 0;
-	mw = ibv_alloc_mw(pd, type);
-	verdict("window: %s\t%s", name, mw ? "allocated" : name_of(errno));
-	if (!mw)
-		return;
-	mr = ibv_reg_mr(pd, memory, PAGE, access);
-	if (mr && qp && type == IBV_MW_TYPE_1) {
-		struct ibv_mw_bind bind = {
-			.bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ },
-		};
-		int err;
-
-		errno = 0;
-		err = ibv_bind_mw(qp, mw, &bind);
-		verdict("window: %s, bound\t%s, errno %s", name, name_of(err), name_of(errno));
-	}
-	end("window's region", mr);
-	verdict("window: %s, its end\t%s", name, name_of(ibv_dealloc_mw(mw)));
-}
-
 static void windows(char *memory)
 {
+	const int binds = IBV_ACCESS_MW_BIND;
+	const struct { const char *name; enum ibv_mw_type type; int access; } rows[] = {
+		{ "window: type 1", IBV_MW_TYPE_1, rights | binds },
+		{ "window: type 1 without the right", IBV_MW_TYPE_1, rights },
+		{ "window: type 1, zero-based", IBV_MW_TYPE_1, rights | binds | IBV_ACCESS_ZERO_BASED },
+		{ "window: type 2", IBV_MW_TYPE_2, rights | binds },
+	};
 	struct ibv_qp *qp;
 
-	errno = 0;
-	qp = queue_pair();
-	verdict("a queue pair\t%s", qp ? "is there" : name_of(errno));
-	window("type 1", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND, qp, memory);
-	window("type 1 without the right", IBV_MW_TYPE_1, rights, qp, memory);
-	window("type 1, zero-based", IBV_MW_TYPE_1, rights | IBV_ACCESS_MW_BIND | IBV_ACCESS_ZERO_BASED, qp, memory);
-	window("type 2", IBV_MW_TYPE_2, rights | IBV_ACCESS_MW_BIND, qp, memory);
+	MAKES("a queue pair", qp, queue_pair(), "is there");
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		struct ibv_mr *mr;
+		struct ibv_mw *mw;
+
+		MAKES(rows[n].name, mw, ibv_alloc_mw(pd, rows[n].type), "allocated");
+		if (!mw)
+			continue;
+		mr = ibv_reg_mr(pd, memory, PAGE, rows[n].access);
+		if (mr && qp && rows[n].type == IBV_MW_TYPE_1) {
+			struct ibv_mw_bind bind = {
+				.bind_info = { .mr = mr, .addr = (uintptr_t)memory, .length = 64, .mw_access_flags = IBV_ACCESS_REMOTE_READ },
+			};
+
+			ENDS("window, bound", ibv_bind_mw(qp, mw, &bind));
+		}
+		end("window's region", mr);
+		ENDS("window's end", ibv_dealloc_mw(mw));
+	}
 }
 
 /* A dma-buf of memory that this program sees at `*seen`; -1 if the kernel has none. */
@@ -229,14 +239,10 @@ static void dmabufs(void)
 		return;
 	}
 	for (size_t n = 0; n < sizeof(places) / sizeof(*places); n++) {
-		struct ibv_mr *mr;
-
 		snprintf(name, sizeof(name), "dma-buf, place %zu", n);
-		errno = 0;
-		mr = ibv_reg_dmabuf_mr(pd, places[n].offset, places[n].length, places[n].iova, file, places[n].access);
-		show(name, mr, places[n].iova,
-		     mr && places[n].length <= LENGTH && places[n].access & IBV_ACCESS_LOCAL_WRITE ? seen + places[n].offset : NULL);
-		end(name, mr);
+		REGION(name, ibv_reg_dmabuf_mr(pd, places[n].offset, places[n].length, places[n].iova, file, places[n].access),
+		       places[n].iova,
+		       made && places[n].length <= LENGTH && places[n].access & IBV_ACCESS_LOCAL_WRITE ? seen + places[n].offset : NULL);
 	}
 	errno = 0;
 	verdict("dma-buf of no file\t%s", ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, -1, 0) ? "registered" : name_of(errno));
@@ -248,29 +254,18 @@ static void other_memory(char *memory)
 	struct ibv_alloc_dm_attr attr = { .length = 4096 };
 	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = PAGE };
 	/* The first region of this domain has a handle that the null region may seem to have. */
-	struct ibv_mr *first = ibv_reg_mr(pd, memory, PAGE, rights), *null, *mr;
+	struct ibv_mr *first = ibv_reg_mr(pd, memory, PAGE, rights);
 	struct ibv_dm *dm;
-	int err;
 
-	errno = 0;
-	null = ibv_alloc_null_mr(pd);
-	show("null region", null, 0, NULL);
-	end("null region", null);
+	REGION("null region", ibv_alloc_null_mr(pd), 0, NULL);
 	show("a region beside it", first, (uintptr_t)memory, memory);
-	errno = 0;
-	err = first ? ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) : 0;
-	verdict("advice\t%s, errno %s", name_of(err), name_of(errno));
+	ENDS("advice", first ? ibv_advise_mr(pd, IBV_ADVISE_MR_ADVICE_PREFETCH, 0, &sge, 1) : 0);
 	end("a region beside it", first);
-	errno = 0;
-	dm = ibv_alloc_dm(context, &attr);
-	verdict("device memory\t%s", dm ? "allocated" : name_of(errno));
+	MAKES("device memory", dm, ibv_alloc_dm(context, &attr), "allocated");
 	if (!dm)
 		return;
-	errno = 0;
-	mr = ibv_reg_dm_mr(pd, dm, 0, PAGE, IBV_ACCESS_ZERO_BASED | rights);
-	show("device memory", mr, 0, NULL);
-	end("device memory", mr);
-	verdict("device memory: its end\t%s", name_of(ibv_free_dm(dm)));
+	REGION("device memory", ibv_reg_dm_mr(pd, dm, 0, PAGE, IBV_ACCESS_ZERO_BASED | rights), 0, NULL);
+	ENDS("device memory: its end", ibv_free_dm(dm));
 }
 
 static void parent_domain(char *memory)
@@ -279,9 +274,7 @@ static void parent_domain(char *memory)
 	struct ibv_pd *parent;
 	struct ibv_mr *mr;
 
-	errno = 0;
-	parent = ibv_alloc_parent_domain(context, &attr);
-	verdict("a parent domain\t%s", parent ? "allocated" : name_of(errno));
+	MAKES("a parent domain", parent, ibv_alloc_parent_domain(context, &attr), "allocated");
 	if (!parent)
 		return;
 	errno = 0;
@@ -289,7 +282,7 @@ static void parent_domain(char *memory)
 	show("a region of the parent domain", mr, (uintptr_t)memory, memory);
 	verdict("its domain\t%s", mr && mr->pd == parent ? "the parent" : "another");
 	end("a region of the parent domain", mr);
-	verdict("the parent domain's end\t%s", name_of(ibv_dealloc_pd(parent)));
+	ENDS("the parent domain's end", ibv_dealloc_pd(parent));
 }
 
 static void imported(char *memory)
@@ -299,21 +292,15 @@ static void imported(char *memory)
 	struct ibv_context *copy;
 	int file = dup(context->cmd_fd);
 
-	errno = 0;
-	copy = ibv_import_device(file);
-	verdict("an imported device\t%s", copy ? "is there" : name_of(errno));
+	MAKES("an imported device", copy, ibv_import_device(file), "is there");
 	if (!copy || !mr) {
 		close(file);
 		end("no import", mr);
 		return;
 	}
-	errno = 0;
-	shared = ibv_import_pd(copy, pd->handle);
-	verdict("an imported domain\t%s", shared ? "is there" : name_of(errno));
+	MAKES("an imported domain", shared, ibv_import_pd(copy, pd->handle), "is there");
 	if (shared) {
-		errno = 0;
-		again = ibv_import_mr(shared, mr->handle);
-		verdict("an imported region\t%s", again ? "is there" : name_of(errno));
+		MAKES("an imported region", again, ibv_import_mr(shared, mr->handle), "is there");
 		if (again) {
 			verdict("its fields\thandle %u, lkey %#x, rkey %#x, length %#zx", again->handle, again->lkey, again->rkey,
 				again->length);
@@ -323,7 +310,7 @@ static void imported(char *memory)
 	}
 	show("the region after that", mr, (uintptr_t)memory, memory);
 	end("the region after that", mr);
-	verdict("the imported device's end\t%s", name_of(ibv_close_device(copy)));
+	ENDS("the imported device's end", ibv_close_device(copy));
 }
 
 static void by_handle(char *memory)
@@ -367,7 +354,7 @@ static void providers_own(char *memory)
 static void full(char *memory)
 {
 	enum { KEYS = 6 };
-	struct ibv_mr *regions[KEYS + 2], *mr;
+	struct ibv_mr *regions[KEYS + 2];
 	struct ibv_device_attr most;
 	char words[64];
 	int count = 0;
@@ -384,10 +371,7 @@ static void full(char *memory)
 		end("of 6", regions[--count]);
 	snprintf(words, sizeof(words), "max_mr %d", most.max_mr);
 	must(hca_run(device, "set", words) == 0 && hca_run(device, "set", "max_mr_size 8192") == 0);
-	errno = 0;
-	mr = ibv_reg_mr(pd, memory, LENGTH, rights);
-	show("at most 8192 bytes", mr, (uintptr_t)memory, memory);
-	end("at most 8192 bytes", mr);
+	REGION("at most 8192 bytes", ibv_reg_mr(pd, memory, LENGTH, rights), (uintptr_t)memory, memory);
 	snprintf(words, sizeof(words), "max_mr_size %#llx", (unsigned long long)most.max_mr_size);
 	must(hca_run(device, "set", words) == 0);
 }
@@ -425,38 +409,27 @@ static void refused(char *memory)
 static void unplugged(char *memory)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights), *gone;
-	struct ibv_pd *again;
-	int code;
 
 	must(mr);
 	errno = hca_run(device, "remove", "");
 	verdict("unplugged\t%s", name_of(errno));
-	errno = 0;
-	gone = ibv_reg_mr(pd, memory + PAGE, PAGE, rights);
-	verdict("a region of a device that is gone\t%s", gone ? "registered" : name_of(errno));
+	MAKES("a region of a device that is gone", gone, ibv_reg_mr(pd, memory + PAGE, PAGE, rights), "registered");
 	/* The cache hears of it in a moment. */
 	for (int tries = 0; tries < 50000 && (gone = ibv_reg_mr(pd, memory, PAGE, rights)); tries++) {
 		ibv_dereg_mr(gone);
 		usleep(100);
 	}
 	verdict("a region as one before\t%s", gone ? "registered" : name_of(errno));
-	errno = 0;
-	code = ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
-	verdict("its change\t%d, errno %s", code, name_of(errno));
+	ENDS("its change", ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE));
 	end("a region of a device that is gone", mr);
-	verdict("its domain's end\t%s", name_of(ibv_dealloc_pd(pd)));
-	verdict("its end\t%s", name_of(ibv_close_device(context)));
+	ENDS("its domain's end", ibv_dealloc_pd(pd));
+	ENDS("its end", ibv_close_device(context));
 	must(hca_run(device, "add", "") == 0);
-	context = open_named(device);
-	verdict("plugged in\t%s", context ? "opened" : name_of(errno));
+	MAKES("plugged in", context, open_named(device), "opened");
 	must(context);
-	again = ibv_alloc_pd(context);
-	must(again);
-	pd = again;
-	errno = 0;
-	mr = ibv_reg_mr(pd, memory, PAGE, rights);
-	show("a region of the device that is back", mr, (uintptr_t)memory, memory);
-	end("a region of the device that is back", mr);
+	pd = ibv_alloc_pd(context);
+	must(pd);
+	REGION("a region of the device that is back", ibv_reg_mr(pd, memory, PAGE, rights), (uintptr_t)memory, memory);
 }
 
 int main(void)

@@ -50,28 +50,6 @@ static char *fresh(size_t length, int advice)
 	return memory;
 }
 
-/* The number of populated pages. */
-static long present(const void *memory, size_t length)
-{
-	static uint64_t entries[PAGE];
-	int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	size_t at = (uintptr_t)memory / PAGE, end = at + length / PAGE;
-	long count = 0;
-
-	must(fd >= 0);
-	while (at < end) {
-		size_t most = end - at < PAGE ? end - at : PAGE;
-		ssize_t got = pread(fd, entries, most * sizeof(*entries), (off_t)(at * sizeof(*entries)));
-
-		must(got > 0);
-		for (size_t n = 0; n < (size_t)got / sizeof(*entries); n++)
-			count += entries[n] >> 63;
-		at += (size_t)got / sizeof(*entries);
-	}
-	close(fd);
-	return count;
-}
-
 /* Lines of /proc/self/maps with our own mappings: at 0x2d71... and 0x2d72... */
 static int own_mappings(void)
 {
@@ -115,8 +93,8 @@ static void populates(int advice, int access, size_t before, size_t behind)
 	char *memory = fresh(SIZE, advice);
 
 	ok(is_helped(pair.pd, memory + before, SIZE - before - behind, access), "others take part");
-	is(present(memory, SIZE), (SIZE - before / PAGE * PAGE - behind / PAGE * PAGE) / PAGE, "all of it is populated, and no more");
-	is(present(memory, before / PAGE * PAGE) + present(memory + SIZE - behind / PAGE * PAGE, behind / PAGE * PAGE), 0,
+	is(populated(memory, SIZE), (SIZE - before / PAGE * PAGE - behind / PAGE * PAGE) / PAGE, "all of it is populated, and no more");
+	is(populated(memory, before / PAGE * PAGE) + populated(memory + SIZE - behind / PAGE * PAGE, behind / PAGE * PAGE), 0,
 	   "not what lies beside it");
 	ok(!is_helped(pair.pd, memory + before, SIZE - before - behind, access), "once it is populated, no other takes part");
 	munmap(memory, SIZE);
@@ -156,7 +134,7 @@ static void is_populated(void)
 	memset(memory, 0x5a, SIZE / 4);
 	must(mprotect(memory + SIZE / 2, PAGE, PROT_WRITE) == 0); /* three mappings */
 	ok(is_helped(pair.pd, memory, SIZE, LOCAL_AND_REMOTE), "partly present, and three mappings: others take part");
-	ok(present(memory, SIZE) == SIZE / PAGE && memory[0] == 0x5a && memory[SIZE / 4 - 1] == 0x5a &&
+	ok(populated(memory, SIZE) == SIZE / PAGE && memory[0] == 0x5a && memory[SIZE / 4 - 1] == 0x5a &&
 	   !memory[SIZE / 4] && !memory[SIZE - 1], "all of it is there, with the content that it had");
 	munmap(memory, SIZE);
 
@@ -177,7 +155,7 @@ static void is_populated(void)
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	errno = 0;
 	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "an invalid domain: ENOENT");
-	is(present(memory, SIZE), 0, "and nothing was populated for it");
+	is(populated(memory, SIZE), 0, "and nothing was populated for it");
 	munmap(memory, SIZE);
 }
 
@@ -272,7 +250,7 @@ static void is_left_alone(void)
 		     ibv_reg_mr(&unknown, memory, rows[n].size, rows[n].access)), "refused");
 		holds(!rows[n].err || errno == rows[n].err);
 		gives(threads, started);
-		gives(0, present(memory, SIZE));
+		gives(0, populated(memory, SIZE));
 		must(fstat(file, &after) == 0);
 		holds(before.st_mtim.tv_sec == after.st_mtim.tv_sec && before.st_mtim.tv_nsec == after.st_mtim.tv_nsec &&
 		      before.st_blocks == after.st_blocks);
@@ -344,7 +322,7 @@ static void data(const char *what, int advice)
 	uint64_t wrong = 0;
 
 	must(source && target);
-	is(present(from, SIZE) + present(to, SIZE), 2 * SIZE / PAGE, "%s: all of it is there", what);
+	is(populated(from, SIZE) + populated(to, SIZE), 2 * SIZE / PAGE, "%s: all of it is there", what);
 	for (size_t n = 0; n < SIZE; n += MIB / 2) {
 		wrong += from[n] != 0 || to[n] != 0;
 		from[n] = (char)(n >> 19 | 1);
@@ -365,7 +343,7 @@ static int round_trip(struct ibv_pd *pd, size_t length)
 {
 	char *memory = fresh(length, MADV_NOHUGEPAGE);
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, length, LOCAL_AND_REMOTE);
-	int failed = !mr || present(memory, length) != (long)(length / PAGE) || ibv_dereg_mr(mr) != 0;
+	int failed = !mr || populated(memory, length) != (long)(length / PAGE) || ibv_dereg_mr(mr) != 0;
 
 	munmap(memory, length);
 	return failed;

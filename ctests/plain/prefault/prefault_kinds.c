@@ -260,21 +260,6 @@ static struct ibv_pd *open_pd(void)
 	return stub_pd();
 }
 
-/* How many pages are mapped. */
-static long present(const char *memory, size_t length)
-{
-	static uint64_t entries[SIZE / PAGE];
-	int map = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-	size_t size = length / PAGE * sizeof(*entries);
-	long count = 0;
-
-	must(map >= 0 && pread(map, entries, size, (off_t)((uintptr_t)memory / PAGE * sizeof(*entries))) == (ssize_t)size);
-	for (size_t n = 0; n < length / PAGE; n++)
-		count += entries[n] >> 63;
-	close(map);
-	return count;
-}
-
 static struct stat status(void)
 {
 	struct stat of = { 0 };
@@ -294,7 +279,7 @@ static struct result look(struct ibv_pd *pd, const struct kind *kind, char *memo
 	if (!memory)
 		return result;
 	before = status();
-	result.before = present(memory, SIZE);
+	result.before = populated(memory, SIZE);
 	started = 0;
 	errno = 0;
 	mr = ibv_reg_mr(pd, memory + PAGE, SIZE - 2 * PAGE, kind->access);
@@ -303,8 +288,8 @@ static struct result look(struct ibv_pd *pd, const struct kind *kind, char *memo
 	after = status();
 	result.written = before.st_mtim.tv_sec != after.st_mtim.tv_sec || before.st_mtim.tv_nsec != after.st_mtim.tv_nsec;
 	result.blocks = (long)after.st_blocks;
-	result.after = present(memory, SIZE);
-	result.outside = present(memory, PAGE) + present(memory + SIZE - PAGE, PAGE);
+	result.after = populated(memory, SIZE);
+	result.outside = populated(memory, PAGE) + populated(memory + SIZE - PAGE, PAGE);
 	if (!mr)
 		return result;
 	must(ibv_dereg_mr(mr) == 0);
@@ -392,25 +377,6 @@ static void each_kind(void)
 	}
 }
 
-/* Whether the mapping at an address has a flag of smaps. */
-static bool has_flag(const char *memory, const char *flag)
-{
-	FILE *file = fopen("/proc/self/smaps", "r");
-	unsigned long start, end;
-	bool within = false, found = false;
-	char line[4096];
-
-	must(file);
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			within = start <= (uintptr_t)memory && (uintptr_t)memory < end;
-		if (within && !strncmp(line, "VmFlags:", 8))
-			found = strstr(line, flag) != NULL;
-	}
-	fclose(file);
-	return found;
-}
-
 /*
  * The library requests huge pages if the machine gives them on request, and the program has not
  * decided.
@@ -433,8 +399,8 @@ static void asks_for_huge_pages(void)
 					 ibv_reg_mr(pd, open, SIZE, LOCAL_AND_REMOTE) };
 
 		must(mrs[0] && mrs[1]);
-		decided += has_flag(refused + SIZE / 2, " hg");
-		asked += has_flag(open + SIZE / 2, " hg");
+		decided += vm_flag(refused + SIZE / 2, "hg");
+		asked += vm_flag(open + SIZE / 2, "hg");
 		must(ibv_dereg_mr(mrs[0]) == 0 && ibv_dereg_mr(mrs[1]) == 0);
 		munmap(refused, SIZE);
 		munmap(open, SIZE);
