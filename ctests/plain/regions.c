@@ -1,0 +1,722 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Regions of a device by libibverbs' own calls, one aspect in each part. Each part has a process of its
+ * own, so that the statistics are its own, and is a suite of its name.
+ *
+ * Usage: regions PART
+ */
+#include "../lib/pair.h"
+#include "../lib/program.h"
+#include <dlfcn.h>
+#include <limits.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/time.h>
+
+#define ALL (LOCAL_AND_REMOTE | IBV_ACCESS_REMOTE_ATOMIC)
+enum { LOCAL = IBV_ACCESS_LOCAL_WRITE, SIZE = 3 * PAGE };
+
+static struct ibv_context *context;
+static struct ibv_pd *pd;
+static struct pair pair; /* of the parts that move data */
+static char *local, *remote; /* three pages each */
+static struct ibv_mr *source; /* `local`, of the parts that move data */
+
+/* A function of libibverbs itself, as NCCL and brpc get it by handle. */
+static void *of_libibverbs(const char *name, const char *version)
+{
+	void *function = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), name, version);
+
+	must(function);
+	return function;
+}
+
+static struct ibv_mr *(*handle_reg_mr)(struct ibv_pd *, void *, size_t, int);
+static struct ibv_mr *(*handle_reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static int (*handle_dereg_mr)(struct ibv_mr *);
+
+static bool said(const char *words)
+{
+	return strstr(rdmamr_last_reason(), words) != NULL;
+}
+
+/* --- data: it lands where the registration says; every right is the requested one --- */
+
+/* Writes, reads and adds at an iova of a region that starts `offset` bytes into `remote`. */
+static void moves(size_t offset, uint64_t iova)
+{
+	size_t length = SIZE - 2 * offset;
+	struct ibv_mr *mr = ibv_reg_mr_iova(pd, remote + offset, length, iova, ALL);
+
+	if (!holds(mr != NULL))
+		return;
+	gives(offset, (char *)mr->addr - remote);
+	fill(local, SIZE);
+	memset(remote, 0, SIZE);
+	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, length, iova, mr->rkey));
+	holds(!memcmp(local, remote + offset, length));
+	holds(all_zero(remote, offset) && all_zero(remote + offset + length, offset));
+	fill(remote, SIZE);
+	gives(IBV_WC_SUCCESS, pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey));
+	holds(!memcmp(local, remote + offset + 8, length - 8));
+	if (pair.iwarp) {
+		skip("addition", "iWARP has no atomic operations");
+	} else {
+		uint64_t *counter = (uint64_t *)(remote + offset + 64), *old = (uint64_t *)local;
+
+		*counter = 40;
+		gives(IBV_WC_SUCCESS, pair_fetch_add(&pair, source, old, 2, iova + 64, mr->rkey));
+		holds(*old == 40 && *counter == 42);
+	}
+	gives(0, ibv_dereg_mr(mr));
+}
+
+/* An operation that must fail breaks the connection: each gets a new one. */
+static void refused(const char *name, int status)
+{
+	ok(status != IBV_WC_SUCCESS && (status > 0 || pair.iwarp), "%s is refused (%s)", name,
+	   status < 0 ? "no answer" : ibv_wc_status_str((enum ibv_wc_status)status));
+	pair_reconnect(&pair);
+}
+
+/*
+ * A write that must fail, and leave the memory unchanged. An iWARP write completes when it is sent,
+ * and the refusal ends the connection: a read behind it fails, or is never answered.
+ */
+static void refused_write(const char *name, uint32_t rkey)
+{
+	int status;
+
+	memset(local, 0x11, 64);
+	memset(remote, 0x22, 64);
+	status = pair_write(&pair, source, local, 64, (uintptr_t)remote, rkey);
+	if (pair.iwarp && status == IBV_WC_SUCCESS)
+		status = pair_read(&pair, source, local, 8, (uintptr_t)local + PAGE, source->rkey);
+	refused(name, status);
+	ok(remote[0] == 0x22 && remote[63] == 0x22, "%s: nothing was written", name);
+}
+
+static void rights(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, remote, SIZE, LOCAL | IBV_ACCESS_REMOTE_READ);
+	uint64_t at = (uintptr_t)remote;
+
+	must(mr);
+	fill(remote, SIZE);
+	gives(IBV_WC_SUCCESS, pair_read(&pair, source, local, SIZE, at, mr->rkey));
+	holds(!memcmp(local, remote, SIZE));
+	refused_write("a write with remote read alone", mr->rkey);
+	refused("a read beyond the end", pair_read(&pair, source, local, 64, at + SIZE - 32, mr->rkey));
+	refused("a read before the start", pair_read(&pair, source, local, 64, at - 8, mr->rkey));
+	gives(0, ibv_dereg_mr(mr));
+	refused("a read by a key that is deregistered", pair_read(&pair, source, local, 64, at, mr->rkey));
+
+	mr = ibv_reg_mr(pd, remote, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE);
+	must(mr);
+	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, SIZE, at, mr->rkey));
+	if (pair.iwarp)
+		skip("a read with remote write alone", "siw of Linux 6.1 answers it, without the library too");
+	else
+		refused("a read with remote write alone", pair_read(&pair, source, local, 64, at, mr->rkey));
+	gives(0, ibv_dereg_mr(mr));
+	refused_write("a write by a key that is deregistered", mr->rkey);
+
+	mr = ibv_reg_mr(pd, local, SIZE, LOCAL);
+	must(mr && ibv_dereg_mr(mr) == 0);
+	refused("a local key that is deregistered", pair_write(&pair, mr, local, 64, at, source->rkey));
+}
+
+static void data(void)
+{
+	const struct { const char *name; size_t offset; uint64_t iova; bool address; } rows[] = {
+		{ "by address", 0, (uintptr_t)remote, true },
+		{ "by address, not aligned", 24, (uintptr_t)remote + 24, true },
+		{ "by another iova", 0, 0x123456789000, false },
+		{ "by another iova, not aligned", 40, 0x123456789000 + 40, false },
+		{ "by iova 0", 0, 0, false },
+		{ "by the iova that is the page offset", 56, 56, false },
+	};
+
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		/* siw uses the address as the iova, whatever the request says. */
+		if (pair.iwarp && !rows[n].address)
+			skip(rows[n].name, "siw ignores an iova that is not the address");
+		else
+			as_case(moves(rows[n].offset, rows[n].iova), "%s", rows[n].name);
+	}
+	as_case(rights(), "rights");
+	gives(0, stats().reg_next);
+}
+
+/* --- windows over the library's regions: the providers look into a region's object to bind them --- */
+
+static int bind_window(struct ibv_mr *mr, struct ibv_mw *mw, uint32_t *rkey)
+{
+	struct ibv_mw_bind_info info = {
+		.mr = mr,
+		.addr = (uintptr_t)remote + 64,
+		.length = 128,
+		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+	};
+	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
+	struct ibv_send_wr *bad, request = {
+		.opcode = IBV_WR_BIND_MW,
+		.send_flags = IBV_SEND_SIGNALED,
+		.bind_mw = { .mw = mw, .rkey = ibv_inc_rkey(mw->rkey), .bind_info = info },
+	};
+	struct ibv_wc wc;
+
+	if (mw->type == IBV_MW_TYPE_1 ? ibv_bind_mw(pair.peer, mw, &bind) : ibv_post_send(pair.peer, &request, &bad))
+		return -1;
+	*rkey = mw->type == IBV_MW_TYPE_1 ? mw->rkey : request.bind_mw.rkey;
+	for (int tries = 0; tries < 50000; tries++, usleep(100))
+		if (ibv_poll_cq(pair.cq, 1, &wc) == 1)
+			return wc.status;
+	return -1;
+}
+
+static void window(enum ibv_mw_type type)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, remote, PAGE, LOCAL | IBV_ACCESS_MW_BIND);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, type);
+	uint64_t at = (uintptr_t)remote + 64;
+	uint32_t rkey = 0;
+
+	must(mr && mw);
+	gives(IBV_WC_SUCCESS, bind_window(mr, mw, &rkey));
+	memset(local, 0x5a, 128);
+	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, 128, at, rkey));
+	holds(!memcmp(local, remote + 64, 128));
+	/* While the window is bound, the region stays, and the window usable. */
+	holds(ibv_dereg_mr(mr) > 0);
+	holds(!rdmamr_last_reason || said("memory window"));
+	memset(local, 0x33, 128);
+	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, 128, at, rkey));
+	gives(0x33, remote[64]);
+	gives(0, ibv_dealloc_mw(mw));
+	gives(0, ibv_dereg_mr(mr));
+}
+
+static void windows(void)
+{
+	if (pair.iwarp)
+		skip_all("siw has no memory windows");
+	as_case(window(IBV_MW_TYPE_1), "type 1");
+	as_case(window(IBV_MW_TYPE_2), "type 2");
+}
+
+/* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
+
+/* The structure is that of rdma-core 59, declared here since older headers lack it. */
+struct init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask;
+	uint64_t iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah;
+};
+enum { MASK_IOVA = 1, MASK_ADDR = 2, MASK_FD = 4, MASK_FD_OFFSET = 8, MASK_DMAH = 16 };
+
+static void extensible(void)
+{
+	struct {
+		const char *name;
+		struct init_attr attr;
+		int err; /* 0: it is registered; -1: any */
+	} rows[] = {
+		{ "by address", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = MASK_ADDR, .addr = local + 8 }, 0 },
+		{ "by another iova", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = MASK_ADDR | MASK_IOVA,
+				       .iova = 0x123456789008, .addr = local + 8 }, 0 },
+		{ "an iova of another page offset", { .length = 100, .access = LOCAL_AND_REMOTE,
+						      .comp_mask = MASK_ADDR | MASK_IOVA, .iova = 0x10, .addr = local + 8 }, EINVAL },
+		/* libibverbs decides about memory that is not plain. It may lack the call. */
+		{ "a file", { .length = PAGE, .access = 1, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 }, -1 },
+		{ "an invalid DMA handle", { .length = PAGE, .access = 1, .comp_mask = MASK_ADDR | MASK_DMAH, .addr = local }, -1 },
+		{ "unknown attributes", { .length = PAGE, .access = 1, .comp_mask = 1ull << 40, .addr = local }, -1 },
+	};
+	struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct init_attr *);
+
+	*(void **)&reg_mr_ex = dlvsym(RTLD_DEFAULT, "ibv_reg_mr_ex", "IBVERBS_1.15");
+	must(reg_mr_ex);
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		struct ibv_mr *mr;
+
+		about("%s", rows[n].name);
+		errno = 0;
+		mr = reg_mr_ex(pd, &rows[n].attr);
+		gives(!rows[n].err, mr != NULL);
+		holds(rows[n].err < 0 ? errno != 0 : errno == rows[n].err);
+		holds(rows[n].err != EINVAL || said("must have the same offset"));
+		if (mr) {
+			holds(mr->addr == local + 8 && mr->length == 100);
+			gives(0, ibv_dereg_mr(mr));
+		}
+	}
+	about("no attributes");
+	errno = 0;
+	holds(!reg_mr_ex(pd, NULL) && errno == EINVAL);
+	is((long long)stats().reg_kernel, 2, "the library made the two");
+}
+
+/* --- foreign: regions of others go to libibverbs; NULL is EINVAL --- */
+
+static void foreign(void)
+{
+	struct ibv_mr *mr = handle_reg_mr_iova2(pd, local, PAGE, (uintptr_t)local, LOCAL), *null_mr;
+
+	must(mr);
+	is((long long)stats().reg_kernel, 0, "a region that libibverbs made is not the library's");
+	gives(0, ibv_dereg_mr(mr));
+	is((long long)stats().dereg_next, 1, "libibverbs deregistered it");
+
+	/* The provider may lack these; if it has them, they go the same way. */
+	null_mr = ibv_alloc_null_mr(pd);
+	if (null_mr)
+		is(ibv_dereg_mr(null_mr), 0, "a null region");
+	else
+		skip("a null region", "the device has none");
+	mr = ibv_reg_dmabuf_mr(pd, 0, PAGE, 0, -1, LOCAL);
+	ok(!mr && (errno == EOPNOTSUPP || errno == EBADF), "a dma-buf is libibverbs' to refuse (%s)", strerrorname_np(errno));
+
+	mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
+	must(mr);
+	gives(EBUSY, ibv_dealloc_pd(pd));
+	holds(said("still has regions"));
+	gives(0, ibv_dereg_mr(mr));
+	gives(EINVAL, ibv_dereg_mr(NULL));
+	errno = 0;
+	holds(!ibv_reg_mr_iova2(NULL, local, PAGE, 0, 0) && errno == EINVAL);
+	holds(said("NULL"));
+	gives(EINVAL, ibv_dealloc_pd(NULL));
+	gives(EINVAL, ibv_close_device(NULL));
+	gives(-1, ibv_rereg_mr(NULL, 0, NULL, NULL, 0, 0));
+}
+
+/*
+ * --- half_interception: a program that gets its functions by handle, of which the library intercepts
+ * some. libibverbs' own ibv_reg_mr jumps through its PLT to the library's, but its ibv_dereg_mr calls
+ * the provider, which frees the library's object. ---
+ */
+
+enum { MANY = 5000 };
+static struct ibv_mr *regions[100000];
+
+static int all(struct ibv_mr *(*reg)(void), int (*dereg)(struct ibv_mr *))
+{
+	int failed = 0;
+
+	for (int n = 0; n < MANY; n++)
+		failed += !(regions[n] = reg());
+	for (int n = 0; n < MANY; n++)
+		failed += dereg(regions[n]) != 0;
+	return failed;
+}
+
+static struct ibv_mr *by_handle(void)
+{
+	return handle_reg_mr(pd, remote, PAGE, LOCAL_AND_REMOTE);
+}
+
+static struct ibv_mr *by_libibverbs(void)
+{
+	return handle_reg_mr_iova2(pd, remote, PAGE, (uintptr_t)remote, LOCAL_AND_REMOTE);
+}
+
+static void half_interception(void)
+{
+	uint64_t forwarded;
+	size_t heap;
+	int failed = 0;
+
+	/* As NCCL does: one region after the other. */
+	for (int round = 0; round < MANY; round++) {
+		struct ibv_mr *mr = by_handle();
+
+		failed += !mr || handle_dereg_mr(mr) != 0;
+	}
+	is(failed, 0, "registered by the library, deregistered without it");
+	gives(MANY + 1, stats().reg_kernel); /* and `source` */
+	gives(1, stats().live);
+	gives(MANY, stats().ended_elsewhere);
+	gives(1, kernel_regions(context));
+
+	failed = all(by_handle, handle_dereg_mr);
+	heap = mallinfo2().uordblks;
+	for (int round = 0; round < 3; round++)
+		failed += all(by_handle, handle_dereg_mr);
+	is(failed, 0, "%d at once, three times", MANY);
+	ok(mallinfo2().uordblks <= heap + 65536, "and they leak no memory (%zd bytes)", (ssize_t)(mallinfo2().uordblks - heap));
+	gives(1, stats().live);
+
+	/* Foreign regions now lie where the library's regions were: none may be taken for the library's. */
+	forwarded = stats().dereg_next;
+	is(all(by_libibverbs, ibv_dereg_mr), 0, "foreign regions are deregistered");
+	is((long long)(stats().dereg_next - forwarded), MANY, "each by libibverbs");
+	gives(1, kernel_regions(context));
+	gives(1, stats().live);
+
+	/* Mixed: the library's regions at places of foreign ones must work, with data. */
+	for (int n = 0; n < 200; n++) {
+		struct ibv_mr *mr = (n % 2 ? ibv_reg_mr : handle_reg_mr)(pd, remote, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr);
+		local[0] = (char)n;
+		failed += pair_write(&pair, source, local, 8, (uintptr_t)remote, mr->rkey) != 0;
+		/* On iWARP a write is complete when it is sent, and may arrive later. */
+		failed += !comes(*(volatile char *)remote == (char)n);
+		failed += (n % 3 ? ibv_dereg_mr : handle_dereg_mr)(mr) != 0;
+	}
+	is(failed, 0, "mixed with intercepted calls, data moves");
+}
+
+/* --- reuse: two devices, two domains, and addresses that are reused: no object finds an earlier one's state --- */
+
+/*
+ * A context at the address of another device's context, which was closed without the library: the
+ * library's record of the address is outdated. The test cannot make the memory of a context come
+ * back, so it changes the file behind it.
+ */
+static void other_driver(void)
+{
+	struct ibv_device **list = ibv_get_device_list(NULL);
+	struct ibv_context *other = NULL;
+	struct ibv_pd *other_pd, disguised;
+	int fd = context->cmd_fd, wrong = 0;
+
+	for (int n = 0; list[n]; n++)
+		if (strcmp(ibv_get_device_name(list[n]), getenv("CHECK_DEVICE")))
+			other = ibv_open_device(list[n]);
+	ibv_free_device_list(list);
+	if (!other) {
+		skip("another driver at the same address", "there is one device only");
+		return;
+	}
+	other_pd = ibv_alloc_pd(other);
+	must(other_pd);
+	disguised = *other_pd;
+	disguised.context = context;
+	for (int round = 0; round < 20; round++) {
+		struct ibv_mr *mr;
+
+		context->cmd_fd = round % 2 ? other->cmd_fd : fd;
+		mr = ibv_reg_mr(round % 2 ? &disguised : pd, local, PAGE, LOCAL_AND_REMOTE);
+		wrong += !mr || ibv_dereg_mr(mr) != 0;
+	}
+	context->cmd_fd = fd;
+	is(wrong, 0, "two drivers in turn at the same address");
+	is((long long)stats().reg_next, 0, "each by its own rules");
+	gives(0, kernel_regions(context) + kernel_regions(other));
+	must(ibv_dealloc_pd(other_pd) == 0 && ibv_close_device(other) == 0);
+}
+
+static void reuse(void)
+{
+	struct ibv_context *second = open_device();
+	struct ibv_pd *pds[4] = { pd, ibv_alloc_pd(context), ibv_alloc_pd(second), ibv_alloc_pd(second) }, *now, *last = NULL;
+	struct ibv_mr *mrs[4];
+	int returned = 0, failed = 0;
+
+	for (int n = 0; n < 4; n++) {
+		mrs[n] = ibv_reg_mr(pds[n], local, PAGE, LOCAL_AND_REMOTE);
+		must(mrs[n]);
+	}
+	is((long long)stats().live, 4, "two devices, two domains each, a region each");
+	ok(mrs[0]->handle == mrs[2]->handle, "the kernel's handles are the same in both devices");
+	gives(0, ibv_dereg_mr(mrs[2]));
+	gives(2, kernel_regions(context));
+	gives(1, kernel_regions(second));
+	is(ibv_close_device(second), 0, "closing the second device with a region");
+	gives(2, stats().live);
+	gives(1, stats().ended_elsewhere);
+	gives(0, ibv_dereg_mr(mrs[0]));
+	gives(0, ibv_dereg_mr(mrs[1]));
+	gives(0, ibv_dealloc_pd(pds[1]));
+
+	for (int round = 0; round < 100; round++) {
+		struct ibv_mr *mr;
+
+		now = ibv_alloc_pd(context);
+		returned += now == last;
+		last = now;
+		mr = ibv_reg_mr(now, local, PAGE, LOCAL_AND_REMOTE);
+		failed += !mr || ibv_dealloc_pd(now) != EBUSY || ibv_dereg_mr(mr) != 0 || ibv_dealloc_pd(now) != 0;
+	}
+	is(failed, 0, "domains allocated and deallocated");
+	ok(returned > 0, "%d times at the same address", returned);
+	other_driver();
+}
+
+/* --- threads: they register and deregister concurrently, their own regions and each other's --- */
+
+enum { THREADS = 8, ROUNDS = 400, SLOTS = 16 };
+
+static struct ibv_mr *handed_over[THREADS][ROUNDS];
+static pthread_barrier_t barrier;
+static _Atomic int failures;
+
+static void *work(void *argument)
+{
+	long self = (long)argument;
+	char *memory = pages(2);
+	struct ibv_mr *slots[SLOTS] = { 0 };
+	unsigned int random = (unsigned int)self * 7919 + 1;
+
+	pthread_barrier_wait(&barrier);
+	for (int round = 0; round < ROUNDS; round++) {
+		struct ibv_mr **slot = &slots[rand_r(&random) % SLOTS];
+		size_t length = 1 + (size_t)rand_r(&random) % (2 * PAGE);
+
+		if (*slot)
+			failures += ibv_dereg_mr(*slot) != 0;
+		*slot = ibv_reg_mr(pd, memory, length, LOCAL_AND_REMOTE);
+		failures += !*slot || (*slot)->length != length;
+		handed_over[self][round] = ibv_reg_mr(pd, local, PAGE, LOCAL);
+		failures += !handed_over[self][round];
+	}
+	for (int n = 0; n < SLOTS; n++)
+		failures += slots[n] && ibv_dereg_mr(slots[n]) != 0;
+	/* Regions that another thread made. */
+	pthread_barrier_wait(&barrier);
+	for (int round = 0; round < ROUNDS; round++)
+		failures += ibv_dereg_mr(handed_over[(self + 1) % THREADS][round]) != 0;
+	return NULL;
+}
+
+static void *once(void *memory)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+	return mr && !ibv_dereg_mr(mr) ? memory : NULL;
+}
+
+static void threads(void)
+{
+	pthread_t threads[THREADS], thread;
+	pthread_attr_t attributes;
+	struct rdmamr_stats now;
+	void *returned;
+
+	/* Programs with many threads, or with coroutines, give them small stacks. */
+	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+	for (int n = 0; n < 2; n++) {
+		must(pthread_create(&thread, &attributes, once, local) == 0 && pthread_join(thread, &returned) == 0);
+		ok(returned == local, "%s call of a process, on the smallest stack", n ? "a later" : "the first");
+	}
+	pthread_barrier_init(&barrier, NULL, THREADS);
+	for (long n = 0; n < THREADS; n++)
+		must(pthread_create(&threads[n], NULL, work, (void *)n) == 0);
+	for (int n = 0; n < THREADS; n++)
+		must(pthread_join(threads[n], NULL) == 0);
+	gives(0, failures);
+	now = stats();
+	gives(2 + 2 * THREADS * ROUNDS, now.reg_kernel);
+	gives(2 + 2 * THREADS * ROUNDS, now.dereg_kernel);
+	gives(0, now.live + now.live_bytes);
+	gives(0, now.reg_next + now.dereg_next + now.ended_elsewhere);
+}
+
+/* --- many: 100 000 regions at once, by the kernel's own count, and back to none --- */
+
+/*
+ * The number of regions on the device, of all processes, as "rdma resource" reports it: the sum for
+ * the device, which is quick, or with "show mr" a line for each.
+ */
+static int resources(const char *filter)
+{
+	char command[128];
+	int count = -1;
+	FILE *pipe;
+
+	snprintf(command, sizeof(command), filter, getenv("CHECK_DEVICE"));
+	pipe = popen(command, "r");
+	must(pipe && fscanf(pipe, "%d", &count) == 1);
+	pclose(pipe);
+	return count;
+}
+
+#define LINES "rdma resource show mr dev %s | wc -l"
+#define SUM "rdma resource show %s | sed 's/.* mr \\([0-9]*\\).*/\\1/'"
+
+static void many(void)
+{
+	enum { COUNT = sizeof(regions) / sizeof(*regions) };
+	int failed = 0, before = resources(LINES);
+
+	for (int n = 0; n < COUNT; n++)
+		failed += !(regions[n] = ibv_reg_mr(pd, local, PAGE, LOCAL_AND_REMOTE));
+	is(failed, 0, "%d regions are registered", COUNT);
+	gives(COUNT, stats().live);
+	gives((long long)COUNT * PAGE, stats().live_bytes);
+	gives(COUNT, resources(SUM) - before);
+	/* In a random order, rather than that of registration or its reverse. */
+	for (int n = 0; n < COUNT; n++)
+		failed += ibv_dereg_mr(regions[(n * 7919L) % COUNT]) != 0;
+	is(failed, 0, "they are deregistered");
+	gives(0, stats().live + stats().live_bytes);
+	gives(0, resources(LINES) - before);
+}
+
+/*
+ * --- signals: a handler registers and deregisters while it interrupts a thread that does the same. Only
+ * the library is under test: the interrupted thread must not be inside malloc, which no handler may
+ * enter, and it is not, since the library reuses its objects in steady state. ---
+ */
+
+static volatile int handled, wrong;
+
+static void handler(int signal)
+{
+	int err = errno;
+	struct ibv_mr *mr = ibv_reg_mr(pd, remote, PAGE, LOCAL);
+
+	(void)signal;
+	wrong += !mr || ibv_dereg_mr(mr) != 0;
+	handled++;
+	errno = err;
+}
+
+static void rounds(int count)
+{
+	for (int round = 0; round < count; round++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+}
+
+static void signals(void)
+{
+	struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { 0 };
+	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
+
+	rounds(3000);
+	alarm(DEADLOCK);
+	must(sigaction(SIGALRM, &action, NULL) == 0 && sigaction(SIGPROF, &action, NULL) == 0);
+	must(setitimer(ITIMER_PROF, &often, NULL) == 0);
+	for (int tries = 0; tries < 10 && handled <= 100; tries++)
+		rounds(30000);
+	must(setitimer(ITIMER_PROF, &never, NULL) == 0);
+	ok(handled > 100, "the handler ran %d times", handled);
+	is(wrong, 0, "and all its calls succeeded");
+	printf("# inside the library, and forwarded: %llu\n", (unsigned long long)stats().reg_next);
+}
+
+/* --- steady: registrations after a warm-up, between two marks that a trace of system calls shows --- */
+
+static void steady(void)
+{
+	rounds(10);
+	(void)!write(-1, "start", 5);
+	rounds(100);
+	(void)!write(-1, "end", 3);
+	ok(true, "registered");
+}
+
+/* --- disabled: with RDMAMR_DISABLE=1 libibverbs serves every call --- */
+
+static void disabled(void)
+{
+	struct ibv_mr *target = ibv_reg_mr_iova2(pd, remote, PAGE, (uintptr_t)remote, LOCAL_AND_REMOTE | IBV_ACCESS_RELAXED_ORDERING);
+
+	must(getenv("RDMAMR_DISABLE") && target);
+	strcpy(local, "forwarded");
+	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, PAGE, (uintptr_t)remote, target->rkey));
+	holds(!strcmp(remote, "forwarded"));
+	holds(!ibv_reg_mr(pd, NULL, PAGE, LOCAL) && errno == EFAULT);
+	holds(said("EFAULT from libibverbs: nothing is mapped"));
+	gives(0, ibv_dereg_mr(target));
+	is((long long)(stats().reg_kernel + stats().dereg_kernel + stats().live), 0, "the library registered nothing");
+	is((long long)stats().reg_next, 2, "all registrations were forwarded");
+	is((long long)stats().dereg_next, 1, "the deregistration was forwarded");
+}
+
+/*
+ * --- old_kernel_regions: on a kernel before 5.0 (golden/old_kernel.c): regions by write(), and forwarded
+ * ones, with the handles of the library's regions that ended elsewhere ---
+ */
+
+static void old_kernel_regions(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
+	int relaxed = LOCAL | IBV_ACCESS_RELAXED_ORDERING;
+	uint32_t handle;
+
+	ok(mr && stats().reg_kernel == 1, "registered by write()");
+	is(ibv_dereg_mr(mr), 0, "deregistered by write()");
+	mr = ibv_reg_mr(pd, local, PAGE, relaxed);
+	ok(mr && stats().reg_next == 1, "optional access flags are forwarded");
+	gives(0, ibv_dereg_mr(mr));
+	gives(1, stats().dereg_next);
+
+	mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
+	must(mr);
+	handle = mr->handle;
+	must(handle_dereg_mr(mr) == 0);
+	holds(stats().live == 0 && stats().ended_elsewhere == 1);
+	mr = ibv_reg_mr(pd, local, PAGE, relaxed);
+	must(mr);
+	is(mr->handle, handle, "the next gets its handle, and is forwarded");
+	holds(stats().live == 0 && stats().ended_elsewhere == 1);
+	gives(0, ibv_dereg_mr(mr));
+}
+
+static const struct part {
+	const char *name;
+	void (*run)(void);
+	bool moves_data;
+} parts[] = {
+	{ "data", data, true },
+	{ "windows", windows, true },
+	{ "extensible", extensible, false },
+	{ "foreign", foreign, false },
+	{ "half_interception", half_interception, true },
+	{ "reuse", reuse, false },
+	{ "threads", threads, false },
+	{ "many", many, false },
+	{ "signals", signals, false },
+	{ "steady", steady, false },
+	{ "disabled", disabled, true },
+	{ "old_kernel_regions", old_kernel_regions, false },
+};
+
+int main(int argc, char **argv)
+{
+	const struct part *part = parts;
+
+	must(argc == 2);
+	while (strcmp(part->name, argv[1]))
+		must(++part < parts + sizeof(parts) / sizeof(*parts));
+	*(void **)&handle_reg_mr = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
+	*(void **)&handle_reg_mr_iova2 = of_libibverbs("ibv_reg_mr_iova2", "IBVERBS_1.8");
+	*(void **)&handle_dereg_mr = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
+	local = pages(3);
+	remote = pages(3);
+	if (part->moves_data) {
+		pair_open(&pair);
+		context = pair.context;
+		pd = pair.pd;
+		source = ibv_reg_mr(pd, local, SIZE, LOCAL_AND_REMOTE);
+		must(source);
+	} else {
+		context = open_device();
+		pd = ibv_alloc_pd(context);
+		must(pd);
+	}
+	part->run();
+	about("%s", "");
+	if (source)
+		gives(0, ibv_dereg_mr(source));
+	gives(0, kernel_regions(context));
+	if (part->moves_data) {
+		pair_close(&pair);
+	} else {
+		gives(0, ibv_dealloc_pd(pd));
+		gives(0, ibv_close_device(context));
+	}
+	gives(0, stats().live);
+	return done_testing();
+}
