@@ -119,9 +119,32 @@ int entries(const char *folder)
 	return count;
 }
 
-int once_more(const char *argument, const char *const *settings)
+int child_status(pid_t child)
 {
 	int status;
+
+	must(waitpid(child, &status, 0) == child);
+	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int in_forked(int (*function)(void))
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		int status = function();
+
+		fflush(stdout);
+		_exit(status);
+	}
+	return child_status(pid);
+}
+
+int once_more(const char *argument, const char *const *settings)
+{
 	pid_t pid;
 
 	fflush(stdout);
@@ -134,6 +157,5 @@ int once_more(const char *argument, const char *const *settings)
 		execl("/proc/self/exe", "once-more", argument, (char *)NULL);
 		_exit(127);
 	}
-	must(waitpid(pid, &status, 0) == pid);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+	return child_status(pid);
 }

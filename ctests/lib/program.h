@@ -44,6 +44,12 @@ void continue_report(void);
  */
 int once_more(const char *argument, const char *const *settings);
 
+/* Waits for a child. Returns its exit status, or 128 and more for a signal. */
+int child_status(pid_t child);
+
+/* Runs a function in a forked child, which ends by _exit. Returns its status. */
+int in_forked(int (*function)(void));
+
 /*
  * Runs a function in a new thread, and waits for its end. From then on the library must expect
  * other threads.

@@ -17,6 +17,9 @@
 /* The number of result lines of this report. A program that continues another's report sets it. */
 extern int tap_count;
 
+/* Whether this process runs a row of a table (rows.h). */
+extern bool tap_in_row;
+
 /* Checks that `passed` is not 0; a failure shows errno. Returns `passed`. */
 __attribute__((format(printf, 2, 3)))
 int ok(int passed, const char *format, ...);
@@ -45,6 +48,11 @@ void case_begin(const char *format, ...);
 
 /* Ends the case, and prints its result. Returns whether each check passed. */
 bool case_end(void);
+
+/*
+ * Ends the case without a result if it has checks and all of them passed. Returns whether it did.
+ */
+bool case_drop(void);
 
 /* Makes a case of one statement. */
 #define as_case(statement, ...)                                                \

@@ -5,7 +5,7 @@
 //! group leads nowhere, and its mount is the group.
 //!
 //! The functions allocate nothing, and the threads of `helper_thread.rs` may call them. They also
-//! run on the smallest stack of a thread (`ctests/cache/processes/smallest_stack.c`): paths are
+//! run on the smallest stack of a thread (`ctests/cache/processes/stacks.c`): paths are
 //! short.
 
 use super::proc::each_line;

@@ -29,7 +29,7 @@ FAULTS = [
     ("userfaultfd dies: reading it fails", "from then on the cache keeps no region", HOST, "starts_later", "read events"),
     ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptor_taken", ""),
     ("all descriptors are closed", "from then on the cache keeps no region", DEVICE, "watch_lost", ""),
-    ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "library_threads_starved", ""),
+    ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "children", "debugger|real-time"),
     ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
     ("the device is gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
     ("the device is closed with idle regions", "they end with it", DEVICE, "close_device_ends_idle", ""),
@@ -51,8 +51,8 @@ FAULTS = [
     ("kill -9 at a random moment, 1 000 times", "the kernel has no region of it", DEVICE, "faults_device", "killed .SIGKILL|processes work"),
     ("SIGSTOP and SIGCONT, 1 000 times under traffic", "registrations and traffic go on", DEVICE, "faults_device", "SIGSTOP"),
     ("a tracer attaches to all threads, and detaches", "registrations and traffic go on; a tracer that waits for ever ([limits.md](../limits.md#the-librarys-thread)) is killed", DEVICE, "faults_device", "strace|in order"),
-    ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "world_stopped", ""),
-    ("fork beside idle regions", "the child has none of them", HOST, "fork_beside_idle", ""),
+    ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "tasks", "collector"),
+    ("fork beside idle regions", "the child has none of them", HOST, "tasks", "fork"),
     ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "child_outlives_watch", ""),
 ]
 

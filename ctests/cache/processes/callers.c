@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What the library's calls and threads leave to the program: errno, the cancellation of a thread,
+ * the processor and the scheduling of the thread that registers first, namespaces, and the end of
+ * the process. The kernel restricts some of these in a process with threads, and the library's
+ * threads must not prevent them in a program with one thread. docs/limits.md has the rest: a user
+ * namespace is made before the first relaxed registration, or in a child; a thread that leaves its
+ * table of descriptors leaves the table to the cleaner; a raw exit(2) ends a thread.
+ *
+ * The device is the stand-in (stub_device.h).
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include "../../lib/observe.h"
+#include "../../lib/stub_rows.h"
+
+/* errno, and cancellation. Each row is the first use of the library in its process. */
+
+enum { TIMES = 4, PLACES = 40, MINE = 12345, LARGE = 32 << 20, SMALLER = 8 << 20 };
+
+static int changed;
+
+static void look(const char *after)
+{
+	if (errno != MINE) {
+		printf("# errno is %d after %s\n", errno, after);
+		changed++;
+	}
+	errno = MINE;
+}
+
+static void errno_unchanged(void)
+{
+	char *memory = pages(PLACES), *large;
+
+	row_rights = IBV_ACCESS_LOCAL_WRITE;
+	errno = MINE;
+	for (int time = 0; time < TIMES * PLACES; time++) {
+		char *here = memory + time % PLACES * PAGE;
+		struct ibv_mr *mr = reg(here, PAGE);
+
+		look("a registration");
+		dereg(mr);
+		look("a deregistration");
+		if (time % 8 == 7) {
+			must(madvise(here, PAGE, MADV_DONTNEED) == 0);
+			look("madvise");
+		}
+	}
+	/* The watch splits this mapping, so the library repeats the mremap. */
+	large = mmap(NULL, SMALLER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(large != MAP_FAILED);
+	hits(large + PAGE, TIMES);
+	errno = MINE;
+	large = mremap(large, SMALLER, 2 * SMALLER, MREMAP_MAYMOVE);
+	must(large != MAP_FAILED);
+	look("mremap");
+	must(munmap(large, 2 * SMALLER) == 0 && munmap(memory, PLACES * PAGE) == 0);
+	look("munmap");
+	is(changed, 0, "errno is unchanged");
+}
+
+static int provided;
+
+/* The provider's part of a call is a cancellation point. */
+static long close_nothing(void)
+{
+	close(-1);
+	provided++;
+	return 0;
+}
+
+static void call_provider(void)
+{
+	struct { struct ibv_mr mr; char rest[256]; } foreign = {
+		.mr = { .context = stub_pd()->context, .pd = stub_pd(), .handle = 1 << 30, .lkey = 1 << 30 },
+	};
+
+	stub_provide(close_nothing);
+	ibv_fork_init();
+	must(!ibv_reg_dmabuf_mr(stub_pd(), 0, PAGE, 0, -1, IBV_ACCESS_LOCAL_WRITE) && provided == 1);
+	must(ibv_rereg_mr(&foreign.mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE) == 0 && provided == 2);
+	must(ibv_dereg_mr(&foreign.mr) == 0 && provided == 3);
+	must(ibv_dealloc_pd(stub_pd()) == 0 && provided == 4);
+	must(ibv_close_device(stub_pd()->context) == 0 && provided == 5);
+}
+
+static volatile bool all_done;
+
+static void *on_request_to_end(void *unused)
+{
+	char *memory = pages(4), *large;
+
+	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(large != MAP_FAILED && pthread_cancel(pthread_self()) == 0);
+	hits(memory, 3);
+	for (int time = 0; time < 3; time++)
+		dereg(reg(large, LARGE));
+	must(madvise(memory, PAGE, MADV_DONTNEED) == 0);
+	hits(memory + PAGE, 3);
+	must(mprotect(memory, PAGE, PROT_READ) == 0);
+	must(munmap(memory + 2 * PAGE, 2 * PAGE) == 0);
+	must(mremap(large, LARGE, LARGE / 2, 0) == large && munmap(large, LARGE / 2) == 0);
+	if (!by_plain_calls())
+		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	call_provider();
+	all_done = true;
+	pthread_testcancel();
+	return unused;
+}
+
+/* None of the calls is a cancellation point: the thread ends at its own, after all of them. */
+static void cancelled(void)
+{
+	pthread_t thread;
+	void *answer;
+
+	if (getenv("RDMAV_HUGEPAGES_SAFE"))
+		ibv_fork_init();
+	row_rights = IBV_ACCESS_LOCAL_WRITE;
+	must(pthread_create(&thread, NULL, on_request_to_end, NULL) == 0 && pthread_join(thread, &answer) == 0);
+	ok(all_done, "each call has done its work");
+	ok(answer == PTHREAD_CANCELED, "the thread is cancelled then");
+}
+
+/* The library's threads. */
+
+enum { MOST = 64 };
+static pid_t threads[MOST];
+static int count;
+
+static void start(void)
+{
+	pid_t before[MOST];
+	int had = all_threads(before, MOST);
+
+	hits(pages(1), 1);
+	count = new_threads(before, had, threads, MOST);
+	if (count < 2)
+		skip_all("userfaultfd is refused here");
+}
+
+/* A thread of the library may only just have reached its first instructions. */
+#define each(condition, ...)                                                   \
+	for (int n = 0; n < count; n++)                                        \
+	ok(comes(condition), __VA_ARGS__)
+
+static void processor(void)
+{
+	cpu_set_t all, one, its;
+	int first = 0;
+
+	must(sched_getaffinity(0, sizeof(all), &all) == 0);
+	if (CPU_COUNT(&all) < 2)
+		skip_all("one processor");
+	while (!CPU_ISSET(first, &all))
+		first++;
+	CPU_ZERO(&one);
+	CPU_SET(first, &one);
+	must(sched_setaffinity(0, sizeof(one), &one) == 0);
+	start();
+	each(sched_getaffinity(threads[n], sizeof(its), &its) == 0 && CPU_COUNT(&its) >= CPU_COUNT(&all), "thread %d has all", n);
+	must(sched_getaffinity(0, sizeof(its), &its) == 0);
+	ok(CPU_EQUAL(&its, &one), "the program's thread has its own");
+}
+
+/* The class that row->value names; the library's threads keep a real-time class, since others wait for them. */
+static void scheduling(void)
+{
+	int kept = row->value == SCHED_FIFO, priority = kept ? 3 : 0;
+	struct sched_param param = { .sched_priority = priority };
+
+	if (sched_setscheduler(0, (int)row->value, &param))
+		skip_all("no privilege for this class");
+	start();
+	each(sched_getscheduler(threads[n]) == (kept ? row->value : SCHED_OTHER) && sched_getparam(threads[n], &param) == 0 &&
+	     param.sched_priority == priority, "thread %d has its own class", n);
+}
+
+static void nice_value(void)
+{
+	int value = (int)row->value;
+
+	/* To become less nice takes a privilege. */
+	if (setpriority(PRIO_PROCESS, 0, value) || setpriority(PRIO_PROCESS, 0, value - 1) || setpriority(PRIO_PROCESS, 0, value))
+		skip_all("no privilege for this nice value");
+	start();
+	usleep(100000);
+	each(getpriority(PRIO_PROCESS, (id_t)threads[n]) == (value < 0 ? value : 0), "thread %d has its nice value", n);
+	is(getpriority(PRIO_PROCESS, 0), value, "the program's thread has its own");
+}
+
+/*
+ * No thread for the library at first (RLIMIT_NPROC). Later the next thread that registers has a table
+ * of descriptors of its own, and ends: its files are closed with it, and regions are reused.
+ */
+
+enum { FIRST_USER = 1 << 20, TASKS = 100, ATTEMPT_US = 1300000 };
+static pthread_barrier_t left, allowed;
+
+static void *apart(void *other)
+{
+	must(unshare(CLONE_FILES) == 0);
+	pthread_barrier_wait(&left);
+	pthread_barrier_wait(&allowed);
+	hits(other, 5);
+	return other;
+}
+
+static void cleaner_starts_late(void)
+{
+	struct rlimit limit = { 3, TASKS }; /* two threads, and the reader of userfaultfd */
+	uid_t user = FIRST_USER + (uid_t)getpid(); /* one without any other process, for the limit */
+	char *memory = pages(1), *other = pages(1);
+	struct pollfd end;
+	pthread_t thread;
+	int ends[2];
+
+	if (setresgid(user, user, user) || setresuid(user, user, user))
+		skip_all("only root becomes another user, whom RLIMIT_NPROC binds");
+	must(pipe(ends) == 0 && pthread_barrier_init(&left, NULL, 2) == 0 && pthread_barrier_init(&allowed, NULL, 2) == 0);
+	must(pthread_create(&thread, NULL, apart, other) == 0);
+	pthread_barrier_wait(&left);
+	must(setrlimit(RLIMIT_NPROC, &limit) == 0);
+	is(hits(memory, 5), 0, "without the threads no region is reused");
+	limit.rlim_cur = TASKS;
+	must(setrlimit(RLIMIT_NPROC, &limit) == 0);
+	/* The library tries again after a second. */
+	usleep(ATTEMPT_US);
+	pthread_barrier_wait(&allowed);
+	must(pthread_join(thread, NULL) == 0 && close(ends[1]) == 0);
+	end = (struct pollfd){ ends[0], POLLIN, 0 };
+	ok(comes(poll(&end, 1, 0) == 1 && end.revents & POLLHUP), "the pipe of the ended thread has ended");
+	hits(memory, 100);
+	is(hits(memory, 5), 5, "another thread's regions are reused");
+}
+
+/* Namespaces, and the end of the process. */
+
+#define refused() skip_all("refused to this user")
+
+static int enters_its_mount_namespace(void)
+{
+	int fd = open("/proc/thread-self/ns/mnt", O_RDONLY | O_CLOEXEC);
+
+	must(fd >= 0);
+	return setns(fd, CLONE_NEWNS);
+}
+
+static void mount_namespace(void)
+{
+	if (enters_its_mount_namespace())
+		refused();
+	idle_page = idle();
+	is(enters_its_mount_namespace(), 0, "it is entered");
+	served(idle_page, HIT, "then");
+}
+
+static void working_directory(void)
+{
+	char directory[] = "/tmp/callers.XXXXXX";
+	bool gone = false;
+
+	if (unshare(CLONE_NEWNS) || mount("none", "/", NULL, MS_REC | MS_PRIVATE, NULL) || !mkdtemp(directory))
+		refused();
+	if (mount("none", directory, "tmpfs", 0, NULL) || chdir(directory)) {
+		rmdir(directory);
+		refused();
+	}
+	idle();
+	must(chdir("/") == 0);
+	/* The library's threads leave it when they start. */
+	if (!ok(comes(gone = gone || umount(directory) == 0), "it is unmounted"))
+		umount2(directory, MNT_DETACH);
+	rmdir(directory);
+}
+
+static int makes_user_namespace(void)
+{
+	return unshare(CLONE_NEWUSER) ? errno : 0;
+}
+
+static void user_namespace_before(void)
+{
+	if (makes_user_namespace())
+		refused();
+	served(pages(1), FRESH, "then");
+}
+
+static void user_namespace_of_child(void)
+{
+	int err = in_forked(makes_user_namespace);
+
+	if (err == EPERM)
+		refused();
+	is(err, 0, "it is made");
+}
+
+static void user_namespace_after(void)
+{
+	int err = makes_user_namespace();
+
+	if (err == EPERM)
+		refused();
+	is(err, EINVAL, "the kernel's refusal");
+}
+
+static void descriptors(void)
+{
+	int ends[2];
+	char byte;
+
+	must(pipe2(ends, O_NONBLOCK) == 0);
+	idle();
+	if (unshare(CLONE_FILES))
+		refused();
+	must(close(ends[1]) == 0);
+	ok(read(ends[0], &byte, 1) == -1 && errno == EAGAIN, "files stay open");
+	/* Its table is not the cleaner's any more. */
+	is(hits(pages(1), 3), 0, "no region is reused");
+}
+
+static int last_thread_ends(void)
+{
+	must(hits(pages(1), 2));
+	pthread_exit(NULL);
+}
+
+static void *leaves_first(void *argument)
+{
+	usleep(50000);
+	return argument;
+}
+
+static int first_thread_ends(void)
+{
+	pthread_t thread;
+
+	must(hits(pages(1), 2) && pthread_create(&thread, NULL, leaves_first, NULL) == 0);
+	pthread_exit(NULL);
+}
+
+static void process_ends(void)
+{
+	is(in_forked((int (*)(void))(uintptr_t)row->of), 0, "the process ends");
+}
+
+static int cache_works(void)
+{
+	return hits(pages(1), 2);
+}
+
+static void raw_exit(void)
+{
+	int ready[2];
+	char byte;
+	pid_t pid;
+
+	if (!in_forked(cache_works))
+		skip_all("userfaultfd is refused here");
+	must(pipe(ready) == 0);
+	pid = fork();
+	must(pid >= 0);
+	if (!pid) {
+		must(hits(pages(1), 2) && write(ready[1], "", 1) == 1);
+		syscall(SYS_exit, 0);
+	}
+	must(read(ready[0], &byte, 1) == 1);
+	usleep(500000);
+	is(waitpid(pid, NULL, WNOHANG), 0, "the process stays");
+	must(kill(pid, SIGKILL) == 0 && child_status(pid) == 128 + SIGKILL);
+}
+
+#define NO_CACHE "RDMAMR_CACHE "
+#define UNPINNED (BOTH_CALLS | NO_PINS)
+
+static const struct row rows[] = {
+	{ "errno after calls that succeed", errno_unchanged, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=error" },
+	{ "errno, with messages", errno_unchanged, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=debug" },
+	{ "errno, with the cache", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_CACHE=all" },
+	{ "errno, with the cache and messages", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "errno, with eight idle regions at most", errno_unchanged, .flags = UNPINNED,
+	  .settings = "RDMAMR_CACHE=all RDMAMR_CACHE_MAX_IDLE=8" },
+	{ "errno, with a trace", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
+	{ "a cancelled thread", cancelled, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=warn" },
+	{ "a cancelled thread, with messages", cancelled, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=debug" },
+	{ "a cancelled thread, with the cache", cancelled, .flags = UNPINNED, .settings = "RDMAMR_CACHE=all" },
+	{ "a cancelled thread, with the cache and messages", cancelled, .flags = UNPINNED,
+	  .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "a cancelled thread, with a trace", cancelled, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
+	{ "a cancelled thread, with statistics", cancelled, .flags = UNPINNED,
+	  .settings = "RDMAMR_STATS=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=info" },
+	{ "a cancelled thread, with threads that populate", cancelled, .flags = UNPINNED,
+	  .settings = "RDMAMR_PREFAULT=2 RDMAMR_CACHE=all" },
+	/* libibverbs keeps registered memory from children, and reads the size of its pages from a file. */
+	{ "a cancelled thread, with RDMAV_HUGEPAGES_SAFE", cancelled, .flags = UNPINNED,
+	  .settings = "RDMAV_HUGEPAGES_SAFE=1 RDMAMR_CACHE=all" },
+	{ "the first to register is bound to a processor: the library's threads are not", processor, .flags = NO_PINS },
+	{ "it is of the class SCHED_IDLE: they are not", scheduling, SCHED_IDLE, .flags = NO_PINS },
+	{ "it is of the class SCHED_BATCH: they are not", scheduling, SCHED_BATCH, .flags = NO_PINS },
+	{ "it is of a real-time class: so are they", scheduling, SCHED_FIFO, .flags = NO_PINS },
+	{ "it has a nice value: they have none", nice_value, 7, .flags = NO_PINS },
+	{ "it has a negative nice value: so have they", nice_value, -5, .flags = NO_PINS },
+	{ "the kernel gives the library a thread late", cleaner_starts_late, .flags = PLAIN_CALLS, .settings = "RDMAMR_CACHE_LINGER" },
+	{ "a mount namespace is entered after a registration", mount_namespace },
+	{ "the directory of the first registration is unmounted", working_directory },
+	{ "a user namespace is made before the first registration", user_namespace_before },
+	{ "a user namespace is made in a child", user_namespace_of_child, .then = HIT },
+	{ "a user namespace after a registration is refused", user_namespace_after, .then = HIT },
+	{ "the only thread leaves its table of descriptors", descriptors },
+	{ "the only thread ends by pthread_exit", process_ends, .of = last_thread_ends },
+	{ "the last thread but the library's returns", process_ends, .of = first_thread_ends },
+	{ "the only thread ends by a raw exit", raw_exit },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
+}

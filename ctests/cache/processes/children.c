@@ -1,0 +1,763 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Children, new programs, signal handlers and a busy machine, beside a cache with idle regions; with
+ * data that moves.
+ *
+ * After a fork both sides see the same pages until one of them writes, and the device must use those
+ * of the parent. The child has a copy of the cache, of the watch and of the regions' objects, and may
+ * touch none of them, whatever it does. A new program inherits no descriptor of the library, and no
+ * region stays registered. A child of vfork, which is another process in this very address space,
+ * does not take the cache for dead. A handler that interrupts a thread inside the library, and
+ * threads of the library that do not run for a while, make no call fail and no region stale.
+ */
+#include <linux/netlink.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/ptrace.h>
+#include <sys/time.h>
+#include "../../lib/pair_rows.h"
+
+enum { COUNT = 8, SIZE = COUNT * PAGE };
+
+extern char **environ;
+
+/* fork. */
+
+static int to_child[2], to_parent[2];
+
+static void tell(const int *pipe)
+{
+	must(write(pipe[1], "", 1) == 1);
+}
+
+static void wait_for(const int *pipe)
+{
+	char byte;
+
+	must(read(pipe[0], &byte, 1) == 1);
+}
+
+static pid_t forks(void)
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	return pid;
+}
+
+static int others_than(char c)
+{
+	int wrong = 0;
+
+	for (int n = 0; n < SIZE; n++)
+		wrong += memory[n] != c;
+	return wrong;
+}
+
+enum { CHILD_FIRST = 1, IN_USE = 2 };
+
+/* One side writes first, into every page: the region is idle at the fork, or in use. */
+static void writes_first(void)
+{
+	bool in_use = row->value & IN_USE;
+	struct ibv_mr *mr;
+	pid_t pid;
+
+	must(pipe(to_child) == 0 && pipe(to_parent) == 0);
+	control(&pair, "before", memory, SIZE);
+	mr = in_use ? reg_with(memory, SIZE, LOCAL_AND_REMOTE) : NULL;
+	memset(memory, 'a', SIZE);
+	pid = forks();
+	if (!pid) {
+		int wrong = 0;
+
+		if (row->value & CHILD_FIRST)
+			memset(memory, 'a', SIZE);
+		tell(to_parent);
+		wait_for(to_child);
+		wrong = others_than('a');
+		memset(memory, 'c', SIZE);
+		tell(to_parent);
+		wait_for(to_child);
+		_exit(wrong || others_than('c'));
+	}
+	for (int time = 0; time < 2; time++) {
+		wait_for(to_parent);
+		if (!time && !(row->value & CHILD_FIRST))
+			memset(memory, 'p', SIZE);
+		if (in_use)
+			ok(lands_in(&pair, mr, memory, SIZE), "data lands in the parent's page");
+		else
+			still(&pair, "beside the child", memory, SIZE);
+		tell(to_child);
+	}
+	is(child_status(pid), 0, "the child sees its own memory only");
+	if (in_use) {
+		ok(lands_in(&pair, mr, memory, SIZE), "after the child, too");
+		let_go(mr);
+	}
+	still(&pair, "after the child", memory, SIZE);
+}
+
+/* What a child does. Each returns 0 if it succeeded in the child. */
+
+static struct ibv_mr *live;
+
+static int does_nothing(void) { return 0; }
+static int holds_no_watch(void) { return userfaultfds(NULL); }
+static int unmaps(void) { return munmap(memory, SIZE) != 0; }
+static int discards(void) { return syscall(SYS_madvise, memory, SIZE, MADV_DONTNEED) != 0; }
+
+static int flushes(void)
+{
+	ibv_flush_relaxed_mr(pair.pd);
+	return 0;
+}
+
+static int deregisters(void)
+{
+	struct rdmamr_stats before = stats();
+
+	deregister_region(live);
+	return stats().dereg_kernel != before.dereg_kernel;
+}
+
+/* On a device of its own: the calls work, and the cache keeps no region. A bit for each failure. */
+static int registers(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	int wrong = 0;
+
+	must(pd);
+	for (int round = 0; round < 3; round++) {
+		struct ibv_mr *mr = register_region(pd, memory + 100, PAGE, LOCAL_AND_REMOTE);
+
+		wrong |= (!mr || mr->addr != memory + 100 || mr->length != PAGE) << 0;
+		wrong |= (kernel_regions(context) != 1) << 1;
+		wrong |= (!mr || deregister_region(mr) != 0) << 2;
+		wrong |= (kernel_regions(context) != 0) << 3;
+	}
+	wrong |= (stats().hits != 0 || stats().idle != 0) << 4;
+	wrong |= (ibv_flush_relaxed_mr(pd) != 0) << 5;
+	wrong |= (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 6;
+	return wrong;
+}
+
+static int acts(void)
+{
+	return ((int (*)(void))(uintptr_t)row->of)();
+}
+
+/* With all destructors. */
+static int acts_and_exits(void)
+{
+	exit(acts());
+}
+
+static void child_acts(void)
+{
+	char *other = pages(COUNT);
+	int (*const ends[])(void) = { acts, acts_and_exits };
+	struct rdmamr_stats before;
+	int regions;
+
+	for (int way = 0; way < 2; way++) {
+		control(&pair, "before the child", memory, SIZE);
+		live = register_by_cache(pair.pd, other, SIZE, LOCAL_AND_REMOTE, &before);
+		must(live);
+		settle();
+		regions = kernel_regions(pair.context);
+		before = stats();
+		is(in_forked(ends[way]), 0, "the child ends");
+		is(kernel_regions(pair.context), regions, "the parent has all its regions");
+		ok(stats().idle == before.idle && stats().live == before.live, "and its counts");
+		still(&pair, "after the child", memory, SIZE);
+		ok(lands_in(&pair, live, other, SIZE), "data lands by the region in use");
+		let_go(live);
+	}
+	is(userfaultfds(NULL), 1, "the parent has its watch");
+}
+
+static void parent_changes(void)
+{
+	pid_t pid;
+
+	must(pipe(to_child) == 0);
+	control(&pair, "beside a child", memory, SIZE);
+	pid = forks();
+	if (!pid) {
+		wait_for(to_child);
+		_exit(0);
+	}
+	must(raw_munmap(memory, SIZE) == 0);
+	fresh_at(memory, SIZE);
+	anew(&pair, "unmapped by the parent", memory, SIZE);
+	control(&pair, "again", memory, SIZE);
+	must(madvise(memory, SIZE, MADV_DONTNEED) == 0);
+	anew(&pair, "discarded by the parent", memory, SIZE);
+	tell(to_child);
+	is(child_status(pid), 0, "the child ends");
+}
+
+static volatile bool done;
+
+/* Registers all the time, misses as well as hits. */
+static void *is_busy(void *own)
+{
+	for (int n = 0; !done; n++) {
+		let_go(reg_with(own, PAGE, IBV_ACCESS_LOCAL_WRITE));
+		if (n % 4 == 0)
+			must(ibv_flush_relaxed_mr(pair.pd) == 0);
+	}
+	return NULL;
+}
+
+/* The child must not wait for locks that another thread holds at the fork. */
+static void busy_parent(void)
+{
+	pthread_t thread;
+	int wrong = 0;
+
+	control(&pair, "before", memory, PAGE);
+	must(pthread_create(&thread, NULL, is_busy, pages(1)) == 0);
+	for (int n = 0; n < 20; n++) {
+		pid_t pid = forks();
+
+		if (!pid) {
+			int status = n % 5 == 0 ? registers() : unmaps();
+
+			if (n % 2)
+				exit(status);
+			_exit(status);
+		}
+		wrong += child_status(pid) != 0;
+	}
+	done = true;
+	must(pthread_join(thread, NULL) == 0);
+	is(wrong, 0, "20 children end");
+}
+
+/*
+ * RDMAV_FORK_SAFE: libibverbs keeps registered memory from children, as long as it is registered, if
+ * it cannot ask the kernel whether it copies that memory for them. The cache then serves no call.
+ */
+
+enum { SECONDS = 4 };
+
+/* The number of the first pages that are kept from children: "dc" in the flags. */
+static int kept_from_children(void)
+{
+	FILE *file = fopen("/proc/self/smaps", "r");
+	uintptr_t start = 0, end = 0, from = (uintptr_t)memory, to = from + SIZE;
+	char line[512];
+	int count = 0;
+
+	must(file);
+	while (fgets(line, sizeof(line), file)) {
+		uintptr_t first, last;
+
+		if (sscanf(line, "%lx-%lx ", &first, &last) == 2) {
+			start = first;
+			end = last;
+		}
+		if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " dc") && start < to && end > from)
+			count += (int)(((end < to ? end : to) - (start > from ? start : from)) / PAGE);
+	}
+	fclose(file);
+	return count;
+}
+
+static void *uses(void *argument)
+{
+	unsigned int seed = (unsigned int)(uintptr_t)argument;
+	double until = seconds_now() + SECONDS;
+	long failed = 0;
+
+	while (seconds_now() < until) {
+		char *page = memory + rand_r(&seed) % COUNT * PAGE;
+		struct ibv_mr *mr = register_region(pair.pd, page, PAGE, rand_r(&seed) % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
+
+		failed += !mr || deregister_region(mr) != 0;
+	}
+	return (void *)failed;
+}
+
+static int writes_to_it(void)
+{
+	memset(memory, 1, SIZE);
+	return 0;
+}
+
+static void fork_safe(void)
+{
+	pthread_t threads[3];
+	struct ibv_mr *mr;
+	long failed = 0;
+
+	must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
+	relaxed_open(&pair);
+	mr = reg_with(memory, SIZE, LOCAL_AND_REMOTE);
+	is(kept_from_children(), COUNT, "registered memory is kept from children");
+	let_go(mr);
+	is(kept_from_children(), 0, "children get it again when it is deregistered");
+	ok(stats().bypassed_fork > 0 && stats().misses == 0, "the cache serves no relaxed call");
+	for (uintptr_t n = 0; n < 3; n++)
+		must(pthread_create(&threads[n], NULL, uses, (void *)(n + 1)) == 0);
+	for (int n = 0; n < 3; n++) {
+		void *result;
+
+		must(pthread_join(threads[n], &result) == 0);
+		failed += (long)result;
+	}
+	is(failed, 0, "three threads use the same pages");
+	is(ibv_flush_relaxed_mr(pair.pd), 0, "and flush");
+	is(kept_from_children(), 0, "after that children get all of it");
+	is(in_forked(writes_to_it), 0, "a child can write to it");
+	relaxed_end(&pair);
+}
+
+/* exec. */
+
+static char inherited[32];
+static char *arguments[] = { (char *)(uintptr_t)"started", (char *)(uintptr_t)"started", inherited, NULL };
+
+/* The descriptors that are open, as a set of those below 64; higher ones are an error. */
+static uint64_t descriptors(void)
+{
+	uint64_t set = 0;
+
+	for (int fd = 0; fd < 4096; fd++)
+		if (fcntl(fd, F_GETFD) >= 0) {
+			must(fd < 64);
+			set |= 1ULL << fd;
+		}
+	return set;
+}
+
+static int regions_of(struct ibv_context *context, pid_t pid)
+{
+	static struct kernel_region list[MOST_REGIONS];
+	int count = device_regions(context, list, MOST_REGIONS), own = 0;
+
+	for (int n = 0; n < count; n++)
+		own += list[n].pid == (uint32_t)pid;
+	return own;
+}
+
+/* A started program's view: 0 if all is as it should be. */
+static int started(const char *expected)
+{
+	uint64_t extra = descriptors() & ~strtoull(expected, NULL, 16);
+
+	for (int fd = 0; fd < 64; fd++)
+		if (extra >> fd & 1)
+			printf("# inherited: %d\n", fd);
+	fflush(stdout);
+	return (extra != 0) << 0 | (pinned() != 0) << 1 | (stats().idle != 0) << 2 |
+	       (regions_of(open_device(), getpid()) != 0) << 3;
+}
+
+static int executes(void)
+{
+	execv("/proc/self/exe", arguments);
+	return 127;
+}
+
+static void new_program(void (*starts)(void))
+{
+	relaxed_open(&pair);
+	control(&pair, "before", memory, PAGE);
+	starts();
+	still(&pair, "after it", memory, PAGE);
+	relaxed_end(&pair);
+}
+
+static void forks_and_executes(void)
+{
+	is(in_forked(executes), 0, "no descriptor is inherited");
+}
+
+static void spawns(void)
+{
+	pid_t pid;
+
+	must(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
+	is(child_status(pid), 0, "no descriptor is inherited");
+	is(system("exit 7"), 7 << 8, "system() has its status");
+}
+
+static void vforks_and_executes(void)
+{
+	pid_t pid = vfork();
+
+	if (!pid) {
+		execv("/proc/self/exe", arguments);
+		_exit(127);
+	}
+	is(child_status(pid), 0, "no descriptor is inherited");
+}
+
+/* Becomes another program, with a region idle and one in use. */
+static int is_replaced(void)
+{
+	relaxed_open(&pair);
+	must(lands(&pair, memory, PAGE) && reg_with(memory + 2 * PAGE, PAGE, LOCAL_AND_REMOTE));
+	must(stats().idle == 1 && pinned() > 0 && regions_of(pair.context, getpid()) > 2);
+	return executes();
+}
+
+/* A daemon: the process that had the cache is gone, its child registers on a device of its own. */
+static int becomes_daemon(void)
+{
+	int wrong;
+
+	relaxed_open(&pair);
+	must(lands(&pair, memory, PAGE) && lands(&pair, memory + 2 * PAGE, PAGE));
+	must(daemon(1, 1) == 0);
+	wrong = (munmap(memory, PAGE) != 0 || raw_munmap(memory + 2 * PAGE, PAGE) != 0) << 8;
+	wrong |= (stats().idle != 0 || stats().hits != 0) << 9;
+	memory = pages(COUNT);
+	wrong |= registers() | (pinned() != 0) << 10;
+	return write(to_parent[1], &wrong, sizeof(wrong)) == sizeof(wrong) ? 0 : 1;
+}
+
+static void by_exec(void)
+{
+	snprintf(inherited, sizeof(inherited), "%llx", (unsigned long long)descriptors());
+	is(in_forked(is_replaced), 0, "nothing is inherited, pinned or registered");
+}
+
+static void by_daemon(void)
+{
+	int wrong = -1;
+
+	must(pipe(to_parent) == 0);
+	is(in_forked(becomes_daemon), 0, "the daemon's parent ends");
+	must(read(to_parent[0], &wrong, sizeof(wrong)) == sizeof(wrong));
+	is(wrong, 0, "the daemon unmaps and registers, plainly, on a device that it has opened");
+}
+
+static void by_program(void)
+{
+	snprintf(inherited, sizeof(inherited), "%llx", (unsigned long long)descriptors());
+	new_program((void (*)(void))(uintptr_t)row->of);
+}
+
+/* A process with another number changes its parent's memory. */
+static void vfork_child_changes(void)
+{
+	pid_t pid;
+
+	control(&pair, "before", memory, PAGE);
+	pid = vfork();
+	if (!pid) {
+		bool good = row->value ? syscall(SYS_madvise, memory, PAGE, MADV_DONTNEED) == 0 :
+			    munmap(memory, PAGE) == 0 && mmap(memory, PAGE, PROT_READ | PROT_WRITE,
+							      MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == memory;
+
+		_exit(!good);
+	}
+	is(child_status(pid), 0, "the child changes the memory");
+	anew(&pair, "after it", memory, PAGE);
+	control_later(&pair, "later", memory, PAGE);
+}
+
+/*
+ * Signal handlers. A handler enters no function that a handler may not enter, and where it registers,
+ * the interrupted thread only hits, which allocates nothing.
+ */
+
+enum { SLOTS = 8, RUN = 3, AT_LEAST = 50 };
+static volatile int handled, wrong;
+
+/* SLOTS pages that both use, each between pages that neither uses; and one of the handler's own. */
+static char *slot(int n)
+{
+	return memory + n * 2 * PAGE;
+}
+
+#define OWN slot(SLOTS)
+
+static void map_over(char *at)
+{
+	wrong += mmap(at, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at;
+}
+
+static void change(int n, char *at)
+{
+	switch (n % 5) {
+	case 0: wrong += munmap(at, PAGE) != 0; map_over(at); break;
+	case 1: wrong += raw_munmap(at, PAGE) != 0 || raw_map_at(at, PAGE) != at; break;
+	case 2: wrong += madvise(at, PAGE, MADV_DONTNEED) != 0; break;
+	case 3: map_over(at); break;
+	default: wrong += syscall(SYS_madvise, at, PAGE, MADV_DONTNEED) != 0;
+	}
+}
+
+static void register_at(char *at)
+{
+	struct ibv_mr *mr = register_region(pair.pd, at, PAGE, LOCAL_AND_REMOTE);
+
+	wrong += !mr || mr->addr != at || deregister_region(mr) != 0;
+}
+
+enum { CHANGES, REGISTERS, BOTH };
+
+static void handler(int number)
+{
+	int err = errno, n = handled++;
+
+	(void)number;
+	if (row->value == CHANGES)
+		change(n, slot(n / 5 % SLOTS));
+	else if (row->value == REGISTERS)
+		register_at(n % 2 ? slot(0) : OWN); /* in turn one that the interrupted thread uses too */
+	else {
+		change(n % 2, OWN);
+		register_at(OWN);
+	}
+	errno = err;
+}
+
+static void interrupted(void)
+{
+	struct itimerval often = { { 0, 200 }, { 0, 200 } }, never = { 0 };
+	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_RESTART };
+	int slots = row->value == CHANGES ? SLOTS : 4, failed = 0, stale = 0;
+	double until = seconds_now() + RUN;
+	sigset_t timer;
+
+	sigemptyset(&timer);
+	sigaddset(&timer, SIGPROF);
+	for (int n = 0; n <= SLOTS; n++)
+		must(lands(&pair, slot(n), PAGE));
+	must(sigaction(SIGPROF, &action, NULL) == 0 && setitimer(ITIMER_PROF, &often, NULL) == 0);
+	for (int rounds = 0; seconds_now() < until || handled <= AT_LEAST; rounds++) {
+		char *at = slot(rounds % slots);
+		struct ibv_mr *mr = register_region(pair.pd, at, PAGE, LOCAL_AND_REMOTE), *again;
+
+		again = register_region(pair.pd, at, PAGE, LOCAL_AND_REMOTE);
+		failed += !mr || !again || mr == again;
+		failed += mr && deregister_region(mr) != 0;
+		failed += again && deregister_region(again) != 0;
+		if (rounds % 100)
+			continue;
+		/* If the handler changed memory while data moves, that would be the program's own mistake. */
+		must(sigprocmask(SIG_BLOCK, &timer, NULL) == 0);
+		stale += !lands(&pair, at, PAGE);
+		must(sigprocmask(SIG_UNBLOCK, &timer, NULL) == 0);
+	}
+	must(setitimer(ITIMER_PROF, &never, NULL) == 0 && signal(SIGPROF, SIG_IGN) != SIG_ERR);
+	ok(handled > AT_LEAST, "the handler ran %d times", handled);
+	is(wrong, 0, "all its calls succeeded");
+	is(failed, 0, "all calls of the interrupted thread did");
+	for (int n = 0; n <= SLOTS; n++)
+		stale += !lands(&pair, slot(n), PAGE);
+	is(stale, 0, "data always landed");
+	control_later(&pair, "after it", slot(0), PAGE);
+}
+
+/*
+ * The library's threads do not run for a while. Until they run, an unmap may take its time, but no
+ * registration meanwhile or afterwards is stale.
+ */
+
+enum { MOST = 64, STARVED_MS = 300, ROUNDS = 3 };
+
+static pid_t library[MOST]; /* its threads */
+static int count;
+
+static void *raw_unmaps(void *at)
+{
+	must(raw_munmap(at, PAGE) == 0);
+	return NULL;
+}
+
+static void starved(void (*starve)(void), void (*end)(void))
+{
+	char *spot = memory + PAGE, *elsewhere = pages(1);
+	int stale = 0;
+	pthread_t thread;
+
+	for (int round = 0; round < ROUNDS; round++) {
+		if (round == 2) /* after the changes of the last round */
+			control_later(&pair, "running", spot, PAGE);
+		else
+			control(&pair, "running", spot, PAGE);
+		must(lands(&pair, elsewhere, PAGE));
+		/* Another thread unmaps and waits for them; this one uses the address that it has unmapped. */
+		starve();
+		must(pthread_create(&thread, NULL, raw_unmaps, spot) == 0);
+		while (!raw_map_at(spot, PAGE))
+			must(errno == EEXIST);
+		stale += !lands(&pair, spot, PAGE);
+		stale += !lands(&pair, elsewhere, PAGE);
+		end();
+		must(pthread_join(thread, NULL) == 0);
+		stale += !lands(&pair, spot, PAGE);
+
+		/* This thread waits for them by itself. */
+		control(&pair, "running again", spot, PAGE);
+		starve();
+		switch (round) {
+		case 0: raw_remap(spot, PAGE); break;
+		case 1: must(syscall(SYS_madvise, spot, PAGE, MADV_DONTNEED) == 0); break;
+		default: remap(spot, PAGE);
+		}
+		stale += !lands(&pair, spot, PAGE);
+		end();
+		stale += !lands(&pair, spot, PAGE);
+	}
+	is(stale, 0, "data always landed in the current page");
+	control(&pair, "at the end", elsewhere, PAGE);
+	control(&pair, "at the end", spot, PAGE);
+}
+
+static pid_t debugger;
+
+static void hold(void)
+{
+	int ready[2], go[2];
+	char byte = 0;
+
+	must(pipe2(ready, O_CLOEXEC) == 0 && pipe2(go, O_CLOEXEC) == 0);
+	debugger = forks();
+	if (!debugger) {
+		bool good = read(go[0], &byte, 1) == 1;
+
+		for (int n = 0; good && n < count; n++)
+			good = ptrace(PTRACE_SEIZE, library[n], NULL, NULL) == 0 &&
+			       ptrace(PTRACE_INTERRUPT, library[n], NULL, NULL) == 0 &&
+			       waitpid(library[n], NULL, __WALL) == library[n];
+		byte = good;
+		if (write(ready[1], &byte, 1) != 1)
+			_exit(1);
+		usleep(STARVED_MS * 1000);
+		_exit(good ? 0 : 1); /* its end lets them go */
+	}
+	prctl(PR_SET_PTRACER, debugger);
+	must(write(go[1], &byte, 1) == 1 && read(ready[0], &byte, 1) == 1 && byte);
+	must(close(ready[0]) == 0 && close(ready[1]) == 0 && close(go[0]) == 0 && close(go[1]) == 0);
+}
+
+static void let_them_go(void)
+{
+	must(child_status(debugger) == 0);
+}
+
+static pthread_t spinner;
+static volatile bool spinning;
+
+static void *spins(void *argument)
+{
+	double until = seconds_now() + STARVED_MS / 1e3;
+
+	spinning = true;
+	while (seconds_now() < until)
+		;
+	return argument;
+}
+
+static void occupy(void)
+{
+	struct sched_param priority = { .sched_priority = 10 };
+	pthread_attr_t attr;
+	cpu_set_t one;
+
+	CPU_ZERO(&one);
+	CPU_SET(1, &one);
+	for (int n = 0; n < count; n++)
+		must(sched_setaffinity(library[n], sizeof(one), &one) == 0);
+	pthread_attr_init(&attr);
+	must(pthread_attr_setaffinity_np(&attr, sizeof(one), &one) == 0);
+	must(pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED) == 0);
+	must(pthread_attr_setschedpolicy(&attr, SCHED_FIFO) == 0 && pthread_attr_setschedparam(&attr, &priority) == 0);
+	spinning = false;
+	must(pthread_create(&spinner, &attr, spins, NULL) == 0);
+	while (!spinning)
+		usleep(100);
+}
+
+static void vacate(void)
+{
+	must(pthread_join(spinner, NULL) == 0);
+}
+
+static void held_by_debugger(void)
+{
+	starved(hold, let_them_go);
+}
+
+static void real_time_thread(void)
+{
+	struct sched_param best = { .sched_priority = sched_get_priority_max(SCHED_FIFO) };
+	cpu_set_t zero, all;
+
+	must(sched_getaffinity(0, sizeof(all), &all) == 0);
+	CPU_ZERO(&zero);
+	CPU_SET(0, &zero);
+	if (CPU_COUNT(&all) < 2 || !CPU_ISSET(0, &all) || !CPU_ISSET(1, &all))
+		skip_all("it takes processors 0 and 1");
+	if (sched_setscheduler(0, SCHED_FIFO, &best))
+		skip_all("no real-time threads for this user");
+	must(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 }) == 0 && sched_setaffinity(0, sizeof(zero), &zero) == 0);
+	starved(occupy, vacate);
+	must(sched_setaffinity(0, sizeof(all), &all) == 0);
+}
+
+static void threads_starved(void)
+{
+	pid_t before[MOST];
+	int had = all_threads(before, MOST);
+
+	relaxed_open(&pair);
+	control(&pair, "before", memory + PAGE, PAGE);
+	count = new_threads(before, had, library, MOST);
+	ok(count > 0, "the library has %d threads", count);
+	((void (*)(void))(uintptr_t)row->of)();
+	relaxed_end(&pair);
+}
+
+#define OPENS ROOT | NO_PAIR
+
+static const struct row rows[] = {
+	{ "the parent writes first after a fork, the region is idle", writes_first, 0 },
+	{ "the child writes first, the region is idle", writes_first, CHILD_FIRST },
+	{ "the parent writes first, the region is in use", writes_first, IN_USE },
+	{ "the child writes first, the region is in use", writes_first, CHILD_FIRST | IN_USE },
+	{ "a child does nothing", child_acts, .of = does_nothing },
+	{ "a child looks for userfaultfds", child_acts, .of = holds_no_watch },
+	{ "a child flushes its parent's domain", child_acts, .of = flushes },
+	{ "a child deregisters its parent's region", child_acts, .of = deregisters },
+	{ "a child unmaps the memory", child_acts, .of = unmaps },
+	{ "a child discards the memory by a system call", child_acts, .of = discards },
+	{ "a child registers on a device of its own", child_acts, .of = registers },
+	{ "the parent changes memory beside a child", parent_changes },
+	{ "children of a parent that registers in another thread", busy_parent },
+	{ "RDMAV_FORK_SAFE", fork_safe, .flags = NO_PAIR, .settings = "RDMAV_FORK_SAFE=1 CHECK_CALLS RDMAMR_CACHE" },
+	{ "fork and exec", by_program, .of = forks_and_executes, .flags = OPENS },
+	{ "posix_spawn", by_program, .of = spawns, .flags = OPENS },
+	{ "vfork and exec", by_program, .of = vforks_and_executes, .flags = OPENS },
+	{ "exec with regions idle and in use", by_exec, .flags = OPENS },
+	{ "a daemon", by_daemon, .flags = OPENS },
+	{ "a child of vfork unmaps and maps", vfork_child_changes, false },
+	{ "a child of vfork discards by a raw system call", vfork_child_changes, true },
+	{ "a handler changes the address space", interrupted, CHANGES },
+	{ "a handler registers", interrupted, REGISTERS },
+	{ "a handler changes the address space and registers", interrupted, BOTH },
+	{ "a debugger holds the library's threads", threads_starved, .of = held_by_debugger, .flags = NO_PAIR },
+	{ "a real-time thread has their processor", threads_starved, .of = real_time_thread, .flags = NO_PAIR },
+};
+
+int main(int argc, char **argv)
+{
+	if (argc > 2 && !strcmp(argv[1], "started"))
+		return started(argv[2]);
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
+}

@@ -1,0 +1,258 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A program that has registered memory filters its system calls, and the filter kills it at a call
+ * that it does not use itself. The cache makes such calls: those of userfaultfd, mincore, kcmp,
+ * opening files. So the cache ends before the filter is set: no region is reused, registrations
+ * work, and idle regions are deregistered. A child of vfork that gives up privileges or filters its
+ * calls does not end its parent's cache. A thread that announces a filter while another thread
+ * starts the cache ends it, whichever comes first.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h).
+ */
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include "../../lib/stub_rows.h"
+
+enum { ROUNDS = 50, COUNT = 4, MOMENT = 100000 };
+
+#define CALL BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr))
+#define KILL BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)
+#define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
+#define UNLESS(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), KILL
+#define ALLOWED(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), ALLOW
+#define PROGRAM(filter) (struct sock_fprog){ sizeof(filter) / sizeof(*(filter)), filter }
+
+/* The calls of the library. */
+static struct sock_filter of_library[] = {
+	CALL,
+	UNLESS(SYS_userfaultfd),
+	UNLESS(SYS_mincore),
+	UNLESS(SYS_kcmp),
+	UNLESS(SYS_openat),
+	UNLESS(SYS_clone),
+	UNLESS(SYS_fcntl),
+	UNLESS(SYS_getpriority),
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
+	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
+	BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff00),
+	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0xaa00, 0, 1), /* of userfaultfd */
+	KILL,
+	ALLOW,
+};
+/* The reader of userfaultfd would make this call for each event. */
+static struct sock_filter of_reader[] = { CALL, UNLESS(SYS_pselect6), ALLOW };
+/* All but those by which a child filters once more, execs and ends. */
+static struct sock_filter of_child[] = { CALL, ALLOWED(SYS_execve), ALLOWED(SYS_exit_group), KILL };
+
+static int gives_up_privileges(void)
+{
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+}
+
+static bool for_all_threads(struct sock_fprog program)
+{
+	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
+enum { BY_PRCTL, AS_LIBSECCOMP, ONE_THREAD };
+
+static void set_filter(void)
+{
+	struct sock_fprog program = PROGRAM(of_library);
+
+	if (row->value == AS_LIBSECCOMP)
+		must(gives_up_privileges() == 0 && for_all_threads(program));
+	else
+		must(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+		     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+}
+
+static void *nothing(void *argument)
+{
+	return argument;
+}
+
+static void filtered(void)
+{
+	char *used = pages(1), *left = idle(), *big = pages(600);
+	struct ibv_mr *mr;
+	long before;
+
+	dereg(reg(big, 600 * PAGE));
+	mr = reg(used, PAGE);
+	if (row->value != ONE_THREAD)
+		in_thread(nothing, NULL);
+	once(left);
+	set_filter();
+	is(stub_registered() - stub_deregistered(), 1, "idle regions have ended");
+	/* The library's threads have looked around once more, if they ever do. */
+	usleep(1500000);
+	ok(stub_lands(mr), "data lands by the region in use");
+	dereg(mr);
+	before = stub_registered();
+	for (int round = 0; round < ROUNDS; round++) {
+		once(left);
+		once(used);
+		must(munmap(left, PAGE) == 0);
+		fresh_at(left, PAGE);
+		must(madvise(used, PAGE, MADV_DONTNEED) == 0);
+		must(syscall(SYS_madvise, used, PAGE, MADV_DONTNEED) == 0);
+	}
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	is(stub_registered() - before, 2 * ROUNDS, "no region is reused");
+	is(stub_deregistered(), stub_registered(), "each has ended");
+	row_ends();
+}
+
+/* The library has started: with its first region it opens the page that shows its counters. */
+static void filtered_first(void)
+{
+	char *memory = pages(1);
+
+	must(ibv_dereg_mr(ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE)) == 0);
+	set_filter();
+	is(hits(memory, ROUNDS), 0, "no region is reused");
+	is(stub_deregistered(), ROUNDS + 1, "each has ended");
+	row_ends();
+}
+
+static void named(void)
+{
+	char name[16];
+
+	must(prctl(PR_SET_NAME, "a name") == 0 && prctl(PR_GET_NAME, name) == 0);
+	ok(!strcmp(name, "a name"), "the thread has its name");
+}
+
+/* Runs in a child of vfork, on its parent's memory and stack. */
+static int filters_child(void)
+{
+	struct sock_fprog program = PROGRAM(of_child);
+
+	return gives_up_privileges() || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static void in_vfork(int (*does)(void))
+{
+	pid_t pid = vfork();
+
+	if (!pid)
+		_exit(does() ? 1 : 0);
+	is(child_status(pid), 0, "the child ends");
+	is(stub_deregistered(), 0, "no region has ended");
+	is(userfaultfds(NULL), 1, "the parent has its watch");
+}
+
+static void child_gives_up(void)
+{
+	in_vfork(gives_up_privileges);
+	served(pages(1), FRESH, "other memory");
+}
+
+static void child_filters(void)
+{
+	in_vfork(filters_child);
+	served(pages(1), FRESH, "other memory");
+}
+
+static void both_give_up(void)
+{
+	in_vfork(gives_up_privileges);
+	is(gives_up_privileges(), 0, "the process gives up privileges");
+	is(stub_deregistered(), 1, "the idle region has ended");
+}
+
+/* The stand-in holds the start at userfaultfd(2), or where it asks for RLIMIT_MEMLOCK: then the reader runs. */
+
+static char *memory;
+static _Atomic bool begun, held, go_on;
+
+static void hold(long number, const long argument[6])
+{
+	begun |= number == SYS_userfaultfd;
+	if (number != row->value || !begun || held || (number == SYS_prlimit64 && argument[1] != RLIMIT_MEMLOCK))
+		return;
+	held = true;
+	while (!go_on)
+		usleep(1000);
+}
+
+static void *use(void *unused)
+{
+	for (int page = 0; page < COUNT; page++)
+		hits(memory + page * PAGE, 2);
+	return unused;
+}
+
+static void *let_go_on(void *unused)
+{
+	usleep(MOMENT);
+	go_on = true;
+	return unused;
+}
+
+/* Late: the start goes on only after prctl has returned, which waits for a second at most. */
+static void beside_start(bool late)
+{
+	pthread_t starts, releases, other;
+
+	memory = pages(COUNT);
+	stub_before = hold;
+	must(pthread_create(&starts, NULL, use, NULL) == 0 && comes(held));
+	must(pthread_create(&other, NULL, use, NULL) == 0);
+	usleep(MOMENT);
+	if (!late)
+		must(pthread_create(&releases, NULL, let_go_on, NULL) == 0);
+	must(gives_up_privileges() == 0);
+	if (!late) {
+		is(userfaultfds(NULL), 0, "prctl has ended the watch");
+		must(pthread_join(releases, NULL) == 0);
+	}
+	go_on = true;
+	must(pthread_join(starts, NULL) == 0 && pthread_join(other, NULL) == 0);
+	is(userfaultfds(NULL), 0, "there is no watch");
+	is(stub_registered(), stub_deregistered(), "no region is left");
+	must(for_all_threads(PROGRAM(of_reader)));
+	must(mprotect(memory, PAGE, PROT_NONE) == 0);
+	ok(!ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT, "memory without access: EFAULT");
+	must(munmap(memory, COUNT * PAGE) == 0);
+	usleep(MOMENT);
+	row_ends();
+}
+
+static void before_start_ends(void)
+{
+	beside_start(false);
+}
+
+static void after_prctl_returns(void)
+{
+	beside_start(true);
+}
+
+static const struct row rows[] = {
+	{ "a filter by prctl, with threads", filtered, BY_PRCTL },
+	{ "a filter by prctl, with one thread", filtered, ONE_THREAD },
+	{ "a filter of all threads, set as libseccomp does", filtered, AS_LIBSECCOMP },
+	{ "a filter by prctl before the first relaxed registration", filtered_first, BY_PRCTL },
+	{ "a filter as libseccomp's before the first relaxed registration", filtered_first, AS_LIBSECCOMP },
+	{ "another call of prctl", named, .then = HIT },
+	{ "a vfork child gives up privileges", child_gives_up, .then = HIT },
+	{ "a vfork child filters its calls", child_filters, .then = HIT },
+	{ "a vfork child gives up privileges, and then the process", both_give_up, .then = PLAIN },
+	{ "prctl waits for the start of the cache, and ends it", before_start_ends, SYS_userfaultfd },
+	{ "the same with a reader", before_start_ends, SYS_prlimit64 },
+	{ "the start of the cache goes on after prctl has returned, and ends the cache", after_prctl_returns, SYS_userfaultfd },
+	{ "the same start with a reader", after_prctl_returns, SYS_prlimit64 },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
+}

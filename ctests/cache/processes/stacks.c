@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The library's calls need little of a stack: of a thread with the smallest one, of a signal handler
+ * with 8 KiB, of a coroutine, of one whose pages a handler of SIGSEGV makes accessible. A handler
+ * that needs much of the stack comes before each system call of the library, and finds room there.
+ * Most rows have LD_BIND_NOW: the linker binds a function at the first call, on the caller's stack.
+ *
+ * The device is the stand-in (stub_device.h).
+ */
+#include <alloca.h>
+#include <limits.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/auxv.h>
+#include <sys/syscall.h>
+#include <ucontext.h>
+#include "../../lib/stub_rows.h"
+
+#ifndef AT_MINSIGSTKSZ
+#define AT_MINSIGSTKSZ 51
+#endif
+
+static char *memory;
+static ucontext_t outside, inside;
+
+/* The smallest stack of a thread. */
+
+enum { LARGE = 32 << 20 };
+
+static void *all_calls(void *unused)
+{
+	char *here = pages(2), *large;
+
+	for (int time = 0; time < 3; time++)
+		once(here);
+	must(munmap(here, PAGE) == 0 && raw_munmap(here + PAGE, PAGE) == 0);
+	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
+				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
+	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(large != MAP_FAILED);
+	for (int time = 0; time < 3; time++)
+		dereg(reg(large, LARGE));
+	must(mremap(large, LARGE, LARGE / 2, 0) == large && munmap(large, LARGE / 2) == 0);
+	if (!by_plain_calls())
+		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	return unused;
+}
+
+static void smallest(void)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+
+	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+	must(pthread_create(&thread, &attributes, all_calls, NULL) == 0 && pthread_join(thread, NULL) == 0);
+	ok(stub_registered() > 0, "all calls fit on %ld bytes", (long)PTHREAD_STACK_MIN);
+}
+
+/* A signal handler's stack. The test paints it to see how much a call needs. */
+
+enum { SIGNAL_STACK = 8192, PAINTED = 256 << 10, MOST = 1536, ROUNDS = 300, PAINT = 0x5a };
+enum { MISS, HITS, RELEASE, MADVISE, MPROTECT, MMAP, MUNMAP, KINDS };
+
+static struct ibv_mr *mr;
+static char *low;
+static struct { const char *name; long most; } kinds[KINDS] = {
+	{ "a miss", 0 }, { "a hit", 0 }, { "a deregistration", 0 }, { "madvise", 0 }, { "mprotect", 0 }, { "mmap", 0 }, { "munmap", 0 },
+};
+
+static void registers(void)
+{
+	mr = by_plain_calls() ? ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) :
+				ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+}
+
+static void deregisters(void) { dereg(mr); }
+static void drops(void) { must(madvise(memory, PAGE, MADV_DONTNEED) == 0); }
+static void protects(void) { must(mprotect(memory, PAGE, PROT_READ) == 0); }
+static void unmaps(void) { must(munmap(memory, PAGE) == 0); }
+
+static void maps_over(void)
+{
+	must(mmap(memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
+}
+
+static inline __attribute__((always_inline)) char *stack_pointer(void)
+{
+	char *here;
+
+#if defined(__x86_64__)
+	__asm__ volatile("mov %%rsp, %0" : "=r"(here));
+#elif defined(__aarch64__)
+	__asm__ volatile("mov %0, sp" : "=r"(here));
+#else
+	here = __builtin_frame_address(0);
+#endif
+	return here;
+}
+
+/* Notes the number of bytes of the stack that the call writes to. */
+static __attribute__((noinline)) void use(int kind, void (*call)(void))
+{
+	char *here = stack_pointer(), *end = here - 128;
+	long used = 128;
+
+	for (volatile char *byte = low; byte < end; byte++)
+		*byte = PAINT;
+	call();
+	for (char *byte = low; byte < end; byte++)
+		if (*(volatile char *)byte != PAINT) {
+			used = here - byte;
+			break;
+		}
+	if (used > kinds[kind].most)
+		kinds[kind].most = used;
+}
+
+static void measures(int number)
+{
+	void (*const changes[])(void) = { drops, protects, maps_over, unmaps };
+
+	(void)number;
+	/* The first calls start the cache. */
+	for (int round = 0; round < 2; round++) {
+		memory = pages(1);
+		for (int time = 0; time < 3; time++) {
+			registers();
+			must(mr);
+			deregisters();
+		}
+		drops(), protects(), maps_over(), unmaps();
+	}
+	for (int round = 0; round < ROUNDS; round++) {
+		memory = new_place(PAGE);
+		fresh_at(memory, PAGE);
+		for (int time = 0; time < 4; time++) {
+			use(time ? HITS : MISS, registers);
+			must(mr);
+			use(RELEASE, deregisters);
+		}
+		if (round % 8 < 4)
+			use(MADVISE + round % 8, changes[round % 8]);
+	}
+}
+
+static void on_signal_stack(size_t size, void (*handler)(int))
+{
+	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_ONSTACK };
+	char *guarded = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	stack_t stack = { .ss_sp = guarded + PAGE, .ss_size = size };
+
+	must(guarded != MAP_FAILED && mprotect(guarded, PAGE, PROT_NONE) == 0);
+	low = guarded + PAGE;
+	by_plain_calls();
+	must(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+	must(raise(SIGUSR1) == 0);
+}
+
+static void painted(void)
+{
+	on_signal_stack(PAINTED, measures);
+	for (int n = 0; n < KINDS; n++)
+		ok(kinds[n].most > 0 && kinds[n].most <= MOST, "%s needs %ld bytes of the stack", kinds[n].name, kinds[n].most);
+}
+
+static void handles(int number)
+{
+	(void)number;
+	for (int time = 0; time < 4; time++) {
+		registers();
+		must(mr);
+		deregisters();
+	}
+	drops();
+	registers();
+	deregisters();
+	unmaps();
+}
+
+static void first_calls_of_handler(void)
+{
+	if (getauxval(AT_MINSIGSTKSZ) > SIGNAL_STACK / 2)
+		skip_all("the kernel's frame takes more than half of the stack");
+	memory = pages(1);
+	on_signal_stack(SIGNAL_STACK, handles);
+	ok(stub_registered() > 0, "the calls fit on %d bytes", SIGNAL_STACK);
+}
+
+/* A coroutine is on no signal stack, so the calls must find out that its stack is small. */
+
+enum { STACK = 8192, OWN = 2560 };
+
+static void coroutine(void)
+{
+	volatile char own[OWN];
+
+	own[0] = own[OWN - 1] = 1;
+	for (int round = 0; round < 4; round++)
+		dereg(reg(memory, PAGE));
+	must(munmap(memory, PAGE) == 0 && own[0] + own[OWN - 1] == 2);
+	swapcontext(&inside, &outside);
+}
+
+static void run_on(char *stack, size_t size, void (*function)(void))
+{
+	must(getcontext(&inside) == 0);
+	inside.uc_stack.ss_sp = stack;
+	inside.uc_stack.ss_size = size;
+	inside.uc_link = &outside;
+	makecontext(&inside, function, 0);
+	must(swapcontext(&outside, &inside) == 0);
+}
+
+static void in_coroutine(void)
+{
+	char *stack = pages(2 + STACK / PAGE);
+
+	memory = pages(1);
+	by_plain_calls();
+	must(mprotect(stack, 2 * PAGE, PROT_NONE) == 0);
+	run_on(stack + 2 * PAGE, STACK, coroutine);
+	ok(stats().hits >= 2, "regions are reused");
+}
+
+/*
+ * An interposed memory call blocks all signals while it works on the cache. Its first use of a page of
+ * the stack must come before: a blocked SIGSEGV ends the process.
+ */
+
+enum { GROWING = 1 << 20, FIRST = 64, LAST = 4096, STEP = 48 };
+
+static char *growing;
+static int left;
+static volatile int grown;
+
+static void grow(int signal, siginfo_t *about, void *context)
+{
+	uintptr_t page = (uintptr_t)about->si_addr & ~(uintptr_t)(PAGE - 1);
+
+	(void)signal;
+	(void)context;
+	if (page < (uintptr_t)growing || page >= (uintptr_t)growing + GROWING)
+		_exit(1);
+	grown++;
+	must(mprotect((void *)page, PAGE, PROT_READ | PROT_WRITE) == 0);
+}
+
+/* So many bytes of the page are left. */
+static __attribute__((noinline)) void unmap_with_little_left(void)
+{
+	uintptr_t here = (uintptr_t)__builtin_frame_address(0);
+	volatile char *room = alloca((here & (PAGE - 1)) + PAGE - left);
+
+	room[0] = 1;
+	must(munmap(memory, 2 * PAGE) == 0);
+	must(swapcontext(&inside, &outside) == 0);
+}
+
+static int grows(void)
+{
+	static char signal_stack[64 << 10];
+	stack_t on = { .ss_sp = signal_stack, .ss_size = sizeof(signal_stack) };
+	struct sigaction action = { .sa_sigaction = grow, .sa_flags = SA_SIGINFO | SA_ONSTACK };
+
+	memory = pages(2);
+	must(hits(memory, 2) == 1 && hits(memory + PAGE, 2) == 1);
+	growing = mmap(NULL, GROWING, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	must(growing != MAP_FAILED && sigaltstack(&on, NULL) == 0 && sigaction(SIGSEGV, &action, NULL) == 0);
+	run_on(growing, GROWING, unmap_with_little_left);
+	return stub_deregistered() == 2 && grown > 0 ? 0 : 2;
+}
+
+static void grown_by_handler(void)
+{
+	for (left = FIRST; left <= LAST; left += STEP)
+		is(in_forked(grows), 0, "memory with idle regions is unmapped with %d bytes left in the stack's page", left);
+}
+
+/* The stack is the thread's own: a garbage collector would scan from there to the stack's end. */
+
+enum { NEEDED = 100 << 10 };
+
+static char *start, *end;
+static volatile int came, elsewhere;
+static _Atomic pid_t me;
+
+static void needs_much(int number)
+{
+	volatile char frame[NEEDED];
+
+	(void)number;
+	for (size_t n = 0; n < sizeof(frame); n += PAGE)
+		frame[sizeof(frame) - 1 - n] = 1;
+	came++;
+	elsewhere += (char *)frame < start || (char *)frame >= end;
+}
+
+static void interrupts(long number, const long argument[6])
+{
+	(void)number;
+	(void)argument;
+	if (stub_syscall(SYS_gettid) == me)
+		stub_syscall(SYS_tkill, me, SIGUSR1);
+}
+
+static void *is_interrupted(void *unused)
+{
+	char *page = pages(1);
+	pthread_attr_t attributes;
+	size_t size;
+	void *lowest;
+
+	must(pthread_getattr_np(pthread_self(), &attributes) == 0 && pthread_attr_getstack(&attributes, &lowest, &size) == 0);
+	must(pthread_attr_destroy(&attributes) == 0);
+	start = lowest;
+	end = start + size;
+	me = (pid_t)syscall(SYS_gettid);
+	stub_before = interrupts;
+	for (int time = 0; time < 6; time++)
+		once(page);
+	stub_before = NULL;
+	return unused;
+}
+
+static void handler_needs_stack(void)
+{
+	must(signal(SIGUSR1, needs_much) != SIG_ERR);
+	row->value ? in_thread(is_interrupted, NULL) : (void)is_interrupted(NULL);
+	ok(came >= 6, "the handler came %d times", came);
+	is(elsewhere, 0, "on the thread's own stack each time");
+}
+
+#define BIND "LD_BIND_NOW=1 "
+#define NO_CACHE "RDMAMR_CACHE "
+#define UNPINNED (BOTH_CALLS | NO_PINS)
+
+static const struct row rows[] = {
+	{ "the smallest stack", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=warn" },
+	{ "the smallest stack, with messages", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=debug" },
+	{ "the smallest stack, with the cache", smallest, .flags = BOTH_CALLS, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "the smallest stack, with a trace", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_TRACE=/dev/null" },
+	{ "the smallest stack, with a trace and the cache", smallest, .flags = BOTH_CALLS,
+	  .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "the smallest stack, with threads that populate", smallest, .flags = BOTH_CALLS,
+	  .settings = NO_CACHE "RDMAMR_PREFAULT=2 RDMAMR_PROGRESS=1" },
+	{ "the first calls are a signal handler's", first_calls_of_handler, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "the first calls are a signal handler's, with the cache", first_calls_of_handler, .flags = UNPINNED,
+	  .settings = BIND "RDMAMR_CACHE=all" },
+	{ "later calls", painted, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "later calls, with the cache", painted, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all" },
+	{ "a coroutine makes the first calls", in_coroutine, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE_LINGER" },
+	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },
+	{ "a handler needs much of the first thread's stack", handler_needs_stack, false, .flags = BOTH_CALLS },
+	{ "a handler needs much of another thread's stack", handler_needs_stack, true, .flags = BOTH_CALLS },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
+}

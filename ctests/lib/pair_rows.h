@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Rows on the device under test. on_pair() connects the pair, runs the row, and checks that it has
+ * left no region (relaxed_open() and relaxed_end() of reuse.h).
+ */
+#ifndef CTESTS_PAIR_ROWS_H
+#define CTESTS_PAIR_ROWS_H
+
+#include "observe.h"
+#include "rows.h"
+
+extern struct pair pair;
+extern char *memory; /* ROOM pages of the row, with pages that it does not use on either side */
+enum { ROOM = 64 };
+
+/* Registers memory of a row by the calls under test; it must succeed. */
+struct ibv_mr *reg_with(void *at, size_t length, int access);
+void let_go(struct ibv_mr *mr);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+#include "stub_rows.h"
+
+char *idle_page;
+int row_rights = LOCAL_AND_REMOTE;
+
+bool by_plain_calls(void)
+{
+	static int plain = -1;
+
+	if (plain < 0)
+		plain = getenv("CHECK_CALLS") != NULL;
+	return plain;
+}
+
+struct ibv_mr *reg(void *at, size_t length)
+{
+	struct ibv_mr *mr = by_plain_calls() ? ibv_reg_mr(stub_pd(), at, length, row_rights) :
+					       ibv_reg_mr_relaxed(stub_pd(), at, length, row_rights);
+
+	must(mr);
+	return mr;
+}
+
+void dereg(struct ibv_mr *mr)
+{
+	must((by_plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
+}
+
+void once(void *page)
+{
+	struct ibv_mr *mr = reg(page, PAGE);
+
+	if (!(row->flags & NO_PINS) && row_rights == LOCAL_AND_REMOTE && !stub_lands(mr))
+		ok(false, "data lands in the current page");
+	dereg(mr);
+}
+
+int hits(void *page, int times)
+{
+	int count = 0;
+
+	for (; times; times--) {
+		long before = stub_registered();
+
+		once(page);
+		count += stub_registered() == before;
+	}
+	return count;
+}
+
+void leave_idle(void *page)
+{
+	/* The cache gives a range of plain calls up for a few registrations. */
+	for (int tries = 0; !hits(page, 1); tries++) {
+		if (tries == 100)
+			skip_all("the cache keeps no region: userfaultfd is refused here");
+		usleep(tries < 4 ? 0 : 20000);
+	}
+}
+
+char *idle(void)
+{
+	char *page = pages(1);
+
+	leave_idle(page);
+	return page;
+}
+
+void served(void *page, enum served wanted, const char *when)
+{
+	static const char *const words[] = { "", "is a hit", "is of a new region, and the next a hit", "is of a new region each time" };
+	long before = stub_deregistered();
+
+	switch (wanted) {
+	case HIT:
+		ok(hits(page, 1) == 1, "%s: a registration %s", when, words[wanted]);
+		break;
+	case FRESH:
+		ok(!hits(page, 1) && comes(hits(page, 1)), "%s: a registration %s", when, words[wanted]);
+		break;
+	case PLAIN:
+		is(hits(page, 6), 0, "%s: a registration %s", when, words[wanted]);
+		ok(comes(stub_deregistered() - before >= 6), "%s: which ends", when);
+		break;
+	default:
+		break;
+	}
+}
+
+void none_is_left(void)
+{
+	ok(comes(stub_deregistered() == stub_registered()), "no region is left of %ld", stub_registered());
+}
+
+void on_stub(void)
+{
+	const char *why = stub_open(row->flags & NO_PINS ? STUB_NOTHING : STUB_PIN);
+
+	if (why)
+		skip_all(why);
+	if (row->then)
+		idle_page = idle();
+	row->act();
+	served(idle_page, row->then, "after it");
+}

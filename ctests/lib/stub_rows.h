@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Rows on the stand-in of a device (stub_device.h), and registrations there: by the plain calls in a
+ * row of BOTH_CALLS or PLAIN_CALLS, else by the relaxed ones.
+ */
+#ifndef CTESTS_STUB_ROWS_H
+#define CTESTS_STUB_ROWS_H
+
+#include "device.h"
+#include "memory.h"
+#include "rows.h"
+#include "stub_device.h"
+
+/*
+ * on_stub() opens the device, runs the row, and checks row->then of a page: if that is set, the page
+ * has an idle region before, and the row is skipped if the cache keeps none here.
+ */
+
+extern char *idle_page; /* of that check; another may take its place */
+extern int row_rights;  /* those of reg(): LOCAL_AND_REMOTE unless the row sets others */
+
+/* Registrations that must succeed: by plain calls or not. */
+bool by_plain_calls(void);
+struct ibv_mr *reg(void *at, size_t length);
+void dereg(struct ibv_mr *mr);
+
+/* Registers a page and deregisters it, and checks that the program sees the device's write. */
+void once(void *page);
+
+/* Registers it that often. Returns how often that registered nothing in the device. */
+int hits(void *page, int times);
+
+/* Leaves an idle region of the page, which has been reused; skips the row if the cache keeps none. */
+void leave_idle(void *page);
+char *idle(void);
+
+/* Checks what the next registration of the page is. */
+void served(void *page, enum served wanted, const char *when);
+
+/* Checks that soon no region is registered. */
+void none_is_left(void);
+
+#endif
