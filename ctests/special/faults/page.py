@@ -27,7 +27,7 @@ FAULTS = [
     ("userfaultfd and /dev/userfaultfd are refused", "the cache keeps no region; one line names the remedy", HOST, "starts_later", "refused|names"),
     ("userfaultfd cannot be examined (fstat)", "it is closed; the cache keeps no region; one line says why", HOST, "starts_later", "once why|closed the file"),
     ("userfaultfd dies: reading it fails", "from then on the cache keeps no region", HOST, "starts_later", "read events"),
-    ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptor_taken", ""),
+    ("userfaultfd is closed, or replaced by another file", "no stale region; nothing waits", HOST, "descriptors", "the number"),
     ("all descriptors are closed", "from then on the cache keeps no region", DEVICE, "watch_lost", ""),
     ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "children", "debugger|real-time"),
     ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
