@@ -32,7 +32,7 @@ FAULTS = [
     ("userfaultfd is slow: a debugger or a real-time thread holds the library's threads", "a raw unmap waits; no stale region", DEVICE, "children", "debugger|real-time"),
     ("the device is unplugged under traffic (`rdma link delete`, `ip link delete`)", "the program goes on and ends in order; the device goes", DEVICE, "faults_device", "under traffic|device goes|it is gone|was stale"),
     ("the device is gone (EIO)", "libibverbs' answer", DEVICE, "gone", ""),
-    ("the device is closed with idle regions", "they end with it", DEVICE, "close_device_ends_idle", ""),
+    ("the device is closed with idle regions", "they end with it", DEVICE, "lifetimes", "a device|next device"),
     ("the limits of the rdma and memory cgroup are reached", "idle regions end first; EAGAIN, with the limit in the reason", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
     ("the limit of the hugetlb cgroup is reached", "no idle region holds a page", DEVICE, "cgroup_limits", "huge pages"),
     ("few huge pages", "no idle region holds a page", DEVICE, "huge_pages_few", ""),

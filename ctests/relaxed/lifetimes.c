@@ -1,0 +1,609 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * The end of relaxed regions: by either call of deregistration, by a flush, by a change of the
+ * memory, with the domain, with the device.
+ *
+ * A remote key ends with a flush, not with the deregistration: between the two a remote peer can
+ * still write, as docs/relaxed.md says. When a flush returns, the regions that were idle when it was
+ * called are no longer registered, whichever threads register, hit or flush at the time. A domain or
+ * a device with a region in use is busy; one with idle regions only ends them first. None of them
+ * comes back with the next domain or device, though that may be at the same address (MALLOC_PERTURB_
+ * overwrites freed memory, so that a use of it shows). A second deregistration is EINVAL, never a
+ * crash, and never ends another registration.
+ */
+#include <pthread.h>
+#include "../lib/pair_rows.h"
+
+static uint32_t old_key(int access)
+{
+	struct ibv_mr *mr = reg_with(memory, PAGE, access);
+	uint32_t key = mr->rkey;
+
+	let_go(mr);
+	return key;
+}
+
+static void flushes(struct ibv_pd *pd)
+{
+	is(ibv_flush_relaxed_mr(pd), 0, "flushed");
+}
+
+static void none_in_kernel(void)
+{
+	is(kernel_regions(pair.context), far.others, "the kernel has none");
+}
+
+/* Makes one registration that the cache looks at, and tells whether it was a hit. */
+static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *mr = register_by_cache(pd, at, PAGE, LOCAL_AND_REMOTE, &before);
+
+	must(mr);
+	*hit = reused(before, stats());
+	return mr;
+}
+
+/* Leaves an idle region; tells whether it was there. */
+static bool idle_in(struct ibv_pd *pd, char *at)
+{
+	struct ibv_mr *mr;
+	bool hit;
+
+	mr = registered(pd, at, &hit);
+	must(mr->pd == pd && kernel_has_key(pair.context, mr->lkey));
+	let_go(mr);
+	return hit;
+}
+
+/* Keys. */
+
+static bool read_refused(uint32_t key)
+{
+	int status = pair_read(&pair, far.mr, far.in, 8, (uintptr_t)memory, key);
+
+	pair_reconnect(&pair);
+	return pair.iwarp ? status != IBV_WC_SUCCESS : status == IBV_WC_REM_ACCESS_ERR;
+}
+
+static bool add_refused(uint32_t key)
+{
+	uint64_t before = *(uint64_t *)memory;
+	int status = pair_fetch_add(&pair, far.mr, far.in, 1, (uintptr_t)memory, key);
+
+	pair_reconnect(&pair);
+	return status == IBV_WC_REM_ACCESS_ERR && *(uint64_t *)memory == before;
+}
+
+static void key_by_flush(void)
+{
+	struct ibv_mr *used = reg_with(memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE), *mr;
+	struct ibv_pd *other = ibv_alloc_pd(pair.context);
+	struct rdmamr_stats before;
+	uint32_t key, new_key;
+	bool hit;
+
+	must(other);
+	idle_in(other, memory);
+	key = old_key(LOCAL_AND_REMOTE);
+	fill(far.out, 8);
+	ok(pair_write(&pair, far.mr, far.out, 8, (uintptr_t)memory, key) == IBV_WC_SUCCESS && !memcmp(memory, far.out, 8),
+	   "until a flush the old key writes");
+	before = stats();
+	flushes(pair.pd);
+	is((long long)(stats().flushed_flush - before.flushed_flush), 1, "the one idle region of the domain has ended");
+	ok(write_refused(&pair, memory, key) && read_refused(key), "the old key neither writes nor reads");
+	ok(lands_in(&pair, used, memory + 4 * PAGE, PAGE), "the region in use is untouched");
+	flushes(pair.pd);
+	mr = registered(other, memory, &hit);
+	ok(hit, "the other domain's is reused");
+	let_go(mr);
+	mr = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+	new_key = mr->rkey;
+	ok(new_key != key && write_refused(&pair, memory, key), "registered again: the old key does not write");
+	ok(lands_in(&pair, mr, memory, PAGE), "the new one does");
+	flushes(pair.pd);
+	ok(lands_in(&pair, mr, memory, PAGE), "and after a flush while it is in use");
+	let_go(mr);
+	flushes(pair.pd);
+	ok(write_refused(&pair, memory, new_key), "deregistered and flushed: it does not");
+	if (pair.iwarp) {
+		skip("an atomic operation by an old key", "iWARP has none");
+	} else {
+		key = old_key(LOCAL_AND_REMOTE | IBV_ACCESS_REMOTE_ATOMIC);
+		flushes(pair.pd);
+		ok(add_refused(key), "flushed: the old key does not add");
+	}
+	let_go(used);
+	is(ibv_dealloc_pd(other), 0, "the other domain ends");
+}
+
+/* Two registrations of one region: the key lasts as long as the last of them. */
+static void key_by_halves(void)
+{
+	struct ibv_mr *one = reg_with(memory, 100, LOCAL_AND_REMOTE), *other = reg_with(memory + 200, 100, LOCAL_AND_REMOTE);
+	uint32_t key = one->rkey;
+
+	is(other->rkey, key, "two registrations in a page have one key");
+	let_go(one);
+	flushes(pair.pd);
+	ok(lands_in(&pair, other, memory + 200, 100), "one of them ends, and the other is in use");
+	let_go(other);
+	flushes(pair.pd);
+	ok(write_refused(&pair, memory, key), "the other ends, and the key does not write");
+}
+
+static void discard(void *at, size_t length)
+{
+	must(madvise(at, length, MADV_DONTNEED) == 0);
+}
+
+static void raw_discard(void *at, size_t length)
+{
+	must(syscall(SYS_madvise, at, length, MADV_DONTNEED) == 0);
+}
+
+/* A change of the memory ends the key too, a moment later. */
+static void key_by_change(void)
+{
+	uint32_t key;
+
+	control(&pair, "before it", memory, PAGE);
+	key = old_key(LOCAL_AND_REMOTE);
+	((void (*)(void *, size_t))(uintptr_t)row->of)(memory, PAGE);
+	ok(comes(!kernel_has_key(pair.context, key)), "the region ends, without a flush");
+	ok(write_refused(&pair, memory, key), "the old key does not write");
+	anew(&pair, "after it", memory, PAGE);
+}
+
+/* RDMAMR_CACHE_FRESH_KEYS: a region with remote rights never serves twice. */
+static void fresh_keys(void)
+{
+	enum { ROUNDS = 8 };
+	int access = (int)row->value, served = 0, seen = 0, failed = 0;
+	struct rdmamr_stats before;
+	struct ibv_mr *mr, *other;
+	uint32_t keys[ROUNDS];
+
+	for (int round = 0; round < ROUNDS; round++) {
+		mr = register_by_cache(pair.pd, memory, PAGE, access, &before);
+		must(mr);
+		served += !made_anew(before, stats());
+		for (int n = 0; n < round; n++)
+			seen += keys[n] == mr->rkey;
+		keys[round] = mr->rkey;
+		failed += access & IBV_ACCESS_REMOTE_WRITE && !lands_in(&pair, mr, memory, PAGE);
+		let_go(mr);
+	}
+	is(served, 0, "in %d rounds no region served again", ROUNDS);
+	is(seen, 0, "no key came again");
+	is(failed, 0, "data landed each time");
+	mr = register_by_cache(pair.pd, memory, PAGE, access, &before);
+	other = register_by_cache(pair.pd, memory, PAGE, access, &before);
+	must(mr && other);
+	ok(made_anew(before, stats()) && other->rkey != mr->rkey, "in use at once, two have two keys");
+	let_go(mr);
+	ok(!(access & IBV_ACCESS_REMOTE_WRITE) || lands_in(&pair, other, memory, PAGE), "one ends, and the other goes on");
+	let_go(other);
+	flushes(pair.pd);
+	none_in_kernel();
+	ok(write_refused(&pair, memory, keys[ROUNDS - 1]), "an old key is refused");
+}
+
+static void local_keys(void)
+{
+	control_with(&pair, "local rights", memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	raw_remap(memory, PAGE);
+	anew_with(&pair, "local rights, in new memory", memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+}
+
+/* Either call deregisters either kind of region. */
+
+static int by_plain(struct ibv_mr *mr) { return ibv_dereg_mr(mr); }
+static int by_relaxed(struct ibv_mr *mr) { return ibv_dereg_mr_relaxed(mr); }
+static int (*const ends[])(struct ibv_mr *) = { by_plain, by_relaxed };
+
+static void either_call(void)
+{
+	int (*first)(struct ibv_mr *) = ends[row->value & 1], (*second)(struct ibv_mr *) = ends[row->value >> 1];
+	struct ibv_mr *one = reg_with(memory, PAGE, LOCAL_AND_REMOTE), *other;
+	int regions = kernel_regions(pair.context);
+
+	is(first(one), 0, "of a relaxed region");
+	is(kernel_regions(pair.context), regions, "it is cached");
+	is(second(one), EINVAL, "the second");
+	is(second(one), EINVAL, "and once more");
+	is(stats().idle, 1, "it is idle once");
+	control(&pair, "after that", memory, PAGE);
+
+	one = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+	other = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+	ok(one != other && one->rkey == other->rkey, "two registrations share a region");
+	is(first(one), 0, "of the one");
+	is(second(one), EINVAL, "the second");
+	is(stats().idle, 0, "the region is not idle");
+	flushes(pair.pd);
+	ok(lands_in(&pair, other, memory, PAGE), "data lands by the other");
+	is(second(other), 0, "of the other");
+	is(stats().idle, 1, "now it is idle");
+
+	one = ibv_reg_mr(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	must(one);
+	regions = kernel_regions(pair.context);
+	is(first(one), 0, "of a plain region");
+	is(kernel_regions(pair.context), regions - 1, "it is gone at once");
+	is(stats().idle, 1, "it is not idle");
+	is(second(one), EINVAL, "the second");
+}
+
+enum { CONTESTED = 200 };
+static struct ibv_mr *contested[CONTESTED];
+static int verdicts[2][CONTESTED];
+static pthread_barrier_t barrier;
+
+static void *contender(void *argument)
+{
+	for (int round = 0; round < CONTESTED; round++) {
+		pthread_barrier_wait(&barrier);
+		verdicts[(long)argument][round] = ends[round % 2](contested[round]);
+	}
+	return NULL;
+}
+
+static void two_threads(void)
+{
+	pthread_t threads[2];
+	int wrong = 0;
+
+	for (int round = 0; round < CONTESTED; round++)
+		contested[round] = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+	pthread_barrier_init(&barrier, NULL, 2);
+	for (long n = 0; n < 2; n++)
+		must(pthread_create(&threads[n], NULL, contender, (void *)n) == 0);
+	for (int n = 0; n < 2; n++)
+		must(pthread_join(threads[n], NULL) == 0);
+	for (int round = 0; round < CONTESTED; round++)
+		wrong += verdicts[0][round] + verdicts[1][round] != EINVAL || (verdicts[0][round] && verdicts[1][round]);
+	is(wrong, 0, "one deregisters each, the other gets EINVAL");
+	is(stats().idle, 1, "their region is idle once");
+	control(&pair, "after that", memory, PAGE);
+}
+
+/* Domains. */
+
+static void domain_busy(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(pair.context);
+	struct rdmamr_stats before;
+	struct ibv_mr *used;
+	bool hit;
+
+	must(pd);
+	used = registered(pd, memory, &hit);
+	idle_in(pd, memory + 8 * PAGE);
+	is(ibv_dealloc_pd(pd), EBUSY, "one in use and one idle: the domain is busy");
+	ok(kernel_has_key(pair.context, used->lkey), "the one in use is unaffected");
+	idle_in(pd, memory + 8 * PAGE);
+	let_go(used);
+	is(kernel_regions(pair.context), far.others + 2, "both are idle, and the kernel has them");
+	before = stats();
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
+	is(stats().idle, 0, "and the regions with it");
+	is((long long)(stats().flushed_flush - before.flushed_flush), 2, "which is counted");
+	none_in_kernel();
+}
+
+static void domain_of_plain(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(pair.context);
+	struct ibv_mr *mr = ibv_reg_mr(pd, memory + PAGE, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+	must(pd && mr);
+	idle_in(pd, memory);
+	is(ibv_dealloc_pd(pd), EBUSY, "a plain region in use and an idle one: the domain is busy");
+	ok(kernel_has_key(pair.context, mr->lkey), "the plain one is unaffected");
+	is(ibv_dereg_mr(mr), 0, "it is deregistered");
+	is(ibv_dealloc_pd(pd), 0, "the domain is deallocated");
+	none_in_kernel();
+}
+
+/* The queue pairs hold this domain, whatever its regions do. */
+static void domain_of_queue_pairs(void)
+{
+	struct ibv_mr *mr;
+	bool hit;
+
+	control(&pair, "before it", memory, PAGE);
+	is(ibv_dealloc_pd(pair.pd), EBUSY, "the domain is busy");
+	either(&pair, "after that", memory, PAGE);
+	control(&pair, "after that", memory, PAGE);
+	mr = registered(pair.pd, memory, &hit);
+	is(ibv_dealloc_pd(pair.pd), EBUSY, "with a region too");
+	ok(lands_in(&pair, mr, memory, PAGE), "and data lands by that region");
+	let_go(mr);
+}
+
+/* A region of one domain serves that one only, now and when its memory belongs to another domain. */
+static void another_domain(void)
+{
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(pair.context), ibv_alloc_pd(pair.context) }, *last = NULL;
+	int returned = 0, resurrected = 0, wrong = 0;
+
+	must(pds[0] && pds[1]);
+	idle_in(pds[0], memory);
+	ok(!idle_in(pds[1], memory), "an idle region of another domain does not serve");
+	ok(idle_in(pds[0], memory), "one of the same domain does");
+	is(ibv_dealloc_pd(pds[0]), 0, "one domain is deallocated");
+	ok(idle_in(pds[1], memory), "and ends no region of the other");
+	must(ibv_dealloc_pd(pds[1]) == 0);
+	for (int round = 0; round < 50; round++) {
+		struct ibv_pd *pd = ibv_alloc_pd(pair.context);
+
+		must(pd);
+		returned += pd == last;
+		last = pd;
+		resurrected += idle_in(pd, memory);
+		wrong += ibv_dealloc_pd(pd) != 0 || stats().idle != 0;
+	}
+	is(resurrected, 0, "a new domain finds no region of one that is gone");
+	is(wrong, 0, "and each ends its idle region");
+	ok(returned > 0, "%d of 50 were at the address of the last", returned);
+	none_in_kernel();
+}
+
+/* Devices. */
+
+static long pins; /* of the pair, to which the count must return */
+
+static void nothing_pinned(const struct rdmamr_stats *before)
+{
+	is(pinned(), pins, "nothing is pinned");
+	is(stats().idle, 0, "nothing is idle");
+	is((long long)stats().live, (long long)before->live, "nothing is live");
+	is((long long)stats().ended_elsewhere, (long long)before->ended_elsewhere, "none has ended elsewhere");
+}
+
+static void device_with_idle(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(context), ibv_alloc_pd(context) };
+	struct rdmamr_stats before = stats();
+
+	must(pds[0] && pds[1]);
+	pins = pinned();
+	for (int n = 0; n < 6; n++)
+		idle_in(pds[n % 2], memory + n * 2 * PAGE);
+	is(stats().idle, 6, "six idle regions in two domains");
+	is(pinned() - pins, 6, "six pinned pages");
+	is(ibv_dealloc_pd(pds[0]), 0, "a domain is deallocated");
+	is(stats().idle, 3, "with its three regions");
+	is(ibv_close_device(context), 0, "the device is closed with the other domain");
+	is(stats().flushed_flush - before.flushed_flush, 6, "all six are counted");
+	nothing_pinned(&before);
+}
+
+static void device_with_used(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	struct rdmamr_stats before = stats();
+	struct ibv_mr *used, *again;
+	bool hit;
+
+	must(pd);
+	pins = pinned();
+	used = registered(pd, memory, &hit);
+	again = registered(pd, memory, &hit);
+	ok(hit && again != used, "two registrations share a region");
+	idle_in(pd, memory + 4 * PAGE);
+	is(ibv_close_device(context), EBUSY, "the device is busy, as a domain is");
+	ok(kernel_has_key(context, used->lkey), "the region is unaffected");
+	let_go(used);
+	is(ibv_close_device(context), EBUSY, "it is still in use");
+	let_go(again);
+	is(ibv_close_device(context), 0, "now the device is closed, with its domain");
+	nothing_pinned(&before);
+	control(&pair, "the same memory, in the device that is open", memory, PAGE);
+	remap(memory, 16 * PAGE);
+	anew(&pair, "that memory, mapped anew", memory, PAGE);
+}
+
+static void device_twice(void)
+{
+	struct ibv_context *contexts[2] = { open_device(), open_device() };
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(contexts[0]), ibv_alloc_pd(contexts[1]) };
+	struct rdmamr_stats before = stats();
+
+	must(pds[0] && pds[1]);
+	pins = pinned();
+	idle_in(pds[0], memory);
+	ok(!idle_in(pds[1], memory), "an idle region of another open of the device does not serve");
+	must(ibv_dealloc_pd(pds[0]) == 0);
+	is(ibv_close_device(contexts[0]), 0, "one of the two is closed");
+	ok(idle_in(pds[1], memory), "the other keeps its own");
+	is(ibv_dealloc_pd(pds[1]) | ibv_close_device(contexts[1]), 0, "the other is closed");
+	nothing_pinned(&before);
+}
+
+static void addresses_come_back(void)
+{
+	struct ibv_context *last_context = NULL;
+	struct ibv_pd *last_pd = NULL;
+	int returned = 0, resurrected = 0, wrong = 0;
+
+	pins = pinned();
+	for (int round = 0; round < 30; round++) {
+		struct ibv_context *context = open_device();
+		struct ibv_pd *pd = ibv_alloc_pd(context);
+
+		must(pd);
+		returned += (context == last_context) + (pd == last_pd);
+		last_context = context;
+		last_pd = pd;
+		resurrected += idle_in(pd, memory);
+		wrong += round % 2 && ibv_dealloc_pd(pd) != 0;
+		wrong += ibv_close_device(context) != 0 || stats().idle != 0 || pinned() != pins;
+	}
+	is(resurrected, 0, "a device that is opened finds no region of one that was closed");
+	is(wrong, 0, "and each ends its own");
+	ok(returned > 0, "%d contexts and domains were at the address of the last", returned);
+}
+
+/* Flushes beside everything else. */
+
+enum { FLUSHES = 300, BIG = 1024 };
+static volatile bool stop;
+
+/* Hits on memory of its own all the time; now and then checks the data of a region in use. */
+struct worker {
+	pthread_t thread;
+	char *memory;
+	bool moves;
+	int rounds, failed, gone, stale, lost;
+};
+
+static void *hits(void *argument)
+{
+	struct worker *self = argument;
+
+	while (!stop) {
+		struct ibv_mr *mr = reg_with(self->memory, PAGE, LOCAL_AND_REMOTE), *again;
+
+		self->rounds++;
+		if (self->moves && self->rounds % 16 == 0)
+			self->stale += !lands_in(&pair, mr, self->memory, 64);
+		if (self->rounds % 64 == 0)
+			self->gone += !kernel_has_key(pair.context, mr->lkey);
+		/* A region in use is not replaced, so the second registration shares it. */
+		again = reg_with(self->memory + 100, 10, LOCAL_AND_REMOTE);
+		self->lost += again->lkey != mr->lkey;
+		self->failed += deregister_region(mr) != 0 || deregister_region(again) != 0;
+	}
+	return NULL;
+}
+
+/* Flushes of idle regions of its own, which must be gone when each returns. */
+static void *flushes_much(void *argument)
+{
+	char *own = pages(6);
+	long wrong = 0;
+
+	(void)argument;
+	for (int round = 0; round < FLUSHES; round++) {
+		uint32_t keys[3];
+
+		for (int n = 0; n < 3; n++) {
+			struct ibv_mr *mr = reg_with(own + n * 2 * PAGE, PAGE, n ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
+
+			keys[n] = mr->lkey;
+			let_go(mr);
+		}
+		wrong += ibv_flush_relaxed_mr(pair.pd) != 0;
+		for (int n = 0; n < 3; n++)
+			wrong += kernel_has_key(pair.context, keys[n]);
+	}
+	return (void *)wrong;
+}
+
+static void flushes_beside_hits(void)
+{
+	struct worker workers[2] = { { .memory = pages(1), .moves = true }, { .memory = pages(1) } };
+	uint64_t busy = stats().bypassed_busy;
+	pthread_t flushers[2];
+	void *wrong;
+
+	for (int n = 0; n < 2; n++)
+		must(pthread_create(&workers[n].thread, NULL, hits, &workers[n]) == 0);
+	for (int n = 0; n < 2; n++)
+		must(pthread_create(&flushers[n], NULL, flushes_much, NULL) == 0);
+	for (int n = 0; n < 2; n++) {
+		must(pthread_join(flushers[n], &wrong) == 0);
+		is((long)wrong, 0, "flusher %d: regions that were idle before a flush are not registered after it", n);
+	}
+	stop = true;
+	for (int n = 0; n < 2; n++)
+		must(pthread_join(workers[n].thread, NULL) == 0);
+	/*
+	 * On a machine that leaves a changing thread without a processor for milliseconds, a
+	 * registration does not wait for the end of the change: the region is its caller's own.
+	 */
+	busy = stats().bypassed_busy - busy;
+	for (int n = 0; n < 2; n++) {
+		ok(workers[n].rounds > 0 && workers[n].failed == 0, "thread %d: no call failed in %d rounds", n, workers[n].rounds);
+		is(workers[n].gone, 0, "thread %d: the kernel always had the region in use", n);
+		ok((uint64_t)workers[n].lost <= busy && workers[n].lost <= workers[n].rounds / 10,
+		   "thread %d: it could be shared, except %d of the %llu times that a change did not end", n, workers[n].lost,
+		   (unsigned long long)busy);
+		is(workers[n].stale, 0, "thread %d: data always landed", n);
+	}
+}
+
+/* Registrations that take their time. */
+static void *registers_much(void *argument)
+{
+	char *own = argument;
+	bool good = true;
+
+	for (int round = 0; round < 20; round++) {
+		struct ibv_mr *mr = reg_with(own, BIG * PAGE, LOCAL_AND_REMOTE);
+
+		good = kernel_has_key(pair.context, mr->lkey) && lands_in(&pair, mr, own + round * PAGE, PAGE) && good;
+		let_go(mr);
+	}
+	stop = true;
+	return good ? argument : NULL;
+}
+
+static void flushes_beside_registration(void)
+{
+	pthread_t thread;
+	void *good;
+	int failed = 0, count = 0;
+
+	must(pthread_create(&thread, NULL, registers_much, pages(BIG)) == 0);
+	for (; !stop && count < 100000; count++)
+		failed += ibv_flush_relaxed_mr(pair.pd) != 0;
+	must(pthread_join(thread, &good) == 0);
+	ok(good != NULL, "registrations of %d pages: each is registered, and data lands", BIG);
+	ok(count > 0 && failed == 0, "none of %d flushes failed", count);
+	flushes(pair.pd);
+	none_in_kernel();
+}
+
+#define FRESH_KEYS .flags = BOTH_CALLS, .settings = "RDMAMR_CACHE_FRESH_KEYS=1"
+#define PERTURBED .flags = ROOT, .settings = "MALLOC_PERTURB_=165"
+
+static const struct row rows[] = {
+	{ "an old key and a flush", key_by_flush, .flags = ROOT },
+	{ "the key of two registrations", key_by_halves },
+	{ "an old key, and the memory is unmapped", key_by_change, .of = remap, .flags = ROOT },
+	{ "an old key, and a raw system call unmaps the memory", key_by_change, .of = raw_remap, .flags = ROOT },
+	{ "an old key, and the memory is discarded", key_by_change, .of = discard, .flags = ROOT },
+	{ "an old key, and a raw system call discards the memory", key_by_change, .of = raw_discard, .flags = ROOT },
+	{ "fresh keys, remote read and write", fresh_keys, LOCAL_AND_REMOTE, FRESH_KEYS },
+	{ "fresh keys, relaxed ordering", fresh_keys, LOCAL_AND_REMOTE | IBV_ACCESS_RELAXED_ORDERING, FRESH_KEYS },
+	{ "fresh keys, remote read", fresh_keys, IBV_ACCESS_REMOTE_READ, FRESH_KEYS },
+	{ "fresh keys, remote atomic", fresh_keys, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_ATOMIC, FRESH_KEYS },
+	{ "fresh keys, local rights", local_keys, FRESH_KEYS },
+	{ "ibv_dereg_mr twice", either_call, 0 },
+	{ "ibv_dereg_mr_relaxed, then ibv_dereg_mr", either_call, 1 },
+	{ "ibv_dereg_mr, then ibv_dereg_mr_relaxed", either_call, 2 },
+	{ "ibv_dereg_mr_relaxed twice", either_call, 3 },
+	{ "two threads deregister the same", two_threads },
+	{ "a domain with regions in use and idle", domain_busy, .flags = ROOT | BOTH_CALLS },
+	{ "a domain with a plain region", domain_of_plain, .flags = ROOT | BOTH_CALLS },
+	{ "the domain of queue pairs", domain_of_queue_pairs, .flags = ROOT | BOTH_CALLS },
+	{ "another domain, and the next one", another_domain, .flags = ROOT | BOTH_CALLS },
+	{ "a device with idle regions", device_with_idle, PERTURBED },
+	{ "a device with regions in use", device_with_used, PERTURBED },
+	{ "a device that is open twice", device_twice, PERTURBED },
+	{ "the next device at the same address", addresses_come_back, PERTURBED },
+	{ "flushes beside hits", flushes_beside_hits, .flags = ROOT },
+	{ "flushes beside registrations", flushes_beside_registration, .flags = ROOT },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
+}

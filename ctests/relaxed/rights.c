@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * What a relaxed registration gives: its arguments and their errors, the pages that its region
+ * covers, its rights, and the object that describes it.
+ *
+ * A region serves requests with fewer local rights than it has, and no others: no registration gets
+ * a remote right that it did not request, nor a region that was registered by other rules. Its key
+ * grants access to exactly its pages. Each registration has an object of its own, with the requested
+ * address and length, whichever region serves it; the region lives until the last of them is
+ * deregistered, in any order.
+ */
+#include <dlfcn.h>
+#include "../lib/pair_rows.h"
+
+enum { LW = IBV_ACCESS_LOCAL_WRITE, RW = IBV_ACCESS_REMOTE_WRITE, RR = IBV_ACCESS_REMOTE_READ,
+       RA = IBV_ACCESS_REMOTE_ATOMIC, ALL = LW | RW | RR, PLACE = 8 };
+#define FLUSH_GLOBAL (1 << 8) /* IBV_ACCESS_FLUSH_GLOBAL, younger than some headers */
+#define each(n, table) (size_t n = 0; n < sizeof(table) / sizeof(*(table)); n++)
+
+static struct ibv_mr *relaxed(char *at, size_t length, int access)
+{
+	struct ibv_mr *mr = ibv_reg_mr_relaxed(pair.pd, at, length, access);
+
+	must(mr);
+	if (mr->addr != at || mr->length != length || mr->pd != pair.pd || mr->context != pair.context)
+		ok(false, "the object describes the request");
+	return mr;
+}
+
+static void flush(void)
+{
+	must(ibv_flush_relaxed_mr(pair.pd) == 0 && stats().idle == 0);
+}
+
+static bool read_refused(char *at, uint32_t rkey)
+{
+	int status = pair_read(&pair, far.mr, far.in, 8, (uintptr_t)at, rkey);
+
+	pair_reconnect(&pair);
+	return status != IBV_WC_SUCCESS;
+}
+
+/* Whether the far end can write there by the key. The memory must agree with the outcome. */
+static bool writes(char *at, uint32_t rkey)
+{
+	bool there;
+	int status;
+
+	fill(far.out, 8);
+	status = pair_write(&pair, far.mr, far.out, 8, (uintptr_t)at, rkey);
+	/* On iWARP a write is complete when it is sent; a request behind it is answered later. */
+	if (pair.iwarp && status == IBV_WC_SUCCESS)
+		status = pair_read(&pair, far.mr, far.in, 8, (uintptr_t)far.out, far.mr->rkey);
+	there = !memcmp(at, far.out, 8);
+	if (status != IBV_WC_SUCCESS)
+		pair_reconnect(&pair);
+	must((status == IBV_WC_SUCCESS) == there);
+	return there;
+}
+
+/* The device grants what was requested, and refuses the rest. */
+static void as_requested(const char *name, const struct ibv_mr *mr, int access)
+{
+	char *at = mr->addr;
+
+	if (access & LW)
+		ok(lands_by_lkey(&pair, mr, at, mr->length), "%s: data lands by its local key", name);
+	if (access & RW && access & RR)
+		ok(lands_in(&pair, mr, at, mr->length), "%s: data lands by its remote key", name);
+	else if (access & RR)
+		ok(pair_read(&pair, far.mr, far.in, 8, (uintptr_t)at, mr->rkey) == IBV_WC_SUCCESS, "%s: it is read remotely", name);
+	if (!(access & RW))
+		ok(write_refused(&pair, at, mr->rkey), "%s: a remote write is refused", name);
+	if (access & RR)
+		return;
+	if (pair.iwarp)
+		skip(name, "siw of Linux 6.1 answers reads of any region");
+	else
+		ok(read_refused(at, mr->rkey), "%s: a remote read is refused", name);
+}
+
+/* Which region serves which request: one of the first pages, idle or in use. */
+static void serves(void)
+{
+	static const struct {
+		const char *name;
+		int had, pages, wants, first, count;
+		bool served;
+	} cases[] = {
+		{ "local write for local write", LW, 1, LW, 0, 1, true },
+		{ "local write for local read", LW, 1, 0, 0, 1, true },
+		{ "local write for a part", LW, PLACE, LW, 2, 3, true },
+		{ "local write for local read of a part", LW, PLACE, 0, 7, 1, true },
+		{ "local read for local write", 0, 1, LW, 0, 1, false },
+		{ "local read for local write of a part", 0, PLACE, LW, 2, 3, false },
+		{ "two pages for three", LW, 2, LW, 0, 3, false },
+		{ "local write for remote read", LW, 1, LW | RR, 0, 1, false },
+		{ "local write for all remote", LW, 1, ALL, 0, 1, false },
+		/* The second would get a key that others can use, though it requested none. */
+		{ "all remote for local write", ALL, 1, LW, 0, 1, false },
+		{ "all remote for local read", ALL, 1, 0, 0, 1, false },
+		{ "remote read for local read", RR, 1, 0, 0, 1, false },
+		{ "all remote for remote read", ALL, 1, LW | RR, 0, 1, false },
+		{ "all remote for remote write", ALL, 1, LW | RW, 0, 1, false },
+		{ "remote read for remote read", RR, 1, RR, 0, 1, true },
+		{ "remote read for that and local write", RR, 1, RR | LW, 0, 1, false },
+		{ "remote read for all remote", LW | RR, 1, ALL, 0, 1, false },
+		{ "all remote for all remote", ALL, 1, ALL, 0, 1, true },
+		{ "all remote for all remote of a page", ALL, 4, ALL, 2, 1, false },
+		{ "all remote for all remote of the first pages", ALL, 4, ALL, 0, 2, false },
+		{ "all remote and atomic for all remote", ALL | RA, 1, ALL, 0, 1, false },
+	};
+
+	for each(n, cases) {
+		size_t had = (size_t)cases[n].pages * PAGE, wanted = (size_t)cases[n].count * PAGE;
+		char *at = memory + cases[n].first * PAGE;
+		struct ibv_mr *first, *second = NULL;
+		bool served = !cases[n].served;
+
+		/* On a busy machine the cache may still read of a change, and registers anew meanwhile. */
+		for (int tries = 0; tries < 20 && served != cases[n].served; tries++) {
+			struct rdmamr_stats before;
+
+			flush();
+			first = relaxed(memory, had, cases[n].had);
+			if (!row->value)
+				let_go(first);
+			before = stats();
+			second = relaxed(at, wanted, cases[n].wants);
+			served = reused(before, stats());
+			must((served || made_anew(before, stats())) && served == (second->lkey == first->lkey));
+			must(stats().shared - before.shared == (served && row->value));
+			if (served == cases[n].served)
+				break;
+			let_go(second);
+			if (row->value)
+				let_go(first);
+		}
+		if (!ok(served == cases[n].served, "%s: %s", cases[n].name, cases[n].served ? "is served" : "is not served"))
+			continue;
+		as_requested(cases[n].name, second, cases[n].wants);
+		if (cases[n].wants & RW && at + wanted < memory + had)
+			ok(write_refused(&pair, at + wanted, second->rkey) && (pair.iwarp || read_refused(at + wanted, second->rkey)),
+			   "%s: a remote access beyond the request is refused", cases[n].name);
+		let_go(second);
+		if (row->value) {
+			as_requested(cases[n].name, first, cases[n].had);
+			let_go(first);
+		}
+	}
+}
+
+/* Regions of the same pages, all in use at once: made, and reused. */
+static void side_by_side(void)
+{
+	static const struct { const char *name; int access; } kinds[] = {
+		{ "all remote", ALL }, { "remote read", LW | RR }, { "local write", LW }, { "local read", 0 },
+	};
+	struct ibv_mr *regions[4];
+
+	for (int round = 0; round < 2; round++) {
+		for each(n, kinds)
+			regions[n] = relaxed(memory, PLACE * PAGE, kinds[n].access);
+		for each(n, kinds)
+			as_requested(kinds[n].name, regions[n], kinds[n].access);
+		for each(n, kinds)
+			let_go(regions[n]);
+	}
+}
+
+/* Wrong requests, with idle regions that must not serve them. */
+static void refused_ones(void)
+{
+	char *hole = memory, *read_only = memory + 4 * PAGE, *none = memory + 6 * PAGE;
+	const struct {
+		const char *name;
+		void *at;
+		size_t length;
+		int access, err;
+	} cases[] = {
+		{ "length 0", memory, 0, ALL, EINVAL },
+		{ "length 0 within a page", memory + 100, 0, ALL, EINVAL },
+		{ "a range past the last address", memory, SIZE_MAX, ALL, EINVAL },
+		{ "the greatest length from 0", NULL, SIZE_MAX, ALL, EINVAL },
+		{ "a sum that wraps around", (void *)-100L, 200, ALL, EINVAL },
+		{ "a sum that is 0", (void *)-(long)PAGE, PAGE, ALL, EINVAL },
+		{ "a range that ends with the last address", (void *)(UINTPTR_MAX - 10), 11, ALL, EINVAL },
+		{ "a range whose pages run past the last address", (void *)(UINTPTR_MAX - 100), 50, ALL, EINVAL },
+		{ "remote write without local write", memory, PAGE, RW, EINVAL },
+		{ "remote write and read without local write", memory, PAGE, RW | RR, EINVAL },
+		{ "remote atomic without local write", memory, PAGE, RA, EINVAL },
+		{ "bit 10 of the access", memory, PAGE, LW | 1 << 10, EINVAL },
+		{ "bit 15 of the access", memory, PAGE, ALL | 1 << 15, EINVAL },
+		{ "bit 19 of the access", memory, PAGE, LW | 1 << 19, EINVAL },
+		{ "bit 30 of the access", memory, PAGE, ALL | 1 << 30, EINVAL },
+		{ "a hole", hole, 3 * PAGE, ALL, EFAULT },
+		{ "beyond the end of a page", hole + 10, PAGE, ALL, EFAULT },
+		{ "before the start of a page", hole + 2 * PAGE - 1, PAGE, ALL, EFAULT },
+		{ "the same with local rights", hole + 2 * PAGE - 1, PAGE, LW, EFAULT },
+		{ "nothing at all", hole + PAGE, 1, ALL, EFAULT },
+		{ "the first page", (void *)8, 8, ALL, EFAULT },
+		{ "memory that cannot be written", read_only, PAGE, LW, EFAULT },
+		{ "memory that cannot be accessed", none, PAGE, LW, EFAULT },
+	};
+
+	must(munmap(hole + PAGE, PAGE) == 0 && mprotect(read_only, PAGE, PROT_READ) == 0 && mprotect(none, PAGE, PROT_NONE) == 0);
+	control(&pair, "before all these", hole, PAGE);
+	for each(n, cases) {
+		int regions = kernel_regions(pair.context);
+		struct rdmamr_stats before = stats(), after;
+		struct ibv_mr *mr;
+
+		errno = 0;
+		mr = ibv_reg_mr_relaxed(pair.pd, cases[n].at, cases[n].length, cases[n].access);
+		is(mr ? 0 : errno, cases[n].err, "%s: its errno", cases[n].name);
+		ok(strlen(rdmamr_last_reason()) > 0, "%s: a reason: %s", cases[n].name, rdmamr_last_reason());
+		after = stats();
+		is((long long)(after.reg_failed - before.reg_failed), 1, "%s: counted as a failure", cases[n].name);
+		ok(kernel_regions(pair.context) == regions && after.idle == before.idle && after.live == before.live &&
+			   after.hits == before.hits, "%s: nothing is left of it", cases[n].name);
+	}
+	still(&pair, "after all these", hole, PAGE);
+	/* Pages with nothing around them: nothing else may be pinned. */
+	for (int kind = 0; kind < 2; kind++)
+		ok(lands_with(&pair, hole + 2 * PAGE + 10, PAGE - 10, rights[kind]) &&
+		   lands_with(&pair, hole + 2 * PAGE, PAGE - 10, rights[kind]), "a page with nothing before it, %s", rights_names[kind]);
+}
+
+/* Flags that the kernel must judge: the result of a plain registration. The cache keeps some of the regions. */
+static void judged_as_plain(void)
+{
+	static const struct {
+		const char *name;
+		int access;
+		bool kept;
+	} cases[] = {
+		{ "flush, global", ALL | FLUSH_GLOBAL, true },
+		{ "flush, persistent", ALL | 1 << 9, true },
+		{ "relaxed ordering", ALL | IBV_ACCESS_RELAXED_ORDERING, true },
+		{ "an unknown optional bit", ALL | 1 << 29, true },
+		{ "memory windows", ALL | IBV_ACCESS_MW_BIND, false },
+		{ "zero-based", LW | IBV_ACCESS_ZERO_BASED, false },
+		{ "zero-based, with remote rights", ALL | IBV_ACCESS_ZERO_BASED, false },
+		{ "huge pages", ALL | IBV_ACCESS_HUGETLB, false },
+		{ "on demand", ALL | IBV_ACCESS_ON_DEMAND, false },
+	};
+
+	for each(n, cases) {
+		struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory, PAGE, cases[n].access);
+		int err = mr ? 0 : errno, regions;
+		const char *name = cases[n].name;
+
+		must(!mr || ibv_dereg_mr(mr) == 0);
+		flush();
+		control(&pair, "an idle region without the flag", memory, PAGE);
+		regions = kernel_regions(pair.context);
+		for (int round = 0; round < 2; round++) {
+			struct rdmamr_stats before = stats(), after;
+
+			errno = 0;
+			mr = ibv_reg_mr_relaxed(pair.pd, memory, PAGE, cases[n].access);
+			after = stats();
+			is(mr ? 0 : errno, err, "%s: the result of a plain registration", name);
+			if (mr && !cases[n].kept) {
+				ok(made_anew(before, after) && after.bypassed_access == before.bypassed_access + 1,
+				   "%s: it bypasses the cache", name);
+				ok(mr->addr == memory && mr->length == PAGE, "%s: the object describes the request", name);
+				if (cases[n].access & RW && !(cases[n].access & IBV_ACCESS_ZERO_BASED))
+					ok(lands_in(&pair, mr, memory, PAGE), "%s: data lands by it", name);
+			}
+			/* Either call deregisters it. */
+			must(!mr || (round ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
+			if (!mr || !cases[n].kept)
+				is(kernel_regions(pair.context), regions, "%s: it is gone at once", name);
+		}
+		still(&pair, "without the flag", memory, PAGE);
+	}
+}
+
+/* Implicit on-demand paging has no range that the cache could look for. */
+static void whole_address_space(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pair.pd, NULL, SIZE_MAX, LW | IBV_ACCESS_ON_DEMAND);
+	int err = mr ? 0 : errno;
+
+	must(!mr || ibv_dereg_mr(mr) == 0);
+	errno = 0;
+	mr = ibv_reg_mr_relaxed(pair.pd, NULL, SIZE_MAX, LW | IBV_ACCESS_ON_DEMAND);
+	is(mr ? 0 : errno, err, "the result of a plain registration");
+	must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+}
+
+/* Flags that restrict how, not who: some of them must be equal. */
+static void other_rules(void)
+{
+	int flag = (int)row->value;
+	struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory, PAGE, ALL | flag);
+
+	if (!mr)
+		skip_all("the device refuses the flag");
+	must(ibv_dereg_mr(mr) == 0);
+	for (int kind = 0; kind < 2; kind++) {
+		control_with(&pair, "with it", memory, PAGE, rights[kind] | flag);
+		anew_with(&pair, "without it", memory, PAGE, rights[kind]);
+		flush();
+		control_with(&pair, "without it", memory, PAGE, rights[kind]);
+		/* Stricter rules than requested do no harm to local use. */
+		if (kind)
+			ok(lands_with(&pair, memory, PAGE, rights[kind] | flag), "with it, local rights: data lands");
+		else
+			anew_with(&pair, "with it", memory, PAGE, rights[kind] | flag);
+		flush();
+	}
+}
+
+/* The pages of a buffer. */
+
+static void buffers_in_a_page(void)
+{
+	for (int kind = 0; kind < 2; kind++) {
+		char *at = memory + PAGE;
+		struct rdmamr_stats before;
+		struct ibv_mr *one, *other;
+
+		flush();
+		one = relaxed(at + 200, 100, rights[kind]);
+		before = stats();
+		other = relaxed(at + 3000, 100, rights[kind]);
+		ok(reused(before, stats()) && stats().shared == before.shared + 1, "%s: they share a region", rights_names[kind]);
+		ok(one != other && one->lkey == other->lkey && one->rkey == other->rkey, "%s: two objects, the same keys", rights_names[kind]);
+		ok(one->addr == at + 200 && one->length == 100, "%s: the first is unchanged", rights_names[kind]);
+		ok(all_lands(&pair, one, at, PAGE, !kind), "%s: the key grants the whole page", rights_names[kind]);
+		let_go(one);
+		ok(all_lands(&pair, other, at + 3000, 100, !kind), "%s: one ends, and the other goes on", rights_names[kind]);
+		let_go(other);
+	}
+}
+
+/* A buffer that ends at the end of a page does not reach the next. */
+static void edges(void)
+{
+	static const struct {
+		const char *name;
+		size_t from, to, first, last; /* requested bytes; pages that the region covers */
+	} cases[] = {
+		{ "within a page", 100, 200, 0, 1 },
+		{ "one byte", PAGE, PAGE + 1, 1, 2 },
+		{ "the last byte of a page", 2 * PAGE - 1, 2 * PAGE, 1, 2 },
+		{ "across a border", 2 * PAGE - 50, 2 * PAGE + 50, 1, 3 },
+		{ "two bytes across a border", 2 * PAGE - 1, 2 * PAGE + 1, 1, 3 },
+		{ "a page", 2 * PAGE, 3 * PAGE, 2, 3 },
+		{ "a page that starts one off", 1 * PAGE + 1, 2 * PAGE + 1, 1, 3 },
+		{ "up to the end of a page", 100, 2 * PAGE, 0, 2 },
+	};
+
+	for each(n, cases) {
+		const char *name = cases[n].name;
+		char *start = memory + cases[n].first * PAGE, *end = memory + cases[n].last * PAGE;
+		struct rdmamr_stats before;
+		struct ibv_mr *mr, *pages;
+
+		flush();
+		mr = relaxed(memory + cases[n].from, cases[n].to - cases[n].from, ALL);
+		ok(writes(start, mr->rkey) && writes(end - 8, mr->rkey), "%s: its pages from the first to the last byte", name);
+		ok(!writes(start - 8, mr->rkey) && !writes(end, mr->rkey), "%s: and not one byte more", name);
+		before = stats();
+		pages = relaxed(start, (size_t)(end - start), ALL);
+		ok(reused(before, stats()) && pages->rkey == mr->rkey, "%s: its pages are the same region", name);
+		is((long long)stats().idle_bytes, 0, "%s: which is in use", name);
+		let_go(mr);
+		let_go(pages);
+		is((long long)stats().idle_bytes, end - start, "%s: and is counted by its pages", name);
+	}
+}
+
+/* Parts of a local region, which is idle or in use: each is a hit with the region's key. */
+static void parts(void)
+{
+	enum { SIZE = PLACE * PAGE };
+	static const struct {
+		const char *name;
+		size_t from, length;
+	} cases[] = {
+		{ "its first page", 0, PAGE },
+		{ "its last page", SIZE - PAGE, PAGE },
+		{ "pages in the middle", 3 * PAGE, 3 * PAGE },
+		{ "odd bytes", 3 * PAGE + 77, 2 * PAGE + 5 },
+		{ "its last byte", SIZE - 1, 1 },
+		{ "all of it", 0, SIZE },
+		{ "all but a byte at each end", 1, SIZE - 2 },
+	};
+	struct ibv_mr *whole = relaxed(memory, SIZE, LW);
+	uint32_t lkey = whole->lkey;
+
+	if (!row->value)
+		let_go(whole);
+	for each(n, cases) {
+		struct rdmamr_stats before = stats();
+		struct ibv_mr *mr = relaxed(memory + cases[n].from, cases[n].length, LW);
+
+		ok(reused(before, stats()) && mr->lkey == lkey && (!row->value || mr != whole), "%s: is served by it", cases[n].name);
+		is((long long)(stats().shared - before.shared), row->value, "%s: is counted", cases[n].name);
+		ok(lands_by_lkey(&pair, mr, mr->addr, mr->length), "%s: data lands", cases[n].name);
+		let_go(mr);
+	}
+	if (row->value) {
+		ok(whole->addr == memory && lands_by_lkey(&pair, whole, memory, SIZE), "the region in use is unchanged");
+		let_go(whole);
+	}
+	is((long long)stats().idle, 1, "there was only one region");
+}
+
+/* A region of the pages 4 to 12 does not serve a buffer that reaches beyond it. */
+static void not_parts(void)
+{
+	static const struct {
+		const char *name;
+		size_t from, length;
+	} cases[] = {
+		{ "a page more at its end", 4 * PAGE, 9 * PAGE },
+		{ "a page more at its start", 3 * PAGE, 9 * PAGE },
+		{ "a byte more at its end", 4 * PAGE, 8 * PAGE + 1 },
+		{ "a byte more at its start", 4 * PAGE - 1, 8 * PAGE },
+		{ "half of it", 8 * PAGE, 8 * PAGE },
+		{ "the pages after it", 12 * PAGE, PAGE },
+		{ "the pages before it", 0, 4 * PAGE },
+		{ "a range around it", 0, 16 * PAGE },
+	};
+
+	for each(n, cases) {
+		flush();
+		must(lands_with(&pair, memory + 4 * PAGE, 8 * PAGE, (int)row->value));
+		anew_with(&pair, cases[n].name, memory + cases[n].from, cases[n].length, (int)row->value);
+	}
+}
+
+/* Many of one region: as many objects, one key, one region in the kernel, until the last is gone. */
+static void many(void)
+{
+	enum { MANY = 200, SIZE = PLACE * PAGE };
+	struct ibv_mr *mrs[MANY];
+
+	for (int kind = 0; kind < 2; kind++) {
+		struct rdmamr_stats before;
+		int other = 0, same = 0, busy = 0;
+		struct ibv_mr *last;
+
+		flush();
+		before = stats();
+		for (int n = 0; n < MANY; n++) {
+			mrs[n] = relaxed(memory, SIZE, rights[kind]);
+			other += mrs[n]->lkey != mrs[0]->lkey || mrs[n]->rkey != mrs[0]->rkey;
+			for (int k = 0; k < n; k++)
+				same += mrs[n] == mrs[k];
+		}
+		is(other, 0, "%s: the same key", rights_names[kind]);
+		is(same, 0, "%s: no two the same object", rights_names[kind]);
+		is((long long)(stats().hits - before.hits), MANY - 1, "%s: one miss, the rest hits", rights_names[kind]);
+		is((long long)(stats().shared - before.shared), MANY - 1, "%s: which share it", rights_names[kind]);
+		is(kernel_regions(pair.context), far.others + 1, "%s: one in the kernel", rights_names[kind]);
+		for (int n = 0; n < MANY - 1; n++) {
+			let_go(mrs[row->value ? n : MANY - 1 - n]);
+			busy += stats().idle == 0;
+		}
+		is(busy, MANY - 1, "%s: it stays in use", rights_names[kind]);
+		flush();
+		last = mrs[row->value ? MANY - 1 : 0];
+		ok(all_lands(&pair, last, memory, SIZE, !kind), "%s: the last one works, after a flush too", rights_names[kind]);
+		let_go(last);
+		is((long long)stats().idle, 1, "%s: now it is idle", rights_names[kind]);
+		control_with(&pair, "afterwards", memory, SIZE, rights[kind]);
+	}
+}
+
+static void reregistered(void)
+{
+	struct ibv_mr *mr, copy;
+
+	control(&pair, "before it", memory, PAGE);
+	mr = relaxed(memory, PAGE, ALL);
+	copy = *mr;
+	for (int change = 1; change <= 7; change++) {
+		errno = 0;
+		is(ibv_rereg_mr(mr, change, pair.pd, memory + 4 * PAGE, PAGE, LW), IBV_REREG_MR_ERR_INPUT, "change %d is refused", change);
+		is(errno, EINVAL, "change %d: EINVAL", change);
+	}
+	ok(!memcmp(mr, &copy, sizeof(copy)), "the object is unchanged");
+	ok(lands_in(&pair, mr, memory, PAGE), "data lands by it");
+	let_go(mr);
+	still(&pair, "after it", memory, PAGE);
+}
+
+static void names(void)
+{
+	static const char *const calls[] = { "ibv_reg_mr_relaxed", "ibv_dereg_mr_relaxed", "ibv_flush_relaxed_mr" };
+
+	for each(n, calls) {
+		void *versioned = dlvsym(RTLD_DEFAULT, calls[n], "IBVERBS_1.1");
+
+		ok(versioned && versioned == dlsym(RTLD_DEFAULT, calls[n]), "%s is at IBVERBS_1.1", calls[n]);
+	}
+}
+
+/* Each successful call is a hit or has made a region. */
+static void figures(void)
+{
+	struct rdmamr_stats before = stats(), after;
+
+	for (int round = 0; round < 3; round++)
+		for (int page = 0; page < 8; page++)
+			let_go(relaxed(memory + page * PAGE, PAGE, round ? LW : LW | RW));
+	after = stats();
+	is((long long)(after.hits - before.hits), 8, "of 24 calls, those that found a region");
+	is((long long)(after.misses - before.misses), 16, "those that made one");
+	is((long long)(after.reg_kernel - before.reg_kernel), 16, "in the kernel");
+	is((long long)(bypassed(&after) - bypassed(&before)), 0, "none bypassed the cache");
+	is((long long)after.idle, 16, "all are idle");
+	is((long long)after.idle_bytes, 16 * PAGE, "with as many pages");
+	is(kernel_regions(pair.context), far.others + 16, "the kernel has as many");
+}
+
+/*
+ * Overlapping and adjoining registrations, gigabytes long: the cache never makes one region of them
+ * that is longer than the request, let alone longer than 4 GiB, where some devices slow down. A
+ * program that requests more than 4 GiB itself gets it. The memory is a file of 64 MiB, mapped
+ * repeatedly; it is sealed, and left open so that the seals are visible, so the cache may keep it.
+ */
+
+#define MIB (1024UL * 1024)
+enum { CHUNK = 64, LENGTH = 4608, LONGEST = 1024 }; /* MiB; soft-RoCE of some kernels accepts no more at once */
+
+static char *map_all(void)
+{
+	int fd = memfd_create("chunk", MFD_ALLOW_SEALING | MFD_CLOEXEC);
+	char *at = mmap(NULL, LENGTH * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	must(fd >= 0 && ftruncate(fd, CHUNK * MIB) == 0 && at != MAP_FAILED);
+	for (size_t n = 0; n < LENGTH; n += CHUNK)
+		must(mmap(at + n * MIB, CHUNK * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | (n ? 0 : MAP_POPULATE), fd, 0) != MAP_FAILED);
+	must(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) == 0);
+	return at;
+}
+
+static void adjoining(void)
+{
+	static const struct { size_t from, count; } pieces[] = {
+		{ 0, 1024 }, { 512, 1024 }, { 1536, 1024 }, { 2560, 1024 }, { 3584, 1024 }, { 256, 64 },
+	};
+	char *all = map_all();
+	struct ibv_mr *regions[6], *mr;
+	struct rdmamr_stats before;
+	int err;
+
+	/* One after the other, with local rights; then all at once, with remote ones. */
+	for (int kind = 1; kind >= 0; kind--) {
+		for each(n, pieces) {
+			char *at = all + pieces[n].from * MIB, *end = at + pieces[n].count * MIB - PAGE;
+
+			regions[n] = relaxed(at, pieces[n].count * MIB, rights[kind]);
+			ok(kernel_longest(pair.context) <= LONGEST * MIB, "no region is longer than the request");
+			ok(all_lands(&pair, regions[n], end, PAGE, !kind), "data lands at its end");
+			if (kind)
+				let_go(regions[n]);
+		}
+		for each(n, pieces)
+			if (!kind)
+				let_go(regions[n]);
+		ok(stats().idle_bytes >= 4096 * MIB, "%llu MiB are idle", (unsigned long long)stats().idle_bytes >> 20);
+		flush();
+	}
+	mr = ibv_reg_mr(pair.pd, all, LENGTH * MIB, ALL);
+	err = mr ? 0 : errno;
+	must(!mr || ibv_dereg_mr(mr) == 0);
+	before = stats();
+	errno = 0;
+	mr = ibv_reg_mr_relaxed(pair.pd, all, LENGTH * MIB, ALL);
+	is(mr ? 0 : errno, err, "the program's own %d MiB: the result of a plain registration", LENGTH);
+	if (mr) {
+		ok(made_anew(before, stats()) && mr->length == LENGTH * MIB, "are a region of their own");
+		is((long long)kernel_longest(pair.context), (long long)(LENGTH * MIB), "as long as that");
+		ok(lands_in(&pair, mr, all + 4096 * MIB - 100, 200), "data lands across 4 GiB");
+		let_go(mr);
+	} else {
+		skip("data past 4 GiB", "this device accepts no region of that length, plain ones included");
+	}
+}
+
+static const struct row rows[] = {
+	{ "the names of the calls", names },
+	{ "wrong requests", refused_ones },
+	{ "flags that the kernel judges", judged_as_plain },
+	{ "the whole address space on demand", whole_address_space },
+	{ "regions by other rules, RELAXED_ORDERING", other_rules, IBV_ACCESS_RELAXED_ORDERING },
+	{ "regions by other rules, FLUSH_GLOBAL", other_rules, FLUSH_GLOBAL },
+	{ "which idle region serves which request", serves, false },
+	{ "which region in use serves which request", serves, true },
+	{ "regions with different rights side by side", side_by_side },
+	{ "two buffers in a page", buffers_in_a_page },
+	{ "the pages of a buffer", edges },
+	{ "parts of an idle region", parts, false },
+	{ "parts of a region in use", parts, true },
+	{ "beyond a region, remote rights", not_parts, ALL },
+	{ "beyond a region, local rights", not_parts, LW },
+	{ "many of one region, the first ends first", many, true },
+	{ "many of one region, the last ends first", many, false },
+	{ "ibv_rereg_mr of a relaxed region", reregistered },
+	{ "the statistics", figures },
+	{ "gigabytes that adjoin are not merged", adjoining, .flags = ROOT, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=64G" },
+};
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
+}
