@@ -42,7 +42,7 @@ int device_regions(struct ibv_context *context, struct kernel_region *list, int 
 
 	must(fd >= 0 && send(fd, &request, sizeof(request), 0) == sizeof(request));
 	for (bool more = true; more;) {
-		static __thread char buffer[65536] __attribute__((aligned(8)));
+		char buffer[65536] __attribute__((aligned(8)));
 		ssize_t got = recv(fd, buffer, sizeof(buffer), 0);
 		const struct nlmsghdr *header = (const void *)buffer;
 
@@ -71,7 +71,7 @@ int device_regions(struct ibv_context *context, struct kernel_region *list, int 
 
 bool kernel_has_key(struct ibv_context *context, uint32_t lkey)
 {
-	static __thread struct kernel_region list[MOST_REGIONS];
+	struct kernel_region list[MOST_REGIONS];
 	int count = device_regions(context, list, MOST_REGIONS);
 
 	for (int n = 0; n < count; n++)
@@ -82,7 +82,7 @@ bool kernel_has_key(struct ibv_context *context, uint32_t lkey)
 
 uint64_t kernel_longest(struct ibv_context *context)
 {
-	static __thread struct kernel_region list[MOST_REGIONS];
+	struct kernel_region list[MOST_REGIONS];
 	int count = device_regions(context, list, MOST_REGIONS);
 	uint64_t longest = 0;
 

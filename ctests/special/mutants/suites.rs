@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 23] = [
+const SUITES: [&str; 22] = [
     "another_watches_fresh_memory",
     "unwatched_not_shared",
     "first_thread_ended",
@@ -22,10 +22,9 @@ const SUITES: [&str; 23] = [
     "loaded_by_deepbind",
     "loaded_in_namespace",
     "cache_not_served",
-    "idle_part_of_device",
+    "shortages",
     "moved_in_pieces",
     "trace_fails",
-    "kernel_refuses",
     "filters",
     "unpinned_at_once",
     "protected_in_part",
