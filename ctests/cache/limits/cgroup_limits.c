@@ -10,11 +10,11 @@
  */
 #include <sys/mount.h>
 #include <sys/stat.h>
-#include "../../lib/observe.h"
+#include "../../lib/pair_rows.h"
 
-#define ROOT "/sys/fs/cgroup"
-#define GROUP ROOT "/limits"
-enum { OBJECTS = 10, BUFFER = 100 << 20, HUGE_BUFFER = 8 << 20, ROUNDS = 10 };
+#define ROOT_GROUP "/sys/fs/cgroup"
+#define GROUP ROOT_GROUP "/limits"
+enum { OBJECTS = 10, REGIONS = OBJECTS - 1, BUFFER = 100 << 20, HUGE_BUFFER = 8 << 20, ROUNDS = 10 };
 
 static bool put(const char *path, const char *text)
 {
@@ -26,215 +26,152 @@ static bool put(const char *path, const char *text)
 	return done;
 }
 
-static long long number_in(const char *path)
+static void enter(void)
 {
-	FILE *file = fopen(path, "re");
-	long long number = -1;
-
-	if (!file || fscanf(file, "%lld", &number) != 1)
-		number = -1;
-	if (file)
-		fclose(file);
-	return number;
+	must(put(GROUP "/cgroup.procs", "0"));
 }
 
-static void enter(bool inside)
+static struct ibv_mr *by(bool relaxed, struct ibv_pd *pd, char *at)
 {
-	must(put(inside ? GROUP "/cgroup.procs" : ROOT "/cgroup.procs", "0"));
+	return relaxed ? ibv_reg_mr_relaxed(pd, at, PAGE, LOCAL_AND_REMOTE) : ibv_reg_mr(pd, at, PAGE, LOCAL_AND_REMOTE);
 }
 
-/* Objects: in a group that allows the device ten. */
+/* In a group that allows the device ten objects: the domain, and nine others. */
 static void objects(void)
 {
+	bool relaxed = !plain_calls();
+	struct ibv_mr *regions[REGIONS];
 	struct ibv_context *context;
-	struct ibv_mr *regions[OBJECTS - 1];
 	struct ibv_pd *pd, *other;
 	struct ibv_cq *cq;
-	char *memory = pages(OBJECTS), limit[128];
+	char limit[128];
+	int failed = 0;
 
 	snprintf(limit, sizeof(limit), "%s hca_object=%d", getenv("CHECK_DEVICE"), OBJECTS);
 	must(put(GROUP "/rdma.max", limit));
-	enter(true);
+	enter();
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	for (int relaxed = 0; relaxed < 2; relaxed++) {
-		const char *name = relaxed ? "relaxed calls" : "RDMAMR_CACHE=all";
-
-		for (int at_once = 0; at_once < 2; at_once++) {
-			int failed = 0;
-
-			for (int n = 0; n < OBJECTS - 1; n++) {
-				/* RDMAMR_CACHE serves a range that is registered again. */
-				regions[n] = relaxed ? NULL : ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
-				failed += !relaxed && !regions[n];
-				must(!regions[n] || ibv_dereg_mr(regions[n]) == 0);
-				regions[n] = relaxed ? ibv_reg_mr_relaxed(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE) :
-						       ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
-				failed += !regions[n];
-				if (!at_once)
-					must(ibv_dereg_mr(regions[n]) == 0);
-			}
-			for (int n = 0; at_once && n < OBJECTS - 1; n++)
-				must(ibv_dereg_mr(regions[n]) == 0);
-			is(failed, 0, "%s: nine registrations, %s", name, at_once ? "at once" : "in turn");
-			cq = ibv_create_cq(context, 1, NULL, NULL, 0);
-			ok(!!cq, "%s: after that a completion queue", name);
-			other = ibv_alloc_pd(context);
-			ok(!!other, "%s: and a protection domain", name);
-			must((!cq || ibv_destroy_cq(cq) == 0) && (!other || ibv_dealloc_pd(other) == 0));
-			/* The cache's threads may be waiting for a processor. */
-			for (int wait = 0; wait < 500 && stats().idle > 1; wait++)
-				usleep(10000);
-			ok(stats().idle <= 1, "%s: at most an eighth of the rest is idle: %d", name, (int)stats().idle);
-		}
+	for (int n = 0; n < REGIONS; n++) {
+		/* RDMAMR_CACHE serves a range that is registered again. */
+		must(relaxed || ibv_dereg_mr(by(false, pd, memory + n * PAGE)) == 0);
+		regions[n] = by(relaxed, pd, memory + n * PAGE);
+		failed += !regions[n];
+		must(row->value || ibv_dereg_mr(regions[n]) == 0);
 	}
-	for (int n = 0; n < OBJECTS - 1; n++) {
-		regions[n] = ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE);
-		must(regions[n]);
-	}
+	for (int n = 0; row->value && n < REGIONS; n++)
+		must(ibv_dereg_mr(regions[n]) == 0);
+	is(failed, 0, "nine registrations");
+	cq = ibv_create_cq(context, 1, NULL, NULL, 0);
+	ok(!!cq, "after that a completion queue");
+	other = ibv_alloc_pd(context);
+	ok(!!other, "and a protection domain");
+	must((!cq || ibv_destroy_cq(cq) == 0) && (!other || ibv_dealloc_pd(other) == 0));
+	ok(comes(stats().idle <= 1), "at most an eighth of the rest is idle: %d", (int)stats().idle);
+	for (int n = 0; n < REGIONS; n++)
+		must(regions[n] = ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE));
 	errno = 0;
-	ok(!ibv_reg_mr(pd, memory + (OBJECTS - 1) * PAGE, PAGE, LOCAL_AND_REMOTE) && errno == EAGAIN, "a tenth region: EAGAIN");
+	ok(!ibv_reg_mr(pd, memory + REGIONS * PAGE, PAGE, LOCAL_AND_REMOTE) && errno == EAGAIN, "a tenth region: EAGAIN");
 	ok(strstr(rdmamr_last_reason(), "hca_object=10") != NULL, "with the limit: %s", rdmamr_last_reason());
-	for (int n = 0; n < OBJECTS - 1; n++)
+	for (int n = 0; n < REGIONS; n++)
 		must(ibv_dereg_mr(regions[n]) == 0);
 	is(ibv_dealloc_pd(pd), 0, "the domain ends");
 	is(ibv_close_device(context), 0, "the device is closed");
-	enter(false);
 }
 
-/* Memory: rounds of a buffer that is mapped, filled, registered, deregistered and unmapped. */
-static void rounds(void)
-{
-	struct ibv_context *context = open_device();
-	struct ibv_pd *pd = ibv_alloc_pd(context);
-
-	must(pd);
-	for (int n = 0; n < ROUNDS; n++) {
-		char *memory = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		struct ibv_mr *mr;
-
-		must(memory != MAP_FAILED);
-		memset(memory, n, BUFFER);
-		mr = ibv_reg_mr(pd, memory, BUFFER, IBV_ACCESS_LOCAL_WRITE);
-		must(mr && ibv_dereg_mr(mr) == 0 && munmap(memory, BUFFER) == 0);
-	}
-	_exit(0);
-}
-
-/* The group's highest use of memory in MiB while the rounds run with that setting. */
-static long peak(const char *cache)
-{
-	const char *settings[] = { cache, NULL };
-	long long bytes;
-
-	must(rmdir(GROUP) == 0 && mkdir(GROUP, 0755) == 0);
-	must(put(GROUP "/memory.max", "314572800"));
-	put(GROUP "/memory.swap.max", "0");
-	enter(true);
-	is(once_more("rounds", settings), 0, "%s: all rounds in 300 MiB", cache);
-	enter(false);
-	bytes = number_in(GROUP "/memory.peak");
-	must(bytes > BUFFER);
-	return (long)(bytes >> 20);
-}
-
-/* Huge pages: a buffer of all that the group may have, mapped anew each round. */
-static void huge_rounds(void)
+/* Rounds of a buffer that is mapped, filled, registered, deregistered and unmapped. */
+static void rounds(size_t length, int flags)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(open_device());
 
 	must(pd);
 	for (int n = 0; n < ROUNDS; n++) {
-		char *memory = mmap(NULL, HUGE_BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+		char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 		struct ibv_mr *mr;
 
-		must(memory != MAP_FAILED);
-		memset(memory, n, HUGE_BUFFER);
-		mr = ibv_reg_mr(pd, memory, HUGE_BUFFER, IBV_ACCESS_LOCAL_WRITE);
-		must(mr && ibv_dereg_mr(mr) == 0 && munmap(memory, HUGE_BUFFER) == 0);
+		if (!ok(at != MAP_FAILED, "round %d has its buffer", n))
+			return;
+		memset(at, n, length);
+		mr = ibv_reg_mr(pd, at, length, IBV_ACCESS_LOCAL_WRITE);
+		must(mr && ibv_dereg_mr(mr) == 0 && munmap(at, length) == 0);
 	}
-	_exit(0);
 }
 
+/* In 300 MiB, at most 1.2 times the memory of one buffer and what the process has. */
+static void much_memory(void)
+{
+	FILE *peak;
+	long long bytes = 0;
+
+	must(put(GROUP "/memory.max", "314572800"));
+	put(GROUP "/memory.swap.max", "0");
+	enter();
+	rounds(BUFFER, 0);
+	peak = fopen(GROUP "/memory.peak", "re");
+	must(peak && fscanf(peak, "%lld", &bytes) == 1 && bytes > BUFFER);
+	ok(bytes <= BUFFER / 10 * 12, "at most 1.2 times the memory of a buffer: %lld MiB", bytes >> 20);
+}
+
+/* A buffer of all huge pages that the group may have, mapped anew each round. */
 static void huge_pages(void)
 {
 	char limit[32];
 
-	if (!put("/proc/sys/vm/nr_hugepages", "16") || access(GROUP "/hugetlb.2MB.max", W_OK)) {
-		skip("huge pages", "no controller of huge pages");
-		return;
-	}
+	if (!put("/proc/sys/vm/nr_hugepages", "16") || access(GROUP "/hugetlb.2MB.max", W_OK))
+		skip_all("no controller of huge pages");
 	snprintf(limit, sizeof(limit), "%d", HUGE_BUFFER);
 	must(put(GROUP "/hugetlb.2MB.max", limit));
-	enter(true);
-	is(once_more("huge", NULL), 0, "a buffer of all huge pages that the group may have, %d times", ROUNDS);
-	enter(false);
+	enter();
+	rounds(HUGE_BUFFER, MAP_HUGETLB);
 }
 
-/* Threads: the group may have no more processes than it has. */
-static void few_threads(void)
+/* The group may have no more processes than it has. */
+static void no_thread_left(void)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(open_device());
-	char *memory = pages(1);
-	int again = 0;
 
+	if (access(GROUP "/pids.max", W_OK))
+		skip_all("no controller of processes");
+	enter();
 	must(pd && put(GROUP "/pids.max", "1"));
-	for (int n = 0; n < ROUNDS; n++) {
-		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && ibv_dereg_mr(mr) == 0);
-	}
-	again = (int)stats().hits;
+	for (int n = 0; n < ROUNDS; n++)
+		must(ibv_dereg_mr(ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)) == 0);
+	is((long long)stats().hits, 0, "registrations succeed, and none is reused");
 	must(put(GROUP "/pids.max", "max"));
-	for (int n = 0; n < 300 && stats().hits == 0; n++) {
-		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && ibv_dereg_mr(mr) == 0);
-		usleep(100000);
-	}
-	_exit(again == 0 && stats().hits > 0 ? 0 : 1);
+	ok(comes(ibv_dereg_mr(ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)) == 0 && stats().hits > 0), "until there is a thread");
 }
 
-static void threads(void)
+/* A new group for each row. */
+static void in_group(void)
 {
-	if (access(GROUP "/pids.max", W_OK)) {
-		skip("threads", "no controller of processes");
-		return;
-	}
-	/* The started program is the group's only process. */
-	must(put(GROUP "/pids.max", "max"));
-	is(once_more("threads", NULL), 0, "with no thread left registrations succeed and none is reused, until there is one");
+	static const char *const rest = ROOT_GROUP "/cgroup.procs";
+
+	if (!getenv("VM"))
+		skip_all("only in the machine of vm/: the cgroups are changed");
+	if (access(ROOT_GROUP "/cgroup.controllers", R_OK) && mount("none", ROOT_GROUP, "cgroup2", 0, NULL))
+		skip_all("no cgroup2");
+	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+rdma +memory +hugetlb +pids"))
+		skip_all("no controller of rdma, memory, hugetlb or pids");
+	rmdir(GROUP);
+	must(mkdir(GROUP, 0755) == 0);
+	on_pair();
+	must(put(rest, "0"));
+	must(rmdir(GROUP) == 0);
 }
+
+#define BY(calls) .flags = NO_PAIR | (calls)
+
+static const struct row rows[] = {
+	{ "nine registrations of ten objects in turn", objects, false, BY(BOTH_CALLS) },
+	{ "nine registrations of ten objects at once", objects, true, BY(BOTH_CALLS) },
+	{ "rounds of a third of the memory", much_memory, BY(PLAIN_CALLS) },
+	{ "rounds of all huge pages", huge_pages, BY(PLAIN_CALLS) },
+	{ "no thread left", no_thread_left, BY(PLAIN_CALLS) },
+};
 
 int main(int argc, char **argv)
 {
-	long without, with;
-
-	if (argc > 1 && !strcmp(argv[1], "huge"))
-		huge_rounds();
-	if (argc > 1 && !strcmp(argv[1], "threads")) {
-		enter(true);
-		few_threads();
-	}
-	if (argc > 1)
-		rounds();
-	if (!getenv("VM"))
-		skip_all("only in the machine of vm/: the cgroups are changed");
-	with_setting(argv, "RDMAMR_CACHE", "all");
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	if (mount("none", ROOT, "cgroup2", 0, NULL))
-		skip_all("no cgroup2");
-	if (!put(ROOT "/cgroup.subtree_control", "+rdma +memory +hugetlb +pids"))
-		skip_all("no controller of rdma, memory, hugetlb or pids");
-	must(mkdir(GROUP, 0755) == 0);
-	objects();
-	without = peak("RDMAMR_CACHE=off");
-	with = peak("RDMAMR_CACHE=all");
-	ok(with * 10 <= without * 12, "at most 1.2 times the memory: %ld MiB, %ld without", with, without);
-	must(rmdir(GROUP) == 0 && mkdir(GROUP, 0755) == 0);
-	huge_pages();
-	threads();
-	must(rmdir(GROUP) == 0 && umount2(ROOT, MNT_DETACH) == 0);
-	return done_testing();
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, in_group);
 }

@@ -29,7 +29,7 @@ MUTANTS = [
     ("P1", "cache/locked.rs", "        regions.tree.add(&regions.slots.0, id);\n", "",
      "unit", "model"),
     ("P1", "cache/life/miss.rs", "let own = reason.is_some()\n", "let own = false\n",
-     "suite", "unwatched_not_shared"),
+     "suite", "unwatched"),
     ("P2", "cache/region/state.rs", "        self.change(seen.0, taken).ok()?;\n", "        self.0.store(taken, SeqCst);\n",
      "loom", "loom_hit_release_flush"),
     ("P2", "cache/region/state.rs", "        fence(Acquire);\n", "",

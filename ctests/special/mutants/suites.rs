@@ -8,9 +8,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 22] = [
-    "another_watches_fresh_memory",
-    "unwatched_not_shared",
+const SUITES: [&str; 21] = [
+    "unwatched",
     "first_thread_ended",
     "mappings_unknown",
     "far_apart_used_again",
