@@ -623,12 +623,12 @@ int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
 
 bool stub_lands(const struct ibv_mr *mr)
 {
-	static unsigned char value;
+	static _Atomic unsigned char last;
 	volatile unsigned char *memory = mr->addr;
+	unsigned char value = ++last;
 	struct ibv_mr page = *mr;
 
 	page.length = page.length < 4096 ? page.length : 4096;
-	value++;
 	*memory = (unsigned char)~value;
 	return stub_write(&page, value) == 0 && *memory == value;
 }

@@ -6,8 +6,8 @@
  *
  * The service is a stand-in, at the service's path in a mount namespace of the test's own, and this
  * program counts in place of the kernel: it sees each system call that the library makes by number.
- * It also answers what the files are in place of the kernel. So this shows the client, and not that the kernel's counts come in time. The device is the
- * stand-in too. Each part is a program of its own.
+ * It also answers what the files are in place of the kernel. So this shows the client, and not that
+ * the kernel's counts come in time. The device is the stand-in too.
  */
 #include <limits.h>
 #include <linux/filter.h>
@@ -19,28 +19,21 @@
 #include <stdatomic.h>
 #include <stddef.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
-#include "../../lib/device.h"
 #include "../../lib/fence_stub.h"
-#include "../../lib/program.h"
-#include "../../lib/stub_device.h"
-#include "watched_page.h"
+#include "../../lib/stub_rows.h"
 
-/* TOO_LATE: the machine is busy, and the stand-in's answer took longer than the library waits. */
-enum { RIGHT = 0, WRONG = 1, UNTESTED = 77, TOO_LATE = 78, HITS = 200, TRIES = 1000 };
+enum { HITS = 200 };
 
-static enum fence_kind kind;
+static char *page;
+static pid_t service;
 
 static void *nothing(void *argument)
 {
 	return argument;
 }
-
-/* ---- The parts: each is a process that registers ---- */
 
 /* The number of files in the table of the library's reader. */
 static int files_of_reader(void)
@@ -63,169 +56,156 @@ static int files_of_reader(void)
 	return found;
 }
 
-static char *page;
-
-/* Registers the page until it is reused, in a process of two threads, and waits for the client's end. */
+/* Registers the page until it is reused, in a process of two threads. */
 static void start(void)
 {
-	if (stub_open(STUB_PIN))
-		_exit(UNTESTED);
-	fence_stub_count(kind);
+	fence_stub_count((enum fence_kind)row->value);
 	page = pages(1);
 	in_thread(nothing, NULL);
-	idle_region(page);
-	must(userfaultfds(NULL) == 1);
+	must(hits(page, 2) == 1 && userfaultfds(NULL) == 1);
 }
 
-/* Whether so many registrations are hits, and ask the kernel so often. */
-static bool hits(long count, unsigned long asks, void (*before_each)(void))
+/* So many registrations are hits, and ask the kernel so often. */
+static bool are_hits(long count, unsigned long asks, void (*before_each)(void))
 {
-	struct rdmamr_stats before = stats(), after;
-	bool right = true;
+	unsigned long asked = stats().fence_asked;
+	long reused = 0;
 
 	for (long n = 0; n < count; n++) {
 		if (before_each)
 			before_each();
-		right = is_right(page, (char)(n + 1)) && right;
+		reused += hits(page, 1);
 	}
-	after = stats();
-	if (after.hits - before.hits != (unsigned long)count || after.fence_asked - before.fence_asked != asks) {
-		printf("# %ld registrations: %lu hits, asked %lu times in place of %lu\n", count,
-		       (unsigned long)(after.hits - before.hits), (unsigned long)(after.fence_asked - before.fence_asked),
-		       asks);
-		right = false;
-	}
-	return right;
+	return reused == count && stats().fence_asked - asked == asks;
 }
 
-static bool is_proven(void)
+#define all_hits(count, asks, before_each) \
+	ok(are_hits(count, asks, before_each), "line %d: %d hits ask %d times", __LINE__, (int)(count), (int)(asks))
+
+/* The machine is busy, and the stand-in's answer took longer than the library waits. */
+static bool is_late(void)
 {
 	double since = seconds_now();
 
 	while (files_of_reader() != 1 + FENCE_FILES) {
 		if (files_of_reader() <= 1 && seconds_now() - since > 0.05)
-			_exit(TOO_LATE);
+			return true;
 		usleep(1000);
 	}
+	return false;
+}
+
+static void start_counted(void)
+{
+	start();
+	if (is_late()) {
+		if (service)
+			kill(service, SIGKILL);
+		row_again();
+	}
 	/* The last hit kept the counters. */
-	return comes(is_right(page, 1) && stats().fence_asked > 0) && hits(1, 0, NULL);
+	ok(comes(hits(page, 1) && stats().fence_asked > 0), "the kernel counts");
+	all_hits(1, 0, NULL);
 }
 
 static void moves_once(void) { atomic_fetch_add(fence_stub.moves, 1); }
 static void gap(void) { atomic_fetch_add(fence_stub.gaps, 1); }
 
 /* The fence's ioctl is refused: a hit that asks is none. */
-static void *asks_in_vain(void *right)
+static void *asks_in_vain(void *unused)
 {
-	bool stand, moved;
-
-	is_right(page, 1);
-	if (filter_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, SECCOMP_RET_ERRNO | EPERM, 0))
-		return NULL;
-	stand = hits(HITS, 0, NULL);
+	hits(page, 1);
+	must(filter_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, SECCOMP_RET_ERRNO | EPERM, 0) == 0);
+	all_hits(HITS, 0, NULL);
 	moves_once();
-	moved = !hits(1, 1, NULL);
-	*(bool *)right = stand && moved;
-	return NULL;
+	ok(!are_hits(1, 1, NULL), "a hit that asks is none");
+	return unused;
 }
 
-static int counted(void)
+static void counted(void)
 {
-	bool right, filtered = false;
-
-	start();
-	right = is_proven();
-	right = hits(HITS, 0, NULL) && right;
-	right = hits(HITS, HITS, moves_once) && right;
-	right = hits(HITS, HITS, gap) && right;
-	right = hits(HITS, 0, NULL) && right;
+	start_counted();
+	all_hits(HITS, 0, NULL);
+	all_hits(HITS, HITS, moves_once);
+	all_hits(HITS, HITS, gap);
+	all_hits(HITS, 0, NULL);
 	/* A processor has skipped counts: nothing is kept until it counts again. */
 	atomic_fetch_add(fence_stub.open, 1);
 	gap();
-	right = hits(HITS, HITS, NULL) && right;
+	all_hits(HITS, HITS, NULL);
 	atomic_fetch_sub(fence_stub.open, 1);
-	right = hits(HITS, 1, NULL) && right;
+	all_hits(HITS, 1, NULL);
 	/* A wrap. */
 	atomic_store(fence_stub.moves, UINT64_MAX);
-	right = hits(HITS, 1, NULL) && right;
+	all_hits(HITS, 1, NULL);
 	moves_once();
-	right = hits(HITS, 1, NULL) && right;
+	all_hits(HITS, 1, NULL);
 	/* A change by a call of the C library is seen by the hooks, counted or not. */
 	must(munmap(page, PAGE) == 0);
-	must(mmap(page, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page);
-	right = is_right(page, 1) && is_right(page, 2) && right;
-	in_thread(asks_in_vain, &filtered);
-	return right && filtered ? RIGHT : WRONG;
+	fresh_at(page, PAGE);
+	hits(page, 2);
+	in_thread(asks_in_vain, NULL);
+}
+
+/* A raw change: data must land in the page that the program sees. */
+static void raw_change(void)
+{
+	raw_remap(page, PAGE);
+	is(hits(page, 2), 1, "memory mapped anew is registered anew, once");
 }
 
 /* A raw unmap has the kernel count, and then the hit asks. */
-static int changes(void)
+static void changes(void)
 {
-	bool right;
-
-	start();
-	right = is_proven();
+	start_counted();
 	for (int n = 0; n < 20; n++) {
-		idle_region(page);
+		leave_idle(page);
 		moves_once();
-		raw_remap(page, PAGE);
-		right = is_right(page, 1) && is_right(page, 2) && right;
+		raw_change();
 	}
-	return right ? RIGHT : WRONG;
 }
 
 /* The kernel stops to count, and the reader notices it at the next event. */
-static int stops(void)
+static void stops(void)
 {
-	bool right;
-
-	start();
-	right = is_proven();
+	start_counted();
 	fence_stub_count(COUNTS_NOTHING);
-	idle_region(page);
-	raw_remap(page, PAGE);
-	right = is_right(page, 1) && is_right(page, 2) && right;
+	leave_idle(page);
+	raw_change();
 	/* The counters are read no more. */
-	return hits(HITS, 0, moves_once) && right ? RIGHT : WRONG;
+	all_hits(HITS, 0, moves_once);
 }
 
 /* While a processor skips counts, an event that was not counted proves nothing. */
-static int skips(void)
+static void skips(void)
 {
-	bool right;
-
-	start();
-	right = is_proven();
+	start_counted();
 	fence_stub_count(COUNTS_NOTHING);
 	atomic_fetch_add(fence_stub.open, 1);
 	gap();
-	idle_region(page);
-	raw_remap(page, PAGE);
-	right = is_right(page, 1) && is_right(page, 2) && right;
+	leave_idle(page);
+	raw_change();
 	atomic_fetch_sub(fence_stub.open, 1);
-	right = hits(HITS, 1, NULL) && right;
-	return hits(HITS, HITS, moves_once) && right ? RIGHT : WRONG;
+	all_hits(HITS, 1, NULL);
+	all_hits(HITS, HITS, moves_once);
 }
 
-static int uncounted(void)
+static void uncounted(void)
 {
-	bool right;
+	long kind = row->value;
 
 	start();
-	right = kind == NONE || kind == NOT_A_SOCKET || kind == OF_ANOTHER || kind == BY_ANOTHER || kind == DEAF ||
-		kind == NEVER_ACCEPTS || getenv("RDMAMR_FENCE") || comes(*fence_stub.asked > 0);
+	ok(kind == NONE || kind == NOT_A_SOCKET || kind == OF_ANOTHER || kind == BY_ANOTHER || kind == DEAF ||
+	   kind == NEVER_ACCEPTS || getenv("RDMAMR_FENCE") || comes(*fence_stub.asked > 0), "the service is asked");
 	usleep(30000);
-	right = comes(files_of_reader() == 1) && right;
-	right = hits(HITS, 0, moves_once) && right;
-	if (!right)
-		printf("# the reader has %d files, asked is %d\n", files_of_reader(), *fence_stub.asked);
-	return right ? RIGHT : WRONG;
+	ok(comes(files_of_reader() == 1), "the reader has none of its files");
+	all_hits(HITS, 0, moves_once);
 }
 
-/* By the setting the service is not asked. */
-static int by_setting(void)
+static void by_setting(void)
 {
-	return uncounted() == RIGHT && *fence_stub.asked == 0 ? RIGHT : WRONG;
+	uncounted();
+	is(*fence_stub.asked, 0, "the service is not asked");
 }
 
 static int mappings_of_counters(void)
@@ -242,65 +222,66 @@ static int mappings_of_counters(void)
 }
 
 /* A forked child has no counters, and works as without. */
-static int forks(void)
-{
-	int status, before;
-	bool right;
-	pid_t pid;
+static int mapped_before;
 
-	start();
-	right = is_proven();
-	before = mappings_of_counters();
-	must((pid = fork()) >= 0);
-	if (!pid) {
-		alarm(DEADLOCK);
-		right = mappings_of_counters() == before - 1 && is_right(page, 1) && stats().fence_asked == 0;
-		_exit(right ? RIGHT : WRONG);
-	}
-	must(waitpid(pid, &status, 0) == pid);
-	right = status == 0 && right;
-	return hits(HITS, 0, NULL) && right ? RIGHT : WRONG;
+static int has_none(void)
+{
+	once(page);
+	return mappings_of_counters() == mapped_before - 1 && stats().fence_asked == 0 ? 0 : 1;
+}
+
+static void forks(void)
+{
+	start_counted();
+	mapped_before = mappings_of_counters();
+	is(in_forked(has_none), 0, "the child has no counters");
+	all_hits(HITS, 0, NULL);
 }
 
 /* A child that had no cache before asks for itself. */
-static int forks_first(void)
-{
-	int status;
-	pid_t pid = fork();
+enum { COUNTED = 42, LATE_CHILD = 43 };
 
-	must(pid >= 0);
-	if (!pid) {
-		alarm(DEADLOCK);
-		start();
-		_exit(is_proven() && hits(HITS, 0, NULL) ? RIGHT : WRONG);
-	}
-	must(waitpid(pid, &status, 0) == pid);
-	if (WIFEXITED(status) && WEXITSTATUS(status) == TOO_LATE)
-		return TOO_LATE;
+static int is_counted(void)
+{
 	start();
-	return status == 0 && is_proven() && *fence_stub.asked == 2 ? RIGHT : WRONG;
+	if (is_late())
+		return LATE_CHILD;
+	return comes(hits(page, 1) && stats().fence_asked > 0) && are_hits(HITS, 0, NULL) ? COUNTED : 1;
+}
+
+static void forks_first(void)
+{
+	int status = in_forked(is_counted);
+
+	if (status == LATE_CHILD) {
+		kill(service, SIGKILL);
+		row_again();
+	}
+	is(status, COUNTED, "the child has counters");
+	start_counted();
+	is(*fence_stub.asked, 2, "the service is asked twice");
 }
 
 /* A program that replaces itself has the counters again. */
-static int replaced(void)
+static void replaced(void)
 {
-	start();
-	if (!is_proven())
-		return WRONG;
-	execl("/proc/self/exe", "once-more", "counted", (char *)NULL);
-	return WRONG;
+	if (!getenv("CHECK_REPLACED")) {
+		start_counted();
+		must(setenv("CHECK_REPLACED", "1", 1) == 0);
+		row_again();
+	}
+	counted();
 }
 
-/* Limits of the process. */
-static int locks_all(void)
+static void locks_all(void)
 {
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
-		return UNTESTED;
-	start();
-	return is_proven() && hits(HITS, 0, NULL) ? RIGHT : WRONG;
+		skip_all("this process may not lock its memory");
+	start_counted();
+	all_hits(HITS, 0, NULL);
 }
 
-static int few_addresses(void)
+static void few_addresses(void)
 {
 	struct rlimit limit;
 	FILE *file = fopen("/proc/self/statm", "r");
@@ -308,78 +289,70 @@ static int few_addresses(void)
 
 	must(file && fscanf(file, "%ld", &size) == 1);
 	fclose(file);
-	if (stub_open(STUB_PIN))
-		return UNTESTED;
 	/* The cache has room for its own first parts, and the counters have none. */
 	limit.rlim_cur = limit.rlim_max = (rlim_t)size * PAGE + (2 << 20);
 	must(setrlimit(RLIMIT_AS, &limit) == 0);
-	fence_stub_count(kind);
+	fence_stub_count((enum fence_kind)row->value);
 	page = pages(1);
-	idle_region(page);
+	hits(page, 2);
 	usleep(50000);
-	return is_right(page, 1) && stats().fence_asked == 0 ? RIGHT : WRONG;
+	once(page);
+	is((long long)stats().fence_asked, 0, "there are no counters");
 }
 
-/* Another descriptor table: the counters do not make a thread there hit. */
-static void *elsewhere(void *right)
+/* The counters do not make a thread in another table of descriptors hit. */
+static void *elsewhere(void *unused)
 {
-	struct rdmamr_stats before;
-
-	if (unshare(CLONE_FILES))
-		return NULL;
-	before = stats();
-	is_right(page, 1);
-	*(bool *)right = stats().hits == before.hits;
-	return NULL;
+	must(unshare(CLONE_FILES) == 0);
+	is(hits(page, 1), 0, "there it does not hit");
+	return unused;
 }
 
-static int tables_apart(void)
+static void tables_apart(void)
 {
-	bool right = false;
-
-	start();
-	if (!is_proven())
-		return WRONG;
-	in_thread(elsewhere, &right);
-	return right && hits(HITS, 0, NULL) ? RIGHT : WRONG;
+	start_counted();
+	in_thread(elsewhere, NULL);
+	all_hits(HITS, 0, NULL);
 }
 
 /* Threads that hit while the counters move. */
-static void *hitting(void *wrong)
+static void *hitting(void *stale)
 {
 	char *memory = pages(1);
 
-	idle_region(memory);
-	for (int n = 0; n < 20000; n++)
-		if (!is_right(memory, (char)(n % 100 + 1)))
-			atomic_fetch_add((_Atomic int *)wrong, 1);
+	for (int n = 0; n < 20000; n++) {
+		struct ibv_mr *mr = reg(memory, PAGE);
+
+		if (!stub_lands(mr))
+			atomic_fetch_add((_Atomic int *)stale, 1);
+		dereg(mr);
+	}
 	return NULL;
 }
 
-static int many_threads(void)
+static void many_threads(void)
 {
 	pthread_t threads[4];
-	_Atomic int wrong = 0;
+	_Atomic int stale = 0;
 
-	start();
-	if (!is_proven())
-		return WRONG;
+	start_counted();
 	for (int n = 0; n < 4; n++)
-		must(pthread_create(threads + n, NULL, hitting, &wrong) == 0);
+		must(pthread_create(threads + n, NULL, hitting, &stale) == 0);
 	for (int n = 0; n < 2000; n++) {
 		moves_once();
 		usleep(10);
 	}
 	for (int n = 0; n < 4; n++)
 		must(pthread_join(threads[n], NULL) == 0);
-	is_right(page, 1);
-	return wrong == 0 && hits(HITS, 0, NULL) ? RIGHT : WRONG;
+	hits(page, 1);
+	is(stale, 0, "no region is stale");
+	all_hits(HITS, 0, NULL);
 }
 
 #define UNLESS(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS)
 
 /* A filter that also applies to the reader kills the process at calls by which the client ends. */
-static int filtered(void)
+static void filtered(void)
 {
 	struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
@@ -394,106 +367,75 @@ static int filtered(void)
 	must(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0);
 	must(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
 	usleep(50000);
-	return is_right(page, 1) && stats().fence_asked == 0 ? RIGHT : WRONG;
+	once(page);
+	is((long long)stats().fence_asked, 0, "there are no counters");
+	row_ends();
 }
 
-static const struct part { const char *name; int (*run)(void); } parts[] = {
-	{ "counted", counted },       { "changes", changes },     { "uncounted", uncounted }, { "stops", stops }, { "skips", skips },
-	{ "by_setting", by_setting }, { "forks", forks },	  { "forks_first", forks_first },
-	{ "replaced", replaced },     { "locks_all", locks_all }, { "few_addresses", few_addresses },
-	{ "filtered", filtered }, { "tables_apart", tables_apart }, { "many_threads", many_threads },
-};
+static void beside_service(void)
+{
+	fence_stub_inherit();
+	service = fence_stub_serve((enum fence_kind)row->value);
+	on_stub();
+	if (service)
+		kill(service, SIGKILL);
+}
 
-static const struct row { const char *what; enum fence_kind kind; const char *part, *setting; } rows[] = {
-	{ "hits ask once after each count", SERVES, "counted", NULL },
-	{ "RDMAMR_FENCE=auto", SERVES, "counted", "RDMAMR_FENCE=auto" },
-	{ "raw changes are counted and seen", SERVES, "changes", NULL },
-	{ "RDMAMR_FENCE=ioctl", SERVES, "by_setting", "RDMAMR_FENCE=ioctl" },
-	{ "no service", NONE, "uncounted", NULL },
-	{ "a file in the socket's place", NOT_A_SOCKET, "uncounted", NULL },
-	{ "another user's socket", OF_ANOTHER, "uncounted", NULL },
-	{ "another user's process", BY_ANOTHER, "uncounted", NULL },
-	{ "a socket at which nothing listens", DEAF, "uncounted", NULL },
-	{ "a service that hangs before it accepts", NEVER_ACCEPTS, "uncounted", NULL },
-	{ "a service that hangs", NEVER_ANSWERS, "uncounted", NULL },
-	{ "an answer after the limit", LATE, "uncounted", NULL },
-	{ "no answer", CLOSES, "uncounted", NULL },
-	{ "a short answer", SHORT, "uncounted", NULL },
-	{ "a long answer", LONG, "uncounted", NULL },
-	{ "garbage", GARBAGE, "uncounted", NULL },
-	{ "another version", OTHER_VERSION, "uncounted", NULL },
-	{ "no file", NO_FILES, "uncounted", NULL },
-	{ "too few files", FEW_FILES, "uncounted", NULL },
-	{ "too many files", MANY_FILES, "uncounted", NULL },
-	{ "far too many files", VERY_MANY_FILES, "uncounted", NULL },
-	{ "a file that cannot be mapped", UNMAPPABLE, "uncounted", NULL },
-	{ "a file that cannot be read", WRITE_ONLY, "uncounted", NULL },
-	{ "counters that stand still", COUNTS_NOTHING, "uncounted", NULL },
-	{ "counters without moves", COUNTS_NO_MOVES, "uncounted", NULL },
-	{ "counters without unmaps", COUNTS_NO_UNMAPS, "uncounted", NULL },
-	{ "counters on which two lines rise at each change", COUNTS_ELSEWHERE, "uncounted", NULL },
-	{ "counters that are no array of the kernel's", NOT_AN_ARRAY, "uncounted", NULL },
-	{ "programs whose words are forged in the name of another file", FORGED_LINKS, "uncounted", NULL },
-	{ "counters that are not frozen", NOT_FROZEN, "uncounted", NULL },
-	{ "counters of another size", OF_ANOTHER_SIZE, "uncounted", NULL },
-	{ "a file that is no program", NOT_A_PROGRAM, "uncounted", NULL },
-	{ "a program of other counters", OTHER_PROGRAM, "uncounted", NULL },
-	{ "a program that does not come along", LACKS_A_PROGRAM, "uncounted", NULL },
-	{ "counters that name no program", NAMES_NO_PROGRAM, "uncounted", NULL },
-	{ "no /proc", WITHOUT_PROC, "uncounted", NULL },
-	{ "the kernel stops to count", SERVES, "stops", NULL },
-	{ "a processor skips counts", SERVES, "skips", NULL },
-	{ "a child of a process with counters", SERVES, "forks", NULL },
-	{ "a child before its parent's start", SERVES, "forks_first", NULL },
-	{ "execve", SERVES, "replaced", NULL },
-	{ "mlockall", SERVES, "locks_all", NULL },
-	{ "no room for the counters (RLIMIT_AS)", SERVES, "few_addresses", NULL },
-	{ "a seccomp filter while a service hangs", NEVER_ANSWERS, "filtered", NULL },
-	{ "a thread in another table of descriptors", SERVES, "tables_apart", NULL },
-	{ "four threads while the counters move", SERVES, "many_threads", NULL },
+static const struct row rows[] = {
+	{ "hits ask once after each count", counted, SERVES },
+	{ "RDMAMR_FENCE=auto", counted, SERVES, .settings = "RDMAMR_FENCE=auto" },
+	{ "raw changes are counted and seen", changes, SERVES },
+	{ "RDMAMR_FENCE=ioctl", by_setting, SERVES, .settings = "RDMAMR_FENCE=ioctl" },
+	{ "no service", uncounted, NONE },
+	{ "a file in the socket's place", uncounted, NOT_A_SOCKET },
+	{ "another user's socket", uncounted, OF_ANOTHER },
+	{ "another user's process", uncounted, BY_ANOTHER },
+	{ "a socket at which nothing listens", uncounted, DEAF },
+	{ "a service that hangs before it accepts", uncounted, NEVER_ACCEPTS },
+	{ "a service that hangs", uncounted, NEVER_ANSWERS },
+	{ "an answer after the limit", uncounted, LATE },
+	{ "no answer", uncounted, CLOSES },
+	{ "a short answer", uncounted, SHORT },
+	{ "a long answer", uncounted, LONG },
+	{ "garbage", uncounted, GARBAGE },
+	{ "another version", uncounted, OTHER_VERSION },
+	{ "no file", uncounted, NO_FILES },
+	{ "too few files", uncounted, FEW_FILES },
+	{ "too many files", uncounted, MANY_FILES },
+	{ "far too many files", uncounted, VERY_MANY_FILES },
+	{ "a file that cannot be mapped", uncounted, UNMAPPABLE },
+	{ "a file that cannot be read", uncounted, WRITE_ONLY },
+	{ "counters that stand still", uncounted, COUNTS_NOTHING },
+	{ "counters without moves", uncounted, COUNTS_NO_MOVES },
+	{ "counters without unmaps", uncounted, COUNTS_NO_UNMAPS },
+	{ "counters on which two lines rise at each change", uncounted, COUNTS_ELSEWHERE },
+	{ "counters that are no array of the kernel's", uncounted, NOT_AN_ARRAY },
+	{ "programs whose words are forged in the name of another file", uncounted, FORGED_LINKS },
+	{ "counters that are not frozen", uncounted, NOT_FROZEN },
+	{ "counters of another size", uncounted, OF_ANOTHER_SIZE },
+	{ "a file that is no program", uncounted, NOT_A_PROGRAM },
+	{ "a program of other counters", uncounted, OTHER_PROGRAM },
+	{ "a program that does not come along", uncounted, LACKS_A_PROGRAM },
+	{ "counters that name no program", uncounted, NAMES_NO_PROGRAM },
+	{ "no /proc", uncounted, WITHOUT_PROC },
+	{ "the kernel stops to count", stops, SERVES },
+	{ "a processor skips counts", skips, SERVES },
+	{ "a child of a process with counters", forks, SERVES },
+	{ "a child before its parent's start", forks_first, SERVES },
+	{ "execve", replaced, SERVES },
+	{ "mlockall", locks_all, SERVES },
+	{ "no room for the counters (RLIMIT_AS)", few_addresses, SERVES },
+	{ "a seccomp filter while a service hangs", filtered, NEVER_ANSWERS },
+	{ "a thread in another table of descriptors", tables_apart, SERVES },
+	{ "four threads while the counters move", many_threads, SERVES },
 };
 
 int main(int argc, char **argv)
 {
-	const char *refused;
-	char text[32];
+	const char *refused = getenv("CHECK_ROW") ? NULL : fence_stub_open();
 
-	if (!rdmamr_get_stats)
-		skip_all("the library is not loaded");
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	if (argc > 1) {
-		const char *of = getenv("CHECK_KIND");
-
-		alarm(DEADLOCK);
-		fence_stub_inherit();
-		kind = of ? (enum fence_kind)atoi(of) : SERVES;
-		for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++)
-			if (!strcmp(parts[n].name, argv[1]))
-				return parts[n].run();
-		return WRONG;
-	}
-	refused = fence_stub_open();
+	(void)argc;
 	if (refused)
 		skip_all(refused);
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		const char *settings[] = { text, rows[n].setting, NULL };
-		int result = TOO_LATE;
-
-		kind = rows[n].kind;
-		snprintf(text, sizeof(text), "CHECK_KIND=%d", kind);
-		for (int tries = 0; result == TOO_LATE && tries < TRIES; tries++) {
-			pid_t service = fence_stub_serve(kind);
-
-			result = once_more(rows[n].part, settings);
-			if (service) {
-				kill(service, SIGKILL);
-				must(waitpid(service, NULL, 0) == service);
-			}
-		}
-		if (result == UNTESTED)
-			skip(rows[n].what, "refused here");
-		else
-			is(result, RIGHT, "%s", rows[n].what);
-	}
-	return done_testing();
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, beside_service);
 }
