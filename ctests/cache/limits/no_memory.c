@@ -9,11 +9,8 @@
  */
 #include <link.h>
 #include <stdatomic.h>
-#include <sys/wait.h>
 #include "../../lib/fabric.h"
-#include "../../lib/device.h"
-#include "../../lib/program.h"
-#include "../../lib/stub_device.h"
+#include "../../lib/stub_rows.h"
 
 void *__libc_malloc(size_t);
 void *__libc_calloc(size_t, size_t);
@@ -189,74 +186,50 @@ static bool registers_all(bool must_succeed)
 	return registers(must_succeed) && registers_for_fabric(must_succeed);
 }
 
-enum { GOOD = 0, WRONG = 1, NONE_REFUSED = 2 };
+enum { GOOD, WRONG, NONE_REFUSED };
+static long number;
 
-/* One round, in a child. Returns its exit status, -1 if a signal ended it. */
-static int round_of(long n, bool one)
+/* A round, in a child. */
+static int in_round(void)
 {
-	pid_t child = fork();
-	int status;
+	bool good;
 
-	must(child >= 0);
-	if (child == 0) {
-		bool good;
-
-		alarm(DEADLOCK);
-		atomic_store(&only_one, one);
-		atomic_store(&left, n);
-		good = registers_all(false);
-		atomic_store(&left, -1);
-		good = registers_all(true) && good;
-		_exit(!good ? WRONG : refusals == 0 ? NONE_REFUSED : GOOD);
-	}
-	must(waitpid(child, &status, 0) == child);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+	atomic_store(&only_one, row->value);
+	atomic_store(&left, number);
+	good = registers_all(false);
+	atomic_store(&left, -1);
+	good = registers_all(true) && good;
+	return !good ? WRONG : refusals == 0 ? NONE_REFUSED : GOOD;
 }
 
-static void rounds(bool one)
+static void refuses(void)
 {
-	long n, ended = 0, wrong = 0;
+	int status = GOOD;
 
-	case_begin("allocations of the library are refused, %s", one ? "each alone" : "all from each one on");
-	for (n = 0; n < 5000 && ended + wrong < 20; n++) {
-		int status = round_of(n, one);
-
-		if (status == NONE_REFUSED)
-			break;
-		if (status != GOOD)
-			printf("# round %ld: %s\n", n, status == WRONG ? "a call failed otherwise than by ENOMEM" : "a signal");
-		ended += status == -1;
-		wrong += status == WRONG;
-	}
-	is(ended, 0, "it ends no program");
-	is(wrong, 0, "calls fail by ENOMEM only, and work again afterwards");
-	ok(n >= 10 && n < 5000, "there were %ld allocations to refuse", n);
-	printf("# %ld allocations\n", n);
-	case_end();
+	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
+	memory = pages(1);
+	for (number = 0; number < 5000 && status == GOOD; number++)
+		status = in_forked(in_round);
+	is(status, NONE_REFUSED, "calls fail by ENOMEM only, and work again afterwards, in %ld rounds", number);
+	ok(number >= 10 && number < 5000, "there were %ld allocations to refuse", number);
 }
+
+#define BOTH(words, with) \
+	{ "each allocation is refused alone" words, refuses, true, .flags = NO_PINS, .settings = with }, \
+	{ "all allocations from each one on are refused" words, refuses, false, .flags = NO_PINS, .settings = with }
+
+static const struct row rows[] = {
+	BOTH("", NULL),
+	BOTH(", with the cache", "RDMAMR_CACHE=all"),
+	BOTH(", with the cache and a trace", "RDMAMR_CACHE=all RDMAMR_TRACE=/tmp/no_memory.trace"),
+};
 
 int main(int argc, char **argv)
 {
-	const char *why;
+	int failed;
 
 	(void)argc;
-	continue_report();
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	why = stub_open(STUB_NOTHING);
-	if (why)
-		skip_all(why);
-	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
-	memory = pages(1);
-	rounds(true);
-	rounds(false);
-	if (!getenv("RDMAMR_CACHE"))
-		go_on_with(argv, "RDMAMR_CACHE", "all");
-	if (!getenv("RDMAMR_TRACE")) {
-		char name[] = "/tmp/no_memory.XXXXXX";
-
-		must(close(mkstemp(name)) == 0);
-		go_on_with(argv, "RDMAMR_TRACE", name);
-	}
-	unlink(getenv("RDMAMR_TRACE"));
-	return done_testing();
+	failed = run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
+	unlink("/tmp/no_memory.trace");
+	return failed;
 }
