@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The calls of `<infiniband/mlx5dv.h>` that register memory. libmlx5 serves them. The library stands
-//! in front of them so that the trace and the statistics have them.
+//! in front of them so that the trace and the statistics have them. The statistics count no failure.
 //!
 //! As in `memory.rs`, the symbols have no version node: a reference to any node of libmlx5 binds to
 //! them.
@@ -11,7 +11,7 @@
 
 use super::export::{caller, with_caller};
 use super::ret::{self, Entry};
-use super::traced::{TracedRegistration, TracedUmem, TracedUmemEnd};
+use super::traced;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::*;
@@ -19,15 +19,6 @@ use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
 use rdmamr_trace::format::call;
-
-/// The statistics count no failure of these calls.
-fn entry(name: &'static str, subject: Subject) -> Entry {
-    Entry {
-        name,
-        subject,
-        counter: None,
-    }
-}
 
 with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr,);
 
@@ -41,13 +32,8 @@ unsafe extern "C" fn reg_dmabuf_mr(
     mlx5_access: c_int,
 ) -> *mut ibv_mr {
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
-    let tracer = TracedRegistration {
-        call: call::MLX5DV_REG_DMABUF_MR,
-        pd,
-        request: &request,
-        caller: caller(),
-    };
-    let failing = || entry("mlx5dv_reg_dmabuf_mr", Subject::OtherMemory);
+    let tracer = traced::registration(call::MLX5DV_REG_DMABUF_MR, pd, &request, caller());
+    let failing = || Entry::of(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
@@ -63,12 +49,8 @@ unsafe extern "C" fn umem_reg(
     access: u32,
 ) -> *mut c_void {
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
-    let tracer = TracedUmem {
-        call: call::MLX5DV_DEVX_UMEM_REG,
-        request: &request,
-        caller: caller(),
-    };
-    let failing = || entry("mlx5dv_devx_umem_reg", Subject::Umem(request));
+    let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, caller());
+    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::verbs::<ret::AsUmem>(failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_reg(context, addr, size, access) }
@@ -92,17 +74,13 @@ unsafe extern "C" fn umem_reg_ex(
         asked.map_or(0, |asked| asked.size),
         Access::from_bits_retain(asked.map_or(0, |asked| asked.access)),
     );
-    let tracer = TracedUmem {
-        call: call::MLX5DV_DEVX_UMEM_REG_EX,
-        request: &request,
-        caller: caller(),
-    };
+    let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG_EX, &request, caller());
     let subject = if is_memory {
         Subject::Umem(request)
     } else {
         Subject::OtherMemory
     };
-    let failing = || entry("mlx5dv_devx_umem_reg_ex", subject);
+    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::verbs::<ret::AsUmem>(failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_reg_ex(context, umem_in, request.length) }
@@ -112,11 +90,8 @@ unsafe extern "C" fn umem_reg_ex(
 with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
 
 unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
-    let tracer = TracedUmemEnd {
-        umem,
-        caller: caller(),
-    };
-    let failing = || entry("mlx5dv_devx_umem_dereg", Subject::Other);
+    let tracer = traced::umem_end(umem, caller());
+    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
     ret::verbs::<ret::AsCode>(failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_dereg(umem) }

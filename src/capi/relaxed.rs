@@ -9,15 +9,14 @@
 
 use super::export::{versioned, with_caller};
 use super::ret::{self, Entry};
-use super::traced::{Nobody, TracedDeregistration, TracedRegistration};
-use super::verbs::{NULL_MR, NULL_PD};
+use super::traced::Nobody;
+use super::verbs::{NULL_PD, dereg, reg};
 use core::ffi::{c_int, c_void};
 use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::{self, Mr};
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
 use rdmamr_next::Pd;
-use rdmamr_stats::counter;
 use rdmamr_sys::caller::Caller;
 use rdmamr_trace as trace;
 use rdmamr_trace::format::call;
@@ -111,23 +110,16 @@ unsafe fn reg_mr_relaxed_missed(
     caller: Caller,
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, access);
-    let tracer = TracedRegistration {
-        call: call::REG_MR_RELAXED,
-        pd,
-        request: &request,
-        caller,
-    };
-    let failing = || Entry {
-        name: "ibv_reg_mr_relaxed",
-        // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
-        subject: Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
-        counter: Some(counter!(reg_failed)),
-    };
-    ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or an allocated domain.
-        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        dispatch::register_relaxed(pd, &request)
-    })
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
+    unsafe {
+        reg(
+            call::REG_MR_RELAXED,
+            pd,
+            request,
+            caller,
+            dispatch::register_relaxed,
+        )
+    }
 }
 
 // For cbindgen: no function of Rust calls it.
@@ -173,17 +165,7 @@ unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int 
 #[cold]
 #[inline(never)]
 fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
-    let tracer = TracedDeregistration {
-        call: call::DEREG_MR_RELAXED,
-        mr,
-        caller,
-    };
-    let failing = || Entry {
-        name: "ibv_dereg_mr_relaxed",
-        subject: Subject::Region,
-        counter: Some(counter!(dereg_failed)),
-    };
-    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
+    dereg(call::DEREG_MR_RELAXED, mr, caller)
 }
 
 /// Deregisters the regions of a protection domain that ibv_dereg_mr_relaxed() has left registered.
@@ -201,11 +183,7 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
 /// Source: ibv_flush_relaxed_mr(3) of Oracle Solaris.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
-    let failing = || Entry {
-        name: "ibv_flush_relaxed_mr",
-        subject: Subject::Region,
-        counter: None,
-    };
+    let failing = || Entry::new("ibv_flush_relaxed_mr", Subject::Region, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;

@@ -20,6 +20,7 @@ use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
+use rdmamr_trace::format::call;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An exported function, as the reason of its failure describes it. Made only when a call fails.
@@ -29,6 +30,24 @@ pub struct Entry {
     pub subject: Subject,
     /// The counter of failures, if the statistics count them.
     pub counter: Option<Counter>,
+}
+
+impl Entry {
+    /// The function with this number of `trace::format::call`.
+    #[inline(always)]
+    pub fn of(call: u8, subject: Subject, counter: Option<Counter>) -> Entry {
+        Entry::new(call::NAMES[usize::from(call)], subject, counter)
+    }
+
+    /// A function that the trace does not know.
+    #[inline(always)]
+    pub fn new(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entry {
+        Entry {
+            name,
+            subject,
+            counter,
+        }
+    }
 }
 
 /// How an outcome becomes C's return value.
@@ -157,11 +176,7 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
 ) -> T {
     // Only the failure itself knows its subject.
     let subject = Cell::new(Subject::Other);
-    let entry = || Entry {
-        name,
-        subject: subject.get(),
-        counter,
-    };
+    let entry = || Entry::new(name, subject.get(), counter);
     let body = || {
         body().map_err(|failure| {
             subject.set(failure.subject);

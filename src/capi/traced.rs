@@ -31,15 +31,13 @@ impl<T> Tracer<T> for Nobody {
     fn end(self, (): (), _: &Result<T, Error>) {}
 }
 
-/// The tracer of a registration. `call` is one of the numbers in `trace::format::call`.
-pub struct TracedRegistration<'a> {
-    pub call: u8,
-    pub pd: *mut ibv_pd,
-    pub request: &'a Request,
-    pub caller: Caller,
+/// The tracer of a call of which `record` makes the record once the outcome is known.
+struct Recorded<F> {
+    caller: Caller,
+    record: F,
 }
 
-impl Tracer<Registered> for TracedRegistration<'_> {
+impl<T, F: FnOnce(&Result<T, Error>) -> Call> Tracer<T> for Recorded<F> {
     type Before = Option<Began>;
 
     #[inline(always)]
@@ -48,29 +46,29 @@ impl Tracer<Registered> for TracedRegistration<'_> {
     }
 
     #[inline(always)]
-    fn end(self, began: Option<Began>, outcome: &Result<Registered, Error>) {
+    fn end(self, began: Option<Began>, outcome: &Result<T, Error>) {
         if let Some(began) = began {
-            let mut record = registered(self.call, self.pd, self.request, outcome);
-            match outcome {
-                Ok(registered) if registered.how == How::Gpu => record.reason = unserved::DEVICE,
-                Ok(registered) if registered.how == How::Past => {}
-                Ok(_) => record.reason = unserved_reason(self.call, self.request),
-                Err(_) => {}
-            }
-            began.write(record, self.caller, last_as_text);
+            began.write((self.record)(outcome), self.caller, last_as_text);
         }
     }
 }
 
-/// Why the cache does not serve a registration of `call` that has succeeded.
-#[cold]
-fn unserved_reason(call: u8, request: &Request) -> u32 {
-    match call {
-        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => verdict(request),
-        call::REG_MR_EX if request.length != 0 => verdict(request),
-        call::REG_MR_EX | call::REG_DMABUF_MR => unserved::DEVICE,
-        _ => unserved::UNKNOWN,
-    }
+fn errno<T>(outcome: &Result<T, Error>) -> u16 {
+    outcome
+        .as_ref()
+        .map_or_else(|error| error.errno() as u16, |_| 0)
+}
+
+/// The tracer of a registration. `call` is one of the numbers in `trace::format::call`.
+#[inline(always)]
+pub fn registration(
+    call: u8,
+    pd: *mut ibv_pd,
+    request: &Request,
+    caller: Caller,
+) -> impl Tracer<Registered> {
+    let record = move |outcome: &_| registered(call, pd, request, outcome);
+    Recorded { caller, record }
 }
 
 /// The record of a registration that has just finished.
@@ -81,21 +79,45 @@ fn registered(
     request: &Request,
     outcome: &Result<Registered, Error>,
 ) -> Call {
-    let (mr, how, errno) = match outcome {
-        Ok(registered) => (registered.mr, registered.how.code(), 0),
-        Err(error) => (null_mut(), trace::NOTHING.how, error.errno() as u16),
+    let (mr, how, reason) = match outcome {
+        Ok(done) => (
+            done.mr,
+            done.how.code(),
+            unserved_reason(call, request, done.how),
+        ),
+        Err(_) => (null_mut(), how::NONE, unserved::UNKNOWN),
     };
     // SAFETY: `mr` is the region that the call has just registered, or NULL.
     let mr = unsafe { Mr::from_c(mr) };
     Call {
         call,
         how,
-        errno,
+        reason,
+        errno: errno(outcome),
         pd: pd.addr() as u64,
+        lkey: mr.map_or(0, |mr| mr.read().lkey),
+        ..of_memory(request)
+    }
+}
+
+/// Why the cache does not serve a registration of `call` that has succeeded.
+fn unserved_reason(call: u8, request: &Request, how: How) -> u32 {
+    match call {
+        _ if how == How::Past => unserved::UNKNOWN,
+        _ if how == How::Gpu => unserved::DEVICE,
+        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => verdict(request),
+        call::REG_MR_EX if request.length != 0 => verdict(request),
+        call::REG_MR_EX | call::REG_DMABUF_MR => unserved::DEVICE,
+        _ => unserved::UNKNOWN,
+    }
+}
+
+/// A record of the memory that a call names.
+fn of_memory(request: &Request) -> Call {
+    Call {
         addr: request.addr.addr() as u64,
         length: request.length as u64,
         access: request.access.bits(),
-        lkey: mr.map_or(0, |mr| mr.read().lkey),
         ..trace::NOTHING
     }
 }
@@ -120,10 +142,8 @@ impl Tracer<How> for TracedDeregistration {
     #[inline(always)]
     fn end(self, before: Self::Before, outcome: &Result<How, Error>) {
         if let Some((began, mut record)) = before {
-            match outcome {
-                Ok(how) => record.how = how.code(),
-                Err(error) => record.errno = error.errno() as u16,
-            }
+            record.how = outcome.map_or(how::NONE, How::code);
+            record.errno = errno(outcome);
             began.write(record, self.caller, last_as_text);
         }
     }
@@ -131,133 +151,67 @@ impl Tracer<How> for TracedDeregistration {
 
 #[cold]
 fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
-    let Some(mr) = mr else {
-        return Call {
-            call,
+    let known = mr.map(|mr| {
+        let public = mr.read();
+        Call {
+            pd: public.pd.addr() as u64,
+            addr: public.addr.addr() as u64,
+            length: public.length as u64,
+            access: mr.access(),
+            lkey: public.lkey,
             ..trace::NOTHING
-        };
-    };
-    let public = mr.read();
+        }
+    });
     Call {
         call,
-        pd: public.pd.addr() as u64,
-        addr: public.addr.addr() as u64,
-        length: public.length as u64,
-        access: mr.access(),
-        lkey: public.lkey,
-        ..trace::NOTHING
+        ..known.unwrap_or(trace::NOTHING)
     }
 }
 
 /// The tracer of a registration by libmlx5 that makes a umem.
-pub struct TracedUmem<'a> {
-    pub call: u8,
-    pub request: &'a Request,
-    pub caller: Caller,
-}
-
-impl Tracer<Umem> for TracedUmem<'_> {
-    type Before = Option<Began>;
-
-    #[inline(always)]
-    fn begin(&self) -> Option<Began> {
-        trace::begin()
-    }
-
-    #[inline(always)]
-    fn end(self, began: Option<Began>, outcome: &Result<Umem, Error>) {
-        if let Some(began) = began {
-            let request = self.request;
-            let record = Call {
-                addr: request.addr.addr() as u64,
-                length: request.length as u64,
-                access: request.access.bits(),
-                ..on_umem(
-                    self.call,
-                    outcome.map_or(0, |umem| umem.addr().get()),
-                    outcome.err(),
-                )
-            };
-            began.write(record, self.caller, last_as_text);
-        }
-    }
+pub fn umem(call: u8, request: &Request, caller: Caller) -> impl Tracer<Umem> {
+    let record = move |outcome: &Result<Umem, Error>| Call {
+        call,
+        how: how::PAST,
+        errno: errno(outcome),
+        pd: outcome.map_or(0, |umem| umem.addr().get() as u64),
+        ..of_memory(request)
+    };
+    Recorded { caller, record }
 }
 
 /// The tracer of the deregistration of a umem.
-pub struct TracedUmemEnd {
-    pub umem: *mut c_void,
-    pub caller: Caller,
-}
-
-impl Tracer<How> for TracedUmemEnd {
-    type Before = Option<Began>;
-
-    #[inline(always)]
-    fn begin(&self) -> Option<Began> {
-        trace::begin()
-    }
-
-    #[inline(always)]
-    fn end(self, began: Option<Began>, outcome: &Result<How, Error>) {
-        if let Some(began) = began {
-            let record = on_umem(
-                call::MLX5DV_DEVX_UMEM_DEREG,
-                self.umem.addr(),
-                outcome.err(),
-            );
-            began.write(record, self.caller, last_as_text);
-        }
-    }
-}
-
-/// The record of a call on the umem at this address.
-#[cold]
-fn on_umem(call: u8, umem: usize, error: Option<Error>) -> Call {
-    Call {
-        call,
+pub fn umem_end(umem: *mut c_void, caller: Caller) -> impl Tracer<How> {
+    let record = move |outcome: &Result<How, Error>| Call {
+        call: call::MLX5DV_DEVX_UMEM_DEREG,
         how: how::PAST,
-        errno: error.map_or(0, |error| error.errno() as u16),
-        pd: umem as u64,
+        errno: errno(outcome),
+        pd: umem.addr() as u64,
         ..trace::NOTHING
-    }
+    };
+    Recorded { caller, record }
 }
 
 /// The tracer of a change of a region, `ibv_rereg_mr`. The trace records the change as a
 /// registration of the region's new state.
-pub struct TracedChange<'a> {
-    pub mr: Option<Mr>,
-    pub change: &'a Reregistration,
-    pub caller: Caller,
-}
-
-impl Tracer<c_int> for TracedChange<'_> {
-    type Before = Option<Began>;
-
-    #[inline(always)]
-    fn begin(&self) -> Option<Began> {
-        trace::begin()
-    }
-
-    #[inline(always)]
-    fn end(self, began: Option<Began>, outcome: &Result<c_int, Error>) {
-        let Some(began) = began else {
-            return;
+pub fn change(mr: Option<Mr>, change: &Reregistration, caller: Caller) -> impl Tracer<c_int> {
+    let record = move |outcome: &Result<c_int, Error>| {
+        let access = change.access;
+        let failed = |error| {
+            let asked = Request::at_address(change.addr, change.length, access);
+            registered(call::REREG_MR, change.pd, &asked, &Err(error))
         };
-        let asked = Request::at_address(self.change.addr, self.change.length, self.change.access);
-        let record = match (self.mr, outcome) {
+        match (mr, outcome) {
             (Some(mr), Ok(0)) => {
                 let now = mr.read();
-                let request = Request::at_address(now.addr, now.length, self.change.access);
+                let request = Request::at_address(now.addr, now.length, access);
                 let done = Registered::by(How::Kernel, mr.as_ptr());
                 registered(call::REREG_MR, now.pd, &request, &Ok(done))
             }
-            (_, Err(error)) => registered(call::REREG_MR, self.change.pd, &asked, &Err(*error)),
+            (_, Err(error)) => failed(*error),
             // libibverbs refused the change; errno has the reason.
-            (_, Ok(_)) => {
-                let refused = Err(Error::Next(errno::errno()));
-                registered(call::REREG_MR, self.change.pd, &asked, &refused)
-            }
-        };
-        began.write(record, self.caller, last_as_text);
-    }
+            (_, Ok(_)) => failed(Error::Next(errno::errno())),
+        }
+    };
+    Recorded { caller, record }
 }

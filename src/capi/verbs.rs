@@ -12,13 +12,13 @@
 
 use super::export::{caller, interpose};
 use super::ret::{self, Entry};
-use super::traced::{self, Nobody, TracedDeregistration, TracedRegistration};
+use super::traced::{self, Nobody, TracedDeregistration};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::{self, Mr};
 use rdmamr_mr::explain::Subject;
-use rdmamr_mr::{Access, Error, Request, Reregistration};
+use rdmamr_mr::{Access, Error, Registered, Request, Reregistration};
 use rdmamr_next::{Context, Pd};
 use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::caller::Caller;
@@ -29,38 +29,34 @@ pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
 /// The error of every call that gets a NULL region.
 pub const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
+const REG_FAILED: Option<Counter> = Some(counter!(reg_failed));
+
+/// The common body of the calls that register plain memory by `register`. `call` is the function's
+/// number in the trace.
+///
+/// # Safety
+/// Live objects: `pd` is NULL or an allocated domain.
 #[inline(always)]
-fn entry(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entry {
-    Entry {
-        name,
-        subject,
-        counter,
-    }
+pub unsafe fn reg(
+    call: u8,
+    pd: *mut ibv_pd,
+    request: Request,
+    caller: Caller,
+    register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
+) -> *mut ibv_mr {
+    let tracer = traced::registration(call, pd, &request, caller);
+    // SAFETY: live objects, by this function's contract.
+    let pd = unsafe { Pd::from_c(pd) };
+    let failing = || Entry::of(call, Subject::of_memory(pd, request), REG_FAILED);
+    ret::verbs::<ret::AsRegion>(failing, tracer, || register(pd.ok_or(NULL_PD)?, &request))
 }
 
-/// The common body of `ibv_reg_mr`, `_iova` and `_iova2`, and of `ibv_reg_mr_ex` over plain memory.
-/// `call` is the function's number in the trace.
+/// The common body of the calls that deregister a region.
 #[inline(always)]
-unsafe fn reg(call: u8, pd: *mut ibv_pd, request: Request, caller: Caller) -> *mut ibv_mr {
-    let tracer = TracedRegistration {
-        call,
-        pd,
-        request: &request,
-        caller,
-    };
-    let failing = || {
-        entry(
-            call::NAMES[usize::from(call)],
-            // SAFETY: live objects: `pd` is NULL or a domain that nobody has deallocated.
-            Subject::of_memory(unsafe { Pd::from_c(pd) }, request),
-            Some(counter!(reg_failed)),
-        )
-    };
-    ret::verbs::<ret::AsRegion>(failing, tracer, || {
-        // SAFETY: live objects: `pd` is NULL or an allocated domain.
-        let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
-        dispatch::register_for(pd, &request)
-    })
+pub fn dereg(call: u8, mr: Option<Mr>, caller: Caller) -> c_int {
+    let tracer = TracedDeregistration { call, mr, caller };
+    let failing = || Entry::of(call, Subject::Region, Some(counter!(dereg_failed)));
+    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
 }
 
 unsafe extern "C" fn ibv_reg_mr(
@@ -72,7 +68,7 @@ unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(call::REG_MR, pd, request, caller) }
+    unsafe { reg(call::REG_MR, pd, request, caller, dispatch::register_for) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
@@ -89,7 +85,15 @@ unsafe extern "C" fn ibv_reg_mr_iova(
         ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
     };
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(call::REG_MR_IOVA, pd, request, caller) }
+    unsafe {
+        reg(
+            call::REG_MR_IOVA,
+            pd,
+            request,
+            caller,
+            dispatch::register_for,
+        )
+    }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
@@ -106,7 +110,15 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
         ..Request::at_address(addr, length, Access::from_bits_retain(access))
     };
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(call::REG_MR_IOVA2, pd, request, caller) }
+    unsafe {
+        reg(
+            call::REG_MR_IOVA2,
+            pd,
+            request,
+            caller,
+            dispatch::register_for,
+        )
+    }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
@@ -119,21 +131,13 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     // set.
     if let Some(request) = unsafe { dispatch::plain_memory(mr_init_attr) } {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
-        return unsafe { reg(call::REG_MR_EX, pd, request, caller) };
+        return unsafe { reg(call::REG_MR_EX, pd, request, caller, dispatch::register_for) };
     }
     // The tracer records no address: only libibverbs knows all the ways in which attributes name
     // memory.
     let unknown = Request::at_address(null_mut(), 0, Access::empty());
-    let tracer = TracedRegistration {
-        call: call::REG_MR_EX,
-        pd,
-        request: &unknown,
-        caller,
-    };
-    let failing = || {
-        let failed = Some(counter!(reg_failed));
-        entry("ibv_reg_mr_ex", Subject::OtherMemory, failed)
-    };
+    let tracer = traced::registration(call::REG_MR_EX, pd, &unknown, caller);
+    let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -155,19 +159,10 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
-    let caller = caller();
     let access = Access::from_bits_retain(access as u32);
     let request = Request::at_address(null_mut(), length, access);
-    let tracer = TracedRegistration {
-        call: call::REG_DMABUF_MR,
-        pd,
-        request: &request,
-        caller,
-    };
-    let failing = || {
-        let failed = Some(counter!(reg_failed));
-        entry("ibv_reg_dmabuf_mr", Subject::OtherMemory, failed)
-    };
+    let tracer = traced::registration(call::REG_DMABUF_MR, pd, &request, caller());
+    let failing = || Entry::of(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
     ret::verbs::<ret::AsRegion>(failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -185,7 +180,6 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let caller = caller();
     let access = Access::from_bits_retain(access as u32);
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
@@ -196,12 +190,8 @@ unsafe extern "C" fn ibv_rereg_mr(
         length,
         access,
     };
-    let tracer = traced::TracedChange {
-        mr,
-        change: &change,
-        caller,
-    };
-    let failing = || entry("ibv_rereg_mr", Subject::Change, None);
+    let tracer = traced::change(mr, &change, caller());
+    let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
     ret::verbs::<ret::AsReregCode>(failing, tracer, || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.
@@ -212,25 +202,12 @@ interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
-    let mr = unsafe { Mr::from_c(mr) };
-    let tracer = TracedDeregistration {
-        call: call::DEREG_MR,
-        mr,
-        caller,
-    };
-    let failing = || {
-        entry(
-            "ibv_dereg_mr",
-            Subject::Region,
-            Some(counter!(dereg_failed)),
-        )
-    };
-    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
+    dereg(call::DEREG_MR, unsafe { Mr::from_c(mr) }, caller)
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let failing = || entry("ibv_dealloc_pd", Subject::Domain, None);
+    let failing = || Entry::new("ibv_dealloc_pd", Subject::Domain, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -240,7 +217,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    let failing = || entry("ibv_close_device", Subject::Device, None);
+    let failing = || Entry::new("ibv_close_device", Subject::Device, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
@@ -250,7 +227,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
-    let failing = || entry("ibv_fork_init", Subject::Other, None);
+    let failing = || Entry::new("ibv_fork_init", Subject::Other, None);
     ret::verbs::<ret::AsErrno<_>>(failing, Nobody, dispatch::fork_init)
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");

@@ -123,21 +123,9 @@ impl Began {
 }
 
 /// An empty record.
-pub const NOTHING: Call = Call {
-    time: 0,
-    duration: 0,
-    call: 0,
-    how: how::NONE,
-    errno: 0,
-    pd: 0,
-    addr: 0,
-    length: 0,
-    access: 0,
-    lkey: 0,
-    caller: 0,
-    thread: 0,
-    reason: 0,
-};
+// SAFETY: a record consists of numbers, for which zeros are valid.
+pub const NOTHING: Call = unsafe { core::mem::zeroed() };
+const _: () = assert!(NOTHING.how == how::NONE);
 
 /// The record of a region that the cache has just deregistered with the kernel, if calls are
 /// recorded.
