@@ -9,7 +9,7 @@
 //!   memory of the size of its type, or of the size that another argument states.
 
 use super::functions::domain_of_this_process;
-use super::tables::tables;
+use super::tables::TABLES;
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use crate::capi::verbs::NULL_PD;
@@ -176,7 +176,7 @@ pub unsafe extern "C" fn rdmamr_domain_open(
         ensure(!domain.is_null(), NULL_DOMAIN_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to the size that its first field says.
         let mode = mode(unsafe { read(attr) }?)?;
-        let opened = Domain::open(tables(), pd, mode, context, None)?;
+        let opened = Domain::open(&TABLES, pd, mode, context, None)?;
         // SAFETY: caller's memory: `domain` is not NULL, so it points to a writable pointer.
         unsafe { domain.write(opened) };
         Ok(())
@@ -207,7 +207,7 @@ pub unsafe extern "C" fn rdmamr_eq_open(
     ret::done("rdmamr_eq_open", || {
         ensure(!eq.is_null(), NULL_QUEUE_PLACE)?;
         // SAFETY: caller's memory: `attr` is NULL or points to queue attributes.
-        let opened = unsafe { Queue::open(tables(), api_version, attr, context, None) }?;
+        let opened = unsafe { Queue::open(&TABLES, api_version, attr, context, None) }?;
         // SAFETY: caller's memory: `eq` is not NULL, so it points to a writable pointer.
         unsafe { eq.write(opened) };
         Ok(())
@@ -244,7 +244,7 @@ unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Dom
     // SAFETY: open objects: `domain` is NULL or an open object, which begins with a `struct fid`.
     let class = unsafe { domain.as_ref() }.ok_or(NULL_DOMAIN)?.fid.fclass;
     // SAFETY: the class of this open object says that it is a domain.
-    let ours = class == FI_CLASS_DOMAIN && unsafe { Domain::is_ours(domain, tables()) };
+    let ours = class == FI_CLASS_DOMAIN && unsafe { Domain::is_ours(domain, &TABLES) };
     ensure(ours, OTHER_DOMAIN)?;
     // SAFETY: `is_ours` has just found that this library made the domain, and the caller keeps it
     // open.
@@ -302,7 +302,7 @@ pub unsafe extern "C" fn rdmamr_mr_segments(
     ret::done("rdmamr_mr_segments", || {
         // SAFETY: open objects: `mr` is NULL or an open object, which begins with a `struct fid`.
         let fid = unsafe { mr.as_ref() }.ok_or(NULL_REGION)?.fid;
-        let ours = fid.fclass == FI_CLASS_MR && core::ptr::eq(fid.ops, &tables().region);
+        let ours = fid.fclass == FI_CLASS_MR && core::ptr::eq(fid.ops, &TABLES.region);
         ensure(ours, OTHER_REGION)?;
         // SAFETY: the class and the table of this open object say that this library made the
         // region.

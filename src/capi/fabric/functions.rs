@@ -11,6 +11,8 @@
 //! - **Caller's memory**: any other pointer is NULL, or is valid as fi_mr(3) and fi_eq(3) say: for
 //!   the size of its type, or for the size that another argument states.
 
+use super::traced;
+use crate::capi::export::caller;
 use crate::capi::ret;
 use core::ffi::{c_char, c_int, c_void};
 use core::slice;
@@ -18,7 +20,7 @@ use libc::{iovec, ssize_t};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::Slot;
 use rdmamr_fabric::attributes::{self, Buffers, Wish};
-use rdmamr_fabric::close::{close, release};
+use rdmamr_fabric::close::{close, release, settle};
 use rdmamr_fabric::domain::Domain;
 use rdmamr_fabric::errors::{self, Failure, ensure};
 use rdmamr_fabric::queue::Queue;
@@ -28,7 +30,9 @@ use rdmamr_fabric::region::Region;
 use rdmamr_fabric::register::{hit, register};
 use rdmamr_mr::{Error, How};
 use rdmamr_stats::counter;
-use rdmamr_trace::Pending;
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace::format::{call, how};
+use rdmamr_trace::{self as trace, Pending};
 
 fn not_there(call: &'static str) -> c_int {
     ret::done(call, || Err(UNSUPPORTED.into()))
@@ -144,16 +148,32 @@ unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<(), Failur
     Ok(())
 }
 
-/// The common body of the three registering calls.
+/// The memory that a call's arguments name, for the trace: address, length and access.
+type Named = (usize, usize, u64);
+
+/// The common body of the three registering calls. `call` is the function's number in the trace. A
+/// reader of the event may close the region and the domain before this function returns. So
+/// `register`, not this function, describes the region in the record, or takes the record along into
+/// the background.
 #[inline(always)]
 unsafe fn register_in(
-    call: &'static str,
+    call: u8,
     fid: *mut fid,
     mr: *mut *mut fid_mr,
-    pending: &mut Option<Pending>,
+    (addr, length, access): Named,
+    caller: Caller,
     what: impl FnOnce(&Domain) -> Result<(Buffers, Wish), Failure>,
 ) -> c_int {
-    ret::code(call, Some(counter!(reg_failed)), || {
+    let name = call::NAMES[usize::from(call)];
+    let mut pending = traced::begin(call, caller);
+    if let Some(Pending { record, .. }) = &mut pending {
+        // SAFETY: our object: `fid` is an open domain of this library.
+        record.pd = unsafe { open_domain(fid) }.pd.address() as u64;
+        record.addr = addr as u64;
+        record.length = length as u64;
+        record.access = access as u32;
+    }
+    let result = ret::code(name, Some(counter!(reg_failed)), || {
         // SAFETY: our object: `fid` is an open domain of this library.
         let domain = unsafe { domain_of_this_process(fid) }?;
         ensure(!mr.is_null(), NULL_REGION_PLACE)?;
@@ -164,9 +184,10 @@ unsafe fn register_in(
         // SAFETY: caller's memory: `mr` points to a writable pointer, as for the read above.
         let publish = |region: *mut fid_mr| unsafe { mr.write(region) };
         // A failed registration may have published its region.
-        register(call, domain, what, &publish, pending).inspect_err(|_| publish(before))?;
+        register(name, domain, what, &publish, &mut pending).inspect_err(|_| publish(before))?;
         Ok(0)
-    })
+    });
+    traced::end(pending, result)
 }
 
 pub unsafe extern "C" fn reg(
@@ -188,7 +209,8 @@ pub unsafe extern "C" fn reg(
         // SAFETY: caller's memory: `mr` is not NULL, as the line below checks first.
         region.map(|region| unsafe { mr.write(region.as_ptr()) })
     };
-    if flags | offset == 0 && !mr.is_null() && ret::always(None, hits).is_some() {
+    let may_hit = flags | offset == 0 && !mr.is_null() && !trace::is_on();
+    if may_hit && ret::always(None, hits).is_some() {
         return 0;
     }
     let wish = Wish {
@@ -199,25 +221,22 @@ pub unsafe extern "C" fn reg(
         context,
     };
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { reg_wished(fid, (buf, len), wish, mr, &mut None) }
+    unsafe { reg_slowly(fid, (buf, len), wish, mr, caller()) }
 }
 
-/// `fi_mr_reg`. `pending` is the record of the call for the trace.
-///
-/// # Safety
-/// The contracts **our object** and **caller's memory** of this module.
 // Not inlined: the short path keeps a small stack frame.
 #[inline(never)]
-pub unsafe fn reg_wished(
+unsafe fn reg_slowly(
     fid: *mut fid,
     (buf, len): (*const c_void, usize),
     wish: Wish,
     mr: *mut *mut fid_mr,
-    pending: &mut Option<Pending>,
+    caller: Caller,
 ) -> c_int {
+    let named = (buf.addr(), len, wish.access);
     let what = |_: &Domain| Ok((attributes::one(buf.cast_mut(), len)?, wish));
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { register_in("fi_mr_reg", fid, mr, pending, what) }
+    unsafe { register_in(call::FI_MR_REG, fid, mr, named, caller, what) }
 }
 
 pub unsafe extern "C" fn regv(
@@ -238,25 +257,10 @@ pub unsafe extern "C" fn regv(
         flags,
         context,
     };
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { regv_wished(fid, (iov, count), wish, mr, &mut None) }
-}
-
-/// `fi_mr_regv`. `pending` is the record of the call for the trace.
-///
-/// # Safety
-/// The contracts **our object** and **caller's memory** of this module.
-pub unsafe fn regv_wished(
-    fid: *mut fid,
-    (iov, count): (*const iovec, usize),
-    wish: Wish,
-    mr: *mut *mut fid_mr,
-    pending: &mut Option<Pending>,
-) -> c_int {
     // SAFETY: caller's memory: `iov` is NULL or has `count` elements.
     let what = |_: &Domain| Ok((unsafe { attributes::several(iov, count) }?, wish));
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { register_in("fi_mr_regv", fid, mr, pending, what) }
+    unsafe { register_in(call::FI_MR_REGV, fid, mr, (0, 0, access), caller(), what) }
 }
 
 pub unsafe extern "C" fn regattr(
@@ -265,50 +269,51 @@ pub unsafe extern "C" fn regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { regattr_wished(fid, attr, flags, mr, &mut None) }
-}
-
-/// `fi_mr_regattr`. `pending` is the record of the call for the trace.
-///
-/// # Safety
-/// The contracts **our object** and **caller's memory** of this module.
-pub unsafe fn regattr_wished(
-    fid: *mut fid,
-    attr: *const fi_mr_attr,
-    flags: u64,
-    mr: *mut *mut fid_mr,
-    pending: &mut Option<Pending>,
-) -> c_int {
+    let access = if attr.is_null() {
+        0
+    } else {
+        // SAFETY: caller's memory: `attr` is not NULL, and every version of the attributes has
+        // `access`.
+        unsafe { (*attr).access }
+    };
     let what = |domain: &Domain| {
         // SAFETY: caller's memory: `attr` is NULL or points to attributes of the domain's version.
         unsafe { attributes::read(attr, flags, domain.mode.api_version) }
     };
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
-    unsafe { register_in("fi_mr_regattr", fid, mr, pending, what) }
+    unsafe { register_in(call::FI_MR_REGATTR, fid, mr, (0, 0, access), caller(), what) }
 }
 
 pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
     // SAFETY: our object: `fid` is a region of this library.
     let region = unsafe { Region::from_c(fid) };
-    if ret::always(false, || release(region)) {
+    if !trace::is_on() && ret::always(false, || release(region)) {
         return 0;
     }
-    close_slowly(region)
+    close_slowly(region, caller())
 }
 
 #[inline(never)]
-fn close_slowly(region: &'static Region) -> c_int {
-    close_noting(region, |_| {})
-}
-
-/// `fi_close` of a region. `note` gets how the call was done.
-#[inline(always)]
-pub fn close_noting(region: &'static Region, note: impl FnOnce(How)) -> c_int {
-    ret::code("fi_close", Some(counter!(dereg_failed)), || {
-        note(close(region)?);
+fn close_slowly(region: &'static Region, caller: Caller) -> c_int {
+    let mut pending = traced::begin(call::FI_CLOSE, caller);
+    ret::always((), || {
+        // The region cannot be read after the call. A region that is closed already may have
+        // outlived its domain.
+        if let Some(pending) = pending.as_mut().filter(|_| region.check().is_ok()) {
+            pending.record.pd = settle(region).pd.address() as u64;
+            region.describe_record(&mut pending.record, How::Kernel);
+        }
+    });
+    let result = ret::code("fi_close", Some(counter!(dereg_failed)), || {
+        let how = close(region)?;
+        // A region that failed after its call has nothing to deregister, and its record says so.
+        let described = |pending: &&mut Pending| pending.record.how != how::NONE;
+        if let Some(pending) = pending.as_mut().filter(described) {
+            pending.record.how = how.code();
+        }
         Ok(0)
-    })
+    });
+    traced::end(pending, result)
 }
 
 pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c_int {

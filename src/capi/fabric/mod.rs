@@ -2,7 +2,7 @@
 //! The libfabric family.
 //!
 //! - `tables`: the tables of functions of this library's objects.
-//! - `functions`, and `traced` while the trace is on: the functions in those tables.
+//! - `functions`: the functions in those tables. `traced`: their records in the trace.
 //! - `libfabric`: libfabric's calls as symbols. `extensions`: the calls that libfabric does not have.
 //! - `provider`: the entry for libfabric's provider interface.
 //! - `monitor`: the memory monitor for libfabric's registration cache.

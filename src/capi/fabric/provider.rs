@@ -11,7 +11,7 @@
 //!   pointer for a result points to writable memory.
 
 use super::functions::{no_bind, no_control, nothing};
-use super::tables::{object, tables};
+use super::tables::{TABLES, object};
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use core::ffi::{c_char, c_int, c_void};
@@ -74,7 +74,7 @@ unsafe extern "C" fn fabric(
         let cached = config().fabric_cache;
         // SAFETY: caller's memory: `attr` is NULL or points to valid fabric attributes.
         let opened =
-            unsafe { Fabric::open(tables(), &FABRIC, &FABRIC_REST, cached, attr, context) }?;
+            unsafe { Fabric::open(&TABLES, &FABRIC, &FABRIC_REST, cached, attr, context) }?;
         // SAFETY: caller's memory: libfabric's core passes a writable place for the fabric.
         unsafe { fabric.write(opened) };
         Ok(())
@@ -135,7 +135,7 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
             let class = unsafe { object.as_ref() }.map(|object| object.fclass);
             let ours = class == Some(FI_CLASS_EQ)
                 // SAFETY: the class of this open object says that it is an event queue.
-                && unsafe { Queue::is_ours(object.cast(), tables()) };
+                && unsafe { Queue::is_ours(object.cast(), &TABLES) };
             ensure(ours, OTHER_QUEUE)?;
             // SAFETY: `is_ours` has just found that this library made the queue, and the caller
             // keeps it open.

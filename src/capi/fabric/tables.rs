@@ -3,39 +3,10 @@
 //! inline functions call most slots without a check for NULL.
 
 use super::functions::*;
-use super::traced;
 use core::ffi::{c_int, c_void};
 use rdmamr_abi::libfabric::{fi_ops, fi_ops_eq, fi_ops_mr, fid};
 use rdmamr_abi::libfabric_provider::domain_slots;
 use rdmamr_fabric::object::Tables;
-use rdmamr_trace as trace;
-
-/// The tables while the trace is off.
-static PLAIN: Tables = with(
-    fi_ops_mr {
-        size: size_of::<fi_ops_mr>(),
-        reg: Some(reg),
-        regv: Some(regv),
-        regattr: Some(regattr),
-    },
-    region_close,
-);
-
-/// The tables while the trace is on: these functions record registrations and closes.
-static TRACED: Tables = with(
-    fi_ops_mr {
-        size: size_of::<fi_ops_mr>(),
-        reg: Some(traced::reg),
-        regv: Some(traced::regv),
-        regattr: Some(traced::regattr),
-    },
-    traced::region_close,
-);
-
-/// The tables for an object that is opened now.
-pub fn tables() -> &'static Tables {
-    if trace::is_on() { &TRACED } else { &PLAIN }
-}
 
 /// The table that every object has.
 pub const fn object(
@@ -54,33 +25,37 @@ pub const fn object(
     }
 }
 
-const fn with(memory: fi_ops_mr, region_close: unsafe extern "C" fn(*mut fid) -> c_int) -> Tables {
-    Tables {
-        domain: object(domain_close, domain_bind, domain_control),
-        domain_rest: domain_slots {
-            size: size_of::<domain_slots>(),
-            av_open: nothing,
-            cq_open: nothing,
-            endpoint: nothing,
-            scalable_ep: nothing,
-            cntr_open: nothing,
-            poll_open: nothing,
-            stx_ctx: nothing,
-            srx_ctx: nothing,
-            query_atomic: nothing,
-            query_collective: nothing,
-            endpoint2: nothing,
-        },
-        memory,
-        region: object(region_close, region_bind, region_control),
-        queue: object(queue_close, no_bind, queue_control),
-        queue_rest: fi_ops_eq {
-            size: size_of::<fi_ops_eq>(),
-            read: Some(queue_read),
-            readerr: Some(queue_readerr),
-            write: Some(queue_write),
-            sread: Some(queue_sread),
-            strerror: Some(queue_strerror),
-        },
-    }
-}
+/// The tables of all objects.
+pub static TABLES: Tables = Tables {
+    domain: object(domain_close, domain_bind, domain_control),
+    domain_rest: domain_slots {
+        size: size_of::<domain_slots>(),
+        av_open: nothing,
+        cq_open: nothing,
+        endpoint: nothing,
+        scalable_ep: nothing,
+        cntr_open: nothing,
+        poll_open: nothing,
+        stx_ctx: nothing,
+        srx_ctx: nothing,
+        query_atomic: nothing,
+        query_collective: nothing,
+        endpoint2: nothing,
+    },
+    memory: fi_ops_mr {
+        size: size_of::<fi_ops_mr>(),
+        reg: Some(reg),
+        regv: Some(regv),
+        regattr: Some(regattr),
+    },
+    region: object(region_close, region_bind, region_control),
+    queue: object(queue_close, no_bind, queue_control),
+    queue_rest: fi_ops_eq {
+        size: size_of::<fi_ops_eq>(),
+        read: Some(queue_read),
+        readerr: Some(queue_readerr),
+        write: Some(queue_write),
+        sread: Some(queue_sread),
+        strerror: Some(queue_strerror),
+    },
+};
