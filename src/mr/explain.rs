@@ -10,6 +10,7 @@ use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
 use super::request::Request;
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
+use errno::Errno;
 use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
@@ -127,42 +128,30 @@ impl Reason {
             Error::Argument(what)
             | Error::Busy(what)
             | Error::Shortage(what)
-            | Error::Refused(_, what) => {
-                write!(out, ": {what}")
-            }
-            Error::Gone => write!(out, ": the region is deregistered already"),
-            Error::Memory => write!(out, ": no memory for the region's object"),
+            | Error::Refused(_, what) => write!(out, ": {what}"),
+            Error::Gone => out.write_str(": the region is deregistered already"),
+            Error::Memory => out.write_str(": no memory for the region's object"),
             Error::NoNext(symbol) => write!(out, ": no loaded {} has {symbol}", self.next()),
             Error::Panic => write!(out, ": {PANICKED}"),
             Error::Gpu(_, obstacle) => {
                 obstacle.write(out)?;
                 self.more(out)
             }
-            Error::Fork(_) => {
-                write!(
-                    out,
-                    " from ibv_dontfork_range: the memory cannot be kept out of children. "
-                )?;
-                write!(
-                    out,
-                    "Each registration may split a mapping (vm.max_map_count)"
-                )
-            }
-            Error::Kernel(errno) => {
-                write!(out, " from the kernel: ")?;
-                self.subject.cause(errno.0, out)?;
-                self.more(out)
-            }
-            Error::Next(errno) => {
-                write!(out, " from {}: ", self.next())?;
-                self.subject.cause(errno.0, out)?;
-                self.more(out)
-            }
+            Error::Fork(_) => out.write_str(
+                " from ibv_dontfork_range: the memory cannot be kept out of children. Each registration may split a \
+                 mapping (vm.max_map_count)",
+            ),
+            Error::Kernel(errno) => self.refusal("the kernel", errno, out),
+            Error::Next(errno) => self.refusal(self.next(), errno, out),
         }
     }
-}
 
-impl Reason {
+    fn refusal(&self, by: &str, errno: Errno, out: &mut dyn Write) -> fmt::Result {
+        write!(out, " from {by}: ")?;
+        self.subject.cause(errno.0, out)?;
+        self.more(out)
+    }
+
     /// The library underneath that has the function.
     fn next(&self) -> &'static str {
         if self.call.starts_with("mlx5dv_") {
@@ -194,52 +183,40 @@ impl Subject {
 
     /// The likely cause of an errno.
     fn cause(&self, errno: i32, out: &mut dyn Write) -> fmt::Result {
-        match (self, errno) {
-            (Subject::Memory(refused, before), _) => registration(refused, errno, *before, out),
-            (Subject::Umem(request), libc::EPERM | libc::ENOMEM | libc::EFAULT) => {
-                let refused = Refused {
-                    request: *request,
-                    device: None,
-                };
-                registration(&refused, errno, 0, out)
+        out.write_str(match (self, errno) {
+            (Subject::Memory(refused, before), _) => {
+                return registration(refused, errno, *before, out);
             }
-            (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => write!(
-                out,
+            (&Subject::Umem(request), libc::EPERM | libc::ENOMEM | libc::EFAULT) => {
+                let device = None;
+                return registration(&Refused { request, device }, errno, 0, out);
+            }
+            (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => {
                 "the device, its driver or this libibverbs cannot register memory of that kind"
-            ),
-            (Subject::Region, libc::EINVAL | libc::EBUSY) => write!(
-                out,
+            }
+            (Subject::Region, libc::EINVAL | libc::EBUSY) => {
                 "a memory window is still bound to the region, or another thread is using it; it stays registered"
-            ),
-            (Subject::Change, libc::EINVAL) => write!(
-                out,
+            }
+            (Subject::Change, libc::EINVAL) => {
                 "the flags do not fit the arguments, or the device's driver refuses one of them"
-            ),
-            (Subject::Change, libc::EOPNOTSUPP) => {
-                write!(out, "the device's driver cannot change a region so")
             }
-            (Subject::Change, libc::EBUSY) => {
-                write!(out, "another thread is using the region")
-            }
+            (Subject::Change, libc::EOPNOTSUPP) => "the device's driver cannot change a region so",
+            (Subject::Change, libc::EBUSY) => "another thread is using the region",
             (Subject::Region | Subject::Change, libc::ENOENT) => {
-                write!(out, "the kernel does not know the region any more")
+                "the kernel does not know the region any more"
             }
-            (Subject::Domain, libc::EBUSY) => write!(
-                out,
+            (Subject::Domain, libc::EBUSY) => {
                 "the domain still has regions, queue pairs or other objects"
-            ),
-            (_, libc::EIO) => write!(out, "the device is gone"),
+            }
+            (_, libc::EIO) => "the device is gone",
             // UCX asks so whether the device takes dma-bufs.
             (Subject::OtherMemory, libc::EBADF) => {
-                write!(
-                    out,
-                    "the dma-buf is no open file, or the device's file is closed"
-                )
+                "the dma-buf is no open file, or the device's file is closed"
             }
-            (_, libc::EBADF) => write!(out, "the device's file is closed"),
-            (_, libc::EMFILE) => write!(out, "RLIMIT_NOFILE is reached"),
-            _ => write!(out, "no likely cause is known"),
-        }
+            (_, libc::EBADF) => "the device's file is closed",
+            (_, libc::EMFILE) => "RLIMIT_NOFILE is reached",
+            _ => "no likely cause is known",
+        })
     }
 }
 
@@ -265,50 +242,44 @@ impl fmt::Display for Name {
 /// The likely cause of a refused registration (drivers/infiniband/core/{uverbs_cmd,umem}.c,
 /// mm/gup.c).
 fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) -> fmt::Result {
-    match errno {
-        libc::EPERM if proc::memlock_limit() == Some(0) => write!(
-            out,
-            "RLIMIT_MEMLOCK is 0, which forbids pinning memory. {}",
-            Raise(proc::Status::read().unwrap_or_default().ipc_lock)
-        ),
-        libc::EPERM => write!(
-            out,
+    out.write_str(match errno {
+        libc::EPERM if proc::memlock_limit() == Some(0) => {
+            out.write_str("RLIMIT_MEMLOCK is 0, which forbids pinning memory. ")?;
+            let ipc_lock = proc::Status::read().unwrap_or_default().ipc_lock;
+            return write!(out, "{}", Raise(ipc_lock));
+        }
+        libc::EPERM => {
             "RLIMIT_MEMLOCK is not 0, so a filter of system calls (seccomp) or a security module refuses it"
-        ),
+        }
         libc::EOPNOTSUPP if refused.request.access.on_demand() => {
-            write!(out, "the device has no on-demand paging for this")
+            "the device has no on-demand paging for this"
         }
-        libc::EOPNOTSUPP => write!(
-            out,
-            "the device's driver does not support one of the access flags, or the memory cannot be pinned \
-             for long (a file on a DAX file system)"
-        ),
-        libc::EAGAIN => {
-            write!(
-                out,
-                "the limit of the rdma cgroup (rdma.max, hca_object) is reached"
-            )?;
-            let mut written = Ok(());
-            cgroup::each_limit_of_objects(|line| {
-                let line = core::str::from_utf8(line).unwrap_or_default();
-                written = written.and_then(|()| write!(out, "; {line}"));
-            });
-            written?;
-            if refused::says(refused.device).full == libc::EAGAIN {
-                or(1, out)?;
-                no_key_left(refused, out)?;
-            }
-            Ok(())
+        libc::EOPNOTSUPP => {
+            "the device's driver does not support one of the access flags, or the memory cannot be pinned for long (a \
+             file on a DAX file system)"
         }
-        libc::EBADF => write!(out, "the device's file is closed"),
-        libc::ENOENT => write!(out, "the kernel does not know this protection domain"),
-        libc::EBUSY => write!(out, "another thread is deallocating the protection domain"),
-        libc::EACCES => write!(
-            out,
-            "the process changed its credentials after it opened the device"
-        ),
-        _ => of_driver(refused, errno, before, out),
+        libc::EAGAIN => return of_cgroup(refused, out),
+        libc::EBADF => "the device's file is closed",
+        libc::ENOENT => "the kernel does not know this protection domain",
+        libc::EBUSY => "another thread is deallocating the protection domain",
+        libc::EACCES => "the process changed its credentials after it opened the device",
+        _ => return of_driver(refused, errno, before, out),
+    })
+}
+
+fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
+    out.write_str("the limit of the rdma cgroup (rdma.max, hca_object) is reached")?;
+    let mut written = Ok(());
+    cgroup::each_limit_of_objects(|line| {
+        let line = core::str::from_utf8(line).unwrap_or_default();
+        written = written.and_then(|()| write!(out, "; {line}"));
+    });
+    written?;
+    if refused::says(refused.device).full == libc::EAGAIN {
+        or(1, out)?;
+        no_key_left(refused, out)?;
     }
+    Ok(())
 }
 
 /// The likely cause of a refusal that is the driver's, or of `ib_umem_get` for it. Some drivers have
@@ -320,22 +291,19 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     } else {
         refused.too_long().map(Wrong::Longer)
     };
-    match wrong {
-        Some(Wrong::Offsets(iova, addr)) => {
-            return write!(
+    if let Some(wrong) = wrong {
+        let length = refused.request.length;
+        return match wrong {
+            Wrong::Offsets(iova, addr) => write!(
                 out,
                 "iova and address must have the same offset in their page, but their offsets are {iova:#x} and {addr:#x}"
-            );
-        }
-        Some(Wrong::Other(why)) => return out.write_str(why),
-        Some(Wrong::Longer(most)) => {
-            return write!(
+            ),
+            Wrong::Other(why) => out.write_str(why),
+            Wrong::Longer(most) => write!(
                 out,
-                "{} bytes are more than the device registers at once ({most}, max_mr_size)",
-                refused.request.length
-            );
-        }
-        None => {}
+                "{length} bytes are more than the device registers at once ({most}, max_mr_size)"
+            ),
+        };
     }
     let is_core = errno == libc::ENOMEM && says.unmapped != libc::ENOMEM;
     let memory = if !is_core && (errno == says.unmapped || errno == says.full) {
@@ -380,7 +348,7 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
 }
 
 fn no_key_left(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
-    write!(out, "the device has no key left")?;
+    out.write_str("the device has no key left")?;
     match refused.device.and_then(OnDevice::most) {
         Some(most) => write!(out, " of its {} (max_mr)", most.regions),
         None => Ok(()),
@@ -391,7 +359,7 @@ fn no_key_left(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
 fn or(causes: u32, out: &mut dyn Write) -> fmt::Result {
     match causes {
         0 => Ok(()),
-        _ => write!(out, "; or "),
+        _ => out.write_str("; or "),
     }
 }
 
@@ -431,9 +399,8 @@ struct Raise(Capability);
 
 impl fmt::Display for Raise {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "Raise it (ulimit -l, LimitMEMLOCK= of a service), or gain CAP_IPC_LOCK: here it "
+        f.write_str(
+            "Raise it (ulimit -l, LimitMEMLOCK= of a service), or gain CAP_IPC_LOCK: here it ",
         )?;
         f.write_str(match self.0 {
             Capability::Absent => "is not even in the bounding set",
@@ -459,38 +426,32 @@ impl Limits {
     }
 
     fn are_exceeded(&self, needed: &Needed) -> bool {
-        let wanted = self
-            .status
-            .pinned_kib
-            .saturating_add(needed.kib + needed.before);
+        let more = needed.kib + needed.before;
+        let wanted = self.status.pinned_kib.saturating_add(more);
         !self.status.may_lock && self.limit.is_some_and(|limit| wanted > limit)
     }
 
     fn write_exceeded(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
+        let (pinned, limit) = (self.status.pinned_kib, self.limit.unwrap_or_default());
+        let raise = Raise(self.status.ipc_lock);
         write!(
             out,
-            "RLIMIT_MEMLOCK: {needed}, and {} of {} KiB are pinned already (VmPin). {}",
-            self.status.pinned_kib,
-            self.limit.unwrap_or_default(),
-            Raise(self.status.ipc_lock)
+            "RLIMIT_MEMLOCK: {needed}, and {pinned} of {limit} KiB are pinned already (VmPin). {raise}"
         )
     }
 
     fn write(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
-        write!(
-            out,
-            "{needed}, {} KiB are pinned (VmPin), ",
-            self.status.pinned_kib
-        )?;
+        let pinned = self.status.pinned_kib;
+        write!(out, "{needed}, {pinned} KiB are pinned (VmPin), ")?;
         match self.limit {
             Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
-            None => write!(out, "RLIMIT_MEMLOCK is unlimited")?,
+            None => out.write_str("RLIMIT_MEMLOCK is unlimited")?,
         }
         if let Some((used, most)) = cgroup::memory_used() {
             let (used, most) = (used / 1024, most / 1024);
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }
-        write!(out, "; the kernel ran out of something else")
+        out.write_str("; the kernel ran out of something else")
     }
 }
 
@@ -501,78 +462,81 @@ const ENOTSUPP: i32 = 524;
 impl Obstacle {
     /// Writes the reason, after "EFAULT".
     fn write(&self, out: &mut dyn Write) -> fmt::Result {
-        let (name, export) = (self.runtime.name(), self.runtime.export());
+        let name = self.runtime.name();
         write!(
             out,
             " from the kernel: it is memory of a GPU, says {name}, and "
         )?;
-        match self.why {
-            Why::Off => write!(
-                out,
-                "RDMAMR_GPU=off keeps it from being registered as a dma-buf"
-            )?,
-            Why::NoFunction => write!(
-                out,
-                "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
-            )?,
-            Why::Export(error) => write!(out, "{export} exports no dma-buf of it (error {error})")?,
-            Why::Managed => write!(
-                out,
-                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
-                 dma-buf: allocate it by cudaMalloc"
-            )?,
-            Why::DriverExportsNone => write!(
-                out,
-                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
-                 (nvidia-open), from Linux 5.12 on"
-            )?,
-            Why::NotCapable => write!(
-                out,
-                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
-                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
-                 expandable_segments:False)"
-            )?,
-            Why::Handles(Address(at)) => write!(
-                out,
-                "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
-                 (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
-            )?,
-            Why::Ends(Address(at)) => write!(
-                out,
-                "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
-            )?,
-            Why::NoRegister => write!(
-                out,
-                "this libibverbs cannot register a dma-buf: rdma-core 34 and later can"
-            )?,
-            Why::Register(errno) => {
-                write!(out, "its dma-buf is refused with {}: ", Name(errno.0))?;
-                write!(
-                    out,
-                    "{}",
-                    match errno.0 {
-                        libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT | ENOTSUPP =>
-                            "the device's provider or the kernel (before Linux 5.12) takes no dma-buf",
-                        libc::ENOMEM | libc::ENOSPC =>
-                            "the GPU's BAR, the IOMMU or the device has no room for it",
-                        _ =>
-                            "the device cannot map it (the GPU's BAR, the IOMMU, PCIe access control), or its access \
-                             flags or its length do not suit a dma-buf",
-                    }
-                )?
-            }
-        }
+        self.why(out)?;
         // SAFETY: the path ends with a NUL.
         let loaded =
             unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
-        match self.runtime {
-            RuntimeKind::Cuda if loaded => write!(out, ". (nvidia_peermem is loaded)"),
-            RuntimeKind::Cuda => write!(
-                out,
-                ". Without a dma-buf it takes nvidia_peermem, which is not loaded"
-            ),
-            RuntimeKind::Rocm => Ok(()),
-        }
+        out.write_str(match self.runtime {
+            RuntimeKind::Cuda if loaded => ". (nvidia_peermem is loaded)",
+            RuntimeKind::Cuda => ". Without a dma-buf it takes nvidia_peermem, which is not loaded",
+            RuntimeKind::Rocm => "",
+        })
+    }
+
+    fn why(&self, out: &mut dyn Write) -> fmt::Result {
+        let export = self.runtime.export();
+        let words = match self.why {
+            Why::Off => "RDMAMR_GPU=off keeps it from being registered as a dma-buf",
+            Why::NoFunction => {
+                return write!(
+                    out,
+                    "this version has no {export} to export it as a dma-buf: CUDA 11.7 and ROCm 5.6 have it"
+                );
+            }
+            Why::Export(error) => {
+                return write!(out, "{export} exports no dma-buf of it (error {error})");
+            }
+            Why::Managed => {
+                "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
+                 dma-buf: allocate it by cudaMalloc"
+            }
+            Why::DriverExportsNone => {
+                "it has no dma-buf: the GPU's driver exports no dma-buf: NVIDIA's open kernel modules do \
+                 (nvidia-open), from Linux 5.12 on"
+            }
+            Why::NotCapable => {
+                "it has no dma-buf: cuMemCreate was not asked for memory that other devices reach: set \
+                 CUmemAllocationProp.allocFlags.gpuDirectRDMACapable (PyTorch: PYTORCH_CUDA_ALLOC_CONF=\
+                 expandable_segments:False)"
+            }
+            Why::Handles(Address(at)) => {
+                return write!(
+                    out,
+                    "it has no single dma-buf: another allocation handle begins at {at:#x}. Register the parts, or \
+                     (PyTorch) set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"
+                );
+            }
+            Why::Ends(Address(at)) => {
+                return write!(
+                    out,
+                    "it has no dma-buf: the GPU's memory ends at {at:#x}, before the region does"
+                );
+            }
+            Why::NoRegister => {
+                "this libibverbs cannot register a dma-buf: rdma-core 34 and later can"
+            }
+            Why::Register(errno) => {
+                write!(out, "its dma-buf is refused with {}: ", Name(errno.0))?;
+                match errno.0 {
+                    libc::EOPNOTSUPP | libc::ENOSYS | libc::EPROTONOSUPPORT | ENOTSUPP => {
+                        "the device's provider or the kernel (before Linux 5.12) takes no dma-buf"
+                    }
+                    libc::ENOMEM | libc::ENOSPC => {
+                        "the GPU's BAR, the IOMMU or the device has no room for it"
+                    }
+                    _ => {
+                        "the device cannot map it (the GPU's BAR, the IOMMU, PCIe access control), or its access \
+                         flags or its length do not suit a dma-buf"
+                    }
+                }
+            }
+        };
+        out.write_str(words)
     }
 }
 
@@ -580,59 +544,41 @@ impl Obstacle {
 fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result {
     let start = refused.request.addr.addr() as u64;
     let mut name = Text::<128>::new();
-    let mut kind = Kind::Plain;
+    let (mut is_huge, mut is_device) = (false, false);
     let unfit_at = match memory {
         Mapped::Unfit(at, _) => at,
         _ => start,
     };
     proc::name_at(unfit_at, &mut |path| {
         let starts = |with: &[u8]| path.starts_with(with);
-        kind = if starts(b"/anon_hugepage") || starts(b"/dev/hugepages/") {
-            Kind::HugePages
-        } else if (starts(b"/dev/") && !starts(b"/dev/shm/") && !starts(b"/dev/zero"))
-            || starts(b"/sys/")
-        {
-            Kind::Device
-        } else {
-            Kind::Plain
-        };
+        is_huge = starts(b"/anon_hugepage") || starts(b"/dev/hugepages/");
+        is_device = starts(b"/sys/")
+            || starts(b"/dev/") && !is_huge && !starts(b"/dev/shm/") && !starts(b"/dev/zero");
         if !path.is_empty() {
             let path = core::str::from_utf8(path).unwrap_or_default();
             let _ = write!(name, " ({path})");
         }
     });
     let name = core::str::from_utf8(name.as_bytes()).unwrap_or_default();
-    match (kind, memory) {
-        (_, Mapped::Unread) => write!(out, "the mappings cannot be read (/proc)"),
-        (Kind::Device, Mapped::Unfit(at, _)) if at == start => device_file(name, out),
-        (Kind::Device, Mapped::Whole) => device_file(name, out),
-        (Kind::HugePages, Mapped::Whole) => write!(
+    match memory {
+        Mapped::Unread => out.write_str("the mappings cannot be read (/proc)"),
+        Mapped::Whole | Mapped::Unfit(..) if is_device && unfit_at == start => write!(
+            out,
+            "it is a mapping of a device file{name}, which has no pages to pin: register a dma-buf of the device"
+        ),
+        Mapped::Whole if is_huge => write!(
             out,
             "all of it is mapped{name}, but no huge pages are available: vm.nr_hugepages, or hugetlb.*.max of \
              the cgroup"
         ),
-        (_, Mapped::Unfit(at, why)) => write!(out, "memory at {at:#x}{name} {why}"),
-        (_, Mapped::Hole(at)) => write!(out, "nothing is mapped at {at:#x}"),
-        (_, Mapped::Whole) => write!(
+        Mapped::Unfit(at, why) => write!(out, "memory at {at:#x}{name} {why}"),
+        Mapped::Hole(at) => write!(out, "nothing is mapped at {at:#x}"),
+        Mapped::Whole => write!(
             out,
             "all of it is mapped{name}, so part of it has no pages to pin: beyond the end of its file, device \
              memory (register that as a dma-buf), or read-only shared memory on kernels before 6.2"
         ),
     }
-}
-
-/// The kind of a mapping, by its name.
-enum Kind {
-    Plain,
-    HugePages,
-    Device,
-}
-
-fn device_file(name: &str, out: &mut dyn Write) -> fmt::Result {
-    write!(
-        out,
-        "it is a mapping of a device file{name}, which has no pages to pin: register a dma-buf of the device"
-    )
 }
 
 #[cfg(test)]
