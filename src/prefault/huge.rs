@@ -7,20 +7,17 @@
 
 use super::pages::Pages;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
-use rdmamr_sys::proc::{decimal, each_line};
+use rdmamr_sys::proc::{number, of_first};
 
 /// Whether the machine gives huge pages on request only, and the process has not refused them.
 pub fn may_ask() -> bool {
     const MODE: &core::ffi::CStr = c"/sys/kernel/mm/transparent_hugepage/enabled";
-    let mut asked = false;
-    let _ = each_line(MODE, |line| {
-        asked = line
-            .split(|&byte| byte == b' ')
-            .any(|word| word == b"[madvise]");
-        false
+    let asked = of_first(MODE, |line| {
+        let mut words = line.split(|&byte| byte == b' ');
+        words.find(|&word| word == b"[madvise]").map(drop)
     });
     // SAFETY: the call takes no pointers.
-    asked && unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } == 0
+    asked.is_some() && unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } == 0
 }
 
 /// Whether the program has neither asked for huge pages in a mapping nor refused them, by the flags
@@ -37,14 +34,8 @@ pub fn is_undecided(flags: &[u8]) -> bool {
 /// Advice on a part of a mapping splits the mapping. If the mappings have no other whole huge page,
 /// the advice covers them as wholes.
 pub fn ask(pages: Pages, mapped: (usize, usize)) {
-    let mut size = 0;
-    let _ = each_line(
-        c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size",
-        |line| {
-            size = decimal(line) as usize;
-            false
-        },
-    );
+    const SIZE: &core::ffi::CStr = c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+    let size = of_first(SIZE, number).unwrap_or(0) as usize;
     if !size.is_power_of_two() {
         return;
     }

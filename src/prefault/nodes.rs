@@ -7,10 +7,9 @@
 //! thread that makes the page": then each thread must run on the node of the registering thread, or
 //! prefer that node. Also, a processor clears the memory of its own node faster.
 
-use core::ffi::{CStr, c_int};
-use core::fmt::Write;
-use rdmamr_stats::text::Text;
+use core::ffi::c_int;
 use rdmamr_sys::proc::{decimal, each_line};
+use rdmamr_sys::text::Text;
 
 /// One bit for each processor, or node: as many as the largest kernel configuration has.
 type Mask = [u64; 128];
@@ -139,8 +138,7 @@ fn processors_of(nodes: &Nodes, allowed: &Mask) -> Option<Mask> {
     for node in 0..NODES {
         if nodes[node / 64] >> (node % 64) & 1 == 1 {
             let mut path = Text::<64>::new();
-            write!(path, "/sys/devices/system/node/node{node}/cpulist\0").ok()?;
-            let path = CStr::from_bytes_until_nul(path.as_bytes()).ok()?;
+            let path = path.set(format_args!("/sys/devices/system/node/node{node}/cpulist"))?;
             let _ = each_line(path, |line| {
                 add_list(&mut near, line);
                 false

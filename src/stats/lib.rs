@@ -8,4 +8,4 @@ mod counters;
 pub mod live;
 pub mod log;
 pub use counters::*;
-pub mod text;
+pub use rdmamr_sys::text;

@@ -10,9 +10,7 @@
 //! reader recognizes a stale file, since a page states the address at which its process has mapped
 //! it.
 
-use super::text::Text;
 use core::ffi::{CStr, c_int};
-use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{errno, set_errno};
 use libc::syscall;
@@ -25,6 +23,8 @@ use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::{self, Descriptor, about};
 use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
+use rdmamr_sys::text::Text;
+use rdmamr_sys::thread;
 use std::ffi::CString;
 
 const _: () = assert!(PLACE == FAR_AWAY + (1 << 23));
@@ -61,16 +61,6 @@ fn unlink_at(directory: c_int, path: &CStr) {
     unsafe { syscall(libc::SYS_unlinkat, directory, path.as_ptr(), 0) };
 }
 
-fn formatted(path: &mut Path, words: core::fmt::Arguments<'_>) -> Option<()> {
-    path.clear();
-    path.write_fmt(words).ok()?;
-    path.write_str("\0").ok()
-}
-
-fn as_c(path: &Path) -> Option<&CStr> {
-    CStr::from_bytes_with_nul(path.as_bytes()).ok()
-}
-
 /// Makes a page. `None` if none is wanted, or if none can be made. `names` writes the names of the
 /// counters, and returns whether they are complete.
 pub fn make(names: impl Fn(&mut Text<2048>) -> bool) -> Option<Made> {
@@ -94,12 +84,12 @@ fn make_in_any(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
         return None;
     }
     let mut own = Path::new();
-    formatted(&mut own, format_args!("{DIRECTORY}-{user}"))?;
+    let own = own.set(format_args!("{DIRECTORY}-{user}"))?;
     let runtime = START.get().and_then(|start| start.0.to_str().ok());
     let runtime = runtime
         .filter(|path| path.starts_with('/'))
         .map(|path| (path, DIRECTORY));
-    let own = as_c(&own)?.to_str().ok()?;
+    let own = own.to_str().ok()?;
     let others = PARENTS.into_iter().map(|parent| (parent, own));
     runtime.into_iter().chain(others).find_map(|(parent, own)| {
         let (directory, path) = directory(parent, own, user)?;
@@ -111,21 +101,13 @@ fn make_in_any(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
 #[inline(never)]
 fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, CString)> {
     let mut text = Path::new();
-    formatted(&mut text, format_args!("{parent}"))?;
     let flags = libc::O_DIRECTORY | libc::O_PATH;
-    let above = open_at(libc::AT_FDCWD, as_c(&text)?, flags)?;
-    formatted(&mut text, format_args!("{own}"))?;
+    let above = open_at(libc::AT_FDCWD, text.set(format_args!("{parent}"))?, flags)?;
+    let name = text.set(format_args!("{own}"))?;
     // SAFETY: the path ends with a NUL. If the directory is there already, the call only fails.
-    unsafe {
-        syscall(
-            libc::SYS_mkdirat,
-            above.number(),
-            as_c(&text)?.as_ptr(),
-            0o700,
-        )
-    };
+    unsafe { syscall(libc::SYS_mkdirat, above.number(), name.as_ptr(), 0o700) };
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
-    let found = open_at(above.number(), as_c(&text)?, flags)?;
+    let found = open_at(above.number(), name, flags)?;
     let status = about(found.number()).ok()?;
     if status.st_uid != user || status.st_mode & 0o7777 != 0o700 {
         return None;
@@ -133,8 +115,7 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     if descriptor::file_system(found.number()) != Some(TMPFS) {
         return None;
     }
-    formatted(&mut text, format_args!("{parent}/{own}"))?;
-    Some((found, as_c(&text)?.to_owned()))
+    Some((found, text.set(format_args!("{parent}/{own}"))?.to_owned()))
 }
 
 fn make_in(
@@ -187,33 +168,22 @@ fn make_in(
 fn unfinished(text: &mut Path, pid: u32) -> Option<&CStr> {
     // SAFETY: gettid takes no arguments.
     let thread = unsafe { syscall(libc::SYS_gettid) };
-    formatted(text, format_args!(".{pid}.{thread}"))?;
-    as_c(text)
+    text.set(format_args!(".{pid}.{thread}"))
 }
 
 /// Allocates the file's memory, and maps the file. Returns the address.
 fn map(file: &Descriptor) -> Option<usize> {
-    let size = size_of::<Page>();
+    let (size, fd) = (size_of::<Page>(), file.number());
     // SAFETY: the call takes no pointers. The mode must not depend on the umask.
-    unsafe { syscall(libc::SYS_fchmod, file.number(), 0o600) };
+    unsafe { syscall(libc::SYS_fchmod, fd, 0o600) };
     // SAFETY: the call takes no pointers.
-    if unsafe { syscall(libc::SYS_fallocate, file.number(), 0, 0usize, size) } != 0 {
+    if unsafe { syscall(libc::SYS_fallocate, fd, 0, 0usize, size) } != 0 {
         return None;
     }
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
     // SAFETY: a new mapping at an address that the kernel accepts touches no other memory: the
     // flags lack MAP_FIXED.
-    let address = unsafe {
-        syscall(
-            libc::SYS_mmap,
-            PLACE,
-            size,
-            protection,
-            flags,
-            file.number(),
-            0usize,
-        )
-    };
+    let address = unsafe { syscall(libc::SYS_mmap, PLACE, size, protection, flags, fd, 0usize) };
     if address == -1 {
         return None;
     }
@@ -245,16 +215,17 @@ impl Made {
         let (mut from, mut to) = (Path::new(), Path::new());
         let from = unfinished(&mut from, head.pid)?;
         let name = name(head.pid_namespace, head.pid, head.start);
-        formatted(&mut to, format_args!("{name}"))?;
-        let (here, to) = (self.directory.number(), as_c(&to)?.as_ptr());
+        let (here, to) = (
+            self.directory.number(),
+            to.set(format_args!("{name}"))?.as_ptr(),
+        );
         // SAFETY: both paths end with a NUL.
         if unsafe { syscall(libc::SYS_renameat, here, from.as_ptr(), here, to) } != 0 {
             return None;
         }
-        let mut path = Path::new();
-        let directory = self.path.to_str().ok()?;
-        formatted(&mut path, format_args!("{directory}/{name}"))?;
-        as_c(&path).map(CStr::to_owned)
+        let (mut path, directory) = (Path::new(), self.path.to_str().ok()?);
+        let path = path.set(format_args!("{directory}/{name}"));
+        path.map(CStr::to_owned)
     }
 
     /// Discards the page: another thread was faster.
@@ -298,15 +269,9 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
     struct Entries([u8; 2048]);
     let mut entries = Entries([0; 2048]);
     let bytes = &mut entries.0;
+    let (to, size) = (bytes.as_mut_ptr(), bytes.len());
     // SAFETY: the bytes are writable, and aligned for the kernel's records.
-    let count = unsafe {
-        syscall(
-            libc::SYS_getdents64,
-            directory.number(),
-            bytes.as_mut_ptr(),
-            bytes.len(),
-        )
-    };
+    let count = unsafe { syscall(libc::SYS_getdents64, directory.number(), to, size) };
     /// The offsets of a record's length and of its name, getdents64(2).
     const LENGTH: usize = 16;
     const NAME: usize = 19;
@@ -322,16 +287,10 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
             return;
         };
         if let Some((namespace, pid, _)) = parse_name(name.to_bytes()) {
-            if namespace == pid_namespace && i32::try_from(pid).is_ok_and(|pid| !exists(pid)) {
+            if namespace == pid_namespace && !thread::exists(pid) {
                 unlink_at(directory.number(), name);
             }
         }
         rest = &rest[length..];
     }
-}
-
-/// Whether there is a process of this number.
-fn exists(pid: i32) -> bool {
-    // SAFETY: signal 0 is not sent; the call takes no pointers.
-    unsafe { syscall(libc::SYS_kill, pid, 0) == 0 || errno().0 != libc::ESRCH }
 }

@@ -8,8 +8,8 @@
 //! run on the smallest stack of a thread (`ctests/cache/processes/stacks.c`): paths are
 //! short.
 
-use super::proc::each_line;
-use core::ffi::CStr;
+use super::proc::{each_line, number};
+use super::text::Text;
 
 /// The smallest limit of memory that applies to this process, in bytes.
 pub fn memory_limit() -> Option<u64> {
@@ -102,12 +102,6 @@ fn smaller(least: &mut Option<u64>, other: Option<u64>) {
     }
 }
 
-/// A number; `None` for the word "max".
-fn number(text: &[u8]) -> Option<u64> {
-    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
-    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
-}
-
 /// The number of objects in a line about this device: "mlx5_0 hca_handle=2 hca_object=2000".
 fn objects(line: &[u8], device: &[u8]) -> Option<u64> {
     let mut words = line.split(|&byte| byte == b' ');
@@ -117,51 +111,10 @@ fn objects(line: &[u8], device: &[u8]) -> Option<u64> {
     words.find_map(|word| number(word.strip_prefix(b"hca_object=")?))
 }
 
-/// A path, as a C string in place.
-struct Path {
-    bytes: [u8; Path::MOST],
-    length: usize,
-}
-
-impl Path {
-    const MOST: usize = 1024;
-
-    const fn new() -> Path {
-        Path {
-            bytes: [0; Path::MOST],
-            length: 0,
-        }
-    }
-
-    fn text(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-
-    /// Appends text; false if there is no room for it and the end of the string.
-    fn push(&mut self, text: &[u8]) -> bool {
-        let end = self.length + text.len();
-        let fits = end < Path::MOST;
-        if fits {
-            self.bytes[self.length..end].copy_from_slice(text);
-            self.cut(end);
-        }
-        fits
-    }
-
-    fn cut(&mut self, length: usize) {
-        self.length = length;
-        self.bytes[length] = 0;
-    }
-
-    fn as_c_str(&self) -> Option<&CStr> {
-        CStr::from_bytes_until_nul(&self.bytes).ok()
-    }
-}
-
 /// A group as a folder.
 struct Group {
     version: u32,
-    folder: Path,
+    folder: Text<1024>,
     /// The length of the mount point, with which `folder` begins.
     mount: usize,
 }
@@ -172,7 +125,7 @@ struct Group {
 fn each_group(controller: &[u8], each: &mut dyn FnMut(&mut Group)) {
     let mut group = Group {
         version: 0,
-        folder: Path::new(),
+        folder: Text::new(),
         mount: 0,
     };
     if group.find(controller) {
@@ -195,10 +148,10 @@ impl Group {
                 .any(|word| word == controller);
             if is_old || controllers.is_empty() && self.version == 0 {
                 self.version = if is_old { 1 } else { 2 };
-                self.folder.cut(0);
+                self.folder.clear();
                 let fits = self.folder.push(b"/sys/fs/cgroup")
                     && (!is_old || self.folder.push(b"/") && self.folder.push(controller));
-                self.mount = self.folder.length;
+                self.mount = self.folder.as_bytes().len();
                 if !fits || path != b"/" && !self.folder.push(path) {
                     self.version = 0;
                 }
@@ -212,17 +165,21 @@ impl Group {
     fn each_ancestor(&mut self, each: &mut dyn FnMut(&mut Group)) {
         loop {
             each(self);
-            if self.folder.length <= self.mount {
+            if self.folder.as_bytes().len() <= self.mount {
                 return;
             }
-            let parent = self.folder.text().iter().rposition(|&byte| byte == b'/');
+            let parent = self
+                .folder
+                .as_bytes()
+                .iter()
+                .rposition(|&byte| byte == b'/');
             self.folder.cut(parent.unwrap_or(0).max(self.mount));
         }
     }
 
     /// Calls `each` for the lines of a file of the group. A file that cannot be read has none.
     fn each_line(&mut self, name: &[u8], each: &mut dyn FnMut(&[u8])) {
-        let folder = self.folder.length;
+        let folder = self.folder.as_bytes().len();
         if self.folder.push(b"/") && self.folder.push(name) {
             if let Some(path) = self.folder.as_c_str() {
                 let _ = each_line(path, |line| {
@@ -257,7 +214,7 @@ mod tests {
 
     #[test]
     fn ancestors_end_at_the_mount() {
-        let mut folder = Path::new();
+        let mut folder = Text::new();
         assert!(folder.push(b"/sys/fs/cgroup/a/b"));
         let mut group = Group {
             version: 2,
@@ -265,7 +222,7 @@ mod tests {
             mount: b"/sys/fs/cgroup".len(),
         };
         let mut folders = Vec::new();
-        group.each_ancestor(&mut |group| folders.push(group.folder.text().to_vec()));
+        group.each_ancestor(&mut |group| folders.push(group.folder.as_bytes().to_vec()));
         assert_eq!(
             folders,
             [

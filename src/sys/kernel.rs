@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The running kernel's version, uname(2).
 
+use super::proc::decimal;
+
 /// Whether the kernel's version is smaller than this one. A version that cannot be read counts as
 /// smaller.
-pub fn is_before(major: u32, minor: u32) -> bool {
+pub fn is_before(major: u64, minor: u64) -> bool {
     // SAFETY: all zeros is a valid `utsname`.
     let mut system: libc::utsname = unsafe { core::mem::zeroed() };
     // SAFETY: the structure is writable.
@@ -13,15 +15,8 @@ pub fn is_before(major: u32, minor: u32) -> bool {
 }
 
 /// The first two numbers of a release, as of "6.1.0-32-amd64".
-fn version(release: &[u8]) -> [u32; 2] {
-    let mut numbers = release.split(|&byte| byte == b'.').map(|part| {
-        let digits = part.iter().take_while(|byte| byte.is_ascii_digit());
-        digits.fold(0u32, |number, &digit| {
-            number
-                .saturating_mul(10)
-                .saturating_add(u32::from(digit - b'0'))
-        })
-    });
+fn version(release: &[u8]) -> [u64; 2] {
+    let mut numbers = release.split(|&byte| byte == b'.').map(decimal);
     [(); 2].map(|()| numbers.next().unwrap_or(0))
 }
 
@@ -40,6 +35,6 @@ mod tests {
         ] {
             assert_eq!(version(release), numbers);
         }
-        assert!(is_before(u32::MAX, 0) && !is_before(1, 0));
+        assert!(is_before(u64::MAX, 0) && !is_before(1, 0));
     }
 }

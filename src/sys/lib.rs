@@ -30,6 +30,7 @@ pub mod process;
 pub mod signals;
 pub mod standard_error;
 pub mod symbols;
+pub mod text;
 pub mod thread;
 pub mod unwind;
 pub mod valgrind;

@@ -7,10 +7,10 @@
 
 use super::descriptor::Descriptor;
 use super::pages::PageRange;
+use super::text::Text;
 use core::ffi::CStr;
 use core::ptr::null;
 use errno::{Errno, errno};
-use std::io::Write;
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
@@ -45,33 +45,23 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
 
 /// How many numbers the calling thread's table of descriptors has room for (proc(5), FDSize).
 pub fn descriptor_table_size() -> Option<u32> {
-    let mut size = None;
-    let read = each_line(c"/proc/thread-self/status", |line| {
-        let found = line.strip_prefix(b"FDSize:");
-        size = found.and_then(|size| core::str::from_utf8(size).ok()?.trim().parse().ok());
-        found.is_none()
-    });
-    size.filter(|_| read)
+    of_first(c"/proc/thread-self/status", |line| {
+        number(field(line, b"FDSize:")?).map(|size| size as u32)
+    })
 }
 
 /// Whether the kernel shows the process's mappings. Opens no file.
 pub fn has_maps() -> bool {
+    let path = c"/proc/thread-self/maps".as_ptr();
     // SAFETY: the path ends in 0.
-    unsafe {
-        libc::syscall(
-            libc::SYS_faccessat,
-            libc::AT_FDCWD,
-            c"/proc/thread-self/maps".as_ptr(),
-            libc::R_OK,
-        ) == 0
-    }
+    (unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path, libc::R_OK) }) == 0
 }
 
 /// The number of mappings that this process has, the number of those that the kernel would have
 /// joined to the one below if nothing but the watch of memory kept them apart, and the most mappings
 /// that the process may have (vm.max_map_count). `None` if any of them cannot be read.
 pub fn mappings() -> Option<[u64; 3]> {
-    let (mut count, mut split, mut most) = (0, 0, 0);
+    let (mut count, mut split) = (0, 0);
     let mut below = None;
     let counted = each_mapping(|mapping| {
         let rights = (mapping.readable, mapping.writable, mapping.executable);
@@ -81,11 +71,8 @@ pub fn mappings() -> Option<[u64; 3]> {
         count += 1;
         true
     });
-    let read = each_line(c"/proc/sys/vm/max_map_count", |line| {
-        most = decimal(line);
-        false
-    });
-    (counted && read).then_some([count, split, most])
+    let most = of_first(c"/proc/sys/vm/max_map_count", number)?;
+    counted.then_some([count, split, most])
 }
 
 /// The machine's memory, and the part that it could still give out, in KiB (MemTotal,
@@ -128,7 +115,7 @@ pub struct Status {
 }
 
 /// How far a thread has a capability, capabilities(7).
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Capability {
     /// In no set.
     #[default]
@@ -143,12 +130,10 @@ const CAP_IPC_LOCK: u32 = 14;
 
 /// Whether the process is in the first user namespace, where capabilities over memory count.
 fn is_in_first_namespace() -> bool {
-    let mut first_namespace = false;
-    let mapped = each_line(c"/proc/thread-self/uid_map", |line| {
-        first_namespace = line.ends_with(b" 4294967295");
-        false
+    let first = of_first(c"/proc/thread-self/uid_map", |line| {
+        Some(line.ends_with(b" 4294967295"))
     });
-    mapped && first_namespace
+    first == Some(true)
 }
 
 /// [`Status::may_lock`] alone. Most processes lack the capability, and then this reads no file.
@@ -166,23 +151,20 @@ pub fn may_lock() -> bool {
 impl Status {
     /// Reads the current values. `None` if they cannot be read.
     pub fn read() -> Option<Status> {
+        const SETS: [(&[u8], Capability); 3] = [
+            (b"CapPrm:", Capability::Permitted),
+            (b"CapEff:", Capability::Effective),
+            (b"CapBnd:", Capability::Bounding),
+        ];
         let mut status = Status::default();
-        let has = |set: &[u8]| hexadecimal(set).0 >> CAP_IPC_LOCK & 1 == 1;
-        // The kernel prints the permitted set before the effective one, and then the bounding set.
         let read = each_line(c"/proc/thread-self/status", |line| {
             if let Some(value) = field(line, b"VmPin:") {
                 status.pinned_kib = decimal(value);
-            } else if let Some(value) = field(line, b"CapPrm:") {
-                if has(value) {
-                    status.ipc_lock = Capability::Permitted;
-                }
-            } else if let Some(value) = field(line, b"CapEff:") {
-                if has(value) {
-                    status.ipc_lock = Capability::Effective;
-                }
-            } else if let Some(value) = field(line, b"CapBnd:") {
-                if status.ipc_lock == Capability::Absent && has(value) {
-                    status.ipc_lock = Capability::Bounding;
+            }
+            for (name, extent) in SETS {
+                let set = field(line, name).map_or(0, |set| hexadecimal(set).0);
+                if set >> CAP_IPC_LOCK & 1 == 1 {
+                    status.ipc_lock = status.ipc_lock.max(extent);
                 }
             }
             true
@@ -361,12 +343,9 @@ pub fn huge_bytes(range: PageRange) -> Option<u64> {
 
 /// How many pages of this process are resident. `None` if that cannot be read.
 pub fn resident_pages() -> Option<u64> {
-    let mut resident = None;
-    let read = each_line(c"/proc/thread-self/statm", |line| {
-        resident = line.split(|&byte| byte == b' ').nth(1).map(decimal);
-        false
-    });
-    resident.filter(|_| read)
+    of_first(c"/proc/thread-self/statm", |line| {
+        line.split(|&byte| byte == b' ').nth(1).map(decimal)
+    })
 }
 
 fn parse(line: &[u8]) -> Option<Mapping> {
@@ -426,11 +405,15 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     Some(line.strip_prefix(name)?.trim_ascii_start())
 }
 
-pub fn decimal(digits: &[u8]) -> u64 {
-    let digits = digits.iter().take_while(|digit| digit.is_ascii_digit());
-    digits.fold(0, |value, digit| {
-        value.wrapping_mul(10).wrapping_add(u64::from(digit - b'0'))
-    })
+/// The number at the start of a text; 0 if there is none.
+pub fn decimal(text: &[u8]) -> u64 {
+    number(text).unwrap_or(0)
+}
+
+/// The number at the start of a text; `None` if there is none, as for the word "max".
+pub fn number(text: &[u8]) -> Option<u64> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    core::str::from_utf8(&text[..digits]).ok()?.parse().ok()
 }
 
 /// The number at the start of `text`, and the text after it.
@@ -496,12 +479,24 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
     whole && any
 }
 
+/// The first result that `find` has for a line of a file. `None` if the file cannot be read up to
+/// that line.
+pub fn of_first<T>(path: &CStr, find: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    let mut found = None;
+    let read = each_line(path, |line| {
+        found = find(line);
+        found.is_none()
+    });
+    found.filter(|_| read)
+}
+
 /// Calls `each` for the lines of what the kernel says of a file of the calling thread's table
 /// (`/proc/thread-self/fdinfo`). Returns false if they cannot be read.
 #[must_use]
 pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
-    let path = in_folder("/proc/thread-self/fdinfo", fd);
-    CStr::from_bytes_until_nul(&path).is_ok_and(|path| {
+    let mut path = Text::<32>::new();
+    let path = path.set(format_args!("/proc/thread-self/fdinfo/{fd}"));
+    path.is_some_and(|path| {
         each_line(path, |line| {
             each(line);
             true
@@ -513,19 +508,14 @@ pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
 /// as `anon_inode:bpf-map`. No other file can have it: the name of each begins with another word or
 /// with a slash.
 pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
-    let path = in_folder("/proc/thread-self/fd", fd);
-    let mut link = [0; 64];
+    let (mut path, mut link) = (Text::<32>::new(), [0; 64]);
+    let Some(path) = path.set(format_args!("/proc/thread-self/fd/{fd}")) else {
+        return false;
+    };
     let (at, to) = (path.as_ptr(), link.as_mut_ptr());
     // SAFETY: the path ends with a NUL, and the kernel writes no more than the buffer has.
     let length = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, at, to, link.len()) };
     usize::try_from(length).is_ok_and(|length| link.get(..length) == Some(name))
-}
-
-/// The path of a descriptor in a folder of /proc, and zeros behind it.
-fn in_folder(folder: &str, fd: u8) -> [u8; 32] {
-    let mut path = [0; 32];
-    let _ = write!(&mut path[..31], "{folder}/{fd}");
-    path
 }
 
 /// Opens a file of /proc.

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Text in a buffer of fixed size, for messages that are written where no code may allocate.
 
-use core::fmt;
+use core::ffi::CStr;
+use core::fmt::{self, Write};
 
 /// At most `N` bytes of text. Text that does not fit is cut off and ends in "...".
 pub struct Text<const N: usize> {
@@ -34,21 +35,43 @@ impl<const N: usize> Text<N> {
 
     /// Removes the text.
     pub fn clear(&mut self) {
-        self.used = 0;
+        self.cut(0);
+    }
+
+    /// Removes the text behind its first bytes.
+    pub fn cut(&mut self, length: usize) {
+        self.used = self.used.min(length);
+    }
+
+    /// Adds bytes. False if there is no room for all of them.
+    pub fn push(&mut self, bytes: &[u8]) -> bool {
+        let taken = bytes.len().min(N - self.used);
+        self.bytes[self.used..self.used + taken].copy_from_slice(&bytes[..taken]);
+        self.used += taken;
+        if taken < bytes.len() {
+            self.bytes[N - CUT.len()..].copy_from_slice(CUT);
+        }
+        taken == bytes.len()
+    }
+
+    /// Becomes these words, as a C string. `None` if there is no room for all of them.
+    pub fn set(&mut self, words: fmt::Arguments<'_>) -> Option<&CStr> {
+        self.clear();
+        self.write_fmt(words).ok()?;
+        self.as_c_str()
+    }
+
+    /// The text as a C string. `None` if there is no room for its end.
+    pub fn as_c_str(&mut self) -> Option<&CStr> {
+        *self.bytes.get_mut(self.used)? = 0;
+        CStr::from_bytes_until_nul(&self.bytes).ok()
     }
 }
 
 impl<const N: usize> fmt::Write for Text<N> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let room = N - self.used;
-        let taken = text.len().min(room);
-        self.bytes[self.used..self.used + taken].copy_from_slice(&text.as_bytes()[..taken]);
-        self.used += taken;
-        if taken < text.len() {
-            self.bytes[N - CUT.len()..].copy_from_slice(CUT);
-            return Err(fmt::Error);
-        }
-        Ok(())
+        let fits = self.push(text.as_bytes());
+        fits.then_some(()).ok_or(fmt::Error)
     }
 }
 
@@ -88,8 +111,14 @@ mod tests {
         assert_eq!(text.as_bytes(), b"12345678");
         assert!(text.write_str("9").is_err());
         assert_eq!(text.as_bytes(), b"12345...");
+        assert_eq!(text.as_c_str(), None);
         text.terminate();
         assert_eq!(text.as_bytes(), b"12345..\0");
+        assert_eq!(text.set(format_args!("{}/{}", 12, 345)), Some(c"12/345"));
+        text.cut(2);
+        assert!(text.push(b"/3"));
+        assert_eq!(text.as_c_str(), Some(c"12/3"));
+        assert_eq!(text.set(format_args!("{}", 12_345_678)), None);
         text.clear();
         assert_eq!(text.as_bytes(), b"");
     }
