@@ -18,7 +18,6 @@
 use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
-use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_cache::dispatch::changes::{self, Changing};
 use rdmamr_sys::loaded_files::Object;
@@ -115,11 +114,8 @@ unsafe extern "C" fn mmap(
     fd: c_int,
     offset: libc::off_t,
 ) -> Address {
-    map((addr, length, flags), || match MMAP.get() {
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
-        Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
-        None => unsafe { map_by_kernel(addr, length, protection, flags, fd, offset) },
+    map((addr, length, flags), || {
+        call_next!(MMAP(addr, length, protection, flags, fd, offset), SYS_mmap)
     })
 }
 
@@ -132,26 +128,12 @@ unsafe extern "C" fn mmap64(
     fd: c_int,
     offset: libc::off64_t,
 ) -> Address {
-    map((addr, length, flags), || match MMAP64.get() {
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
-        Some(next) => unsafe { next(addr, length, protection, flags, fd, offset) },
-        // SAFETY: same contract: the arguments are the caller's, unchanged.
-        None => unsafe { map_by_kernel(addr, length, protection, flags, fd, offset) },
+    map((addr, length, flags), || {
+        call_next!(
+            MMAP64(addr, length, protection, flags, fd, offset),
+            SYS_mmap
+        )
     })
-}
-
-unsafe fn map_by_kernel(
-    addr: Address,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: libc::off_t,
-) -> Address {
-    // SAFETY: same contract: the arguments are the caller's, unchanged.
-    let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, addr, length, protection, flags, fd, offset) };
-    without_provenance_mut(mapped as usize)
 }
 
 /// In C the last argument is present only with some flags. In the ABIs of Linux it lies where a
@@ -178,14 +160,9 @@ unsafe extern "C" fn mremap(
         (several, source, target)
     };
     let remapping = ret::always(None, || Some(before()));
-    let call = |old_size: usize| match MREMAP.get() {
-        // SAFETY: same contract: the arguments are the caller's, or those of a call that completes
-        // the caller's.
-        Some(next) => unsafe { next(old, old_size, new_size, flags, new) },
-        // SAFETY: as above.
-        None => without_provenance_mut(unsafe {
-            libc::syscall(libc::SYS_mremap, old, old_size, new_size, flags, new)
-        } as usize),
+    // The arguments are the caller's, or those of a call that completes the caller's.
+    let call = |old_size: usize| -> Address {
+        call_next!(MREMAP(old, old_size, new_size, flags, new), SYS_mremap)
     };
     let before = errno::errno();
     let mut moved = call(old_size);
@@ -311,33 +288,24 @@ const _: () = {
     let _ = reallocate;
 };
 
-const DONTNEED_LOCKED: c_int = 24;
-
-/// Whether advice drops pages or forbids access to them. Advice that keeps the content of a pinned
-/// page does not matter.
+/// Whether advice drops pages, and userfaultfd reports that.
 fn drops_pages(advice: c_int) -> bool {
+    const DONTNEED_LOCKED: c_int = 24;
+    matches!(
+        advice,
+        libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | DONTNEED_LOCKED
+    )
+}
+
+/// Whether advice drops pages or forbids access to them without a report of userfaultfd. Other
+/// advice keeps the content of a pinned page, and does not matter.
+fn is_unreported(advice: c_int) -> bool {
     const GUARD_INSTALL: c_int = 102;
     const GUARD_REMOVE: c_int = 103;
     matches!(
         advice,
-        libc::MADV_DONTNEED
-            | libc::MADV_FREE
-            | libc::MADV_REMOVE
-            | libc::MADV_HWPOISON
-            | libc::MADV_SOFT_OFFLINE
-            | DONTNEED_LOCKED
-            | GUARD_INSTALL
-            | GUARD_REMOVE
+        libc::MADV_HWPOISON | libc::MADV_SOFT_OFFLINE | GUARD_INSTALL | GUARD_REMOVE
     )
-}
-
-/// Whether advice changes memory without a report of userfaultfd.
-fn is_unreported(advice: c_int) -> bool {
-    drops_pages(advice)
-        && !matches!(
-            advice,
-            libc::MADV_DONTNEED | libc::MADV_FREE | libc::MADV_REMOVE | DONTNEED_LOCKED
-        )
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
