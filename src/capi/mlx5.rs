@@ -34,7 +34,7 @@ unsafe extern "C" fn reg_dmabuf_mr(
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
     let tracer = traced::registration(call::MLX5DV_REG_DMABUF_MR, pd, &request, caller());
     let failing = || Entry::of(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
-    ret::verbs::<ret::AsRegion>(failing, tracer, || {
+    ret::verbs(ret::as_region, failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
     })
@@ -51,7 +51,7 @@ unsafe extern "C" fn umem_reg(
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, caller());
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
-    ret::verbs::<ret::AsUmem>(failing, tracer, || {
+    ret::verbs(ret::as_umem, failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_reg(context, addr, size, access) }
     })
@@ -81,7 +81,7 @@ unsafe extern "C" fn umem_reg_ex(
         Subject::OtherMemory
     };
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
-    ret::verbs::<ret::AsUmem>(failing, tracer, || {
+    ret::verbs(ret::as_umem, failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_reg_ex(context, umem_in, request.length) }
     })
@@ -92,7 +92,7 @@ with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
 unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
     let tracer = traced::umem_end(umem, caller());
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
-    ret::verbs::<ret::AsCode>(failing, tracer, || {
+    ret::verbs(ret::as_code, failing, tracer, || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_dereg(umem) }
     })

@@ -184,7 +184,7 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
     let failing = || Entry::new("ibv_flush_relaxed_mr", Subject::Region, None);
-    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::flush(pd)

@@ -9,9 +9,8 @@
 use super::traced::Tracer;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
-use core::marker::PhantomData;
 use core::ptr::null_mut;
-use errno::{Errno, errno, set_errno};
+use errno::{Errno, set_errno};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_cache::dispatch;
 use rdmamr_fabric::errors::{self, Failure};
@@ -50,120 +49,53 @@ impl Entry {
     }
 }
 
-/// How an outcome becomes C's return value.
-pub trait Convention {
-    /// The value of a call that succeeds.
-    type Value;
-    /// The type that C gets.
-    type C;
-    fn to_c(outcome: Result<Self::Value, Error>) -> Self::C;
-    /// The error of a value that itself tells of a failure.
-    #[inline(always)]
-    fn failure(_: &Self::Value) -> Option<Error> {
-        None
-    }
-}
-
 fn keep_errno(error: Error) -> c_int {
     set_errno(Errno(error.errno()));
     error.errno()
 }
 
-/// The convention of a registration: the region, or NULL and errno.
-pub struct AsRegion;
+fn null_and_errno<T>(error: Error) -> *mut T {
+    keep_errno(error);
+    null_mut()
+}
 
-impl Convention for AsRegion {
-    type Value = Registered;
-    type C = *mut ibv_mr;
-    #[inline(always)]
-    fn to_c(outcome: Result<Registered, Error>) -> *mut ibv_mr {
-        match outcome {
-            Ok(registered) => registered.mr,
-            Err(error) => {
-                keep_errno(error);
-                null_mut()
-            }
-        }
-    }
+/// The convention of a registration: the region, or NULL and errno.
+#[inline(always)]
+pub fn as_region(outcome: Result<Registered, Error>) -> *mut ibv_mr {
+    outcome.map_or_else(null_and_errno, |registered| registered.mr)
+}
+
+/// The convention of a registration by libmlx5: the umem, or NULL and errno.
+pub fn as_umem(outcome: Result<Umem, Error>) -> *mut c_void {
+    outcome.map_or_else(null_and_errno, Umem::as_ptr)
 }
 
 /// The convention of most other calls: 0, or a positive errno. The call sets errno too, as the
 /// wrappers of the kernel's calls do.
-pub struct AsErrno<T>(PhantomData<T>);
-
-impl<T> Convention for AsErrno<T> {
-    type Value = T;
-    type C = c_int;
-    #[inline(always)]
-    fn to_c(outcome: Result<T, Error>) -> c_int {
-        outcome.map_or_else(keep_errno, |_| 0)
-    }
-}
-
-/// The convention of a registration by libmlx5: the umem, or NULL and errno.
-pub struct AsUmem;
-
-impl Convention for AsUmem {
-    type Value = Umem;
-    type C = *mut c_void;
-    #[inline(always)]
-    fn to_c(outcome: Result<Umem, Error>) -> *mut c_void {
-        match outcome {
-            Ok(umem) => umem.as_ptr(),
-            Err(error) => {
-                keep_errno(error);
-                null_mut()
-            }
-        }
-    }
+#[inline(always)]
+pub fn as_errno<T>(outcome: Result<T, Error>) -> c_int {
+    outcome.map_or_else(keep_errno, |_| 0)
 }
 
 /// The convention of `mlx5dv_devx_umem_dereg`: 0, or a positive errno. The call itself sets none.
-pub struct AsCode;
-
-impl Convention for AsCode {
-    type Value = How;
-    type C = c_int;
-    #[inline(always)]
-    fn to_c(outcome: Result<How, Error>) -> c_int {
-        outcome.map_or_else(Error::errno, |_| 0)
-    }
+pub fn as_code(outcome: Result<How, Error>) -> c_int {
+    outcome.map_or_else(Error::errno, |_| 0)
 }
 
-/// The convention of `ibv_rereg_mr`: the call's own code. -1 means that the region is unchanged;
-/// errno then has the reason.
-pub struct AsReregCode;
-
-impl Convention for AsReregCode {
-    type Value = c_int;
-    type C = c_int;
-    #[inline(always)]
-    fn to_c(outcome: Result<c_int, Error>) -> c_int {
-        /// `IBV_REREG_MR_ERR_INPUT`.
-        const UNCHANGED: c_int = -1;
-        outcome.unwrap_or_else(|error| {
-            keep_errno(error);
-            UNCHANGED
-        })
-    }
-    #[inline(always)]
-    fn failure(&code: &c_int) -> Option<Error> {
-        (code != 0).then(|| Error::Next(errno()))
-    }
-}
-
-/// Runs the body of a function of libibverbs' family. The tracer sees the outcome after the reason
-/// of a failure has been stored. A tracer that panics leaves the outcome as it is.
+/// Runs the body of a function of libibverbs' family, whose convention is `to_c`. The tracer sees the
+/// outcome after the reason of a failure has been stored. A tracer that panics leaves the outcome as
+/// it is.
 #[inline(always)]
-pub fn verbs<K: Convention>(
+pub fn verbs<T, C>(
+    to_c: impl FnOnce(Result<T, Error>) -> C,
     entry: impl FnOnce() -> Entry,
-    tracer: impl Tracer<K::Value>,
-    body: impl FnOnce() -> Result<K::Value, Error>,
-) -> K::C {
+    tracer: impl Tracer<T>,
+    body: impl FnOnce() -> Result<T, Error>,
+) -> C {
     let began = guard(|| tracer.begin()).unwrap_or_default();
-    let outcome = run(entry, body, K::failure);
+    let outcome = run(entry, body);
     let _ = guard(|| tracer.end(began, &outcome));
-    K::to_c(outcome)
+    to_c(outcome)
 }
 
 /// Runs the body of a function of the libfabric family, which returns 0 or more, or a negative
@@ -183,7 +115,7 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
             failure.error
         })
     };
-    let outcome = run(entry, body, |_| None);
+    let outcome = run(entry, body);
     outcome.unwrap_or_else(|error| T::try_from(-errors::code(error)).unwrap_or(T::from(-1)))
 }
 
@@ -204,23 +136,13 @@ pub fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 fn run<T>(
     entry: impl FnOnce() -> Entry,
     body: impl FnOnce() -> Result<T, Error>,
-    failure: impl FnOnce(&T) -> Option<Error>,
 ) -> Result<T, Error> {
-    match guard(body) {
-        Ok(Ok(value)) => {
-            if let Some(error) = failure(&value) {
-                let _ = guard(|| failed(entry(), error));
-                // The value stands for errno as well, which the log may have changed.
-                keep_errno(error);
-            }
-            Ok(value)
-        }
-        Ok(Err(error)) | Err(error) => {
-            // The reason is in words, which read the memory and the limits of the process.
-            let _ = guard(|| failed(entry(), error));
-            Err(error)
-        }
+    let outcome = guard(body).unwrap_or_else(Err);
+    if let Err(error) = outcome {
+        // The reason is in words, which read the memory and the limits of the process.
+        let _ = guard(|| failed(entry(), error));
     }
+    outcome
 }
 
 /// The panic boundary.
@@ -284,23 +206,18 @@ mod tests {
 
     fn every_panic_is_stopped() -> bool {
         std::panic::set_hook(Box::new(|_| {}));
-        let entry = || Entry {
-            name: "call",
-            subject: Subject::Other,
-            counter: None,
-        };
+        let entry = || Entry::new("call", Subject::Other, None);
         let was_enabled = !disabled();
         set_errno(Errno(0));
-        let region = verbs::<AsRegion>(entry, Nobody, || panic!());
-        let no_region = region.is_null() && errno().0 == libc::ENOMEM;
+        let region = verbs(as_region, entry, Nobody, || panic!());
+        let no_region = region.is_null() && errno::errno().0 == libc::ENOMEM;
         was_enabled
             && no_region
             && disabled()
-            && verbs::<AsErrno<()>>(entry, Nobody, || panic!()) == libc::ENOMEM
-            && verbs::<AsReregCode>(entry, Nobody, || panic!()) == -1
+            && verbs(as_errno::<()>, entry, Nobody, || panic!()) == libc::ENOMEM
             && code::<c_int>("call", None, || panic!()) == -libc::ENOMEM
             && always(7, || panic!()) == 7
-            && verbs::<AsErrno<()>>(|| panic!(), Panics, || Err(Error::Memory)) == libc::ENOMEM
-            && verbs::<AsErrno<()>>(|| panic!(), Panics, || Ok(())) == 0
+            && verbs(as_errno::<()>, || panic!(), Panics, || Err(Error::Memory)) == libc::ENOMEM
+            && verbs(as_errno::<()>, || panic!(), Panics, || Ok(())) == 0
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
-use core::ffi::{c_int, c_void};
+use core::ffi::c_void;
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_cache::dispatch::{Mr, verdict};
@@ -194,23 +194,21 @@ pub fn umem_end(umem: *mut c_void, caller: Caller) -> impl Tracer<How> {
 
 /// The tracer of a change of a region, `ibv_rereg_mr`. The trace records the change as a
 /// registration of the region's new state.
-pub fn change(mr: Option<Mr>, change: &Reregistration, caller: Caller) -> impl Tracer<c_int> {
-    let record = move |outcome: &Result<c_int, Error>| {
+pub fn change(mr: Option<Mr>, change: &Reregistration, caller: Caller) -> impl Tracer<()> {
+    let record = move |outcome: &Result<(), Error>| {
         let access = change.access;
-        let failed = |error| {
-            let asked = Request::at_address(change.addr, change.length, access);
-            registered(call::REREG_MR, change.pd, &asked, &Err(error))
-        };
         match (mr, outcome) {
-            (Some(mr), Ok(0)) => {
+            (Some(mr), Ok(())) => {
                 let now = mr.read();
                 let request = Request::at_address(now.addr, now.length, access);
                 let done = Registered::by(How::Kernel, mr.as_ptr());
                 registered(call::REREG_MR, now.pd, &request, &Ok(done))
             }
-            (_, Err(error)) => failed(*error),
-            // libibverbs refused the change; errno has the reason.
-            (_, Ok(_)) => failed(Error::Next(errno::errno())),
+            _ => {
+                let asked = Request::at_address(change.addr, change.length, access);
+                let failed = outcome.map(|()| Registered::by(How::Kernel, null_mut()));
+                registered(call::REREG_MR, change.pd, &asked, &failed)
+            }
         }
     };
     Recorded { caller, record }

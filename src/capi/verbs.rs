@@ -13,8 +13,10 @@
 use super::export::{caller, interpose};
 use super::ret::{self, Entry};
 use super::traced::{self, Nobody, TracedDeregistration};
+use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
+use errno::errno;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::{self, Mr};
 use rdmamr_mr::explain::Subject;
@@ -48,7 +50,9 @@ pub unsafe fn reg(
     // SAFETY: live objects, by this function's contract.
     let pd = unsafe { Pd::from_c(pd) };
     let failing = || Entry::of(call, Subject::of_memory(pd, request), REG_FAILED);
-    ret::verbs::<ret::AsRegion>(failing, tracer, || register(pd.ok_or(NULL_PD)?, &request))
+    ret::verbs(ret::as_region, failing, tracer, || {
+        register(pd.ok_or(NULL_PD)?, &request)
+    })
 }
 
 /// The common body of the calls that deregister a region.
@@ -56,7 +60,9 @@ pub unsafe fn reg(
 pub fn dereg(call: u8, mr: Option<Mr>, caller: Caller) -> c_int {
     let tracer = TracedDeregistration { call, mr, caller };
     let failing = || Entry::of(call, Subject::Region, Some(counter!(dereg_failed)));
-    ret::verbs::<ret::AsErrno<_>>(failing, tracer, || dispatch::deregister(mr.ok_or(NULL_MR)?))
+    ret::verbs(ret::as_errno, failing, tracer, || {
+        dispatch::deregister(mr.ok_or(NULL_MR)?)
+    })
 }
 
 unsafe extern "C" fn ibv_reg_mr(
@@ -138,7 +144,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     let unknown = Request::at_address(null_mut(), 0, Access::empty());
     let tracer = traced::registration(call::REG_MR_EX, pd, &unknown, caller);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
-    ret::verbs::<ret::AsRegion>(failing, tracer, || {
+    ret::verbs(ret::as_region, failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if mr_init_attr.is_null() {
@@ -163,7 +169,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let request = Request::at_address(null_mut(), length, access);
     let tracer = traced::registration(call::REG_DMABUF_MR, pd, &request, caller());
     let failing = || Entry::of(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
-    ret::verbs::<ret::AsRegion>(failing, tracer, || {
+    ret::verbs(ret::as_region, failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         // SAFETY: `fd` is the program's own file descriptor, and the call forwards it unchanged.
@@ -192,10 +198,22 @@ unsafe extern "C" fn ibv_rereg_mr(
     };
     let tracer = traced::change(mr, &change, caller());
     let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
-    ret::verbs::<ret::AsReregCode>(failing, tracer, || {
+    // C gets the call's own code. -1 (IBV_REREG_MR_ERR_INPUT) means that the region is unchanged.
+    let code = Cell::new(-1);
+    let to_c = |outcome| match ret::as_errno(outcome) {
+        0 => 0,
+        _ => code.get(),
+    };
+    ret::verbs(to_c, failing, tracer, || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.
-        unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }
+        match unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }? {
+            0 => Ok(()),
+            refused => {
+                code.set(refused);
+                Err(Error::Next(errno()))
+            }
+        }
     })
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1");
@@ -208,7 +226,7 @@ interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let failing = || Entry::new("ibv_dealloc_pd", Subject::Domain, None);
-    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::dealloc_pd(pd)
@@ -218,7 +236,7 @@ interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let failing = || Entry::new("ibv_close_device", Subject::Device, None);
-    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, Nobody, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
         dispatch::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
@@ -228,7 +246,7 @@ interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
     let failing = || Entry::new("ibv_fork_init", Subject::Other, None);
-    ret::verbs::<ret::AsErrno<_>>(failing, Nobody, dispatch::fork_init)
+    ret::verbs(ret::as_errno, failing, Nobody, dispatch::fork_init)
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");
 
