@@ -51,6 +51,27 @@ pub fn caller() -> Caller {
     }
 }
 
+/// Defines the symbol `$label`: it continues at `$f`, as [`go_on`] describes. `$declared` is how the
+/// assembler declares the symbol, `$more` is further assembly.
+macro_rules! stub {
+    ($label:expr, $section:expr, $declared:expr, $f:ident, ($($where:tt)*) $(, $more:expr)?) => {
+        core::arch::global_asm!(
+            concat!(".pushsection ", $section, ",\"ax\",@progbits"),
+            ".p2align 4",
+            concat!($declared, $label),
+            concat!(".type ", $label, ",@function"),
+            concat!($label, ":"),
+            ".cfi_startproc",
+            $crate::capi::export::go_on!($($where)*),
+            ".cfi_endproc",
+            concat!(".size ", $label, ", . - ", $label),
+            ".popsection",
+            $($more,)?
+            f = sym $f,
+        );
+    };
+}
+
 /// Publishes `$f` by a stub: as `f@@NODE`, or as `name@NODE`. The second form is a hidden version:
 /// only programs that were linked to a library with that node find it, and programs that are linked
 /// to this library do not. With `caller`, the function gets its caller's address, as [`go_on`]
@@ -62,21 +83,15 @@ macro_rules! interpose {
     ($f:ident as $name:literal, $node:literal) => {
         $crate::capi::export::interpose!($f, $name, "@", $node, ());
     };
-    ($f:ident, $name:expr, $at:literal, $node:literal, ($($where:tt)*)) => {
+    ($f:ident, $name:expr, $at:literal, $node:literal, $where:tt) => {
         #[cfg(not(test))]
-        core::arch::global_asm!(
-            concat!(".pushsection .text.rdmamr_stub_", stringify!($f), ",\"ax\",@progbits"),
-            ".p2align 4",
-            concat!(".globl rdmamr_stub_", stringify!($f)),
-            concat!(".type rdmamr_stub_", stringify!($f), ",@function"),
-            concat!("rdmamr_stub_", stringify!($f), ":"),
-            ".cfi_startproc",
-            $crate::capi::export::go_on!($($where)*),
-            ".cfi_endproc",
-            concat!(".size rdmamr_stub_", stringify!($f), ", . - rdmamr_stub_", stringify!($f)),
-            ".popsection",
-            concat!(".symver rdmamr_stub_", stringify!($f), ", ", $name, $at, $node, ", remove"),
-            f = sym $f,
+        $crate::capi::export::stub!(
+            concat!("rdmamr_stub_", stringify!($f)),
+            concat!(".text.rdmamr_stub_", stringify!($f)),
+            ".globl ",
+            $f,
+            $where,
+            concat!(".symver rdmamr_stub_", stringify!($f), ", ", $name, $at, $node, ", remove")
         );
         // Unit tests must not replace any function; this use keeps the function from being unused.
         #[cfg(test)]
@@ -111,19 +126,12 @@ macro_rules! with_caller {
         $crate::capi::export::with_caller!($name, ".text.rdmamr_callers", $f, $($where)*);
     };
     ($name:expr, $section:literal, $f:ident, $($where:tt)*) => {
-        core::arch::global_asm!(
-            concat!(".pushsection ", $section, ",\"ax\",@progbits"),
-            ".p2align 4",
-            concat!($crate::capi::export::scope!(), $name),
-            concat!(".globl ", $name),
-            concat!(".type ", $name, ",@function"),
-            concat!($name, ":"),
-            ".cfi_startproc",
-            $crate::capi::export::go_on!($($where)*),
-            ".cfi_endproc",
-            concat!(".size ", $name, ", . - ", $name),
-            ".popsection",
-            f = sym $f,
+        $crate::capi::export::stub!(
+            $name,
+            $section,
+            concat!($crate::capi::export::scope!(), $name, "\n.globl "),
+            $f,
+            ($($where)*)
         );
     };
 }
@@ -140,4 +148,4 @@ macro_rules! scope {
         ".hidden "
     };
 }
-pub(crate) use {go_on, interpose, scope, versioned, with_caller};
+pub(crate) use {go_on, interpose, scope, stub, versioned, with_caller};

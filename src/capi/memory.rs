@@ -270,19 +270,7 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
 // The symbol is weak. In a static program the C library has malloc and realloc in one object, and
 // the linker would refuse a second realloc that is not weak.
 #[cfg(not(test))]
-core::arch::global_asm!(
-    ".pushsection .text.rdmamr_realloc,\"ax\",@progbits",
-    ".p2align 4",
-    ".weak realloc",
-    ".type realloc,@function",
-    "realloc:",
-    ".cfi_startproc",
-    super::export::go_on!(),
-    ".cfi_endproc",
-    ".size realloc, . - realloc",
-    ".popsection",
-    f = sym reallocate,
-);
+super::export::stub!("realloc", ".text.rdmamr_realloc", ".weak ", reallocate, ());
 #[cfg(test)]
 const _: () = {
     let _ = reallocate;

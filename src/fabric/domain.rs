@@ -11,6 +11,7 @@ use super::refusals::*;
 use super::region::{Plan, Region};
 use super::segment::{Found, Segment};
 use core::ffi::c_void;
+use core::mem::offset_of;
 use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
 use errno::Errno;
@@ -52,11 +53,9 @@ pub struct Domain {
     /// The device, if the domain opened it. It is closed with the domain.
     opened: Option<Box<dyn Opened>>,
 }
-const _: () = assert!(core::mem::offset_of!(Domain, tables) >= size_of::<fid_domain>());
-const _: () =
-    assert!(core::mem::offset_of!(Domain, slots) == core::mem::offset_of!(fid_domain, ops));
-const _: () =
-    assert!(core::mem::offset_of!(Domain, memory) == core::mem::offset_of!(fid_domain, mr));
+const _: () = assert!(offset_of!(Domain, tables) >= size_of::<fid_domain>());
+const _: () = assert!(offset_of!(Domain, slots) == offset_of!(fid_domain, ops));
+const _: () = assert!(offset_of!(Domain, memory) == offset_of!(fid_domain, mr));
 
 /// The number of a domain's regions, on a cache line of its own.
 #[derive(Default)]

@@ -6,6 +6,7 @@ use super::errors::{self, Failure, ensure, may_allocate};
 use super::object::{Hold, Process, Tables};
 use super::refusals::*;
 use core::ffi::c_void;
+use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use core::time::Duration;
@@ -40,8 +41,8 @@ pub struct Queue {
     /// Keeps the fabric open that opened the queue, if a fabric did.
     _fabric: Option<Hold>,
 }
-const _: () = assert!(core::mem::offset_of!(Queue, process) >= size_of::<fid_eq>());
-const _: () = assert!(core::mem::offset_of!(Queue, rest) == core::mem::offset_of!(fid_eq, ops));
+const _: () = assert!(offset_of!(Queue, process) >= size_of::<fid_eq>());
+const _: () = assert!(offset_of!(Queue, rest) == offset_of!(fid_eq, ops));
 
 #[derive(Default)]
 struct Events {

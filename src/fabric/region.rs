@@ -8,6 +8,7 @@ use super::raw_key;
 use super::refusals::*;
 use super::segment::{Found, Segment};
 use core::ffi::c_void;
+use core::mem::offset_of;
 use core::ptr::{NonNull, null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
@@ -78,13 +79,11 @@ pub struct Region {
     /// Several pieces, or one piece that was registered twice.
     many: Mutex<Vec<Piece>>,
 }
-const _: () = assert!(core::mem::offset_of!(Region, state) >= size_of::<fid_mr>());
-const _: () =
-    assert!(core::mem::offset_of!(Region, context) == core::mem::offset_of!(fid, context));
-const _: () = assert!(core::mem::offset_of!(Region, ops) == core::mem::offset_of!(fid, ops));
-const _: () =
-    assert!(core::mem::offset_of!(Region, desc) == core::mem::offset_of!(fid_mr, mem_desc));
-const _: () = assert!(core::mem::offset_of!(Region, key) == core::mem::offset_of!(fid_mr, key));
+const _: () = assert!(offset_of!(Region, state) >= size_of::<fid_mr>());
+const _: () = assert!(offset_of!(Region, context) == offset_of!(fid, context));
+const _: () = assert!(offset_of!(Region, ops) == offset_of!(fid, ops));
+const _: () = assert!(offset_of!(Region, desc) == offset_of!(fid_mr, mem_desc));
+const _: () = assert!(offset_of!(Region, key) == offset_of!(fid_mr, key));
 
 /// The properties of a region that its registration decides.
 pub struct Plan {

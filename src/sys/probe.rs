@@ -7,29 +7,8 @@
 /// A probe `rdmamr:NAME` with up to three arguments, each a `u64`.
 #[macro_export]
 macro_rules! probe {
-    ($name:literal, $a:expr, $b:expr) => {
-        $crate::place!(
-            $name,
-            concat!($crate::at!(), "{a} ", $crate::at!(), "{b}"),
-            a = $a,
-            b = $b
-        )
-    };
-    ($name:literal, $a:expr, $b:expr, $c:expr) => {
-        $crate::place!(
-            $name,
-            concat!(
-                $crate::at!(),
-                "{a} ",
-                $crate::at!(),
-                "{b} ",
-                $crate::at!(),
-                "{c}"
-            ),
-            a = $a,
-            b = $b,
-            c = $c
-        )
+    ($name:literal, $a:expr, $b:expr $(, $c:expr)?) => {
+        $crate::place!($name, a = $a, b = $b $(, c = $c)?)
     };
 }
 
@@ -52,7 +31,7 @@ macro_rules! at {
 /// The nop and its note.
 #[macro_export]
 macro_rules! place {
-    ($name:literal, $arguments:expr, $($register:ident = $value:expr),*) => {
+    ($name:literal, $first:ident = $value:expr $(, $other:ident = $others:expr)*) => {
         // SAFETY: a nop changes nothing, and the pushed sections are not code.
         #[cfg(not(miri))]
         unsafe {
@@ -69,7 +48,10 @@ macro_rules! place {
                 ".8byte 0",
                 ".asciz \"rdmamr\"",
                 concat!(".asciz \"", $name, "\""),
-                concat!(".asciz \"", $arguments, "\""),
+                concat!(
+                    ".asciz \"", $crate::at!(), "{", stringify!($first), "}",
+                    $(" ", $crate::at!(), "{", stringify!($other), "}",)* "\""
+                ),
                 "994: .balign 4",
                 ".popsection",
                 // The address of this section shows whether the file was moved after it was linked.
@@ -81,7 +63,8 @@ macro_rules! place {
                 ".size _.stapsdt.base, 1",
                 ".popsection",
                 ".endif",
-                $($register = in(reg) $value,)*
+                $first = in(reg) $value,
+                $($other = in(reg) $others,)*
                 options(nomem, nostack, preserves_flags)
             );
         }

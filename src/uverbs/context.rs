@@ -205,7 +205,7 @@ fn knows_query_mr(kernel: &impl Kernel, fd: i32, driver_id: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scripted::Scripted;
+    use super::super::scripted_tests::Scripted;
     use super::*;
 
     fn row(name: &str) -> usize {

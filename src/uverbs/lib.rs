@@ -14,6 +14,6 @@ mod fuzz_inputs;
 pub mod kernel;
 pub mod mr;
 #[cfg(test)]
-mod scripted;
+mod scripted_tests;
 
 pub use kernel::{Ioctl, Kernel, Uverbs, UverbsOfHelper, ioctl};

@@ -151,7 +151,7 @@ impl<T: Copy> WriteCommand<T> {
 #[cfg(test)]
 mod tests {
     use super::super::context::identify;
-    use super::super::scripted::{Scripted, ScriptedCall};
+    use super::super::scripted_tests::{Scripted, ScriptedCall};
     use super::*;
 
     const REGISTRATION: Registration = Registration {

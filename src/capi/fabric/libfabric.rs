@@ -11,7 +11,7 @@
 use crate::capi::export::versioned;
 use crate::capi::ret;
 use core::ffi::{c_char, c_int, c_void};
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
 use libc::{iovec, ssize_t};
 use rdmamr_abi::libfabric::*;
 use rdmamr_fabric::refusals::*;
@@ -163,11 +163,7 @@ pub unsafe extern "C" fn fi_mr_regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    slot!(
-        "fi_mr_regattr",
-        memory(domain),
-        regattr(domain.cast(), attr, flags, mr)
-    )
+    slot! { "fi_mr_regattr", memory(domain), regattr(domain.cast(), attr, flags, mr) }
 }
 versioned!(fi_mr_regattr, "RDMAMR_1.0");
 
@@ -220,22 +216,14 @@ versioned!(fi_mr_key, "RDMAMR_1.0");
 /// -FI_EINVAL: a pointer is NULL, or an object has another class.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_mr_bind(mr: *mut fid_mr, bfid: *mut fid, flags: u64) -> c_int {
-    slot!(
-        "fi_mr_bind",
-        ops(mr.cast(), Some(FI_CLASS_MR)),
-        bind(mr.cast(), bfid, flags)
-    )
+    slot! { "fi_mr_bind", ops(mr.cast(), Some(FI_CLASS_MR)), bind(mr.cast(), bfid, flags) }
 }
 versioned!(fi_mr_bind, "RDMAMR_1.0");
 
 /// The body of a call that gives an object a command.
 macro_rules! command {
     ($name:literal, $mr:expr, $class:expr, $command:expr, $arg:expr) => {
-        slot!(
-            $name,
-            ops($mr.cast(), Some($class)),
-            control($mr.cast(), $command, $arg)
-        )
+        slot! { $name, ops($mr.cast(), Some($class)), control($mr.cast(), $command, $arg) }
     };
 }
 
@@ -260,25 +248,14 @@ pub unsafe extern "C" fn fi_mr_refresh(
     count: usize,
     flags: u64,
 ) -> c_int {
-    let mut modify = fi_mr_modify {
-        flags,
-        attr: fi_mr_attr {
-            mr_iov: iov,
-            iov_count: count,
-            access: 0,
-            offset: 0,
-            requested_key: 0,
-            context: null_mut(),
-            auth_key_size: 0,
-            auth_key: null_mut(),
-            iface: 0,
-            device: 0,
-            hmem_data: null_mut(),
-            page_size: 0,
-            base_mr: null(),
-            sub_mr_cnt: 0,
-        },
+    // SAFETY: the structure consists of numbers and pointers, for which zeros are valid.
+    let none: fi_mr_attr = unsafe { core::mem::zeroed() };
+    let attr = fi_mr_attr {
+        mr_iov: iov,
+        iov_count: count,
+        ..none
     };
+    let mut modify = fi_mr_modify { flags, attr };
     let arg = (&raw mut modify).cast();
     command!("fi_mr_refresh", mr, FI_CLASS_MR, FI_REFRESH, arg)
 }
@@ -351,13 +328,7 @@ versioned!(fi_mr_map_raw, "RDMAMR_1.0");
 pub unsafe extern "C" fn fi_mr_unmap_key(domain: *mut fid_domain, key: u64) -> c_int {
     let mut key = key;
     let arg = (&raw mut key).cast();
-    command!(
-        "fi_mr_unmap_key",
-        domain,
-        FI_CLASS_DOMAIN,
-        FI_UNMAP_KEY,
-        arg
-    )
+    command! { "fi_mr_unmap_key", domain, FI_CLASS_DOMAIN, FI_UNMAP_KEY, arg }
 }
 versioned!(fi_mr_unmap_key, "RDMAMR_1.0");
 
@@ -472,11 +443,7 @@ pub unsafe extern "C" fn fi_eq_sread(
     timeout: c_int,
     flags: u64,
 ) -> ssize_t {
-    slot!(
-        "fi_eq_sread",
-        queue(eq),
-        sread(eq, event, buf, len, timeout, flags)
-    )
+    slot! { "fi_eq_sread", queue(eq), sread(eq, event, buf, len, timeout, flags) }
 }
 versioned!(fi_eq_sread, "RDMAMR_1.0");
 

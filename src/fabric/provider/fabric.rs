@@ -10,6 +10,7 @@ use crate::object::{Hold, Process, Tables};
 use crate::queue::Queue;
 use crate::refusals::*;
 use core::ffi::{CStr, c_void};
+use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::*;
@@ -31,12 +32,9 @@ pub struct Fabric {
     /// The number of open domains and queues.
     holds: AtomicUsize,
 }
-const _: () = assert!(core::mem::offset_of!(Fabric, process) >= size_of::<fid_fabric>());
-const _: () =
-    assert!(core::mem::offset_of!(Fabric, rest) == core::mem::offset_of!(fid_fabric, ops));
-const _: () = assert!(
-    core::mem::offset_of!(Fabric, api_version) == core::mem::offset_of!(fid_fabric, api_version)
-);
+const _: () = assert!(offset_of!(Fabric, process) >= size_of::<fid_fabric>());
+const _: () = assert!(offset_of!(Fabric, rest) == offset_of!(fid_fabric, ops));
+const _: () = assert!(offset_of!(Fabric, api_version) == offset_of!(fid_fabric, api_version));
 
 impl Fabric {
     /// Opens the fabric. `cached` says whether its domains use the cache.
