@@ -35,11 +35,12 @@ use rdmamr_cache::start as first_use;
 use rdmamr_cache::watch::userfaultfd::Fence;
 use rdmamr_mr::kernel_mr;
 use rdmamr_stats::log;
+use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 use set::Set;
-use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
+use std::alloc::{Layout, handle_alloc_error};
 
 /// How the monitor learns that libfabric has ended an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,14 +58,8 @@ unsafe extern "C" fn forget() {
 }
 
 fn new_set() -> Box<Set> {
-    let layout = Layout::new::<Set>();
-    // SAFETY: a set has a size.
-    let set = unsafe { alloc_zeroed(layout) }.cast::<Set>();
-    if set.is_null() {
-        handle_alloc_error(layout);
-    }
-    // SAFETY: the memory is a box's, and all zeros is an empty set.
-    unsafe { Box::from_raw(set) }
+    // SAFETY: zeros are an empty set.
+    unsafe { zeroed() }.unwrap_or_else(|| handle_alloc_error(Layout::new::<Set>()))
 }
 
 /// The subscriptions of this process, and the cache that watches them.
@@ -333,6 +328,7 @@ mod tests {
     use rdmamr_cache::layout::Regions;
     use rdmamr_cache::watch::ring::{Event, Kind};
     use rdmamr_sys::pages::page_size;
+    use std::alloc::alloc_zeroed;
 
     const DOMAINS: usize = 3;
     const PAGES: u64 = 2;

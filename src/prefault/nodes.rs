@@ -88,16 +88,9 @@ impl Place {
     /// Moves this thread to the place.
     pub fn go(&self) {
         if let Some(processors) = &self.processors {
-            let this_thread = 0usize;
+            let (this_thread, size, from) = (0usize, size_of::<Mask>(), processors.as_ptr());
             // SAFETY: the mask is readable.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_sched_setaffinity,
-                    this_thread,
-                    size_of::<Mask>(),
-                    processors.as_ptr(),
-                )
-            };
+            unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, from) };
         }
         if let Some(node) = self.node {
             prefer(node);
@@ -118,16 +111,9 @@ fn count(mask: &[u64]) -> usize {
 /// The processors that this thread may use.
 fn allowed() -> Mask {
     let mut mask: Mask = [0; 128];
-    let this_thread = 0usize;
+    let (this_thread, size, to) = (0usize, size_of::<Mask>(), mask.as_mut_ptr());
     // SAFETY: the mask is writable.
-    unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            this_thread,
-            size_of::<Mask>(),
-            mask.as_mut_ptr(),
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_sched_getaffinity, this_thread, size, to) };
     mask
 }
 
@@ -168,17 +154,10 @@ fn add_list(mask: &mut Mask, list: &[u8]) {
 /// The policy of the memory at an address, or of this thread, with its nodes. `None` without NUMA.
 fn policy(nodes: &mut Nodes, address: usize, flags: c_int) -> Option<c_int> {
     let mut policy: c_int = 0;
+    let (to, mask) = (&raw mut policy, nodes.as_mut_ptr());
     // SAFETY: the policy and the mask are writable.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            &raw mut policy,
-            nodes.as_mut_ptr(),
-            NODES,
-            address,
-            flags,
-        )
-    } != 0;
+    let failed =
+        unsafe { libc::syscall(libc::SYS_get_mempolicy, to, mask, NODES, address, flags) } != 0;
     // The higher bits are flags of the policy.
     (!failed).then_some(policy & 0xff)
 }
@@ -195,15 +174,9 @@ fn this_node() -> Option<u32> {
 fn prefer(node: u32) {
     let mut mask: Nodes = [0; 16];
     set(&mut mask, node as usize);
+    let (preferred, from) = (libc::MPOL_PREFERRED, mask.as_ptr());
     // SAFETY: the mask is readable.
-    unsafe {
-        libc::syscall(
-            libc::SYS_set_mempolicy,
-            libc::MPOL_PREFERRED,
-            mask.as_ptr(),
-            NODES,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_set_mempolicy, preferred, from, NODES) };
 }
 
 #[cfg(test)]

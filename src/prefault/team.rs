@@ -196,17 +196,10 @@ impl Populating {
     }
 
     fn populate(&self, piece: Pages) -> bool {
+        let (start, length, advice) = (piece.start, piece.bytes(), self.found.kind.advice());
         // Uses a raw system call, because this library's own wrapper of madvise must not see it.
         // SAFETY: the advice makes missing pages and changes no present page.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_madvise,
-                piece.start,
-                piece.bytes(),
-                self.found.kind.advice(),
-            )
-        };
-        result == 0
+        unsafe { libc::syscall(libc::SYS_madvise, start, length, advice) == 0 }
     }
 }
 

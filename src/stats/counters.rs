@@ -12,8 +12,10 @@ use super::text::Text;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_live_page::{DEVICES, Page, SHARDS, Shard, TraceSwitch};
+use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::{aside, clock, thread};
+use std::alloc::{Layout, handle_alloc_error};
 use std::ffi::CString;
 
 /// Counts of what the library has done in this process. A forked child starts with all fields 0.
@@ -496,12 +498,9 @@ fn make() -> &'static Counters {
 }
 
 fn in_own_memory() -> Box<Counters> {
-    let mut counters = Box::<Counters>::new_uninit();
-    // The code fills the box in place: the counters are larger than the stacks of some threads.
-    // SAFETY: `new_uninit` gave room for one `Counters`, and all zeros is a valid `Counters`.
-    unsafe { counters.as_mut_ptr().write_bytes(0, 1) };
-    // SAFETY: the line above has initialised every byte.
-    unsafe { counters.assume_init() }
+    // SAFETY: zeros are a valid `Counters`, which is a page of numbers.
+    let counters = unsafe { zeroed() };
+    counters.unwrap_or_else(|| handle_alloc_error(Layout::new::<Counters>()))
 }
 
 /// Writes the names of the counters, each with a newline behind it.

@@ -77,6 +77,18 @@ pub fn has_memory() -> bool {
     !some.is_null()
 }
 
+/// A value in memory that the system provides as zeros, which touches no page that is not used. `None`
+/// if there is no memory.
+///
+/// # Safety
+/// Zeros are a valid `T`, which has a size.
+pub unsafe fn zeroed<T>() -> Option<Box<T>> {
+    // SAFETY: this function's contract: the size is not 0.
+    let memory = unsafe { std::alloc::alloc_zeroed(Layout::new::<T>()) }.cast::<T>();
+    // SAFETY: the allocator gave the memory for this type, and zeros are valid.
+    (!memory.is_null()).then(|| unsafe { Box::from_raw(memory) })
+}
+
 struct Allocator;
 
 #[global_allocator]

@@ -49,17 +49,11 @@ fn put(memory: *mut c_void) {
 
 /// Whether the thread is on its signal stack.
 fn is_on_signal_stack() -> bool {
-    let mut about = core::mem::MaybeUninit::<libc::stack_t>::zeroed();
+    // SAFETY: zeros are a `stack_t`.
+    let mut about: libc::stack_t = unsafe { core::mem::zeroed() };
+    let (none, to) = (core::ptr::null::<libc::stack_t>(), &raw mut about);
     // SAFETY: the kernel writes to the local structure only.
-    unsafe {
-        libc::syscall(
-            libc::SYS_sigaltstack,
-            core::ptr::null::<libc::stack_t>(),
-            about.as_mut_ptr(),
-        )
-    };
-    // SAFETY: all zeros is a valid one, and so is what the kernel wrote.
-    let about = unsafe { about.assume_init() };
+    unsafe { libc::syscall(libc::SYS_sigaltstack, none, to) };
     about.ss_flags & libc::SS_ONSTACK != 0
 }
 

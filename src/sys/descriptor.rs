@@ -115,19 +115,10 @@ pub fn write(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
 /// Writes bytes to a socket, or fails with EAGAIN if it is full.
 pub fn send_at_once(fd: i32, bytes: &[u8]) -> Result<usize, Errno> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let (at, length) = (bytes.as_ptr(), bytes.len());
     let (to, size) = (core::ptr::null::<libc::sockaddr>(), 0);
     // SAFETY: the bytes are readable, and the socket has its peer.
-    let sent = unsafe {
-        syscall(
-            libc::SYS_sendto,
-            fd,
-            bytes.as_ptr(),
-            bytes.len(),
-            flags,
-            to,
-            size,
-        )
-    };
+    let sent = unsafe { syscall(libc::SYS_sendto, fd, at, length, flags, to, size) };
     usize::try_from(sent).map_err(|_| errno())
 }
 

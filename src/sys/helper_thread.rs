@@ -180,16 +180,9 @@ impl Ending {
                 break;
             }
             // Not FUTEX_PRIVATE: the kernel's wake at a thread's end is not private.
+            let (wait, for_ever) = (libc::FUTEX_WAIT, null_mut::<c_void>());
             // SAFETY: the word is readable, and the call writes nothing.
-            unsafe {
-                libc::syscall(
-                    libc::SYS_futex,
-                    running.as_ptr(),
-                    libc::FUTEX_WAIT,
-                    number,
-                    null_mut::<c_void>(),
-                )
-            };
+            unsafe { libc::syscall(libc::SYS_futex, running.as_ptr(), wait, number, for_ever) };
         }
         self.unmap();
     }
@@ -209,19 +202,12 @@ pub fn map(size: usize) -> Option<*mut c_void> {
     const PLACES: u32 = 4096;
     const APART: usize = 1 << 20;
     let place = (PLACE.fetch_add(1, Relaxed) % PLACES) as usize;
+    let at = FAR_AWAY - (place + 1) * APART;
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let (no_file, offset) = (-1isize, 0usize);
     // SAFETY: the call makes a new mapping and touches no other.
-    let memory = unsafe {
-        libc::syscall(
-            libc::SYS_mmap,
-            FAR_AWAY - (place + 1) * APART,
-            size,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            no_file,
-            offset,
-        )
-    };
+    let memory = unsafe { libc::syscall(libc::SYS_mmap, at, size, rights, flags, no_file, offset) };
     (memory != -1).then(|| with_exposed_provenance_mut(memory as usize))
 }
 
@@ -294,17 +280,9 @@ pub fn run_anywhere() {
     // SAFETY: the kernel reads `size` bytes of the mask.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, all) };
     let mut now = Scheduling::default();
-    let (size, flags) = (size_of::<Scheduling>(), 0);
+    let (size, flags, to) = (size_of::<Scheduling>(), 0, &raw mut now);
     // SAFETY: the kernel writes at most `size` bytes.
-    let got = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getattr,
-            this_thread,
-            &raw mut now,
-            size,
-            flags,
-        )
-    };
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, this_thread, to, size, flags) };
     let is = |policy: c_int| now.policy == policy as u32;
     if got != 0 || !(is(libc::SCHED_OTHER) || is(libc::SCHED_BATCH) || is(libc::SCHED_IDLE)) {
         return;
@@ -318,15 +296,9 @@ pub fn run_anywhere() {
             runtime: SLICE,
             ..Scheduling::default()
         };
+        let from = &raw const wanted;
         // SAFETY: the kernel reads `size` bytes.
-        unsafe {
-            libc::syscall(
-                libc::SYS_sched_setattr,
-                this_thread,
-                &raw const wanted,
-                flags,
-            ) == 0
-        }
+        unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, from, flags) == 0 }
     };
     // A lower nice value may need a privilege.
     if !set(now.nice.min(0)) {

@@ -9,17 +9,9 @@ pub type Signals = u64;
 
 fn change_mask(how: c_int, new: Signals) -> Signals {
     let mut old: Signals = 0;
-    let size = size_of::<Signals>();
+    let (from, to, size) = (&raw const new, &raw mut old, size_of::<Signals>());
     // SAFETY: the kernel reads and writes sets of that size, and both sets are local variables.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            &raw const new,
-            &raw mut old,
-            size,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, how, from, to, size) };
     old
 }
 
@@ -78,17 +70,10 @@ pub fn take(set: Signals) {
     let size = size_of::<Signals>();
     // SAFETY: zeros are a time of 0.
     let now: libc::timespec = unsafe { core::mem::zeroed() };
+    let (set, now) = (&raw const set, &raw const now);
     let information = core::ptr::null_mut::<libc::siginfo_t>();
     // SAFETY: the kernel reads a set of that size and a time, both local, and writes nothing.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigtimedwait,
-            &raw const set,
-            information,
-            &raw const now,
-            size,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_rt_sigtimedwait, set, information, now, size) };
 }
 
 /// Blocks the signals that [`block`] or [`block_also`] returned, and no other.

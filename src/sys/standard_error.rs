@@ -64,15 +64,9 @@ fn is_terminal() -> bool {
     let errno = errno::errno();
     // SAFETY: a structure of numbers.
     let mut settings: libc::termios2 = unsafe { core::mem::zeroed() };
+    let (fd, request, to) = (libc::STDERR_FILENO, libc::TCGETS2, &raw mut settings);
     // SAFETY: the structure is writable, and of the size that this request has.
-    let failed = unsafe {
-        libc::syscall(
-            libc::SYS_ioctl,
-            libc::STDERR_FILENO,
-            libc::TCGETS2,
-            &raw mut settings,
-        )
-    } != 0;
+    let failed = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, to) } != 0;
     errno::set_errno(errno);
     !failed
 }

@@ -5,11 +5,10 @@
 //! only counted.
 
 use core::cell::UnsafeCell;
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::thread;
 use rdmamr_trace_format::{Call, Header, Numbers};
-use std::alloc::{Layout, alloc_zeroed};
 
 /// The number of buffers. More threads than that share them.
 const BUFFERS: usize = 64;
@@ -80,7 +79,7 @@ struct TraceBuffer {
 
 /// The buffers of a process, or none if there was no memory.
 pub struct TraceBuffers {
-    buffers: Box<[TraceBuffer]>,
+    buffers: Option<Box<[TraceBuffer; BUFFERS]>>,
     dropped: AtomicU64,
 }
 
@@ -91,18 +90,16 @@ impl TraceBuffers {
     /// Empty buffers, in memory that the system provides as zeros. A program touches only the
     /// buffers that its threads use.
     pub fn new() -> TraceBuffers {
-        let size = Layout::new::<[TraceBuffer; BUFFERS]>();
-        // SAFETY: the size is not 0.
-        let memory = unsafe { alloc_zeroed(size) }.cast::<TraceBuffer>();
-        let number = if memory.is_null() { 0 } else { BUFFERS };
-        let memory = NonNull::new(memory).unwrap_or(NonNull::dangling());
-        let buffers = core::ptr::slice_from_raw_parts_mut(memory.as_ptr(), number);
         TraceBuffers {
-            // SAFETY: the allocator gave that many buffers, or there is none. All zeros is a free
-            // buffer with a block of no records; the header is made when the block is written.
-            buffers: unsafe { Box::from_raw(buffers) },
+            // SAFETY: zeros are free buffers with blocks of no records; the header is made when the
+            // block is written.
+            buffers: unsafe { zeroed() },
             dropped: AtomicU64::new(0),
         }
+    }
+
+    fn all(&self) -> &[TraceBuffer] {
+        self.buffers.as_deref().map_or(&[], |buffers| buffers)
     }
 
     /// Adds a record, and the number of its stack. If `ready`, calls `write` with each block that is
@@ -116,7 +113,7 @@ impl TraceBuffers {
         mut write: impl FnMut(&mut Block),
     ) {
         let first = (thread::pointer() >> 12) % BUFFERS;
-        let (before, from) = self.buffers.split_at(first.min(self.buffers.len()));
+        let (before, from) = self.all().split_at(first.min(self.all().len()));
         for buffer in from.iter().chain(before) {
             let Some(mut held) = HeldBuffer::of(buffer) else {
                 continue;
@@ -159,7 +156,7 @@ impl TraceBuffers {
         chosen: impl Fn(&Block) -> bool,
         mut write: impl FnMut(&mut Block),
     ) {
-        for buffer in &self.buffers {
+        for buffer in self.all() {
             if let Some(mut held) = HeldBuffer::of(buffer) {
                 if held.block().count > 0 && chosen(held.block()) {
                     self.write(held.block(), now, &mut write);
@@ -290,7 +287,7 @@ mod tests {
     #[test]
     fn what_finds_no_buffer_is_counted() {
         let buffers = TraceBuffers::new();
-        let _held: Vec<_> = buffers.buffers.iter().map(HeldBuffer::of).collect();
+        let _held: Vec<_> = buffers.all().iter().map(HeldBuffer::of).collect();
         buffers.add(&call(1), 0, 0, true, |_| panic!("all are held"));
         assert_eq!(buffers.dropped.load(Relaxed), 1);
     }

@@ -17,11 +17,11 @@
 use super::file::File;
 use super::modules;
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::caller::Caller;
 use rdmamr_sys::clock;
 use rdmamr_sys::unwind;
 use rdmamr_trace_format::kind;
-use std::alloc::{Layout, alloc_zeroed};
 
 /// The processor time in ns that a process may spend on new stacks: at its start, and for each call
 /// that it has recorded.
@@ -74,13 +74,11 @@ fn places(fingerprint: u64) -> impl Iterator<Item = usize> {
 impl Stacks {
     /// An empty table, in memory that the system provides as zeros. `None` if there is none.
     pub fn new() -> Option<Stacks> {
-        // SAFETY: the size is not 0.
-        let memory = unsafe { alloc_zeroed(Layout::new::<Table>()) }.cast::<Table>();
         // The first walk initializes libgcc, which a signal handler must not interrupt.
         unwind::walk(&mut |_| false);
-        (!memory.is_null()).then(|| Stacks {
-            // SAFETY: the allocator gave the memory for this type, and zeros are an empty table.
-            table: unsafe { Box::from_raw(memory) },
+        Some(Stacks {
+            // SAFETY: zeros are an empty table.
+            table: unsafe { zeroed() }?,
             spent: AtomicU64::new(0),
             began: clock::monotonic(),
         })
