@@ -23,7 +23,6 @@
 
 mod set;
 
-use core::cell::Cell;
 use rdmamr_cache::cause::Cause;
 use rdmamr_cache::instance::{Cache, existing};
 use rdmamr_cache::life::ending;
@@ -77,9 +76,10 @@ fn monitor() -> Option<Monitor> {
     })
 }
 
+/// The monitor, and the pages of an entry of libfabric's.
 #[inline(always)]
-fn page_range(addr: usize, length: usize) -> Option<PageRange> {
-    PageRange::around(addr as u64, length as u64)
+fn monitored(addr: usize, length: usize) -> Option<(Monitor, PageRange)> {
+    monitor().zip(PageRange::around(addr as u64, length as u64))
 }
 
 /// Starts the cache if necessary. False if nothing can be watched: userfaultfd is refused, or this
@@ -97,7 +97,7 @@ pub fn start() -> bool {
 /// notified of something. This function never waits for the program, allocates no memory per call,
 /// and does not call libfabric, since its caller may hold libfabric's lock.
 pub fn subscribe(addr: usize, length: usize) -> bool {
-    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
+    let Some((monitor, page_range)) = monitored(addr, length) else {
         return false;
     };
     if thread::is_inside() {
@@ -111,7 +111,7 @@ pub fn subscribe(addr: usize, length: usize) -> bool {
 
 /// Whether the memory of an entry is certain to be the same as when libfabric subscribed to it.
 pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
-    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
+    let Some((monitor, page_range)) = monitored(addr, length) else {
         return false;
     };
     let valid = !thread::is_inside() && monitor.is_valid(page_range);
@@ -123,20 +123,14 @@ pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
 
 /// Uncounts an entry of libfabric's.
 pub fn unsubscribe(addr: usize, length: usize) {
-    let (Some(monitor), Some(page_range)) = (monitor(), page_range(addr, length)) else {
-        return;
-    };
-    if thread::is_inside() {
-        return;
-    }
-    let _inside = thread::enter();
-    // An entry that stays counted can only turn an answer into no, never into yes.
-    let Some(locked) = monitor.cache.regions.lock_of_program() else {
-        return;
-    };
-    if let Some(id) = monitor.set.get(&locked, page_range) {
-        if monitor.set.removes_entry(&locked, id) {
-            monitor.end(&locked, id);
+    if let Some((monitor, page_range)) = monitored(addr, length).filter(|_| !thread::is_inside()) {
+        let _inside = thread::enter();
+        // An entry that stays counted can only turn an answer into no, never into yes.
+        if let Some(locked) = monitor.cache.regions.lock_of_program() {
+            let id = monitor.set.get(&locked, page_range);
+            if let Some(id) = id.filter(|&id| monitor.set.removes_entry(&locked, id)) {
+                monitor.end(&locked, id);
+            }
         }
     }
 }
@@ -146,17 +140,16 @@ pub fn stop() {
     let Some(monitor) = monitor().filter(|_| !thread::is_inside()) else {
         return;
     };
-    let _inside = thread::enter();
-    let regions = monitor.cache.regions;
-    let Some(locked) = regions.lock_patiently() else {
+    let ended = monitor.locked(|locked| {
+        for (id, _) in set::each(locked.regions()) {
+            monitor.set.forget(locked, id);
+            monitor.end(locked, id);
+        }
+        monitor.set.know_all();
+    });
+    if ended.is_none() {
         monitor.set.lose();
-        return;
-    };
-    for (id, _) in set::each(regions) {
-        monitor.set.forget(&locked, id);
-        monitor.end(&locked, id);
     }
-    monitor.set.know_all();
 }
 
 /// Tells libfabric, through `notify`, which memory is invalidated; libfabric then ends its entries
@@ -164,39 +157,30 @@ pub fn stop() {
 pub fn notify(mut notify: impl FnMut(PageRange)) {
     let Some(monitor) = monitor() else { return };
     let (regions, set) = (monitor.cache.regions, monitor.set);
-    let locked = |then: &dyn Fn(&Locked<'_>)| {
-        let _inside = thread::enter();
-        let locked = regions.lock_patiently();
-        if let Some(locked) = &locked {
-            then(locked);
-        }
-        locked.is_some()
-    };
     let left = |locked: &Locked<'_>, id| {
         if set.has_left(locked, id) {
             monitor.end(locked, id);
         }
     };
     if set.has_lost() {
-        if !locked(&|locked| set.all_leave(locked)) {
+        if monitor.locked(|locked| set.all_leave(locked)).is_none() {
             return;
         }
         notify(PageRange::ALL);
-        locked(&|locked| {
+        monitor.locked(|locked| {
             set::each(regions).for_each(|(id, _)| left(locked, id));
             // This has no effect if another subscription was lost meanwhile.
             set.found();
         });
     }
     for (id, region) in set::each(regions) {
-        let page_range = Cell::new(None);
-        if region.state.load().is_stale() {
-            locked(&|locked| page_range.set(set.entries_leave(locked, id)));
+        if !region.state.load().is_stale() {
+            continue;
         }
-        if let Some(page_range) = page_range.get() {
+        if let Some(Some(page_range)) = monitor.locked(|locked| set.entries_leave(locked, id)) {
             // libfabric may unsubscribe meanwhile, in this thread or in another.
             notify(page_range);
-            locked(&|locked| {
+            monitor.locked(|locked| {
                 if let Some(id) = set.get(locked, page_range) {
                     left(locked, id);
                 }
@@ -237,6 +221,13 @@ impl hit::Steps for Find<'_> {
 }
 
 impl Monitor {
+    /// Does this with the lock. `None` if the lock cannot be had.
+    fn locked<R>(&self, then: impl FnOnce(&Locked<'_>) -> R) -> Option<R> {
+        let _inside = thread::enter();
+        let locked = self.cache.regions.lock_patiently()?;
+        Some(then(&locked))
+    }
+
     fn subscribe(&self, page_range: PageRange) {
         let (cache, regions) = (self.cache, self.cache.regions);
         let Some(locked) = cache.lock_to_link(page_range) else {
