@@ -86,10 +86,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
     access: c_int,
     caller: Caller,
 ) -> *mut ibv_mr {
-    let request = Request {
-        iova,
-        ..Request::at_address(addr, length, Access::from_bits_retain(access as u32))
-    };
+    let request = Request::new(addr, length, iova, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
     unsafe {
         reg(
@@ -111,10 +108,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
     access: c_uint,
     caller: Caller,
 ) -> *mut ibv_mr {
-    let request = Request {
-        iova,
-        ..Request::at_address(addr, length, Access::from_bits_retain(access))
-    };
+    let request = Request::new(addr, length, iova, Access::from_bits_retain(access));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
     unsafe {
         reg(

@@ -81,24 +81,21 @@ const TABLE: &[(i32, i32, &CStr)] = &[
     (FI_ENOKEY, FI_ENOKEY, c"The key is in use, or there is no such key"),
 ];
 
+fn row(number: i32) -> Option<&'static (i32, i32, &'static CStr)> {
+    TABLE.iter().find(|row| row.0 == number)
+}
+
 /// The code for C, positive.
 pub fn code(error: Error) -> i32 {
-    if let Error::Refused(code, _) = error {
-        return code;
+    match error {
+        Error::Refused(code, _) => code,
+        _ => row(error.errno()).map_or(FI_EOTHER, |row| row.1),
     }
-    let errno = error.errno();
-    TABLE
-        .iter()
-        .find(|row| row.0 == errno)
-        .map_or(FI_EOTHER, |row| row.1)
 }
 
 /// The meaning of an errno or a code, fi_eq_strerror(3).
 pub fn words(number: i32) -> &'static CStr {
-    TABLE
-        .iter()
-        .find(|row| row.0 == number)
-        .map_or(c"Unspecified error", |row| row.2)
+    row(number).map_or(c"Unspecified error", |row| row.2)
 }
 
 #[cfg(test)]

@@ -314,10 +314,7 @@ fn ask(
     } else {
         Access::empty()
     };
-    let request = Request {
-        iova,
-        ..Request::at_address(buffer.addr, buffer.length, access | on_demand)
-    };
+    let request = Request::new(buffer.addr, buffer.length, iova, access | on_demand);
     register(domain.pd, &request).map_err(|error| Failure {
         error,
         subject: Subject::of_memory(domain.pd, request),

@@ -111,12 +111,8 @@ impl Reason {
     fn try_write(&self, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
         if let Subject::Memory(Refused { request, .. }, _) | Subject::Umem(request) = self.subject {
-            let Request {
-                addr,
-                length,
-                iova,
-                access,
-            } = request;
+            let (addr, length, access) = (request.addr, request.length, request.access);
+            let iova = request.iova;
             write!(out, " of {length} bytes at {addr:p}")?;
             if iova != addr.addr() as u64 {
                 write!(out, ", iova {iova:#x}")?;

@@ -33,13 +33,8 @@ pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Erro
 }
 
 fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    let Request {
-        addr,
-        length,
-        iova,
-        access,
-    } = *request;
-    let access = access.bits();
+    let (addr, length, iova) = (request.addr, request.length, request.iova);
+    let access = request.access.bits();
     let pd_ptr = pd.as_ptr();
     let provider = Provider::of_pd(pd);
     let _uncancelled = thread::uncancelled();

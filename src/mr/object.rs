@@ -9,6 +9,7 @@
 
 use super::access::Access;
 use super::request::Request;
+use core::mem::offset_of;
 use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_abi::rdma_core::*;
@@ -29,8 +30,7 @@ struct Layout {
     /// For an object that stands for a cached region: the address of the cache's own object.
     cached: usize,
 }
-const _: () =
-    assert!(size_of::<Layout>() == 72 && core::mem::offset_of!(Layout, provider_access) == 56);
+const _: () = assert!(size_of::<Layout>() == 72 && offset_of!(Layout, provider_access) == 56);
 
 /// `verbs_mr.mr_type` of an object of ours without a registered region, or whose region a thread is
 /// deregistering. libibverbs counts its types from 0. The public fields keep their values, just as
@@ -182,11 +182,20 @@ impl Mr {
     /// `verbs_mr.access`, which may have a mark.
     #[inline(always)]
     fn marked(&self) -> &AtomicU32 {
-        let offset = core::mem::offset_of!(verbs_mr, access);
-        let marked = self.0.as_ptr().wrapping_byte_add(offset).cast();
-        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes this
-        // field without an atomic only when it makes the object, before other threads can read it.
-        unsafe { AtomicU32::from_ptr(marked) }
+        self.word(offset_of!(verbs_mr, access))
+    }
+
+    #[inline(always)]
+    fn mr_type(&self) -> &AtomicU32 {
+        self.word(offset_of!(verbs_mr, mr_type))
+    }
+
+    #[inline(always)]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        let word = self.0.as_ptr().wrapping_byte_add(offset).cast();
+        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes these
+        // fields without an atomic only when it makes the object, before other threads can read it.
+        unsafe { AtomicU32::from_ptr(word) }
     }
 
     /// Whether the region may have no handle of the kernel: mlx5 answers `ibv_alloc_null_mr` itself,
@@ -198,14 +207,6 @@ impl Mr {
     /// Whether the region is of a dma-buf, which no range of addresses stands for.
     pub fn is_of_dmabuf(self) -> bool {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_DMABUF_MR
-    }
-
-    fn mr_type(&self) -> &AtomicU32 {
-        let offset = core::mem::offset_of!(verbs_mr, mr_type);
-        let mr_type = self.0.as_ptr().wrapping_byte_add(offset).cast();
-        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes this
-        // field without an atomic only when it makes the object, before other threads can read it.
-        unsafe { AtomicU32::from_ptr(mr_type) }
     }
 
     /// Whether the object is ours and its region is deregistered, or is being deregistered.

@@ -94,14 +94,9 @@ pub enum Mapped {
 impl Refused {
     /// The argument that is wrong.
     pub fn wrong_argument(&self) -> Option<Wrong> {
-        let Request {
-            addr,
-            length,
-            iova,
-            access,
-        } = self.request;
+        let (length, iova, access) = (self.request.length, self.request.iova, self.request.access);
         let page = page_size();
-        let start = addr.addr() as u64;
+        let start = self.request.addr.addr() as u64;
         if start % page != iova % page {
             return Some(Wrong::Offsets(iova % page, start % page));
         }

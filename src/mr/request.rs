@@ -19,7 +19,11 @@ impl Request {
     /// A request for memory that remote peers access at the memory's own address.
     #[inline(always)]
     pub fn at_address(addr: *mut c_void, length: usize, access: Access) -> Request {
-        let iova = addr.addr() as u64;
+        Request::new(addr, length, addr.addr() as u64, access)
+    }
+
+    #[inline(always)]
+    pub fn new(addr: *mut c_void, length: usize, iova: u64, access: Access) -> Request {
         Request {
             addr,
             length,

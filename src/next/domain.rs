@@ -70,14 +70,17 @@ impl Context {
         (fd >= 0 && abi.addr() == usize::MAX).then_some(fd)
     }
 
-    /// The kernel's name of the device, up to the first 0. Zeros if it has none.
-    pub fn name(self) -> [u8; 64] {
+    fn device(self) -> Option<&'static ibv_device> {
         // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
         // it.
         let device = unsafe { self.0.as_ref() }.device;
         // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
-        let device = unsafe { device.as_ref() };
-        let name = device.map_or([0; 64], |device| device.name);
+        unsafe { device.as_ref() }
+    }
+
+    /// The kernel's name of the device, up to the first 0. Zeros if it has none.
+    pub fn name(self) -> [u8; 64] {
+        let name = self.device().map_or([0; 64], |device| device.name);
         let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         core::array::from_fn(|n| if n < length { name[n] as u8 } else { 0 })
     }
@@ -146,24 +149,20 @@ impl Pd {
         unsafe { (*self.as_ptr()).handle }
     }
 
-    /// The kind of network that the domain's device is on, `enum ibv_transport_type`.
-    pub fn transport(self) -> Option<i32> {
+    fn device(self) -> Option<&'static ibv_device> {
         // SAFETY: live handle: the domain exists, and its device stays open as long as the domain
         // exists.
-        let context = unsafe { self.context().as_ref() }?;
-        // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
-        let device = unsafe { context.device.as_ref() }?;
-        Some(device.transport_type)
+        unsafe { Context::from_c(self.context()) }?.device()
+    }
+
+    /// The kind of network that the domain's device is on, `enum ibv_transport_type`.
+    pub fn transport(self) -> Option<i32> {
+        Some(self.device()?.transport_type)
     }
 
     /// The kernel's name of the domain's device, up to the first 0.
     pub fn device_name(self) -> Option<[u8; 64]> {
-        // SAFETY: live handle: the domain exists, and its device stays open as long as the domain
-        // exists.
-        let context = unsafe { self.context().as_ref() }?;
-        // SAFETY: libibverbs keeps the `ibv_device` of an open context until the context is closed.
-        let device = unsafe { context.device.as_ref() }?;
-        Some(device.name.map(|byte| byte as u8))
+        Some(self.device()?.name.map(|byte| byte as u8))
     }
 
     /// The domain's device, as C sees it.

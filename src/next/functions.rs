@@ -17,7 +17,6 @@ use super::domain::{Context, Pd};
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
 use core::num::NonZeroUsize;
-use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::fid;
 use rdmamr_abi::libfabric_provider::fi_info;
@@ -169,7 +168,6 @@ impl<F: Copy> Next<F> {
         name: &'static CStr,
         version: Option<&'static CStr>,
     ) -> Self {
-        const { assert!(size_of::<F>() == size_of::<usize>()) };
         Next {
             symbol: Symbol {
                 library,
@@ -207,9 +205,8 @@ impl<F: Copy> Next<F> {
 
     #[inline(always)]
     fn typed(&self, address: Option<NonZeroUsize>) -> Option<F> {
-        let pointer = with_exposed_provenance::<c_void>(address?.get());
         // SAFETY: `new` was promised that the symbol has the type `F`, and a look-up found it.
-        Some(unsafe { core::mem::transmute_copy(&pointer) })
+        address.map(|address| unsafe { symbols::typed(address) })
     }
 
     /// The function's name.

@@ -367,7 +367,7 @@ impl Counters {
     /// 40 ns, a small part of the time of a large region. Of the small regions only the first of
     /// each thread and then one in 16 are measured; each of the latter counts for 16.
     #[inline(never)]
-    pub fn start_clock(&self, thread: thread::Number, bytes: usize) -> Measuring {
+    pub fn start_clock(&self, thread: thread::Number, bytes: usize) -> Option<Measuring> {
         let shard = &self.0.shards[thread.index().min(SHARDS - 1)];
         let before = shard.counters[counter!(reg_kernel).0].load(Relaxed);
         let weight = if bytes >= LARGE || before < FIRST {
@@ -375,21 +375,16 @@ impl Counters {
         } else if before.wrapping_mul(SCATTER) >> (u64::BITS - 4) == 0 {
             16
         } else {
-            return Measuring {
-                began: 0,
-                weight: 0,
-            };
+            return None;
         };
-        Measuring {
-            began: clock::monotonic(),
-            weight,
-        }
+        let began = clock::monotonic();
+        Some(Measuring { began, weight })
     }
 
     /// Ends the measurement of a registration.
     #[inline]
-    pub fn stop_clock(&self, thread: thread::Number, measuring: Measuring) {
-        if measuring.weight > 0 {
+    pub fn stop_clock(&self, thread: thread::Number, measuring: Option<Measuring>) {
+        if let Some(measuring) = measuring {
             self.count_time(thread, measuring);
         }
     }
@@ -422,11 +417,11 @@ impl Counters {
     }
 }
 
-/// A registration whose time may be measured.
+/// A registration whose time is measured.
 #[derive(Clone, Copy)]
 pub struct Measuring {
     began: u64,
-    /// For how many registrations this one counts; 0 if it is not measured.
+    /// For how many registrations this one counts.
     weight: u64,
 }
 

@@ -5,7 +5,7 @@
 //! thread that asks here. So this file asks `_dl_find_object` (glibc 2.35), which takes no lock,
 //! and /proc. On earlier systems, and without /proc, it asks dl_iterate_phdr(3), which waits.
 
-use super::symbols::{Function, Scope, find};
+use super::symbols::{self, Function, Scope, find};
 use super::{aside, proc};
 use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
@@ -150,6 +150,16 @@ impl Object {
         let version = version.map(Text::of);
         let is_it = |number| self.tables.is_at(number, version);
         NonZeroUsize::new(self.tables.find(Text::of(name), is_it)?)
+    }
+
+    /// The function of that name, if the file defines it.
+    ///
+    /// # Safety
+    /// `F` is the type of the function, as the library's header declares it.
+    pub unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Option<F> {
+        let address = self.find(name, None);
+        // SAFETY: this function's contract.
+        address.map(|address| unsafe { symbols::typed(address) })
     }
 }
 

@@ -58,7 +58,7 @@ impl PageRange {
         let page = page_size();
         let end = addr.checked_add(length)?.checked_add(page - 1)? & !(page - 1);
         let start = addr & !(page - 1);
-        (length > 0).then_some(PageRange { start, end })
+        (length > 0).then_some(PageRange::new(start, end))
     }
 
     /// The smallest range that contains both.
@@ -84,10 +84,8 @@ impl PageRange {
 
     /// The addresses that both ranges share, if any.
     pub fn common(self, other: PageRange) -> Option<PageRange> {
-        self.overlaps(other).then(|| PageRange {
-            start: self.start.max(other.start),
-            end: self.end.min(other.end),
-        })
+        let common = PageRange::new(self.start.max(other.start), self.end.min(other.end));
+        self.overlaps(other).then_some(common)
     }
 
     /// Whether `other` lies within this range.
@@ -98,10 +96,8 @@ impl PageRange {
 
     /// The range, extended to multiples of `unit`, a power of two.
     pub fn extended(self, unit: u64) -> PageRange {
-        PageRange {
-            start: self.start & !(unit - 1),
-            end: self.end.saturating_add(unit - 1) & !(unit - 1),
-        }
+        let end = self.end.saturating_add(unit - 1);
+        PageRange::new(self.start & !(unit - 1), end & !(unit - 1))
     }
 }
 

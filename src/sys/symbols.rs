@@ -79,6 +79,18 @@ impl Library {
     }
 }
 
+/// The function at an address.
+///
+/// # Safety
+/// `F` is a function pointer type, and that of the function there. (Of data it may be a reference.)
+#[inline(always)]
+pub unsafe fn typed<F: Copy>(address: NonZeroUsize) -> F {
+    const { assert!(size_of::<F>() == size_of::<usize>()) };
+    let pointer = with_exposed_provenance::<c_void>(address.get());
+    // SAFETY: this function's contract.
+    unsafe { core::mem::transmute_copy(&pointer) }
+}
+
 /// A function of another library, once a lookup has found it.
 pub struct Function<F> {
     address: AtomicUsize,
@@ -91,7 +103,6 @@ impl<F: Copy> Function<F> {
     /// # Safety
     /// `F` is a function pointer type, and `set` gets only addresses of functions of this type.
     pub const unsafe fn new() -> Self {
-        const { assert!(size_of::<F>() == size_of::<usize>()) };
         Function {
             address: AtomicUsize::new(0),
             signature: PhantomData,
@@ -101,10 +112,9 @@ impl<F: Copy> Function<F> {
     /// The function, if a lookup has found it.
     #[inline(always)]
     pub fn get(&self) -> Option<F> {
-        let address = NonZeroUsize::new(self.address.load(Relaxed))?;
-        let pointer = with_exposed_provenance::<c_void>(address.get());
+        let address = NonZeroUsize::new(self.address.load(Relaxed));
         // SAFETY: `new` was promised that a function of type `F` is at this address.
-        Some(unsafe { core::mem::transmute_copy(&pointer) })
+        address.map(|address| unsafe { typed(address) })
     }
 
     /// Records the result of a lookup.

@@ -11,10 +11,10 @@
 use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::num::NonZeroUsize;
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::AtomicBool;
 use libc::syscall;
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::symbols::{Function, Scope, find};
+use rdmamr_sys::symbols::{Scope, find, typed};
 use rdmamr_sys::thread;
 
 /// The most frames; the outermost are left out.
@@ -34,14 +34,10 @@ pub struct Python {
 /// # Safety
 /// `F` is the type of each function that may have one of these names.
 unsafe fn function<F: Copy>(names: &[&CStr]) -> Option<F> {
+    let mut names = names.iter();
+    let address = names.find_map(|name| find(Scope::Program, name, None));
     // SAFETY: this function's contract.
-    let function = unsafe { Function::new() };
-    function.set(
-        names
-            .iter()
-            .find_map(|name| find(Scope::Program, name, None)),
-    );
-    function.get()
+    address.map(|address| unsafe { typed(address) })
 }
 
 impl Python {
@@ -55,9 +51,9 @@ impl Python {
         // SAFETY: both names' functions take a descriptor and that pointer, and return nothing.
         let dump = unsafe { function(&[c"PyUnstable_DumpTraceback", c"_Py_DumpTraceback"]) };
         static SAID: AtomicBool = AtomicBool::new(false);
-        if dump.is_none() && !SAID.swap(true, Relaxed) {
-            log::line(
-                Level::Warn,
+        if dump.is_none() && log::wants(Level::Warn) {
+            log::once(
+                &SAID,
                 format_args!(
                     "RDMAMR_TRACE: call stacks have no frames of Python: this version does not export its dump of a \
                      stack (3.9, 3.10, 3.13 and 3.14 do not)"

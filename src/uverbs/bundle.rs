@@ -38,6 +38,13 @@ impl<const N: usize> Bundle<N> {
         }
     }
 
+    /// A bundle with a command of the write() interface, inside an ioctl.
+    pub const fn of_command(driver_id: u32, command: u32) -> Self {
+        let mut bundle = Self::new(driver_id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+        bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, command as u64);
+        bundle
+    }
+
     /// Adds input of at most eight bytes. The kernel reads it from the attribute itself, and would
     /// take a pointer there for the data.
     pub const fn inline(&mut self, id: u16, len: u16, data: u64) {

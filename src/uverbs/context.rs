@@ -143,12 +143,7 @@ pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> 
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let mut answer = core::mem::MaybeUninit::<ib_uverbs_query_device_resp>::zeroed();
-    let mut bundle = Bundle::<3>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
-    bundle.inline(
-        UVERBS_ATTR_WRITE_CMD,
-        8,
-        IB_USER_VERBS_CMD_QUERY_DEVICE.into(),
-    );
+    let mut bundle = Bundle::<3>::of_command(driver.id, IB_USER_VERBS_CMD_QUERY_DEVICE);
     // The command is an address that only write() uses.
     bundle.inline(UVERBS_ATTR_CORE_IN, 8, 0);
     bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer);
@@ -180,12 +175,7 @@ pub fn is_gone(kernel: &impl Kernel, fd: i32, facts: Facts) -> bool {
 
 /// Sends QUERY_DEVICE without its input, for a device of that driver. The command cannot succeed.
 fn probe(kernel: &impl Kernel, fd: i32, driver_id: u32) -> Errno {
-    let mut bundle = Bundle::<1>::new(driver_id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
-    bundle.inline(
-        UVERBS_ATTR_WRITE_CMD,
-        8,
-        IB_USER_VERBS_CMD_QUERY_DEVICE.into(),
-    );
+    let mut bundle = Bundle::<1>::of_command(driver_id, IB_USER_VERBS_CMD_QUERY_DEVICE);
     // SAFETY: the bundle holds no address.
     match unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) } {
         Ok(()) => Errno(libc::ENOSPC),

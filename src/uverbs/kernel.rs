@@ -43,13 +43,17 @@ impl Kernel for UverbsOfHelper {
         let (bytes, length) = (command.as_ptr(), command.len());
         // SAFETY: the slice is readable, and its address is valid by the contract of
         // `Kernel::write`.
-        let written = unsafe { libc::syscall(libc::SYS_write, fd, bytes, length) };
-        if usize::try_from(written) == Ok(length) {
-            Ok(())
-        } else {
-            Err(errno::errno())
-        }
+        whole(
+            unsafe { libc::syscall(libc::SYS_write, fd, bytes, length) } as isize,
+            command,
+        )
     }
+}
+
+/// The result of a write(2) of a command.
+fn whole(written: isize, command: &[u8]) -> Result<(), Errno> {
+    let is_whole = usize::try_from(written) == Ok(command.len());
+    is_whole.then_some(()).ok_or_else(errno::errno)
 }
 
 /// The type of ioctl(2).
@@ -115,10 +119,6 @@ impl Kernel for Uverbs {
         let written = unsafe { libc::write(fd, command.as_ptr().cast(), command.len()) };
         // SAFETY: a null pointer asks for no answer.
         unsafe { pthread_setcancelstate(cancelled, core::ptr::null_mut()) };
-        if usize::try_from(written) == Ok(command.len()) {
-            Ok(())
-        } else {
-            Err(errno::errno())
-        }
+        whole(written, command)
     }
 }

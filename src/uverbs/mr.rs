@@ -66,9 +66,7 @@ pub fn register(
         // SAFETY: `response` is the address of `answer`, which has room for both answers.
         unsafe { kernel.write(fd, bytes.as_bytes()) }?;
     } else {
-        let mut bundle =
-            Bundle::<5>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
-        bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, IB_USER_VERBS_CMD_REG_MR.into());
+        let mut bundle = Bundle::<5>::of_command(driver.id, IB_USER_VERBS_CMD_REG_MR);
         bundle.input(UVERBS_ATTR_CORE_IN, &command);
         bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer.core);
         if driver.private_in > 0 {

@@ -15,26 +15,29 @@ const OLDEST: u32 = 1 << 16 | 5;
 /// major version: such a libfabric gets no provider. If an application asks a newer libfabric for a
 /// later interface than `NEWEST`, libfabric itself does not offer the provider.
 pub fn serves() -> Option<u32> {
-    let version: unsafe extern "C" fn() -> u32 = function(c"fi_version")?;
-    // SAFETY: `fi_version` is libfabric's function, and has this signature.
+    // SAFETY: `fi_version` has this signature.
+    let version: unsafe extern "C" fn() -> u32 = unsafe { function(c"fi_version") }?;
+    // SAFETY: `fi_version` is libfabric's function.
     let version = unsafe { version() };
     (version >= OLDEST && version >> 16 <= NEWEST >> 16).then_some(version.min(NEWEST))
 }
 
 /// Looks up a function of libfabric.
-fn function<F: Copy>(name: &'static CStr) -> Option<F> {
-    const { assert!(size_of::<F>() == size_of::<usize>()) };
+///
+/// # Safety
+/// `F` is the type of the function.
+unsafe fn function<F: Copy>(name: &'static CStr) -> Option<F> {
     let libfabric = Object::named(c"libfabric.so.1", b"libfabric.so.1", &|_| true).ok()??;
-    let address = libfabric.find(name, None)?;
-    let pointer = core::ptr::with_exposed_provenance::<u8>(address.get());
-    // SAFETY: `F` has the size of a pointer; each caller names the function's type.
-    Some(unsafe { core::mem::transmute_copy(&pointer) })
+    // SAFETY: this function's contract.
+    unsafe { libfabric.function(name) }
 }
 
 /// Allocates a `struct fi_info` with all its parts, in the sizes of this libfabric. Its strings
 /// come from malloc. libfabric frees it.
 pub fn allocate() -> Option<*mut fi_info> {
-    let duplicate: unsafe extern "C" fn(*const fi_info) -> *mut fi_info = function(c"fi_dupinfo")?;
+    type Duplicate = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
+    // SAFETY: `fi_dupinfo` has this signature.
+    let duplicate: Duplicate = unsafe { function(c"fi_dupinfo") }?;
     // SAFETY: `fi_dupinfo` is libfabric's function. It makes an empty info from NULL.
     let info = unsafe { duplicate(core::ptr::null()) };
     (!info.is_null()).then_some(info)
@@ -42,7 +45,9 @@ pub fn allocate() -> Option<*mut fi_info> {
 
 /// Frees a list that `allocate` made.
 pub fn free(info: *mut fi_info) {
-    if let Some(free) = function::<unsafe extern "C" fn(*mut fi_info)>(c"fi_freeinfo") {
+    type Free = unsafe extern "C" fn(*mut fi_info);
+    // SAFETY: `fi_freeinfo` has this signature.
+    if let Some(free) = unsafe { function::<Free>(c"fi_freeinfo") } {
         // SAFETY: `fi_freeinfo` is libfabric's function; `info` is NULL or came from
         // `allocate`.
         unsafe { free(info) };

@@ -2,7 +2,7 @@
 //! CUDA, by the functions of its driver's library (cuda.h, "Memory Management", "Unified
 //! Addressing").
 
-use super::runtime::{find, function};
+use super::runtime::find;
 use super::{Export, Runtime, Way};
 use crate::outcome::{Address, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
@@ -54,7 +54,7 @@ macro_rules! calls {
             $( fn $name(&self, $($arg: $type),*) -> Option<c_int> {
                 type Call = unsafe extern "C" fn($($type),*) -> c_int;
                 // SAFETY: cuda.h declares the function so.
-                let call: Call = unsafe { function(&self.0, $symbol) }?;
+                let call: Call = unsafe { self.0.function($symbol) }?;
                 // SAFETY: the callers below pass pointers to what the function writes; it takes any
                 // address and any number.
                 Some(unsafe { call($($arg),*) })

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ROCm, by the functions of its runtime's library (hsa.h, hsa_ext_amd.h).
 
-use super::runtime::{find, function};
+use super::runtime::find;
 use super::{Export, Runtime, Way};
 use crate::outcome::{RuntimeKind, Why};
 use core::ffi::{c_int, c_void};
@@ -50,7 +50,7 @@ pub struct Rocm(Object);
 impl Rocm {
     fn info(&self, addr: u64) -> Option<PointerInfo> {
         // SAFETY: hsa_ext_amd.h declares the function so.
-        let ask: PointerInfoFn = unsafe { function(&self.0, c"hsa_amd_pointer_info") }?;
+        let ask: PointerInfoFn = unsafe { self.0.function(c"hsa_amd_pointer_info") }?;
         let mut info = PointerInfo {
             size: size_of::<PointerInfo>() as u32,
             ..PointerInfo::default()
@@ -64,7 +64,7 @@ impl Rocm {
 
     fn is_gpu(&self, agent: u64) -> bool {
         // SAFETY: hsa.h declares the function so.
-        let Some(ask) = (unsafe { function::<AgentInfoFn>(&self.0, c"hsa_agent_get_info") }) else {
+        let Some(ask) = (unsafe { self.0.function::<AgentInfoFn>(c"hsa_agent_get_info") }) else {
             return false;
         };
         let mut kind: c_int = -1;
@@ -89,19 +89,13 @@ impl Runtime for Rocm {
     fn export(&self, range: PageRange, _: Way) -> Result<Export, Why> {
         // SAFETY: hsa_ext_amd.h declares the function so.
         let export: Option<ExportFn> =
-            unsafe { function(&self.0, c"hsa_amd_portable_export_dmabuf") };
+            unsafe { self.0.function(c"hsa_amd_portable_export_dmabuf") };
         let export = export.ok_or(Why::NoFunction)?;
         let (mut file, mut offset) = (-1, 0);
         let start = without_provenance(range.start as usize);
+        let (size, to, at) = (range.bytes() as usize, &raw mut file, &raw mut offset);
         // SAFETY: `file` and `offset` have room for the answers, and the function takes any range.
-        match unsafe {
-            export(
-                start,
-                range.bytes() as usize,
-                &raw mut file,
-                &raw mut offset,
-            )
-        } {
+        match unsafe { export(start, size, to, at) } {
             SUCCESS if file >= 0 => Ok(Export {
                 // SAFETY: the call has just opened this file for its caller.
                 file: unsafe { OwnedFd::from_raw_fd(file) },

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The library of a GPU's runtime, and its functions.
+//! The library of a GPU's runtime.
 
 use core::ffi::CStr;
 use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use rdmamr_sys::loaded_files::Object;
-use rdmamr_sys::symbols::Function;
 
 /// The library of this name, if the program has loaded it. The program keeps it loaded as long as it
 /// has memory of the GPU. `last` is where it was found last, so that /proc need not be read.
@@ -17,15 +16,4 @@ pub fn find(name: &'static CStr, stem: &[u8], last: &AtomicUsize) -> Option<Obje
         last.store(found.start(), Relaxed);
         Some(found)
     })
-}
-
-/// A function of the library.
-///
-/// # Safety
-/// `F` is the type of the function, as the library's header declares it.
-pub unsafe fn function<F: Copy>(library: &Object, name: &'static CStr) -> Option<F> {
-    // SAFETY: this function's contract.
-    let function: Function<F> = unsafe { Function::new() };
-    function.set(library.find(name, None));
-    function.get()
 }
