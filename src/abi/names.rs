@@ -5,39 +5,23 @@
 use crate::libfabric::*;
 use crate::rdma_core::*;
 
+/// Pairs of a number and its C name: of constants here, and of those of a module.
+macro_rules! named {
+    ($type:ty: $($name:ident),* $(; $module:ident: $($inside:ident),*)?) => {
+        &[
+            $(($name as $type, stringify!($name)),)*
+            $($(($module::$inside as $type, stringify!($inside)),)*)?
+        ]
+    };
+}
+
 /// Linux's errnos, and above 255 libfabric's codes.
-pub const ERRNOS: &[(i32, &str)] = &[
-    (libc::EPERM, "EPERM"),
-    (libc::ENOENT, "ENOENT"),
-    (libc::EINTR, "EINTR"),
-    (libc::EIO, "EIO"),
-    (libc::EBADF, "EBADF"),
-    (libc::EAGAIN, "EAGAIN"),
-    (libc::ENOMEM, "ENOMEM"),
-    (libc::EACCES, "EACCES"),
-    (libc::EFAULT, "EFAULT"),
-    (libc::EBUSY, "EBUSY"),
-    (libc::ENODEV, "ENODEV"),
-    (libc::EINVAL, "EINVAL"),
-    (libc::EMFILE, "EMFILE"),
-    (libc::ENOTTY, "ENOTTY"),
-    (libc::ENOSPC, "ENOSPC"),
-    (libc::ERANGE, "ERANGE"),
-    (libc::ENOSYS, "ENOSYS"),
-    (libc::ENODATA, "ENODATA"),
-    (libc::EPROTO, "EPROTO"),
-    (libc::EOVERFLOW, "EOVERFLOW"),
-    (libc::EOPNOTSUPP, "EOPNOTSUPP"),
-    (libc::ETIMEDOUT, "ETIMEDOUT"),
-    (libc::ECANCELED, "ECANCELED"),
-    (libc::EKEYREJECTED, "EKEYREJECTED"),
-    (FI_EOTHER, "FI_EOTHER"),
-    (FI_ETOOSMALL, "FI_ETOOSMALL"),
-    (FI_EOPBADSTATE, "FI_EOPBADSTATE"),
-    (FI_EAVAIL, "FI_EAVAIL"),
-    (FI_EBADFLAGS, "FI_EBADFLAGS"),
-    (FI_ENOKEY, "FI_ENOKEY"),
-];
+pub const ERRNOS: &[(i32, &str)] = named! {
+    i32: FI_EOTHER, FI_ETOOSMALL, FI_EOPBADSTATE, FI_EAVAIL, FI_EBADFLAGS, FI_ENOKEY;
+    libc: EPERM, ENOENT, EINTR, EIO, EBADF, EAGAIN, ENOMEM, EACCES, EFAULT, EBUSY, ENODEV, EINVAL,
+        EMFILE, ENOTTY, ENOSPC, ERANGE, ENOSYS, ENODATA, EPROTO, EOVERFLOW, EOPNOTSUPP, ETIMEDOUT,
+        ECANCELED, EKEYREJECTED
+};
 
 /// The access flags of verbs.
 pub const ACCESS: &[(u32, &str)] = &[
@@ -55,11 +39,5 @@ pub const ACCESS: &[(u32, &str)] = &[
 ];
 
 /// The access flags of libfabric's registrations. A trace keeps their lower 32 bits.
-pub const FABRIC_ACCESS: &[(u32, &str)] = &[
-    (FI_READ as u32, "FI_READ"),
-    (FI_WRITE as u32, "FI_WRITE"),
-    (FI_RECV as u32, "FI_RECV"),
-    (FI_SEND as u32, "FI_SEND"),
-    (FI_REMOTE_READ as u32, "FI_REMOTE_READ"),
-    (FI_REMOTE_WRITE as u32, "FI_REMOTE_WRITE"),
-];
+pub const FABRIC_ACCESS: &[(u32, &str)] =
+    named! { u32: FI_READ, FI_WRITE, FI_RECV, FI_SEND, FI_REMOTE_READ, FI_REMOTE_WRITE };

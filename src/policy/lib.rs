@@ -66,42 +66,53 @@ pub enum CacheMode {
     All,
 }
 
+/// Declares numbers from 0 on, and a list of their words.
+#[macro_export]
+macro_rules! numbered {
+    (
+        $(#[$about:meta])* $words:ident: $type:ty;
+        $($(#[$meta:meta])* $name:ident = $number:literal, $word:literal;)*
+    ) => {
+        $(#[$about])*
+        pub const $words: [&str; [$($word),*].len()] = [$($word),*];
+        $($(#[$meta])* pub const $name: $type = $number;)*
+        const _: () = {
+            let (numbers, mut at) = ([$($number),*], 0);
+            while at < numbers.len() {
+                assert!(numbers[at] == at);
+                at += 1;
+            }
+        };
+    };
+}
+
 /// Why the cache does not serve a plain registration. The numbers are those of the trace's format
 /// (rdmamr_trace(5)), which earlier releases have written too.
 pub mod unserved {
-    /// Words that continue "the cache does not serve them:", by number.
-    pub const WORDS: [&str; 10] = [
-        "",
-        "",
-        "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children",
-        "the access flags ask for paging on demand, a zero base, memory windows or huge pages",
-        "remote peers address the memory by another address than its own (iova)",
-        "the length is 0",
-        "the memory belongs to a device (DMA-BUF), or libibverbs has registered it",
-        "the process was forked by one that had cached regions",
-        "a signal handler that interrupted the library made the call",
-        "RDMAMR_DISABLE switches the library off",
-    ];
-    /// Not stated: an earlier release wrote the trace, or the call was not a plain registration.
-    pub const UNKNOWN: u32 = 0;
-    /// The cache could serve the registration.
-    pub const NONE: u32 = 1;
-    /// libibverbs keeps registered memory from children.
-    pub const FORK: u32 = 2;
-    /// The access flags exclude the registration.
-    pub const ACCESS: u32 = 3;
-    /// A region has one address for all its users.
-    pub const ADDRESS: u32 = 4;
-    /// The kernel refuses a registration of length 0.
-    pub const EMPTY: u32 = 5;
-    /// libibverbs registers the memory.
-    pub const DEVICE: u32 = 6;
-    /// The process is a child of one that had cached regions.
-    pub const CHILD: u32 = 7;
-    /// The caller is a signal handler that interrupted the library.
-    pub const INTERRUPTED: u32 = 8;
-    /// The library is switched off.
-    pub const DISABLED: u32 = 9;
+    crate::numbered! {
+        /// Words that continue "the cache does not serve them:", by number.
+        WORDS: u32;
+        /// Not stated: an earlier release wrote the trace, or the call was not a plain registration.
+        UNKNOWN = 0, "";
+        /// The cache could serve the registration.
+        NONE = 1, "";
+        /// libibverbs keeps registered memory from children.
+        FORK = 2, "ibv_fork_init or RDMAV_FORK_SAFE keeps registered memory from children";
+        /// The access flags exclude the registration.
+        ACCESS = 3, "the access flags ask for paging on demand, a zero base, memory windows or huge pages";
+        /// A region has one address for all its users.
+        ADDRESS = 4, "remote peers address the memory by another address than its own (iova)";
+        /// The kernel refuses a registration of length 0.
+        EMPTY = 5, "the length is 0";
+        /// libibverbs registers the memory.
+        DEVICE = 6, "the memory belongs to a device (DMA-BUF), or libibverbs has registered it";
+        /// The process is a child of one that had cached regions.
+        CHILD = 7, "the process was forked by one that had cached regions";
+        /// The caller is a signal handler that interrupted the library.
+        INTERRUPTED = 8, "a signal handler that interrupted the library made the call";
+        /// The library is switched off.
+        DISABLED = 9, "RDMAMR_DISABLE switches the library off";
+    }
 }
 
 /// The properties of a plain registration that the rule looks at.

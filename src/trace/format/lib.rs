@@ -171,52 +171,35 @@ const _: () = assert!(size_of::<Call>() == 64);
 
 /// The function that was called.
 pub mod call {
-    /// Names, by number.
-    pub const NAMES: [&str; 20] = [
-        "",
-        "ibv_reg_mr",
-        "ibv_reg_mr_iova",
-        "ibv_reg_mr_iova2",
-        "ibv_reg_mr_ex",
-        "ibv_reg_dmabuf_mr",
-        "ibv_rereg_mr",
-        "ibv_dereg_mr",
-        "ibv_reg_mr_relaxed",
-        "ibv_dereg_mr_relaxed",
-        "fi_mr_reg",
-        "fi_mr_regv",
-        "fi_mr_regattr",
-        "fi_close",
-        "cache",
-        "change",
-        "mlx5dv_reg_dmabuf_mr",
-        "mlx5dv_devx_umem_reg",
-        "mlx5dv_devx_umem_reg_ex",
-        "mlx5dv_devx_umem_dereg",
-    ];
-    pub const REG_MR: u8 = 1;
-    pub const REG_MR_IOVA: u8 = 2;
-    pub const REG_MR_IOVA2: u8 = 3;
-    pub const REG_MR_EX: u8 = 4;
-    pub const REG_DMABUF_MR: u8 = 5;
-    pub const REREG_MR: u8 = 6;
-    pub const DEREG_MR: u8 = 7;
-    pub const REG_MR_RELAXED: u8 = 8;
-    pub const DEREG_MR_RELAXED: u8 = 9;
-    pub const FI_MR_REG: u8 = 10;
-    pub const FI_MR_REGV: u8 = 11;
-    pub const FI_MR_REGATTR: u8 = 12;
-    pub const FI_CLOSE: u8 = 13;
-    /// Not a call of the program: the cache has deregistered a cached region with the kernel. The
-    /// memory is the region's pages.
-    pub const CACHE: u8 = 14;
-    /// Not a call of the library: the program was about to change memory that it had registered. Only
-    /// earlier releases recorded it.
-    pub const CHANGE: u8 = 15;
-    pub const MLX5DV_REG_DMABUF_MR: u8 = 16;
-    pub const MLX5DV_DEVX_UMEM_REG: u8 = 17;
-    pub const MLX5DV_DEVX_UMEM_REG_EX: u8 = 18;
-    pub const MLX5DV_DEVX_UMEM_DEREG: u8 = 19;
+    rdmamr_policy::numbered! {
+        /// Names, by number.
+        NAMES: u8;
+        /// No call.
+        NONE = 0, "";
+        REG_MR = 1, "ibv_reg_mr";
+        REG_MR_IOVA = 2, "ibv_reg_mr_iova";
+        REG_MR_IOVA2 = 3, "ibv_reg_mr_iova2";
+        REG_MR_EX = 4, "ibv_reg_mr_ex";
+        REG_DMABUF_MR = 5, "ibv_reg_dmabuf_mr";
+        REREG_MR = 6, "ibv_rereg_mr";
+        DEREG_MR = 7, "ibv_dereg_mr";
+        REG_MR_RELAXED = 8, "ibv_reg_mr_relaxed";
+        DEREG_MR_RELAXED = 9, "ibv_dereg_mr_relaxed";
+        FI_MR_REG = 10, "fi_mr_reg";
+        FI_MR_REGV = 11, "fi_mr_regv";
+        FI_MR_REGATTR = 12, "fi_mr_regattr";
+        FI_CLOSE = 13, "fi_close";
+        /// Not a call of the program: the cache has deregistered a cached region with the kernel. The
+        /// memory is the region's pages.
+        CACHE = 14, "cache";
+        /// Not a call of the library: the program was about to change memory that it had registered. Only
+        /// earlier releases recorded it.
+        CHANGE = 15, "change";
+        MLX5DV_REG_DMABUF_MR = 16, "mlx5dv_reg_dmabuf_mr";
+        MLX5DV_DEVX_UMEM_REG = 17, "mlx5dv_devx_umem_reg";
+        MLX5DV_DEVX_UMEM_REG_EX = 18, "mlx5dv_devx_umem_reg_ex";
+        MLX5DV_DEVX_UMEM_DEREG = 19, "mlx5dv_devx_umem_dereg";
+    }
 
     /// Whether a call, if it succeeds, yields a region or a umem.
     pub fn registers(call: u8) -> bool {
@@ -243,34 +226,27 @@ pub mod call {
 
 /// How the call was served.
 pub mod how {
-    /// Names, by number.
-    pub const NAMES: [&str; 8] = [
-        "",
-        "kernel",
-        "forwarded",
-        "hit",
-        "miss",
-        "kept",
-        "gpu",
-        "past the library",
-    ];
-    /// Not stated: the call failed, or it ended a region that was no longer registered.
-    pub const NONE: u8 = 0;
-    /// By a system call of this library, which pinned or released the memory.
-    pub const KERNEL: u8 = 1;
-    /// By the next libibverbs.
-    pub const FORWARDED: u8 = 2;
-    /// By a cached region.
-    pub const HIT: u8 = 3;
-    /// By a new region of the cache, which covers whole pages until a [`call::CACHE`] with the same
-    /// domain and lkey.
-    pub const MISS: u8 = 4;
-    /// A deregistration that left the region in the cache.
-    pub const KEPT: u8 = 5;
-    /// By the next libibverbs, as a dma-buf: the memory is a GPU's, and the kernel refused its address.
-    pub const GPU: u8 = 6;
-    /// By a provider's own call, which the library only observes.
-    pub const PAST: u8 = 7;
+    rdmamr_policy::numbered! {
+        /// Names, by number.
+        NAMES: u8;
+        /// Not stated: the call failed, or it ended a region that was no longer registered.
+        NONE = 0, "";
+        /// By a system call of this library, which pinned or released the memory.
+        KERNEL = 1, "kernel";
+        /// By the next libibverbs.
+        FORWARDED = 2, "forwarded";
+        /// By a cached region.
+        HIT = 3, "hit";
+        /// By a new region of the cache, which covers whole pages until a [`call::CACHE`] with the same
+        /// domain and lkey.
+        MISS = 4, "miss";
+        /// A deregistration that left the region in the cache.
+        KEPT = 5, "kept";
+        /// By the next libibverbs, as a dma-buf: the memory is a GPU's, and the kernel refused its address.
+        GPU = 6, "gpu";
+        /// By a provider's own call, which the library only observes.
+        PAST = 7, "past the library";
+    }
 }
 
 /// Why the cache could not serve a plain registration that succeeded: [`Call::reason`].
