@@ -42,20 +42,23 @@ pub enum Buffers {
 }
 
 impl Buffers {
+    fn all(&self) -> &[Buffer] {
+        match self {
+            Buffers::One(buffer) => core::slice::from_ref(buffer),
+            Buffers::Many(buffers) => buffers,
+        }
+    }
+
     /// The address of the first buffer.
     pub fn start(&self) -> u64 {
-        match self {
-            Buffers::One(buffer) => buffer.addr.addr() as u64,
-            Buffers::Many(buffers) => buffers.first().map_or(0, |first| first.addr.addr() as u64),
-        }
+        self.all()
+            .first()
+            .map_or(0, |first| first.addr.addr() as u64)
     }
 
     /// The sum of the lengths.
     pub fn length(&self) -> u64 {
-        match self {
-            Buffers::One(buffer) => buffer.length as u64,
-            Buffers::Many(buffers) => buffers.iter().map(|buffer| buffer.length as u64).sum(),
-        }
+        self.all().iter().map(|buffer| buffer.length as u64).sum()
     }
 }
 

@@ -5,6 +5,7 @@ use super::errors::{Failure, ensure, may_allocate};
 use super::keys::Keys;
 use super::mode::Mode;
 use super::object::{Hold, Process, Tables};
+use super::provider::DeviceOfDomain;
 use super::queue::Queue;
 use super::raw_key::RawKey;
 use super::refusals::*;
@@ -51,7 +52,7 @@ pub struct Domain {
     /// The queue that reports registrations, if one is bound. The domain keeps it open.
     bound: OnceLock<(&'static Queue, Hold)>,
     /// The device, if the domain opened it. It is closed with the domain.
-    opened: Option<Box<dyn Opened>>,
+    opened: Option<DeviceOfDomain>,
 }
 const _: () = assert!(offset_of!(Domain, tables) >= size_of::<fid_domain>());
 const _: () = assert!(offset_of!(Domain, slots) == offset_of!(fid_domain, ops));
@@ -62,12 +63,6 @@ const _: () = assert!(offset_of!(Domain, memory) == offset_of!(fid_domain, mr));
 #[repr(align(64))]
 struct RegionCount(AtomicUsize);
 
-/// The device that the provider opened for a domain.
-pub trait Opened: Send + Sync {
-    /// Closes the device. After an error the device is still open.
-    fn close(&self, pd: Pd) -> Result<(), Error>;
-}
-
 impl Domain {
     /// Opens a domain over a protection domain.
     pub fn open(
@@ -75,7 +70,7 @@ impl Domain {
         pd: Pd,
         mode: Mode,
         context: *mut c_void,
-        opened: Option<Box<dyn Opened>>,
+        opened: Option<DeviceOfDomain>,
     ) -> Result<*mut fid_domain, Failure> {
         let begin = || -> Result<(), Failure> {
             may_allocate()?;

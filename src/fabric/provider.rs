@@ -7,6 +7,7 @@ mod info;
 mod libfabric;
 mod name;
 
+pub use devices::DeviceOfDomain;
 pub use fabric::Fabric;
 pub use info::getinfo;
 pub use libfabric::serves;

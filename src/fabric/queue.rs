@@ -62,17 +62,19 @@ impl Events {
     }
 }
 
+struct FailedRegistration {
+    region: usize,
+    context: usize,
+    code: i32,
+    errno: i32,
+    words: Vec<u8>,
+}
+
 enum Event {
     /// A registration has completed.
     Completed { region: usize, context: usize },
     /// A registration has failed.
-    Failed {
-        region: usize,
-        context: usize,
-        code: i32,
-        errno: i32,
-        words: Vec<u8>,
-    },
+    Failed(FailedRegistration),
     /// An event that the application wrote.
     Written { event: u32, bytes: Vec<u8> },
 }
@@ -80,7 +82,8 @@ enum Event {
 impl Event {
     fn region(&self) -> Option<usize> {
         match self {
-            Event::Completed { region, .. } | Event::Failed { region, .. } => Some(*region),
+            Event::Completed { region, .. } => Some(*region),
+            Event::Failed(failed) => Some(failed.region),
             Event::Written { .. } => None,
         }
     }
@@ -199,14 +202,13 @@ impl Queue {
     pub fn failed(&self, region: usize, context: *mut c_void, reason: &Reason) {
         let mut words = reason.to_string().into_bytes();
         words.push(0);
-        let code = errors::code(reason.error);
-        self.keep_promise(Event::Failed {
+        self.keep_promise(Event::Failed(FailedRegistration {
             region,
             context: context.expose_provenance(),
-            code,
+            code: errors::code(reason.error),
             errno: reason.error.errno(),
             words,
-        });
+        }));
     }
 
     fn keep_promise(&self, event: Event) {
@@ -272,7 +274,7 @@ impl Queue {
         ensure(flags & !FI_PEEK == 0, READ_FLAGS)?;
         let completed;
         let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(QUEUE_EMPTY)? {
-            Event::Failed { .. } => return Err(ERROR_FIRST.into()),
+            Event::Failed(_) => return Err(ERROR_FIRST.into()),
             Event::Completed { region, context } => {
                 completed = entry(*region, *context);
                 (FI_MR_COMPLETE, &completed)
@@ -326,26 +328,19 @@ impl Queue {
         ensure(!out.is_null(), NULL_BUFFER)?;
         ensure(flags & !FI_PEEK == 0, READ_ERROR_FLAGS)?;
         let mut events = self.lock();
-        let Some(Event::Failed {
-            region,
-            context,
-            code,
-            errno,
-            words,
-        }) = events.waiting.front()
-        else {
+        let Some(Event::Failed(failed)) = events.waiting.front() else {
             return Err(NO_ERROR_FIRST.into());
         };
         let mut error = fi_eq_err_entry {
-            fid: core::ptr::with_exposed_provenance_mut(*region),
-            context: core::ptr::with_exposed_provenance_mut(*context),
+            fid: core::ptr::with_exposed_provenance_mut(failed.region),
+            context: core::ptr::with_exposed_provenance_mut(failed.context),
             data: 0,
-            err: *code,
-            prov_errno: *errno,
+            err: failed.code,
+            prov_errno: failed.errno,
             err_data: null_mut(),
             err_data_size: 0,
         };
-        let words = words.clone();
+        let words = failed.words.clone();
         if self.api_version >= FI_VERSION_1_5 {
             // SAFETY: the caller promised that `out` is valid, and since version 1.5 that it is
             // set. Before 1.5 the queue only returned these two fields.

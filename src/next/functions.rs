@@ -31,7 +31,7 @@ struct Underneath {
     /// The beginning of the file name of a copy.
     stem: &'static [u8],
     /// A function that identifies a copy: no library has a reason to interpose it.
-    mark: (&'static CStr, Option<&'static CStr>),
+    mark: (&'static CStr, &'static CStr),
     /// Where the library is that the process was started with: its first and its last address. 0
     /// if it came later.
     at_load: [AtomicUsize; 2],
@@ -39,32 +39,26 @@ struct Underneath {
     load: Load,
 }
 
-static LIBIBVERBS: Underneath = Underneath {
-    file: c"libibverbs.so.1",
-    stem: b"libibverbs",
-    mark: (c"ibv_node_type_str", Some(c"IBVERBS_1.1")),
-    at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::IfNeeded,
-};
+static LIBIBVERBS: Underneath = Underneath::new(
+    (c"libibverbs.so.1", b"libibverbs"),
+    (c"ibv_node_type_str", c"IBVERBS_1.1"),
+    Load::IfNeeded,
+);
 
 /// This library never loads it: a program that calls a libfabric function of this library has
 /// loaded libfabric.
-static LIBFABRIC: Underneath = Underneath {
-    file: c"libfabric.so.1",
-    stem: b"libfabric",
-    mark: (c"fi_version", Some(c"FABRIC_1.0")),
-    at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::Never,
-};
+static LIBFABRIC: Underneath = Underneath::new(
+    (c"libfabric.so.1", b"libfabric"),
+    (c"fi_version", c"FABRIC_1.0"),
+    Load::Never,
+);
 
 /// Never loaded by us: its functions are called on devices that it has opened.
-static LIBMLX5: Underneath = Underneath {
-    file: c"libmlx5.so.1",
-    stem: b"libmlx5",
-    mark: (c"mlx5dv_query_device", Some(c"MLX5_1.0")),
-    at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::Never,
-};
+static LIBMLX5: Underneath = Underneath::new(
+    (c"libmlx5.so.1", b"libmlx5"),
+    (c"mlx5dv_query_device", c"MLX5_1.0"),
+    Load::Never,
+);
 
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
 pub const PROVIDERS: usize = 4;
@@ -248,9 +242,23 @@ impl Symbol {
 }
 
 impl Underneath {
+    const fn new(
+        (file, stem): (&'static CStr, &'static [u8]),
+        mark: (&'static CStr, &'static CStr),
+        load: Load,
+    ) -> Underneath {
+        Underneath {
+            file,
+            stem,
+            mark,
+            at_load: [const { AtomicUsize::new(0) }; 2],
+            load,
+        }
+    }
+
     /// Whether the file is such a library.
     fn is(&self, file: &Object) -> bool {
-        file.find(self.mark.0, self.mark.1).is_some()
+        file.find(self.mark.0, Some(self.mark.1)).is_some()
     }
 
     #[inline]
@@ -280,8 +288,8 @@ impl Underneath {
                 let mut mark = None;
                 let find: &mut dyn FnMut() -> bool = &mut || {
                     let library = Library::keep(self.file, load);
-                    let find =
-                        |library| symbols::find(Scope::In(library), self.mark.0, self.mark.1);
+                    let (name, version) = self.mark;
+                    let find = |library| symbols::find(Scope::In(library), name, Some(version));
                     mark = library.and_then(find);
                     true
                 };
@@ -297,10 +305,8 @@ impl Underneath {
     /// interposes a function, that one is next.
     fn find_next(&self, symbols: &mut dyn Iterator<Item = &Symbol>) {
         let next = |name, version| symbols::find(Scope::Next, name, version);
-        let Some(mark) = next(self.mark.0, self.mark.1) else {
-            return;
-        };
-        let Some(object) = Object::with(mark) else {
+        let mark = next(self.mark.0, Some(self.mark.1));
+        let Some(object) = mark.and_then(Object::with) else {
             return;
         };
         // A plug-in that loaded this library and that one may be unloaded.

@@ -138,14 +138,19 @@ fn is_in_first_namespace() -> bool {
 
 /// [`Status::may_lock`] alone. Most processes lack the capability, and then this reads no file.
 pub fn may_lock() -> bool {
-    const VERSION_3: u32 = 0x2008_0522;
-    let header = [VERSION_3, 0];
-    // Two times the effective, the permitted and the inheritable set, of 32 bits each.
-    let mut sets = [[0u32; 3]; 2];
-    // SAFETY: the structures are those of version 3, and local.
-    let failed =
-        unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), sets.as_mut_ptr()) } != 0;
-    !failed && sets[0][0] >> CAP_IPC_LOCK & 1 == 1 && is_in_first_namespace()
+    let effective = capabilities().map_or(0, |[first, _]| first[0]);
+    effective >> CAP_IPC_LOCK & 1 == 1 && is_in_first_namespace()
+}
+
+/// The calling thread's effective, permitted and inheritable capabilities, in two halves.
+pub fn capabilities() -> Option<[[u32; 3]; 2]> {
+    /// _LINUX_CAPABILITY_VERSION_3 of linux/capability.h.
+    const VERSION: u32 = 0x2008_0522;
+    // The version, and the thread: 0 for this one.
+    let (mut header, mut sets) = ([VERSION, 0], [[0; 3]; 2]);
+    // SAFETY: the arrays have the layout of this version.
+    let got = unsafe { libc::syscall(libc::SYS_capget, &raw mut header, &raw mut sets) } == 0;
+    got.then_some(sets)
 }
 
 impl Status {

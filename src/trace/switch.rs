@@ -14,6 +14,7 @@ use errno::{errno, set_errno};
 use libc::syscall;
 use rdmamr_live_page::{NOT_FOLLOWED, NOT_POSSIBLE, TraceSwitch};
 use rdmamr_stats as stats;
+use rdmamr_sys::proc;
 use rdmamr_trace_format::kind;
 use std::ffi::CString;
 
@@ -65,19 +66,14 @@ pub(super) fn follow() {
 /// The calling thread stands for all: it opens the file, and later blocks of any thread go only into
 /// that same file.
 fn has_more_rights() -> bool {
-    /// _LINUX_CAPABILITY_VERSION_3 of linux/capability.h.
-    const VERSION: u32 = 0x2008_0522;
-    // The version, and the thread: 0 for this one.
-    let mut header = [VERSION, 0];
-    // The effective, permitted and inheritable set, in two halves.
-    let mut sets = [[0u32; 3]; 2];
-    // SAFETY: the arrays have the layout of this version.
-    let got = unsafe { syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) } == 0;
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall(libc::SYS_geteuid) };
     // SAFETY: the call takes no pointers.
     let dumpable = unsafe { syscall(libc::SYS_prctl, libc::PR_GET_DUMPABLE, 0, 0, 0, 0) };
-    let has_capabilities = !got || sets.iter().any(|set| set[0] | set[1] != 0);
+    let has_capabilities = proc::capabilities().is_none_or(|sets| {
+        sets.iter()
+            .any(|[effective, permitted, _]| effective | permitted != 0)
+    });
     dumpable != 1 || (user != 0 && has_capabilities)
 }
 

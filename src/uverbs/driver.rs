@@ -55,6 +55,20 @@ pub const CORE_SAYS: Says = Says {
     unmapped: libc::EFAULT,
 };
 
+impl Says {
+    const fn full(self, full: i32) -> Says {
+        Says { full, ..self }
+    }
+
+    const fn over_limit(self, over_limit: i32) -> Says {
+        Says { over_limit, ..self }
+    }
+
+    const fn unmapped(self, unmapped: i32) -> Says {
+        Says { unmapped, ..self }
+    }
+}
+
 const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
     Driver {
         id,
@@ -69,54 +83,30 @@ const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
 
 /// drivers/infiniband/hw/bnxt_re: `bnxt_qplib_rcfw_send_message` returns EIO for whatever the
 /// firmware refuses, and `bnxt_re_reg_user_mr` of Linux 6.1 EFAULT for whatever `ib_umem_get` does.
-const BNXT_RE_SAYS: Says = Says {
-    full: libc::EIO,
-    over_limit: libc::EFAULT,
-    ..CORE_SAYS
-};
+const BNXT_RE_SAYS: Says = CORE_SAYS.full(libc::EIO).over_limit(libc::EFAULT);
 
 /// drivers/infiniband/hw/qedr/verbs.c: `qedr_reg_user_mr` returns EFAULT for whatever `ib_umem_get`
 /// does, and EINVAL if the device is "Out of MR resources".
-const QEDR_SAYS: Says = Says {
-    full: libc::EINVAL,
-    over_limit: libc::EFAULT,
-    ..CORE_SAYS
-};
+const QEDR_SAYS: Says = CORE_SAYS.full(libc::EINVAL).over_limit(libc::EFAULT);
 
 /// drivers/infiniband/hw/ocrdma: `ocrdma_reg_user_mr` returns EFAULT for whatever `ib_umem_get` does,
 /// and `ocrdma_get_mbx_errno` EAGAIN if the firmware is out of resources.
-const OCRDMA_SAYS: Says = Says {
-    full: libc::EAGAIN,
-    over_limit: libc::EFAULT,
-    ..CORE_SAYS
-};
+const OCRDMA_SAYS: Says = CORE_SAYS.full(libc::EAGAIN).over_limit(libc::EFAULT);
 
 /// drivers/infiniband/hw/mana/mr.c: `mana_ib_gd_create_mr` returns EPROTO for whatever the firmware
 /// refuses.
-const MANA_SAYS: Says = Says {
-    full: libc::EPROTO,
-    ..CORE_SAYS
-};
+const MANA_SAYS: Says = CORE_SAYS.full(libc::EPROTO);
 
 /// drivers/infiniband/hw/vmw_pvrdma/pvrdma_cmd.c: `pvrdma_cmd_post` returns EFAULT for whatever the
 /// hypervisor refuses.
-const PVRDMA_SAYS: Says = Says {
-    full: libc::EFAULT,
-    ..CORE_SAYS
-};
+const PVRDMA_SAYS: Says = CORE_SAYS.full(libc::EFAULT);
 
 /// `hns_roce_mr.c` (`hns_roce_mtr_create`) and cxgb4's `mem.c` (`c4iw_reg_user_mr`) return ENOMEM
 /// for whatever `ib_umem_get` does.
-const UMEM_IS_ENOMEM: Says = Says {
-    unmapped: libc::ENOMEM,
-    ..CORE_SAYS
-};
+const UMEM_IS_ENOMEM: Says = CORE_SAYS.unmapped(libc::ENOMEM);
 
 /// erdma (`erdma_alloc_idx`) and ionic (`ida_alloc_range`) count keys in a bitmap.
-const FULL_IS_ENOSPC: Says = Says {
-    full: libc::ENOSPC,
-    ..CORE_SAYS
-};
+const FULL_IS_ENOSPC: Says = CORE_SAYS.full(libc::ENOSPC);
 
 /// All drivers, the most common first: each context's device is probed once, in this order.
 #[rustfmt::skip]

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The verbs devices of this machine, as the underlying libibverbs lists them.
 
-use crate::domain::Opened;
 use crate::errors::Failure;
 use crate::object::Hold;
 use crate::refusals::NO_DEVICE;
@@ -119,8 +118,9 @@ pub struct DeviceOfDomain {
     pub _fabric: Hold,
 }
 
-impl Opened for DeviceOfDomain {
-    fn close(&self, pd: Pd) -> Result<(), Error> {
+impl DeviceOfDomain {
+    /// Closes the device. After an error the device is still open.
+    pub fn close(&self, pd: Pd) -> Result<(), Error> {
         if !self.without_pd.load(Acquire) {
             dispatch::dealloc_pd(pd)?;
             self.without_pd.store(true, Release);

@@ -124,7 +124,7 @@ impl Fabric {
             without_pd: AtomicBool::new(false),
             _fabric: Hold::on(&self.holds),
         };
-        Domain::open(self.tables, pd, mode, context, Some(Box::new(opened)))
+        Domain::open(self.tables, pd, mode, context, Some(opened))
     }
 
     /// Opens an event queue.
