@@ -15,6 +15,7 @@
 use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
+use core::ops::Range;
 use rdmamr_cache::dispatch::changes;
 use rdmamr_cache::dispatch::{DEVICE_FILES, TABLE, WATCH_FD, retire};
 
@@ -63,7 +64,7 @@ unsafe extern "C" fn close(fd: c_int) -> c_int {
 unsafe extern "C" fn closefrom(first: c_int) {
     let mut first = first.max(0) as c_uint;
     if let Some(kept) = kept_in(first, c_uint::MAX, true) {
-        if close_before(first, kept as c_uint, 0) != 0 {
+        if close_numbers(first..kept as c_uint, 0) != 0 {
             // close_range(2) is refused.
             for fd in first..kept as c_uint {
                 // SAFETY: same contract: the call closes what the caller asked to close.
@@ -81,35 +82,28 @@ unsafe extern "C" fn closefrom(first: c_int) {
     }
 }
 
-/// close_range(2) from `first` on, before a number.
-fn close_before(first: c_uint, kept: c_uint, flags: c_int) -> c_int {
-    if first == kept {
+/// close_range(2) of these numbers, if there are any.
+fn close_numbers(numbers: Range<c_uint>, flags: c_int) -> c_int {
+    if numbers.is_empty() {
         return 0;
     }
-    call_next!(CLOSE_RANGE(first, kept - 1, flags), SYS_close_range)
+    let (first, last) = (numbers.start, numbers.end - 1);
+    call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     /// CLOSE_RANGE_UNSHARE of <linux/close_range.h>.
     const UNSHARE: c_int = 2;
+    let call = |first, last| call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range);
     // With other flags the process keeps its files.
     let closed = match kept_in(first, last, flags == 0) {
+        None => call(first, last),
         // Nothing is to be closed, but the kernel looks at the flags.
-        Some(_) if first == last => {
-            call_next!(
-                CLOSE_RANGE(c_uint::MAX, c_uint::MAX, flags),
-                SYS_close_range
-            )
-        }
-        None => call_next!(CLOSE_RANGE(first, last, flags), SYS_close_range),
-        Some(kept) => match close_before(first, kept as c_uint, flags) {
-            0 if kept as c_uint == last => 0,
-            0 => call_next!(
-                CLOSE_RANGE(kept as c_uint + 1, last, flags),
-                SYS_close_range
-            ),
-            failed => failed,
+        Some(_) if first == last => call(c_uint::MAX, c_uint::MAX),
+        Some(kept) => match close_numbers(first..kept as c_uint, flags) {
+            0 if (kept as c_uint) < last => call(kept as c_uint + 1, last),
+            result => result,
         },
     };
     if flags & UNSHARE != 0 {

@@ -7,15 +7,15 @@ use ::rdmamr_stats::log::{self, Level};
 use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
-use core::fmt::{self, Write};
+use core::fmt::Write;
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{CacheLimits, Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
-use rdmamr_sys::standard_error;
+use rdmamr_sys::{process, standard_error};
 use rdmamr_trace as trace;
 use std::ffi::CString;
 
@@ -195,7 +195,7 @@ fn known_limits(given: &[u64]) -> Result<CacheLimits, c_int> {
 versioned!(rdmamr_set_cache_limits, "RDMAMR_1.1");
 
 /// The process that loaded the library. A forked child has another process ID.
-static LOADED_BY: AtomicI32 = AtomicI32::new(0);
+static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 
 /// In the program that `rdmamr run --stats` was asked to run, and in no helper or child of it: the
 /// file that the launcher finds removed once the library has written the end of the statistics. A
@@ -204,19 +204,16 @@ static REMOVED_AT_END: OnceBox<CString> = OnceBox::new();
 
 unsafe extern "C" fn loaded() {
     ret::always((), || {
-        // SAFETY: getpid has no preconditions.
-        LOADED_BY.store(unsafe { libc::getpid() }, Relaxed);
+        LOADED_BY.store(process::id(), Relaxed);
         standard_error::remember();
         if config().trace.is_some() {
             trace::turn_on();
         }
         let program = rdmamr_config::variable(c"_RDMAMR_PROGRAM").map(CStr::to_str);
-        if let Some((pid, file)) = program.and_then(|words| words.ok()?.split_once(' ')) {
-            if pid.parse() == Ok(LOADED_BY.load(Relaxed)) {
-                if let Ok(file) = CString::new(file) {
-                    let _ = REMOVED_AT_END.set(Box::new(file));
-                }
-            }
+        let program = program.and_then(|words| words.ok()?.split_once(' '));
+        let mine = program.filter(|(pid, _)| pid.parse() == Ok(LOADED_BY.load(Relaxed)));
+        if let Some(file) = mine.and_then(|(_, file)| CString::new(file).ok()) {
+            let _ = REMOVED_AT_END.set(Box::new(file));
         }
     })
 }
@@ -237,8 +234,7 @@ unsafe extern "C" fn exiting() {
 }
 
 fn removed_at_end() -> Option<&'static CString> {
-    // SAFETY: getpid has no preconditions.
-    let is_program = unsafe { libc::getpid() } == LOADED_BY.load(Relaxed);
+    let is_program = process::id() == LOADED_BY.load(Relaxed);
     REMOVED_AT_END.get().filter(|_| is_program)
 }
 
@@ -249,17 +245,14 @@ fn write_statistics() {
     let Some(output) = &config().stats else {
         return;
     };
-    // SAFETY: getpid has no preconditions.
-    let pid = unsafe { libc::getpid() };
+    let pid = process::id();
     let statistics = statistics();
     if statistics == rdmamr_stats::default() {
-        let say = |message: fmt::Arguments<'_>| match removed_at_end() {
-            Some(_) => log::always(message),
-            None => log::line(Level::Debug, message),
-        };
-        say(format_args!(
-            "process {pid} has no statistics: it registered nothing"
-        ));
+        if removed_at_end().is_some() || log::wants(Level::Debug) {
+            log::always(format_args!(
+                "process {pid} has no statistics: it registered nothing"
+            ));
+        }
         return;
     }
     let mut text = Text::<2048>::new();
@@ -271,16 +264,13 @@ fn write_statistics() {
         let _ = text.write_str("\n");
     }
     let bytes = text.as_bytes();
+    let manner = Manner {
+        mode: 0o644,
+        ..Manner::default()
+    };
     let written = match output {
         Output::Table | Output::Stderr => standard_error::write(bytes).map_err(Refused::Kernel),
-        Output::File(path) => append(
-            path,
-            bytes,
-            &Manner {
-                mode: 0o644,
-                ..Manner::default()
-            },
-        ),
+        Output::File(path) => append(path, bytes, &manner),
     };
     if let Err(why) = written {
         log::always(format_args!("RDMAMR_STATS: cannot be written: {why}"));

@@ -281,17 +281,15 @@ impl Underneath {
         let is_it = |file: &Object| (file.is_called(self.file) || self.is(file)) && is_right(file);
         let loaded = Object::named(self.file, self.stem, &is_it);
         let found = match loaded {
-            Ok(None) if load == Load::Never => None,
             Ok(Some(found)) => Some(found),
+            Ok(None) if load == Load::Never => None,
             // Nothing is loaded, or what is loaded cannot be read.
             _ => {
                 let mut mark = None;
-                let find: &mut dyn FnMut() -> bool = &mut || {
-                    let library = Library::keep(self.file, load);
+                let find: &mut dyn FnMut() = &mut || {
                     let (name, version) = self.mark;
                     let find = |library| symbols::find(Scope::In(library), name, Some(version));
-                    mark = library.and_then(find);
-                    true
+                    mark = Library::keep(self.file, load).and_then(find);
                 };
                 aside::run(&mut *find).unwrap_or_else(find);
                 mark.and_then(Object::with).filter(is_it)

@@ -31,18 +31,19 @@ pub fn memory_limit() -> Option<u64> {
 pub fn memory_used() -> Option<(u64, u64)> {
     let mut fullest: Option<(u64, u64)> = None;
     each_group(b"memory", &mut |group| {
-        let (used, most, files): (&[u8], &[u8], [&[u8]; 2]) = match group.version {
-            1 => (
-                b"memory.usage_in_bytes",
-                b"memory.limit_in_bytes",
-                [b"total_active_file ", b"total_inactive_file "],
-            ),
-            _ => (
-                b"memory.current",
-                b"memory.max",
-                [b"active_file ", b"inactive_file "],
-            ),
-        };
+        const OLD: [&[u8]; 4] = [
+            b"memory.usage_in_bytes",
+            b"memory.limit_in_bytes",
+            b"total_active_file ",
+            b"total_inactive_file ",
+        ];
+        const NEW: [&[u8]; 4] = [
+            b"memory.current",
+            b"memory.max",
+            b"active_file ",
+            b"inactive_file ",
+        ];
+        let [used, most, files @ ..] = if group.version == 1 { OLD } else { NEW };
         let mut values = [None; 2];
         for (name, value) in [most, used].into_iter().zip(&mut values) {
             group.each_line(name, &mut |line| *value = number(line));

@@ -5,7 +5,7 @@
 //! may wait for a thread that registers memory. So no call of the program leads here: what a call
 //! looks for, it finds by `loaded_files.rs`.
 
-use core::ffi::{CStr, c_int, c_void};
+use core::ffi::{CStr, c_void};
 use core::marker::PhantomData;
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
@@ -52,11 +52,15 @@ pub enum Load {
 impl Library {
     /// The library with that file name. From now on it cannot be unloaded.
     pub fn keep(file: &CStr, load: Load) -> Option<Library> {
+        let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
         let only_loaded = match load {
             Load::IfNeeded => 0,
             Load::Never => libc::RTLD_NOLOAD,
         };
-        Library::open(file, libc::RTLD_NODELETE | only_loaded)
+        // SAFETY: the name ends with a NUL. The libraries of `next.rs` are made to be loaded at run
+        // time.
+        let library = unsafe { libc::dlopen(file.as_ptr(), mode | only_loaded) };
+        (!library.is_null()).then_some(Library(library))
     }
 
     /// The program, with the libraries that it was started with, in their order. `None` in another
@@ -68,14 +72,6 @@ impl Library {
         // SAFETY: NULL stands for the program, which is always loaded.
         let program = unsafe { libc::dlopen(core::ptr::null(), libc::RTLD_LAZY) };
         (!program.is_null()).then_some(Library(program))
-    }
-
-    fn open(file: &CStr, mode: c_int) -> Option<Library> {
-        let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | mode;
-        // SAFETY: the name ends with a NUL. The libraries of `next.rs` are made to be loaded at run
-        // time.
-        let library = unsafe { libc::dlopen(file.as_ptr(), mode) };
-        (!library.is_null()).then_some(Library(library))
     }
 }
 
