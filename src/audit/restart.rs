@@ -63,10 +63,8 @@ pub fn opened(file: &File) {
     }
     if STACK.load(Relaxed) == 0 {
         STACK.store(defines(c"__libc_stack_end").unwrap_or(0), Relaxed);
-        IS_VALGRIND.store(
-            STACK.load(Relaxed) != 0 && Start::find().is_valgrind(),
-            Relaxed,
-        );
+        let is_valgrind = STACK.load(Relaxed) != 0 && Start::find().is_valgrind();
+        IS_VALGRIND.store(is_valgrind, Relaxed);
     }
     let own = file.static_storage();
     let needed = NEEDED.fetch_add(own, Relaxed) + own;
@@ -207,10 +205,8 @@ fn restart_if_needed(needed: usize, without: bool) {
     let wanted = (needed + DEFAULT).next_power_of_two();
     let raise = !without && may_raise && wanted <= MOST;
     // Pointers to all variables and one more, and the text of the changed one.
-    let length = start
-        .variables()
-        .map(|text| text.bytes().count() + 1)
-        .sum::<usize>();
+    let lengths = start.variables().map(|text| text.bytes().count() + 1);
+    let length: usize = lengths.sum();
     let pointers = size_of::<usize>() * (start.count + 2);
     let Some(memory) = system::map(pointers + length + RAISED.count_bytes() + DIGITS + 1) else {
         return;
@@ -257,9 +253,8 @@ fn restart_if_needed(needed: usize, without: bool) {
     if !is_changed {
         return;
     }
-    let is_quiet = start
-        .variables()
-        .any(|text| text.is(Text::of(c"RDMAMR_LOG=error")));
+    let quiet = Text::of(c"RDMAMR_LOG=error");
+    let is_quiet = start.variables().any(|text| text.is(quiet));
     if !raise && !is_quiet && !IS_VALGRIND.load(Relaxed) {
         system::write_error(MESSAGE);
     }
@@ -358,14 +353,8 @@ mod system {
 
     pub fn write_error(text: &[u8]) {
         const STANDARD_ERROR: usize = 2;
-        let arguments = [
-            STANDARD_ERROR,
-            text.as_ptr().expose_provenance(),
-            text.len(),
-            0,
-            0,
-            0,
-        ];
+        let (from, length) = (text.as_ptr().expose_provenance(), text.len());
+        let arguments = [STANDARD_ERROR, from, length, 0, 0, 0];
         // SAFETY: the kernel reads the text.
         unsafe { call(number::WRITE, arguments) };
     }
@@ -375,14 +364,8 @@ mod system {
         const AT_FDCWD: usize = -100isize as usize;
         // Larger than `struct stat`, which begins with these two numbers.
         let mut about = [0u64; 32];
-        let arguments = [
-            AT_FDCWD,
-            path,
-            about.as_mut_ptr().expose_provenance(),
-            0,
-            0,
-            0,
-        ];
+        let to = about.as_mut_ptr().expose_provenance();
+        let arguments = [AT_FDCWD, path, to, 0, 0, 0];
         // SAFETY: the path ends with a NUL, and the kernel writes a `struct stat`.
         let failed = unsafe { call(number::NEWFSTATAT, arguments) } != 0;
         (!failed).then_some([about[0], about[1]])

@@ -225,11 +225,7 @@ impl File {
         let mut number: u32 = self.read(bucket + 4 * hash.checked_rem(buckets)? as usize);
         while number >= first {
             let hashed: u32 = self.read(chain + 4 * (number - first) as usize);
-            let found = if hashed | 1 == hash | 1 {
-                is_it(number)
-            } else {
-                None
-            };
+            let found = (hashed | 1 == hash | 1).then(|| is_it(number)).flatten();
             if found.is_some() || hashed & 1 == 1 {
                 return found;
             }
@@ -284,13 +280,11 @@ impl File {
         let headers = self.base + self.read::<usize>(self.base + 32);
         let [size, count]: [u16; 2] = self.read(self.base + 54);
         let segment = |number| headers + usize::from(size) * usize::from(number);
-        let storage = (0..count)
-            .map(segment)
-            .find(|&at| self.read::<u32>(at) == PT_TLS);
+        let mut segments = (0..count).map(segment);
+        let storage = segments.find(|&at| self.read::<u32>(at) == PT_TLS);
+        let word = |at| self.read::<usize>(at);
         // The size in memory, and the alignment.
-        storage.map_or(0, |at| {
-            self.read::<usize>(at + 40) + self.read::<usize>(at + 48)
-        })
+        storage.map_or(0, |at| word(at + 40) + word(at + 48))
     }
 
     /// Whether the file defines the symbol at that version.

@@ -100,29 +100,23 @@ impl Refused {
         if start % page != iova % page {
             return Some(Wrong::Offsets(iova % page, start % page));
         }
-        if let Some(why) = access.refusal() {
-            return Some(Wrong::Other(why));
-        }
-        if access.on_demand() {
-            return Some(Wrong::Other("the device has no on-demand paging for this"));
-        }
-        if length == 0 {
-            return Some(Wrong::Other("the length is 0"));
-        }
-        let Some(end) = start.checked_add(length as u64) else {
-            return Some(Wrong::Other(
-                "address and length run past the end of the address space",
-            ));
+        let end = start.checked_add(length as u64);
+        let pages = end.map(|end| end.div_ceil(page) - start / page);
+        let other = match pages {
+            _ if access.refusal().is_some() => access.refusal(),
+            _ if access.on_demand() => Some("the device has no on-demand paging for this"),
+            _ if length == 0 => Some("the length is 0"),
+            None => Some("address and length run past the end of the address space"),
+            Some(pages) if pages > u64::from(u32::MAX) => {
+                Some("the range has more than 2^32 - 1 pages")
+            }
+            _ if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) => {
+                Some("the kernel or the device does not know flush access flags")
+            }
+            _ => None,
         };
-        if end.div_ceil(page) - start / page > u64::from(u32::MAX) {
-            return Some(Wrong::Other("the range has more than 2^32 - 1 pages"));
-        }
-        if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) {
-            return Some(Wrong::Other(
-                "the kernel or the device does not know flush access flags",
-            ));
-        }
-        self.too_long().map(Wrong::Longer)
+        let longer = || self.too_long().map(Wrong::Longer);
+        other.map(Wrong::Other).or_else(longer)
     }
 
     /// The device's `max_mr_size`, if the request is longer. (Some drivers say 0.)

@@ -26,12 +26,8 @@ impl Kind {
         let has = |flag: &[u8]| flags.split(|&byte| byte == b' ').any(|it| it == flag);
         // Flags of userfaultfd (missing pages, minor faults, write protection) and of devices.
         let others: [&[u8]; 6] = [b"um", b"ui", b"uw", b"io", b"pf", b"mm"];
-        let refused = if writing {
-            !mapping.writable
-        } else {
-            !mapping.readable
-        };
-        if refused || mapping.of_device || others.iter().any(|flag| has(flag)) {
+        let refused = !mapping.allows(writing) || mapping.of_device;
+        if refused || others.iter().any(|flag| has(flag)) {
             return None;
         }
         match (mapping.shared, mapping.writable) {

@@ -131,12 +131,7 @@ impl Pages {
                 below.bytes += range.bytes();
                 return true;
             }
-            let may = if writing {
-                mapping.writable
-            } else {
-                mapping.readable
-            };
-            if range.start > at || !may {
+            if range.start > at || !mapping.allows(writing) {
                 return false;
             }
             below.writable &= mapping.writable;

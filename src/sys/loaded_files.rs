@@ -39,11 +39,8 @@ static FIND_OBJECT: Function<unsafe extern "C" fn(*mut c_void, *mut Found) -> c_
 
 /// Looks up the linker's function. Called when the library is loaded.
 pub fn find_next() {
-    FIND_OBJECT.set(find(
-        Scope::Program,
-        c"_dl_find_object",
-        Some(c"GLIBC_2.35"),
-    ));
+    let version = Some(c"GLIBC_2.35");
+    FIND_OBJECT.set(find(Scope::Program, c"_dl_find_object", version));
 }
 
 /// The address of a function of the linker itself, if that linker takes no lock to find a file.
@@ -60,11 +57,7 @@ impl Object {
             let mut found = None;
             each(|file| {
                 found = file.object().filter(|object| object.has(address));
-                if found.is_some() {
-                    ControlFlow::Break(())
-                } else {
-                    ControlFlow::Continue(())
-                }
+                found.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
             });
             return found;
         };

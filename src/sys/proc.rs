@@ -200,6 +200,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
+    /// Whether memory there may be pinned, for writing or only for reading.
+    pub fn allows(&self, writing: bool) -> bool {
+        match writing {
+            true => self.writable,
+            false => self.readable,
+        }
+    }
+
     /// Whether only this process can change the mapping's memory: the mapping is private, and its
     /// pages do not come from a file. (For huge pages of hugetlb the kernel makes a file.)
     pub fn is_own(&self) -> bool {

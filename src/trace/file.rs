@@ -116,11 +116,8 @@ impl File {
         }
         // std::fs makes calls that are cancellation points.
         let _uncancelled = thread::uncancelled();
-        let start = [
-            clock::monotonic(),
-            clock::real(),
-            rdmamr_sys::pages::page_size(),
-        ];
+        let page = rdmamr_sys::pages::page_size();
+        let start = [clock::monotonic(), clock::real(), page];
         const _: () = assert!(size_of::<Start>() == size_of::<[u64; 3]>());
         let mut bytes: Vec<u8> = start.into_iter().flat_map(u64::to_le_bytes).collect();
         bytes.extend(std::fs::read("/proc/thread-self/cmdline").unwrap_or_default());

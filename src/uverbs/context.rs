@@ -67,10 +67,10 @@ impl Facts {
     pub fn why_forwarded(self) -> Option<&'static str> {
         match self.driver() {
             Some(driver) => (driver.way == Way::Forward).then_some(driver.why),
-            None => NO_ROW
-                .iter()
-                .find(|row| row.0 == self.bits() & Facts::ROW.bits())
-                .map(|row| row.1),
+            None => {
+                let row = self.bits() & Facts::ROW.bits();
+                NO_ROW.iter().find(|it| it.0 == row).map(|it| it.1)
+            }
         }
     }
 }

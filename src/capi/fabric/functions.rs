@@ -61,44 +61,24 @@ pub unsafe fn domain_of_this_process(fid: *mut fid) -> Result<&'static Domain, F
     Ok(domain)
 }
 
-/// The function for a slot that no object of this library supports. [`Slot`] says why it has no
-/// arguments.
-pub unsafe extern "C" fn nothing() -> c_int {
-    not_there("a call of libfabric")
+/// Functions for calls that no object of this library supports.
+macro_rules! unsupported {
+    ($($name:ident($($type:ty),*) = $call:literal;)*) => {
+        $(pub unsafe extern "C" fn $name($(_: $type),*) -> c_int {
+            not_there($call)
+        })*
+    };
+}
+unsupported! {
+    no_bind(*mut fid, *mut fid, u64) = "fi_bind";
+    no_control(*mut fid, c_int, *mut c_void) = "fi_control";
+    no_ops_open(*mut fid, *const c_char, u64, *mut *mut c_void, *mut c_void) = "fi_open_ops";
+    no_tostr(*const fid, *mut c_char, usize) = "fi_tostr";
+    no_ops_set(*mut fid, *const c_char, u64, *mut c_void, *mut c_void) = "fi_set_ops";
+    // [`Slot`] says why it has no arguments.
+    nothing() = "a call of libfabric";
 }
 const _: Slot = nothing;
-
-pub unsafe extern "C" fn no_bind(_: *mut fid, _: *mut fid, _: u64) -> c_int {
-    not_there("fi_bind")
-}
-
-pub unsafe extern "C" fn no_control(_: *mut fid, _: c_int, _: *mut c_void) -> c_int {
-    not_there("fi_control")
-}
-
-pub unsafe extern "C" fn no_ops_open(
-    _: *mut fid,
-    _: *const c_char,
-    _: u64,
-    _: *mut *mut c_void,
-    _: *mut c_void,
-) -> c_int {
-    not_there("fi_open_ops")
-}
-
-pub unsafe extern "C" fn no_tostr(_: *const fid, _: *mut c_char, _: usize) -> c_int {
-    not_there("fi_tostr")
-}
-
-pub unsafe extern "C" fn no_ops_set(
-    _: *mut fid,
-    _: *const c_char,
-    _: u64,
-    _: *mut c_void,
-    _: *mut c_void,
-) -> c_int {
-    not_there("fi_set_ops")
-}
 
 pub unsafe extern "C" fn domain_close(fid: *mut fid) -> c_int {
     // SAFETY: our object: `fid` is an open domain of this library.
