@@ -239,18 +239,15 @@ fn try_on_demand(pd: Pd) -> Result<(), Failure> {
     let mut page = Box::new([0u8; 64]);
     let addr = page.as_mut_ptr().cast();
     let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);
-    match dispatch::register_rarely(pd, &request) {
-        Ok(registered) => {
-            // SAFETY: `register_rarely` has just returned this registration.
-            let mr = unsafe { Mr::from_c(registered.mr) };
-            let ended = mr.map_or(Ok(How::Kernel), dispatch::deregister);
-            ended.map(|_| ()).map_err(Failure::from)
+    let refused = [libc::EOPNOTSUPP, libc::EINVAL];
+    let registered = dispatch::register_rarely(pd, &request).map_err(|error| match error {
+        Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)) if refused.contains(&errno) => {
+            NO_ON_DEMAND
         }
-        Err(Error::Kernel(Errno(errno)) | Error::Next(Errno(errno)))
-            if errno == libc::EOPNOTSUPP || errno == libc::EINVAL =>
-        {
-            Err(NO_ON_DEMAND.into())
-        }
-        Err(error) => Err(Failure::from(error)),
-    }
+        error => error,
+    })?;
+    // SAFETY: `register_rarely` has just returned this registration.
+    let mr = unsafe { Mr::from_c(registered.mr) };
+    mr.map_or(Ok(How::Kernel), dispatch::deregister)?;
+    Ok(())
 }

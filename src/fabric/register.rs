@@ -201,13 +201,18 @@ fn complete(
     // The cache does not serve placed regions: a region that replaces a placed one must end the old
     // registration at once, and the cache may end a registration later.
     let cached = domain.mode.cached && !region.is_placed;
+    let pinning = Pinning {
+        domain,
+        rights,
+        cached,
+    };
     let pieces = match buffers {
         Buffers::One(buffer) => {
             let at = region.is_placed.then_some(region.base);
             let at = at.filter(|&at| in_step(buffer, at) && !domain.iwarp);
-            Pieces::One(pin(domain, buffer, rights, at, cached)?)
+            Pieces::One(pinning.pin(buffer, at)?)
         }
-        Buffers::Many(buffers) => Pieces::Many(pin_all(domain, buffers, rights, cached)?),
+        Buffers::Many(buffers) => Pieces::Many(pinning.pin_all(buffers)?),
     };
     let how = pieces.how();
     region.fill(pieces);
@@ -220,23 +225,6 @@ fn complete(
     Ok(how)
 }
 
-#[inline(never)]
-fn pin_all(
-    domain: &Domain,
-    buffers: &[Buffer],
-    rights: &Rights,
-    cached: bool,
-) -> Result<Vec<Piece>, Failure> {
-    let mut pieces = Vec::with_capacity(buffers.len());
-    for buffer in buffers {
-        match pin(domain, buffer, rights, None, cached) {
-            Ok(piece) => pieces.push(piece),
-            Err(failure) => return Err(ended(Pieces::Many(pieces), failure)),
-        }
-    }
-    Ok(pieces)
-}
-
 /// Ends the registrations that a call had made before it failed.
 fn ended(mut pieces: Pieces, failure: Failure) -> Failure {
     let before = pieces.pinned();
@@ -244,79 +232,89 @@ fn ended(mut pieces: Pieces, failure: Failure) -> Failure {
     failure.beside(before)
 }
 
-/// Registers a buffer. `at` is the device's address for remote use, if the caller needs a specific
-/// one. `cached` says whether the cache may serve the buffer.
-#[inline(always)]
-fn pin(
-    domain: &Domain,
-    buffer: &Buffer,
-    rights: &Rights,
-    at: Option<u64>,
+/// How the buffers of a region are registered.
+struct Pinning<'a> {
+    domain: &'a Domain,
+    rights: &'a Rights,
+    /// The cache may serve them.
     cached: bool,
-) -> Result<Piece, Failure> {
-    let addr = buffer.addr.addr() as u64;
-    let mode = &domain.mode;
-    let remote = match at {
-        Some(at) => at,
-        // The cache and siw have every registration at the buffer's address. A table translates the
-        // addresses that remote peers use.
-        None if mode.virtual_addresses || mode.cached || domain.iwarp => addr,
-        // As near to 0 as the kernel allows: it registers whole pages.
-        None => addr % page_size(),
-    };
-    // A buffer that is not remotely accessible needs no address for remote use.
-    let one_address = remote == addr || rights.remote.is_empty();
-    let is_pair = !one_address && rights.is_local;
-    let (access, iova) = match (one_address, is_pair) {
-        (true, _) => (rights.local | rights.remote, addr),
-        (_, true) => (rights.local, addr),
-        _ => (rights.local | rights.remote, remote),
-    };
-    // The only inlined copy of the path to the kernel.
-    let first = ask(domain, buffer, access, iova, |pd, request| {
-        if cached && iova == addr {
-            dispatch::register_relaxed(pd, request)
-        } else {
-            dispatch::register(pd, request)
-        }
-    })?;
-    let piece = Piece::new(first, iova);
-    if !is_pair {
-        return Ok(piece);
-    }
-    match ask(
-        domain,
-        buffer,
-        rights.remote,
-        remote,
-        dispatch::register_rarely,
-    ) {
-        Ok(second) => Ok(Piece {
-            for_remote: second.mr.expose_provenance(),
-            remote,
-            ..piece
-        }),
-        Err(failure) => Err(ended(Pieces::One(piece), failure)),
-    }
 }
 
-/// Makes one kernel registration.
-#[inline(always)]
-fn ask(
-    domain: &Domain,
-    buffer: &Buffer,
-    access: Access,
-    iova: u64,
-    register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
-) -> Result<Registered, Failure> {
-    let on_demand = if domain.mode.on_demand {
-        Access::ON_DEMAND
-    } else {
-        Access::empty()
-    };
-    let request = Request::new(buffer.addr, buffer.length, iova, access | on_demand);
-    register(domain.pd, &request).map_err(|error| Failure {
-        error,
-        subject: Subject::of_memory(domain.pd, request),
-    })
+impl Pinning<'_> {
+    #[inline(never)]
+    fn pin_all(&self, buffers: &[Buffer]) -> Result<Vec<Piece>, Failure> {
+        let mut pieces = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
+            match self.pin(buffer, None) {
+                Ok(piece) => pieces.push(piece),
+                Err(failure) => return Err(ended(Pieces::Many(pieces), failure)),
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Registers a buffer. `at` is the device's address for remote use, if the caller needs a
+    /// specific one.
+    #[inline(always)]
+    fn pin(&self, buffer: &Buffer, at: Option<u64>) -> Result<Piece, Failure> {
+        let (rights, mode) = (self.rights, &self.domain.mode);
+        let addr = buffer.addr.addr() as u64;
+        let remote = match at {
+            Some(at) => at,
+            // The cache and siw have every registration at the buffer's address. A table translates
+            // the addresses that remote peers use.
+            None if mode.virtual_addresses || mode.cached || self.domain.iwarp => addr,
+            // As near to 0 as the kernel allows: it registers whole pages.
+            None => addr % page_size(),
+        };
+        // A buffer that is not remotely accessible needs no address for remote use.
+        let one_address = remote == addr || rights.remote.is_empty();
+        let is_pair = !one_address && rights.is_local;
+        let (access, iova) = match (one_address, is_pair) {
+            (true, _) => (rights.local | rights.remote, addr),
+            (_, true) => (rights.local, addr),
+            _ => (rights.local | rights.remote, remote),
+        };
+        // The only inlined copy of the path to the kernel.
+        let first = self.ask(buffer, access, iova, |pd, request| {
+            if self.cached && iova == addr {
+                dispatch::register_relaxed(pd, request)
+            } else {
+                dispatch::register(pd, request)
+            }
+        })?;
+        let piece = Piece::new(first, iova);
+        if !is_pair {
+            return Ok(piece);
+        }
+        match self.ask(buffer, rights.remote, remote, dispatch::register_rarely) {
+            Ok(second) => Ok(Piece {
+                for_remote: second.mr.expose_provenance(),
+                remote,
+                ..piece
+            }),
+            Err(failure) => Err(ended(Pieces::One(piece), failure)),
+        }
+    }
+
+    /// Makes one kernel registration.
+    #[inline(always)]
+    fn ask(
+        &self,
+        buffer: &Buffer,
+        access: Access,
+        iova: u64,
+        register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
+    ) -> Result<Registered, Failure> {
+        let on_demand = match self.domain.mode.on_demand {
+            true => Access::ON_DEMAND,
+            false => Access::empty(),
+        };
+        let request = Request::new(buffer.addr, buffer.length, iova, access | on_demand);
+        let pd = self.domain.pd;
+        register(pd, &request).map_err(|error| Failure {
+            error,
+            subject: Subject::of_memory(pd, request),
+        })
+    }
 }

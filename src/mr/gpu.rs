@@ -146,26 +146,20 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
         let (export, start) = exported?;
         register(pd, request, &export, addr - start)
     };
-    Some(
-        attempt(Way::First)
-            .or_else(|why| match why {
-                Why::Register(_) if runtime.has_second_way(addr) => {
-                    attempt(Way::Second).map_err(|_| why)
-                }
-                why => Err(why),
-            })
-            .inspect(|_| {
-                let length = request.length;
-                log::line(
-                    Level::Info,
-                    format_args!(
-                        "{length} bytes of a GPU at {addr:#x} are registered as a dma-buf, by {}",
-                        R::KIND.name()
-                    ),
-                );
-            })
-            .map_err(obstacle),
-    )
+    let registered = attempt(Way::First).or_else(|why| match why {
+        Why::Register(_) if runtime.has_second_way(addr) => attempt(Way::Second).map_err(|_| why),
+        why => Err(why),
+    });
+    if registered.is_ok() {
+        let (length, name) = (request.length, R::KIND.name());
+        log::line(
+            Level::Info,
+            format_args!(
+                "{length} bytes of a GPU at {addr:#x} are registered as a dma-buf, by {name}"
+            ),
+        );
+    }
+    Some(registered.map_err(obstacle))
 }
 
 /// Exports the range, or the whole allocation: drivers differ in which of the two they take. Also
@@ -176,19 +170,15 @@ fn export<R: Runtime>(
     range: PageRange,
     way: Way,
 ) -> Result<(Export, u64), Why> {
-    let whole = || {
-        runtime
-            .allocation(addr)
-            .filter(|whole| whole.contains(range) && *whole != range)
-    };
-    runtime
+    let is_more = |whole: &PageRange| whole.contains(range) && *whole != range;
+    let exported = runtime
         .export(range, way)
-        .map(|export| (export, range.start))
-        .or_else(|why| {
-            let whole = whole().ok_or(why)?;
-            Ok((runtime.export(whole, way).map_err(|_| why)?, whole.start))
-        })
-        .map_err(|why| runtime.cause(addr, range.end - addr).unwrap_or(why))
+        .map(|export| (export, range.start));
+    let exported = exported.or_else(|why| {
+        let whole = runtime.allocation(addr).filter(is_more).ok_or(why)?;
+        Ok((runtime.export(whole, way).map_err(|_| why)?, whole.start))
+    });
+    exported.map_err(|why| runtime.cause(addr, range.end - addr).unwrap_or(why))
 }
 
 /// Registers a part of a dma-buf. `within` is where the memory lies behind the start of what was
@@ -199,12 +189,11 @@ fn register(pd: Pd, request: &Request, export: &Export, within: u64) -> Result<R
     // SAFETY: the file is a dma-buf, which this function has to itself.
     let registered =
         unsafe { forwarded::reg_dmabuf_mr(pd, place, export.file.as_raw_fd(), access) };
-    let mr = registered
-        .map_err(|error| match error {
-            Error::NoNext(_) => Why::NoRegister,
-            error => Why::Register(Errno(error.errno())),
-        })?
-        .mr;
+    let refused = |error| match error {
+        Error::NoNext(_) => Why::NoRegister,
+        error => Why::Register(Errno(error.errno())),
+    };
+    let mr = registered.map_err(refused)?.mr;
     // libibverbs takes the offset for the address. A program looks for its pointer there.
     // SAFETY: libibverbs has just made this region, and no other thread knows it.
     unsafe { (*mr).addr = request.addr };

@@ -60,22 +60,18 @@ pub unsafe fn getinfo(
     flags: u64,
     hints: *const fi_info,
 ) -> Result<*mut fi_info, Failure> {
+    // SAFETY: the caller keeps the promise of `by_name`.
+    let by_name = unsafe { by_name(hints) };
     // SAFETY: the caller keeps the promise of `offer`.
-    unsafe { offer(version, has_address, flags, hints) }.inspect_err(|failure| {
-        // libfabric does not store why a provider makes no offer. A program that names this one
-        // wants to know.
-        if let Error::Refused(FI_ENODATA, why) = failure.error {
-            // SAFETY: the caller keeps the promise of `by_name`.
-            let level = match unsafe { by_name(hints) } {
-                true => Level::Warn,
-                false => Level::Info,
-            };
-            log::line(
-                level,
-                format_args!("fi_getinfo: {}: {why}", NAME.to_string_lossy()),
-            );
-        }
-    })
+    let offered = unsafe { offer(version, has_address, flags, hints, by_name) };
+    // libfabric does not store why a provider makes no offer. A program that names this one wants to
+    // know.
+    if let Err(Error::Refused(FI_ENODATA, why)) = offered.map_err(|failure| failure.error) {
+        let level = if by_name { Level::Warn } else { Level::Info };
+        let name = NAME.to_string_lossy();
+        log::line(level, format_args!("fi_getinfo: {name}: {why}"));
+    }
+    offered
 }
 
 /// # Safety
@@ -85,10 +81,11 @@ unsafe fn offer(
     has_address: bool,
     flags: u64,
     hints: *const fi_info,
+    by_name: bool,
 ) -> Result<*mut fi_info, Failure> {
     ensure(flags & CORE_PROV_ONLY == 0, OFFER_NO_STACKING)?;
     // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
-    let wanted = unsafe { read(version, hints) }?;
+    let wanted = unsafe { read(version, hints, by_name) }?;
     ensure(!has_address || wanted.by_name, OFFER_NO_ADDRESS)?;
     let mr_mode = wanted.agree()?;
     let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
@@ -116,12 +113,15 @@ unsafe fn offer(
 
 /// # Safety
 /// `hints` is NULL or a `struct fi_info` of `version`, which lives for `'a`.
-unsafe fn read<'a>(version: u32, hints: *const fi_info) -> Result<Wanted<'a>, Failure> {
+unsafe fn read<'a>(
+    version: u32,
+    hints: *const fi_info,
+    by_name: bool,
+) -> Result<Wanted<'a>, Failure> {
     let mut wanted = Wanted {
         version,
         caps: 0,
-        // SAFETY: the caller promised that `hints` is NULL or valid.
-        by_name: unsafe { by_name(hints) },
+        by_name,
         domain: None,
         mr_mode: FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY,
         mode: FI_LOCAL_MR,
@@ -233,9 +233,11 @@ impl Wanted<'_> {
         let info = unsafe { &mut *entry };
         let caps = if self.caps == 0 { CAPS } else { self.caps };
         info.caps = caps;
-        info.mode = match self.version < FI_VERSION_1_5 {
-            true => self.mode & FI_LOCAL_MR,
-            false => 0,
+        let local_mr = self.mode & FI_LOCAL_MR;
+        info.mode = if self.version < FI_VERSION_1_5 {
+            local_mr
+        } else {
+            0
         };
         macro_rules! part {
             ($part:ident) => {
