@@ -17,7 +17,7 @@ unsafe extern "C" fn load() {
         loaded_files::find_next();
         memory::find_all();
         descriptors::find_next();
-        tasks::find_all();
+        tasks::find_next();
         cuda::find_next();
         rdmamr_next::find_all();
         let is_behind_libibverbs = dispatch::at_load();

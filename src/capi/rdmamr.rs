@@ -172,10 +172,8 @@ pub unsafe extern "C" fn rdmamr_set_cache_limits(
 fn known_limits(given: &[u64]) -> Result<CacheLimits, c_int> {
     const KNOWN: usize = size_of::<rdmamr_cache_limits>() / size_of::<u64>();
     const LONGEST: u64 = 1_000_000_000_000;
-    let limit = |n: usize| {
-        let limit = given.get(n).copied();
-        limit.filter(|&limit| limit != RDMAMR_UNCHANGED)
-    };
+    let given_at = |n: usize| given.get(n).copied();
+    let limit = |n| given_at(n).filter(|&limit| limit != RDMAMR_UNCHANGED);
     if (KNOWN..given.len()).any(|n| limit(n).is_some()) {
         return Err(libc::E2BIG);
     }

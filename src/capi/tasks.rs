@@ -14,22 +14,16 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
+use super::forward::next;
 use super::ret;
 use core::ffi::{c_int, c_void};
 use rdmamr_cache::dispatch::tasks;
 use rdmamr_sys::helper_thread::{__clone, Task};
-use rdmamr_sys::symbols::{self, Function, Scope};
 
-/// Variadic here as in C, since some ABIs pass variadic arguments differently.
-static CLONE: Function<
-    unsafe extern "C" fn(Option<Task>, *mut c_void, c_int, *mut c_void, ...) -> c_int,
-> =
-    // SAFETY: the signature is that of clone(2).
-    unsafe { Function::new() };
-
-/// Looks up the next function.
-pub fn find_all() {
-    CLONE.set(symbols::find(Scope::Next, c"clone", None));
+next! {
+    // Variadic here as in C, since some ABIs pass variadic arguments differently.
+    CLONE = c"clone":
+        unsafe extern "C" fn(Option<Task>, *mut c_void, c_int, *mut c_void, ...) -> c_int;
 }
 
 /// In C the last three arguments are present only with some flags. In the ABIs of Linux they lie

@@ -72,7 +72,9 @@ pub fn submit(job: Job) {
     }
     work.threads += 1;
     drop(work);
-    if !start() {
+    if !background::start(&THREAD) {
+        let why = "no thread for registrations in the background";
+        log::line(Level::Warn, format_args!("{why}"));
         let mut work = workers.lock();
         work.threads -= 1;
         // If no thread exists, the caller registers. The registration stays asynchronous to the
@@ -156,18 +158,6 @@ static THREAD: Background = Background {
     name: c"rdmamr-register",
     work: || workers().work(),
 };
-
-/// Starts a thread.
-fn start() -> bool {
-    let started = background::start(&THREAD);
-    if !started {
-        log::line(
-            Level::Warn,
-            format_args!("no thread for registrations in the background"),
-        );
-    }
-    started
-}
 
 impl Workers {
     fn lock(&self) -> MutexGuard<'_, Work> {

@@ -12,7 +12,6 @@
 //! longer than a moment. After that its call is forwarded as well.
 
 use super::rows::Rows;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use rdmamr_stats as stats;
@@ -42,6 +41,7 @@ unsafe impl Sync for Device {}
 /// The number of tries of the lock, 0.2 ms apart.
 const MOMENT: u32 = 100;
 
+#[derive(Default)]
 pub struct Devices {
     /// The device made last. By [`Device::older`] it leads to all devices.
     newest: AtomicPtr<Device>,
@@ -57,13 +57,6 @@ impl Device {
 }
 
 impl Devices {
-    pub fn new() -> Self {
-        Devices {
-            newest: AtomicPtr::new(null_mut()),
-            giving: Mutex::new(()),
-        }
-    }
-
     /// Makes a device, for ever. The caller has the lock.
     fn make(&self) -> &'static Device {
         let device = Box::leak(Box::new(Device {
@@ -162,7 +155,7 @@ mod tests {
 
     #[test]
     fn devices_come_and_go() {
-        let devices = Devices::new();
+        let devices = Devices::default();
         let contexts = || (1..=100usize).map(|n| n * 0x150);
         for round in 0..3u32 {
             for context in contexts() {
@@ -195,7 +188,7 @@ mod tests {
 
     #[test]
     fn threads_that_open_and_close_never_find_each_others_device() {
-        let devices = Devices::new();
+        let devices = Devices::default();
         std::thread::scope(|scope| {
             for thread in 0..4usize {
                 let devices = &devices;
@@ -216,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_context_has_one_device() {
-        let devices = Devices::new();
+        let devices = Devices::default();
         std::thread::scope(|scope| {
             let insert = || while devices.insert(0x150, &[0; 64], Facts::empty()).is_none() {};
             (0..4).for_each(|_| drop(scope.spawn(insert)));
@@ -226,7 +219,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_thread_that_keeps_the_lock() {
-        let devices = Devices::new();
+        let devices = Devices::default();
         devices.insert(0x150, &[0; 64], Facts::empty());
         let _kept = devices.giving.lock();
         assert!(devices.get(0x150).is_some());
@@ -237,7 +230,7 @@ mod tests {
 
     #[test]
     fn a_handler_that_interrupts_an_operation_is_forwarded() {
-        let devices = Devices::new();
+        let devices = Devices::default();
         devices.insert(0x100, &[0; 64], Facts::empty());
         let region = Known {
             object: 1,

@@ -6,6 +6,7 @@ use rdmamr_config::disabled;
 use rdmamr_sys::process::PerProcess;
 
 /// The state of a process. A forked child starts without one.
+#[derive(Default)]
 pub struct State {
     pub devices: Devices,
 }
@@ -28,12 +29,7 @@ pub fn device(context: usize) -> Option<&'static Device> {
 /// The state of this process, created at the first use.
 #[inline]
 pub fn current() -> &'static State {
-    let new = || {
-        Box::new(State {
-            devices: Devices::new(),
-        })
-    };
-    STATE.get_or_make(new, forget)
+    STATE.get_or_make(Box::default, forget)
 }
 
 unsafe extern "C" fn forget() {

@@ -59,38 +59,29 @@ fn advise(start: usize, end: usize) -> bool {
     unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) == 0 }
 }
 
+/// The start and the end of a range. Another thread may read half of it while it changes: then one
+/// mapping too many gets the advice, or one too few.
+type Part = [AtomicUsize; 2];
+
 /// The latest advice on parts of mappings.
-static PARTS: [Part; 64] = [const {
-    Part {
-        start: AtomicUsize::new(0),
-        end: AtomicUsize::new(0),
-    }
-}; 64];
+static PARTS: [Part; 64] = [const { [const { AtomicUsize::new(0) }; 2] }; 64];
 
 /// How often a mapping may have been split.
 static SPLIT: AtomicUsize = AtomicUsize::new(0);
 
-/// A range. Another thread may read half of it while it changes: then one mapping too many gets the
-/// advice, or one too few.
-struct Part {
-    start: AtomicUsize,
-    end: AtomicUsize,
-}
-
-impl Part {
-    fn overlaps(&self, start: usize, end: usize) -> bool {
-        self.start.load(Relaxed) < end && start < self.end.load(Relaxed)
-    }
-}
-
 fn note(start: usize, end: usize) {
     // Each thread of a registration asks.
-    let is_noted = |part: &Part| (part.start.load(Relaxed), part.end.load(Relaxed)) == (start, end);
+    let is_noted = |[from, to]: &Part| (from.load(Relaxed), to.load(Relaxed)) == (start, end);
     if !PARTS.iter().any(is_noted) {
-        let part = &PARTS[SPLIT.fetch_add(1, Relaxed) % PARTS.len()];
-        part.start.store(start, Relaxed);
-        part.end.store(end, Relaxed);
+        let [from, to] = &PARTS[SPLIT.fetch_add(1, Relaxed) % PARTS.len()];
+        from.store(start, Relaxed);
+        to.store(end, Relaxed);
     }
+}
+
+fn is_in_part(start: usize, end: usize) -> bool {
+    let overlaps = |[from, to]: &Part| from.load(Relaxed) < end && start < to.load(Relaxed);
+    PARTS.iter().any(overlaps)
 }
 
 /// Whether a mapping may have been split.
@@ -104,7 +95,7 @@ pub fn has_split() -> bool {
 /// the kernel may have done so. Preserves errno. Allocates nothing and takes no lock.
 pub fn join(start: usize, length: usize) -> bool {
     let end = start.saturating_add(length);
-    if !has_split() || !PARTS.iter().any(|part| part.overlaps(start, end)) {
+    if !has_split() || !is_in_part(start, end) {
         return false;
     }
     let errno = errno::errno();
@@ -132,8 +123,7 @@ mod tests {
             note(0x20_0000, 0x40_0000);
         }
         assert_eq!(SPLIT.load(Relaxed), 1);
-        let overlaps = |start, end| PARTS.iter().any(|part| part.overlaps(start, end));
-        assert!(overlaps(0x1000, 0x20_1000));
-        assert!(!overlaps(0x40_0000, 0x80_0000));
+        assert!(is_in_part(0x1000, 0x20_1000));
+        assert!(!is_in_part(0x40_0000, 0x80_0000));
     }
 }

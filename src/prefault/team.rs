@@ -139,7 +139,7 @@ impl Populating {
             }
             let waited = clock::monotonic_by_kernel().saturating_sub(start);
             let begun = match first {
-                Some(page) => !self.lacks(page),
+                Some(page) => self.first_missing_in(page).is_none(),
                 None => waited >= MOMENT,
             };
             if begun || waited >= LONGEST {
@@ -177,10 +177,6 @@ impl Populating {
         None
     }
 
-    fn lacks(&self, piece: Pages) -> bool {
-        self.first_missing_in(piece).is_some()
-    }
-
     /// Takes the next piece and populates it. False if no piece is left.
     fn populate_next(&self) -> bool {
         let number = self.taken.fetch_add(1, Relaxed);
@@ -189,7 +185,7 @@ impl Populating {
             return false;
         };
         // Populating present pages takes twenty times as long as asking whether they are present.
-        if self.lacks(piece) && !self.populate(piece) {
+        if self.first_missing_in(piece).is_some() && !self.populate(piece) {
             self.over.store(true, Relaxed);
         }
         true

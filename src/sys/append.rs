@@ -31,19 +31,13 @@ pub struct Manner<'a> {
 }
 
 /// The file to which a name led the first time; zeros before that.
+#[derive(Default)]
 pub struct First {
     device: AtomicU64,
     inode: AtomicU64,
 }
 
 impl First {
-    pub const fn new() -> First {
-        First {
-            device: AtomicU64::new(0),
-            inode: AtomicU64::new(0),
-        }
-    }
-
     fn is_known(&self) -> bool {
         self.inode.load(Relaxed) != 0
     }
@@ -267,7 +261,7 @@ mod tests {
     fn a_later_block_goes_into_the_file_of_the_first() {
         let folder = Folder::new("first");
         let (name, aside) = (folder.at("name"), folder.at("aside"));
-        let first = First::new();
+        let first = First::default();
         assert_eq!(add(&name, Some(&first)), Ok(()));
         assert_eq!(add(&name, Some(&first)), Ok(()));
         std::fs::rename(&name, &aside).unwrap();
@@ -288,17 +282,17 @@ mod tests {
         let link = Refused::Kernel(Errno(libc::ELOOP));
         std::os::unix::fs::symlink(&target, &name).unwrap();
         // At first the link is dangling, later it leads to a file.
-        for first in [None, Some(&First::new())] {
+        for first in [None, Some(&First::default())] {
             assert_eq!(add(&name, first).as_ref(), Err(&link));
         }
         assert!(!target.exists());
         std::fs::write(&target, "").unwrap();
-        for first in [None, Some(&First::new())] {
+        for first in [None, Some(&First::default())] {
             assert_eq!(add(&name, first).as_ref(), Err(&link));
         }
         std::fs::remove_file(&name).unwrap();
         std::fs::hard_link(&target, &name).unwrap();
-        for first in [None, Some(&First::new())] {
+        for first in [None, Some(&First::default())] {
             assert_eq!(add(&name, first), Err(Refused::Linked));
         }
         assert_eq!(length(&target), 0);
@@ -311,7 +305,7 @@ mod tests {
         std::fs::write(&name, "").unwrap();
         // Only root can give a file away.
         if std::os::unix::fs::chown(&name, Some(65534), None).is_ok() {
-            assert_eq!(add(&name, Some(&First::new())), Err(Refused::Foreign));
+            assert_eq!(add(&name, Some(&First::default())), Err(Refused::Foreign));
             assert_eq!(length(&name), 0);
             assert_eq!(add(&name, None), Ok(()));
         }
@@ -323,7 +317,7 @@ mod tests {
         let name = folder.at("name");
         let path = CString::new(name.as_os_str().as_bytes()).unwrap();
         let add = |only_existing| {
-            let (magic, first) = (Some(*b"RDMAMRTR"), First::new());
+            let (magic, first) = (Some(*b"RDMAMRTR"), First::default());
             let manner = Manner {
                 first: Some(&first),
                 magic,

@@ -120,34 +120,24 @@ pub fn run<R>(work: impl FnOnce() -> R) -> Option<R> {
 #[inline(never)]
 fn run_any(work: &mut dyn FnMut()) {
     let errno = errno::errno();
-    if has_much_left() {
-        let _uncancelled = thread::uncancelled();
-        work();
-        errno::set_errno(errno);
-        return;
-    }
-    let Some(memory) = take() else {
-        errno::set_errno(errno);
-        return;
-    };
     let mut job = Job {
         work,
         result: Ok(()),
     };
-    let blocked = is_on_signal_stack().then(Blocked::new);
-    let uncancelled = thread::uncancelled();
-    // SAFETY: the stack is mapped and no other code uses it. `Job::run` does not unwind, and the
-    // job outlives the call.
-    unsafe {
-        on_stack(
-            (&raw mut job).cast(),
-            Job::run,
-            memory.wrapping_byte_add(STACK),
-        );
+    if has_much_left() {
+        let _uncancelled = thread::uncancelled();
+        (job.work)();
+    } else if let Some(memory) = take() {
+        let blocked = is_on_signal_stack().then(Blocked::new);
+        let uncancelled = thread::uncancelled();
+        let (argument, stack) = ((&raw mut job).cast(), memory.wrapping_byte_add(STACK));
+        // SAFETY: the stack is mapped and no other code uses it. `Job::run` does not unwind, and the
+        // job outlives the call.
+        unsafe { on_stack(argument, Job::run, stack) };
+        drop(uncancelled);
+        drop(blocked);
+        put(memory);
     }
-    drop(uncancelled);
-    drop(blocked);
-    put(memory);
     errno::set_errno(errno);
     if let Err(panic) = job.result {
         resume_unwind(panic);

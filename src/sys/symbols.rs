@@ -123,6 +123,7 @@ impl<F: Copy> Function<F> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use core::ffi::c_int;
 
     #[test]
     fn a_function_is_found_and_called() {

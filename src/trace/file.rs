@@ -53,11 +53,11 @@ const STARTED: u32 = 2;
 /// The file of that name: a forked child with the same name uses its parent's.
 fn shared(path: &CStr) -> &'static First {
     static OLDEST: OnceBox<(CString, First)> = OnceBox::new();
-    let oldest = OLDEST.get_or_init(|| Box::new((path.to_owned(), First::new())));
+    let oldest = OLDEST.get_or_init(|| Box::new((path.to_owned(), First::default())));
     if *oldest.0 == *path {
         &oldest.1
     } else {
-        Box::leak(Box::new(First::new()))
+        Box::leak(Box::new(First::default()))
     }
 }
 
@@ -87,7 +87,7 @@ impl File {
     /// The file that has this path now, by a request, with nothing written yet.
     pub fn requested(path: CString) -> File {
         File {
-            first: Box::leak(Box::new(First::new())),
+            first: Box::leak(Box::new(First::default())),
             path: Some(path),
             is_requested: true,
             ..File::new()

@@ -53,10 +53,8 @@ pub fn current() -> &'static ModuleList {
         return list;
     }
     let loaded = loaded();
-    if let Some(list) = last() {
-        if list.loaded == loaded {
-            return list;
-        }
+    if let Some(list) = last().filter(|list| list.loaded == loaded) {
+        return list;
     }
     let mut lines = String::new();
     let mut has_python = false;

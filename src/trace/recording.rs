@@ -43,18 +43,16 @@ pub fn exiting() {
 /// Writes the buffers' records to the file, and a block of that kind, `END` or `STOPPED`. A
 /// recording that has been stopped has had it: only calls that were under way are left then.
 pub fn close(kind: u16) {
-    if let Some(trace) = TRACE.get() {
-        if trace.file.is_started() {
-            let file = &trace.file;
-            let now = clock::monotonic();
-            file.modules();
-            trace
-                .buffers
-                .flush(now, |_| true, |block| file.calls(block));
-            if WANTED.load(Relaxed) {
-                file.block(kind, &now.to_le_bytes());
-            }
-        }
+    let Some(trace) = TRACE.get().filter(|trace| trace.file.is_started()) else {
+        return;
+    };
+    let (file, now) = (&trace.file, clock::monotonic());
+    file.modules();
+    trace
+        .buffers
+        .flush(now, |_| true, |block| file.calls(block));
+    if WANTED.load(Relaxed) {
+        file.block(kind, &now.to_le_bytes());
     }
 }
 

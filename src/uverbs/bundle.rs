@@ -12,14 +12,6 @@ pub struct Bundle<const N: usize> {
     attrs: [ib_uverbs_attr; N],
 }
 
-const EMPTY: ib_uverbs_attr = ib_uverbs_attr {
-    attr_id: 0,
-    len: 0,
-    flags: 0,
-    attr_data: 0,
-    data: 0,
-};
-
 impl<const N: usize> Bundle<N> {
     /// A bundle without attributes, for a device of the driver with that number.
     pub const fn new(driver_id: u32, object: u16, method: u16) -> Self {
@@ -34,7 +26,8 @@ impl<const N: usize> Bundle<N> {
                 driver_id,
                 reserved2: 0,
             },
-            attrs: [EMPTY; N],
+            // SAFETY: an attribute consists of numbers.
+            attrs: unsafe { core::mem::zeroed() },
         }
     }
 

@@ -28,15 +28,6 @@ struct Answer {
     private: [u8; 8],
 }
 
-const NO_ANSWER: Answer = Answer {
-    core: ib_uverbs_reg_mr_resp {
-        mr_handle: 0,
-        lkey: 0,
-        rkey: 0,
-    },
-    private: [0; 8],
-};
-
 /// Registers memory on the device behind `fd`. `facts` must name its driver.
 #[inline(always)]
 pub fn register(
@@ -46,7 +37,8 @@ pub fn register(
     registration: &Registration,
 ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
-    let mut answer = NO_ANSWER;
+    // SAFETY: an answer consists of numbers.
+    let mut answer: Answer = unsafe { core::mem::zeroed() };
     let command = ib_uverbs_reg_mr {
         // Only write() uses the address, but rdma-core's ioctl sends it too.
         response: &raw mut answer as u64,

@@ -44,12 +44,11 @@ unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Error> {
 unsafe fn region<'a>(mr: *mut fid_mr) -> Option<&'a fid_mr> {
     // SAFETY: open objects: `mr` is NULL or an open object, which begins with a `struct fid`.
     let class = unsafe { mr.cast::<fid>().as_ref() }?.fclass;
-    if class == FI_CLASS_MR {
-        // SAFETY: open objects: the class says that this object is a region.
-        unsafe { mr.as_ref() }
-    } else {
-        None
+    if class != FI_CLASS_MR {
+        return None;
     }
+    // SAFETY: open objects: the class says that this object is a region.
+    unsafe { mr.as_ref() }
 }
 
 /// The table of a queue's functions.
