@@ -38,34 +38,37 @@ void (*another_domain_registers)(void *at, size_t length);
 
 /* The calls of each way. */
 
-static void *library_map(void *at, size_t length, int flags, int fd)
-{
-	return mmap(at, length, READ_WRITE, flags, fd, 0);
-}
+#define CALL(type, name, parameters, answer) \
+	static type name parameters          \
+	{                                    \
+		return (type)(answer);       \
+	}
+CALL(void *, library_map, (void *at, size_t length, int flags, int fd), mmap(at, length, READ_WRITE, flags, fd, 0))
+CALL(void *, sibling_map, (void *at, size_t length, int flags, int fd), mmap64(at, length, READ_WRITE, flags, fd, 0))
+CALL(void *, raw_map, (void *at, size_t length, int flags, int fd),
+     syscall(SYS_mmap, at, length, READ_WRITE, flags, fd, 0))
+CALL(void *, library_move, (void *from, size_t was, size_t wanted, int flags, void *to), mremap(from, was, wanted, flags, to))
+CALL(void *, raw_move, (void *from, size_t was, size_t wanted, int flags, void *to),
+     syscall(SYS_mremap, from, was, wanted, flags, to))
+CALL(int, raw_advise, (void *at, size_t length, int advice), syscall(SYS_madvise, at, length, advice))
+CALL(int, raw_protect, (void *at, size_t length, int access), syscall(SYS_mprotect, at, length, access))
+CALL(int, sibling_protect, (void *at, size_t length, int access), pkey_mprotect(at, length, access, -1))
+CALL(int, library_set_break, (char *end), brk(end))
+CALL(int, sibling_set_break, (char *end), sbrk(end - (char *)sbrk(0)) == (void *)-1 ? -1 : 0)
+/* Leaves the C library's record of the heap's end unchanged. */
+CALL(int, raw_set_break, (char *end), (char *)syscall(SYS_brk, end) == end ? 0 : -1)
+enum { HOLE = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE };
+CALL(int, library_punch, (int fd, size_t length), fallocate(fd, HOLE, 0, (off_t)length))
+CALL(int, raw_punch, (int fd, size_t length), syscall(SYS_fallocate, fd, HOLE, 0L, (long)length))
+CALL(int, library_resize, (int fd, size_t length), ftruncate(fd, (off_t)length))
+CALL(int, raw_resize, (int fd, size_t length), syscall(SYS_ftruncate, fd, (long)length))
 
-static void *raw_map(void *at, size_t length, int flags, int fd)
+static int sibling_resize(int fd, size_t length)
 {
-	return (void *)syscall(SYS_mmap, at, length, READ_WRITE, flags, fd, 0);
-}
+	char path[40];
 
-static void *sibling_map(void *at, size_t length, int flags, int fd)
-{
-	return mmap64(at, length, READ_WRITE, flags, fd, 0);
-}
-
-static void *library_move(void *from, size_t was, size_t wanted, int flags, void *to)
-{
-	return mremap(from, was, wanted, flags, to);
-}
-
-static void *raw_move(void *from, size_t was, size_t wanted, int flags, void *to)
-{
-	return (void *)syscall(SYS_mremap, from, was, wanted, flags, to);
-}
-
-static int raw_advise(void *at, size_t length, int advice)
-{
-	return (int)syscall(SYS_madvise, at, length, advice);
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	return truncate(path, (off_t)length);
 }
 
 static int advise_process(pid_t pid, void *at, size_t length, int advice)
@@ -81,87 +84,24 @@ static int advise_process(pid_t pid, void *at, size_t length, int advice)
 	errno = err;
 	return done == (long)length ? 0 : -1;
 }
+CALL(int, self_advise, (void *at, size_t length, int advice), advise_process(getpid(), at, length, advice))
 
-static int self_advise(void *at, size_t length, int advice)
-{
-	return advise_process(getpid(), at, length, advice);
-}
-
-/* Waits for a child that ends with an errno. */
-static int result_of(pid_t child)
-{
-	int status;
-
-	must(waitpid(child, &status, 0) == child && WIFEXITED(status));
-	errno = WEXITSTATUS(status);
-	return errno ? -1 : 0;
-}
-
-static int process_advise(void *at, size_t length, int advice)
-{
-	pid_t parent = getpid(), child = fork();
-
-	must(child >= 0);
-	if (!child)
-		_exit(advise_process(parent, at, length, advice) ? errno : 0);
-	return result_of(child);
-}
-
-static int raw_protect(void *at, size_t length, int protection)
-{
-	return (int)syscall(SYS_mprotect, at, length, protection);
-}
-
-static int sibling_protect(void *at, size_t length, int protection)
-{
-	return pkey_mprotect(at, length, protection, -1);
-}
-
-static int library_set_break(char *end)
-{
-	return brk(end);
-}
-
-static int sibling_set_break(char *end)
-{
-	return sbrk(end - (char *)sbrk(0)) == (void *)-1 ? -1 : 0;
-}
-
-/* Leaves the C library's record of the heap's end unchanged. */
-static int raw_set_break(char *end)
-{
-	return (char *)syscall(SYS_brk, end) == end ? 0 : -1;
-}
-
-static int library_punch(int fd, size_t length)
-{
-	return fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)length);
-}
-
-static int process_punch(int fd, size_t length)
-{
-	pid_t child = fork();
-
-	must(child >= 0);
-	if (!child)
-		_exit(library_punch(fd, length) ? errno : 0);
-	return result_of(child);
-}
-
-static int library_resize(int fd, size_t length)
-{
-	return ftruncate(fd, (off_t)length);
-}
-
-static int process_resize(int fd, size_t length)
-{
-	pid_t child = fork();
-
-	must(child >= 0);
-	if (!child)
-		_exit(ftruncate(fd, (off_t)length) ? errno : 0);
-	return result_of(child);
-}
+/* The result of a call that a child makes. */
+#define BY_CHILD(call)                                                               \
+	({                                                                           \
+		pid_t child = fork();                                                \
+		int status;                                                          \
+                                                                                     \
+		must(child >= 0);                                                    \
+		if (!child)                                                          \
+			_exit((call) ? errno : 0);                                   \
+		must(waitpid(child, &status, 0) == child && WIFEXITED(status));      \
+		errno = WEXITSTATUS(status);                                         \
+		errno ? -1 : 0;                                                      \
+	})
+CALL(int, process_advise, (void *at, size_t length, int advice), BY_CHILD(advise_process(getppid(), at, length, advice)))
+CALL(int, process_punch, (int fd, size_t length), BY_CHILD(library_punch(fd, length)))
+CALL(int, process_resize, (int fd, size_t length), BY_CHILD(library_resize(fd, length)))
 
 static struct {
 	int fd;
@@ -252,39 +192,30 @@ bool ring_begin_discard(void *at, size_t length, bool worker)
 	return ring_submit(&request);
 }
 
-static int ring_advise(void *at, size_t length, int advice)
-{
-	struct io_uring_sqe request = advice_request(at, length, advice, false);
-
-	return ring_does(&request);
-}
-
-static int worker_advise(void *at, size_t length, int advice)
-{
-	struct io_uring_sqe request = advice_request(at, length, advice, true);
-
-	return ring_does(&request);
-}
-
+/* A request to punch has the mode in its length, and the length in its address. */
 static int worker_punch(int fd, size_t length)
 {
-	struct io_uring_sqe request = {
-		.opcode = IORING_OP_FALLOCATE,
-		.flags = IOSQE_ASYNC,
-		.fd = fd,
-		.len = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, /* the mode */
-		.addr = length,
-	};
+	struct io_uring_sqe request = { .opcode = IORING_OP_FALLOCATE, .flags = IOSQE_ASYNC, .fd = fd, .len = HOLE, .addr = length };
 
 	return ring_does(&request);
 }
+
+static int advise_by_ring(void *at, size_t length, int advice, bool worker)
+{
+	struct io_uring_sqe request = advice_request(at, length, advice, worker);
+
+	return ring_does(&request);
+}
+CALL(int, ring_advise, (void *at, size_t length, int advice), advise_by_ring(at, length, advice, false))
+CALL(int, worker_advise, (void *at, size_t length, int advice), advise_by_ring(at, length, advice, true))
 
 const struct way ways[WAYS] = {
 	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break, library_punch, library_resize },
 	[RAW] = { .map = raw_map, .unmap = raw_munmap, .move = raw_move, .advise = raw_advise,
-		   .protect = raw_protect, .set_break = raw_set_break },
+		   .protect = raw_protect, .set_break = raw_set_break, .punch = raw_punch, .resize = raw_resize },
 	[MIXED] = { .map = library_map, .unmap = raw_munmap },
-	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break },
+	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break,
+		      .resize = sibling_resize },
 	[SELF] = { .advise = self_advise },
 	[RING] = { .advise = ring_advise },
 	[WORKER] = { .advise = worker_advise, .punch = worker_punch },
@@ -337,7 +268,7 @@ static void locked(struct place *place)
 static void two_halves(struct place *place)
 {
 	anonymous(place);
-	place->ranges[0] = (struct range){ "the first half", place->at, HALF, true, FRESH };
+	place->ranges[0] = (struct range){ "the first half", place->at, HALF, true, ANEW };
 	place->ranges[1] = (struct range){ "the second half", place->at + HALF, SIZE - HALF, true, KEPT };
 	place->count = 2;
 }
@@ -357,35 +288,103 @@ static void page_and_before(struct place *place)
 	place->count = 2;
 }
 
+/* Memory that others can map too: the cache keeps no region of it. */
+static void of_others(struct place *place, int fd, char *at)
+{
+	must(at != MAP_FAILED);
+	*place = (struct place){ .fd = fd, .at = at, .length = SIZE, .unkept = true };
+	whole(place);
+}
+
 static void shared(struct place *place)
 {
-	place->at = mmap(NULL, SIZE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	must(place->at != MAP_FAILED);
-	place->length = SIZE;
-	place->unkept = true;
-	whole(place);
+	of_others(place, -1, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+}
+
+static int memfd(void)
+{
+	int fd = memfd_create("changes", MFD_CLOEXEC);
+
+	must(fd >= 0 && ftruncate(fd, SIZE) == 0);
+	return fd;
 }
 
 static void file(struct place *place)
 {
-	place->fd = memfd_create("changes", MFD_CLOEXEC);
-	must(place->fd >= 0 && ftruncate(place->fd, SIZE) == 0);
-	place->at = mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, place->fd, 0);
-	must(place->at != MAP_FAILED);
-	place->length = SIZE;
-	place->unkept = true;
-	whole(place);
+	int fd = memfd();
+
+	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, fd, 0));
+}
+
+static void file_on_disk(struct place *place)
+{
+	char path[] = "/tmp/rdmamr-changes-XXXXXX";
+	int fd = mkostemp(path, O_CLOEXEC);
+
+	must(fd >= 0 && unlink(path) == 0 && ftruncate(fd, SIZE) == 0);
+	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, fd, 0));
+}
+
+/* The program's own copies of the pages, which a truncation takes and a hole does not. */
+static void private_file(struct place *place)
+{
+	int fd = memfd();
+
+	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_PRIVATE, fd, 0));
+}
+
+static void private_file_on_disk(struct place *place)
+{
+	file_on_disk(place);
+	must(mmap(place->at, SIZE, READ_WRITE, MAP_PRIVATE | MAP_FIXED, place->fd, 0) == place->at);
+}
+
+static void file_mapped_unseen(struct place *place)
+{
+	int fd = memfd();
+
+	of_others(place, fd, raw_map(NULL, SIZE, MAP_SHARED, fd));
+}
+
+/* Shared memory stays shared when it moves. */
+static void file_moved(struct place *place)
+{
+	char *to = new_place(SIZE);
+
+	file(place);
+	must(mremap(place->at, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	of_others(place, place->fd, to);
+}
+
+static void file_moved_unseen(struct place *place)
+{
+	char *to = new_place(SIZE);
+
+	file(place);
+	must(raw_move(place->at, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	of_others(place, place->fd, to);
+}
+
+/* So does the part by which it grows. */
+static void file_grown(struct place *place)
+{
+	char *room = new_place(2 * SIZE);
+	int fd = memfd();
+
+	must(mmap(room, HALF, READ_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == room);
+	must(mremap(room, HALF, SIZE, 0) == room);
+	of_others(place, fd, room);
+	place->ranges[0].at += HALF;
+	place->ranges[0].length = HALF;
 }
 
 static void segment(struct place *place)
 {
 	int id = shmget(IPC_PRIVATE, SIZE, IPC_CREAT | 0600);
 
-	place->at = id < 0 ? (void *)-1 : shmat(id, NULL, 0);
-	must(place->at != (void *)-1 && shmctl(id, IPC_RMID, NULL) == 0);
-	place->length = SIZE;
-	place->unkept = true;
-	whole(place);
+	must(id >= 0);
+	of_others(place, -1, shmat(id, NULL, 0));
+	must(shmctl(id, IPC_RMID, NULL) == 0);
 }
 
 /* If the C library has continued the heap behind the place, the place stays. */
@@ -474,6 +473,12 @@ void release(struct place *place)
 
 /* The changes. */
 
+#define MAKES(name, result)                                            \
+	static int name(struct place *place, const struct way *way)    \
+	{                                                              \
+		return result;                                         \
+	}
+
 static int nothing(struct place *place, const struct way *way)
 {
 	(void)place;
@@ -493,25 +498,10 @@ static int remap_pages(const struct way *way, char *at, size_t length)
 	return map_new(way, at, length);
 }
 
-static int unmap_and_map(struct place *place, const struct way *way)
-{
-	return remap_pages(way, place->at, SIZE);
-}
-
-static int unmap_first_page(struct place *place, const struct way *way)
-{
-	return remap_pages(way, place->at, PAGE);
-}
-
-static int unmap_last_page(struct place *place, const struct way *way)
-{
-	return remap_pages(way, place->at + SIZE - PAGE, PAGE);
-}
-
-static int unmap_half(struct place *place, const struct way *way)
-{
-	return remap_pages(way, place->at, HALF);
-}
+MAKES(unmap_and_map, remap_pages(way, place->at, SIZE))
+MAKES(unmap_first_page, remap_pages(way, place->at, PAGE))
+MAKES(unmap_last_page, remap_pages(way, place->at + SIZE - PAGE, PAGE))
+MAKES(unmap_half, remap_pages(way, place->at, HALF))
 
 static int unmap_and_other_domain(struct place *place, const struct way *way)
 {
@@ -619,11 +609,7 @@ static int advise_some(struct place *place, const struct way *way, size_t first,
 	return way->advise(place->at + first * PAGE, count * PAGE, advice);
 }
 
-#define ADVICE(name, first, count, advice)                                     \
-	static int name(struct place *place, const struct way *way)            \
-	{                                                                      \
-		return advise_some(place, way, first, count, advice);          \
-	}
+#define ADVICE(name, first, count, advice) MAKES(name, advise_some(place, way, first, count, advice))
 ADVICE(discard, 0, COUNT, MADV_DONTNEED)
 ADVICE(discard_first, 0, 1, MADV_DONTNEED)
 ADVICE(discard_middle, 5, 1, MADV_DONTNEED)
@@ -686,35 +672,69 @@ static int truncate_and_grow(struct place *place, const struct way *way)
 	return way->resize(place->fd, SIZE);
 }
 
-static int attach_other(struct place *place, const struct way *way)
+static int truncate_by_open(struct place *place, const struct way *way)
+{
+	char path[40];
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", place->fd);
+	fd = open(path, O_RDWR | O_TRUNC | O_CLOEXEC);
+	must(fd >= 0 && close(fd) == 0);
+	return way->resize(place->fd, SIZE);
+}
+
+/* Of one page, in the middle. */
+static int punch_page(struct place *place, const struct way *way)
+{
+	return way == &ways[RAW] ? (int)syscall(SYS_fallocate, place->fd, HOLE, 3L * PAGE, (long)PAGE) :
+				   fallocate(place->fd, HOLE, 3 * PAGE, PAGE);
+}
+
+/* The first page becomes another one of the file. */
+static int exchange_page(struct place *place, const struct way *way)
+{
+	must(way->resize(place->fd, SIZE + PAGE) == 0);
+	return (int)syscall(SYS_remap_file_pages, place->at, (long)PAGE, 0L, (long)COUNT, 0L);
+}
+
+static void attach(struct place *place, const struct way *way, int flags)
 {
 	int id = shmget(IPC_PRIVATE, SIZE, IPC_CREAT | 0600);
+	void *at = way == &ways[RAW] ? (void *)syscall(SYS_shmat, id, place->at, flags) : shmat(id, place->at, flags);
 
-	(void)way;
-	must(id >= 0 && shmdt(place->at) == 0);
-	must(shmat(id, place->at, 0) == place->at);
-	return shmctl(id, IPC_RMID, NULL);
+	must(id >= 0 && at == place->at && shmctl(id, IPC_RMID, NULL) == 0);
+	place->unkept = true;
 }
 
-static int make_readable(struct place *place, const struct way *way)
+static void detach(struct place *place, const struct way *way)
 {
-	return way->protect(place->at, SIZE, PROT_READ);
+	must((way == &ways[RAW] ? (int)syscall(SYS_shmdt, place->at) : shmdt(place->at)) == 0);
 }
 
-static int make_unreachable(struct place *place, const struct way *way)
+static int attach_other(struct place *place, const struct way *way)
 {
-	return way->protect(place->at, SIZE, PROT_NONE);
+	detach(place, way);
+	attach(place, way, 0);
+	return 0;
 }
 
-static int make_writable(struct place *place, const struct way *way)
+static int attach_over(struct place *place, const struct way *way)
 {
-	return way->protect(place->at, SIZE, READ_WRITE);
+	attach(place, way, SHM_REMAP);
+	return 0;
 }
 
-static int make_page_readable(struct place *place, const struct way *way)
+static int detach_and_map(struct place *place, const struct way *way)
 {
-	return way->protect(place->at + 5 * PAGE, PAGE, PROT_READ);
+	detach(place, way);
+	place->unkept = false;
+	return map_new(way, place->at, SIZE);
 }
+
+MAKES(make_readable, way->protect(place->at, SIZE, PROT_READ))
+MAKES(make_unreachable, way->protect(place->at, SIZE, PROT_NONE))
+MAKES(make_writable, way->protect(place->at, SIZE, READ_WRITE))
+MAKES(make_page_readable, way->protect(place->at + 5 * PAGE, PAGE, PROT_READ))
 
 static int fork_and_write(struct place *place, const struct way *way)
 {
@@ -740,15 +760,8 @@ static int heap_ends_earlier(struct place *place, const struct way *way, size_t 
 	return 0;
 }
 
-static int give_heap_back(struct place *place, const struct way *way)
-{
-	return heap_ends_earlier(place, way, SIZE);
-}
-
-static int give_heap_page_back(struct place *place, const struct way *way)
-{
-	return heap_ends_earlier(place, way, PAGE);
-}
+MAKES(give_heap_back, heap_ends_earlier(place, way, SIZE))
+MAKES(give_heap_page_back, heap_ends_earlier(place, way, PAGE))
 
 /* Allocates the block again, which must get the same address. */
 static int allocate_again(struct place *place)
@@ -840,37 +853,37 @@ static int free_in_a_thread(struct place *place, const struct way *way)
 const struct change changes[] = {
 	{ "nothing", BY(LIBRARY), BY(LIBRARY), anonymous, .steps = { { nothing, KEPT } } },
 
-	{ "`munmap`, `mmap`", CALLS | BY(MIXED), CALLS, anonymous, .steps = { { unmap_and_map, FRESH } } },
+	{ "`munmap`, `mmap`", CALLS | BY(MIXED), CALLS, anonymous, .steps = { { unmap_and_map, ANEW } } },
 	{ "`munmap`, `mmap` of the first page", CALLS | BY(MIXED), 0, anonymous,
-	  .steps = { { unmap_first_page, FRESH } } },
+	  .steps = { { unmap_first_page, ANEW } } },
 	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous,
-	  .steps = { { unmap_last_page, FRESH } } },
+	  .steps = { { unmap_last_page, ANEW } } },
 	{ "`munmap`, `mmap` of one half", CALLS, 0, two_halves, .steps = { { unmap_half, AS_STEP } } },
 	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous,
-	  .steps = { { unmap_and_other_domain, FRESH } } },
+	  .steps = { { unmap_and_other_domain, ANEW } } },
 
 	{ "`mmap` with `MAP_FIXED` over it", CALLS | BY(SIBLING), BY(LIBRARY), anonymous,
-	  .steps = { { map_over, FRESH } },
+	  .steps = { { map_over, ANEW } },
 	  .sibling = "mmap64" },
 	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(RAW), anonymous,
-	  .steps = { { map_over_page, FRESH } }, .sibling = "mmap64" },
+	  .steps = { { map_over_page, ANEW } }, .sibling = "mmap64" },
 	{ "a private file mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
-	  .steps = { { file_over_page, FRESH } },
+	  .steps = { { file_over_page, ANEW } },
 	  .sibling = "mmap64" },
 	{ "a shared mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
-	  .steps = { { shared_over_page, FRESH } },
+	  .steps = { { shared_over_page, ANEW } },
 	  .sibling = "mmap64" },
 
 	{ "`MADV_DONTNEED`", CALLS | BY(SELF) | BY(RING) | BY(WORKER), CALLS, anonymous,
-	  .steps = { { discard, FRESH } } },
-	{ "`MADV_DONTNEED` of the first page", CALLS, 0, anonymous, .steps = { { discard_first, FRESH } } },
-	{ "`MADV_DONTNEED` of a page in the middle", CALLS, 0, anonymous, .steps = { { discard_middle, FRESH } } },
-	{ "`MADV_DONTNEED` of the last page", CALLS, 0, anonymous, .steps = { { discard_last, FRESH } } },
-	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, FRESH } },
+	  .steps = { { discard, ANEW } } },
+	{ "`MADV_DONTNEED` of the first page", CALLS, 0, anonymous, .steps = { { discard_first, ANEW } } },
+	{ "`MADV_DONTNEED` of a page in the middle", CALLS, 0, anonymous, .steps = { { discard_middle, ANEW } } },
+	{ "`MADV_DONTNEED` of the last page", CALLS, 0, anonymous, .steps = { { discard_last, ANEW } } },
+	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, ANEW } },
 	  .since = LINUX(5, 18) },
-	{ "`MADV_DONTNEED_LOCKED` of one page", CALLS, 0, locked, .steps = { { discard_locked_page, FRESH } },
+	{ "`MADV_DONTNEED_LOCKED` of one page", CALLS, 0, locked, .steps = { { discard_locked_page, ANEW } },
 	  .since = LINUX(5, 18) },
-	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, FRESH } },
+	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, ANEW } },
 	  .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
 	{ "`MADV_COLD`", CALLS | BY(SELF) | BY(PROCESS), 0, anonymous, .steps = { { advise_cold, EITHER } } },
@@ -886,23 +899,42 @@ const struct change changes[] = {
 	{ "`posix_madvise` with `POSIX_MADV_DONTNEED`", BY(LIBRARY), 0, anonymous,
 	  .steps = { { advise_by_posix, EITHER } } },
 
-	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, FRESH } } },
+	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, ANEW } } },
 	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous,
-	  .steps = { { move_away, FRESH }, { move_back, LANDS } } },
-	{ "`mremap` with `MREMAP_FIXED` onto it", CALLS, BY(LIBRARY), anonymous, .steps = { { move_onto, FRESH } } },
-	{ "`mremap` of one page onto it", CALLS, 0, anonymous, .steps = { { move_page_onto, FRESH } } },
-	{ "`mremap` that grows it in place", CALLS, 0, half, .steps = { { grow, FRESH } } },
-	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, FRESH } } },
-	{ "`mremap` with `MREMAP_DONTUNMAP`", CALLS, 0, anonymous, .steps = { { move_without_unmapping, FRESH } } },
+	  .steps = { { move_away, ANEW }, { move_back, LANDS } } },
+	{ "`mremap` with `MREMAP_FIXED` onto it", CALLS, BY(LIBRARY), anonymous, .steps = { { move_onto, ANEW } } },
+	{ "`mremap` of one page onto it", CALLS, 0, anonymous, .steps = { { move_page_onto, ANEW } } },
+	{ "`mremap` that grows it in place", CALLS, 0, half, .steps = { { grow, ANEW } } },
+	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, ANEW } } },
+	{ "`mremap` with `MREMAP_DONTUNMAP`", CALLS, 0, anonymous, .steps = { { move_without_unmapping, ANEW } } },
 
-	{ "`MADV_REMOVE` of shared memory", CALLS, 0, shared, .steps = { { remove_pages, FRESH } } },
-	{ "`MADV_REMOVE` through another mapping", CALLS, BY(LIBRARY), file, .steps = { { remove_by_other, FRESH } } },
-	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", BY(LIBRARY) | BY(WORKER) | BY(PROCESS), BY(LIBRARY), file,
-	  .steps = { { punch, FRESH } } },
-	{ "`ftruncate` to 0 and back", BY(LIBRARY) | BY(PROCESS), BY(LIBRARY), file,
-	  .steps = { { truncate_and_grow, FRESH } } },
-	{ "`shmdt`, `shmat` of another segment", BY(LIBRARY), BY(LIBRARY), segment,
-	  .steps = { { attach_other, FRESH } } },
+	{ "`MADV_REMOVE` of shared memory", CALLS, 0, shared, .steps = { { remove_pages, ANEW } } },
+	{ "`MADV_REMOVE` through another mapping", CALLS, BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
+	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", CALLS | BY(WORKER) | BY(PROCESS), BY(LIBRARY), file,
+	  .steps = { { punch, ANEW } } },
+	{ "`fallocate` of one page with `FALLOC_FL_PUNCH_HOLE`", CALLS, 0, file, .steps = { { punch_page, ANEW } } },
+	{ "a hole below a private mapping", CALLS, 0, private_file, .steps = { { punch, EITHER } } },
+	{ "a hole below a private mapping of a file on disk", BY(LIBRARY), 0, private_file_on_disk, .steps = { { punch, EITHER } } },
+	{ "`ftruncate` to 0 and back", CALLS | BY(SIBLING) | BY(PROCESS), BY(LIBRARY), file,
+	  .steps = { { truncate_and_grow, ANEW } }, .sibling = "truncate" },
+	{ "`open` with `O_TRUNC`", BY(LIBRARY), 0, file, .steps = { { truncate_by_open, ANEW } } },
+	{ "`ftruncate` of a file on disk", BY(LIBRARY), 0, file_on_disk, .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate`, mapped by a raw system call", BY(RAW), 0, file_mapped_unseen,
+	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate`, moved by `mremap`", BY(RAW), 0, file_moved, .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate`, moved by a raw system call", BY(RAW), 0, file_moved_unseen, .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate`, the part by which a mapping has grown", BY(RAW), 0, file_grown,
+	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate` below a private mapping", CALLS | BY(PROCESS), 0, private_file,
+	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate` below a private mapping of a file on disk", BY(LIBRARY), 0, private_file_on_disk,
+	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`remap_file_pages`", BY(RAW), 0, file, .steps = { { exchange_page, ANEW } } },
+	{ "`shmdt`, `shmat` of another segment", CALLS, BY(LIBRARY), segment, .steps = { { attach_other, ANEW } } },
+	{ "`shmat` with `SHM_REMAP` of another segment", CALLS, 0, segment, .steps = { { attach_over, ANEW } } },
+	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous,
+	  .steps = { { attach_over, ANEW } }, .limits = BY(RAW) },
+	{ "`shmdt`, `mmap`", CALLS, 0, segment, .steps = { { detach_and_map, ANEW } } },
 
 	{ "`mprotect` to read-only and back", PROTECTING | BY(RAW), BY(LIBRARY), anonymous,
 	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
@@ -915,22 +947,22 @@ const struct change changes[] = {
 	  .steps = { { fork_and_write, EITHER } } },
 
 	{ "the end of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
-	  .steps = { { give_heap_back, FRESH } },
+	  .steps = { { give_heap_back, ANEW } },
 	  .flags = NOT_BY_THREAD, .sibling = "sbrk" },
 	{ "the last page of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
-	  .steps = { { give_heap_page_back, FRESH } }, NOT_BY_THREAD, .sibling = "sbrk" },
+	  .steps = { { give_heap_page_back, ANEW } }, NOT_BY_THREAD, .sibling = "sbrk" },
 	{ "`free`, `malloc` of a large block", BY(LIBRARY), 0, large_block,
-	  .steps = { { free_large, FRESH } }, .flags = ONCE },
+	  .steps = { { free_large, ANEW } }, .flags = ONCE },
 	{ "`realloc` of a large block", BY(LIBRARY), 0, large_block,
-	  .steps = { { reallocate_large, FRESH } }, .flags = ONCE },
+	  .steps = { { reallocate_large, ANEW } }, .flags = ONCE },
 	{ "`malloc_trim` at the end of the heap", BY(LIBRARY), 0, block_at_the_end,
-	  .steps = { { trim_at_the_end, FRESH } }, .flags = ONCE },
+	  .steps = { { trim_at_the_end, ANEW } }, .flags = ONCE },
 	{ "`free` at the end of the heap", BY(LIBRARY), 0, block_at_the_end,
-	  .steps = { { free_at_the_end, FRESH } }, .flags = ONCE },
+	  .steps = { { free_at_the_end, ANEW } }, .flags = ONCE },
 	{ "`malloc_trim` in the middle of the heap", BY(LIBRARY), 0, block_with_one_behind,
-	  .steps = { { trim_in_the_middle, FRESH } }, .flags = ONCE },
+	  .steps = { { trim_in_the_middle, ANEW } }, .flags = ONCE },
 	{ "`free` in the heap of a thread", BY(LIBRARY), 0, block_of_a_thread,
-	  .steps = { { free_in_a_thread, FRESH } },
+	  .steps = { { free_in_a_thread, ANEW } },
 	  .flags = ONCE | IN_A_THREAD },
 };
 const size_t change_count = sizeof(changes) / sizeof(changes[0]);

@@ -47,7 +47,7 @@ extern const struct way ways[WAYS];
 /* What a registration after the change must find. */
 enum expected {
 	AS_STEP,     /* in a range: as the step says */
-	FRESH,       /* other pages: a new region, and data lands in the current page */
+	ANEW,       /* other pages: a new region, and data lands in the current page */
 	KEPT,        /* the same pages: a hit, and data lands */
 	EITHER,      /* the same pages: a hit or a new region, and data lands */
 	LANDS,       /* data lands, by a hit or a new region */

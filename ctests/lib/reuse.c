@@ -151,16 +151,6 @@ int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t l
 	return length <= 4 * WINDOW || piece_lands(pair, mr, memory + length - piece, piece, remote);
 }
 
-int lands_in(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length)
-{
-	return all_lands(pair, mr, memory, length, true);
-}
-
-int lands_by_lkey(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length)
-{
-	return all_lands(pair, mr, memory, length, false);
-}
-
 /* One registration. */
 static int lands_once(struct pair *pair, void *memory, size_t length, int access)
 {
@@ -227,16 +217,6 @@ static int lands_once_and_stays(struct pair *pair, void *memory, size_t length, 
 	return good;
 }
 
-int lands(struct pair *pair, void *memory, size_t length)
-{
-	return lands_with(pair, memory, length, LOCAL_AND_REMOTE);
-}
-
-int lands_local(struct pair *pair, void *memory, size_t length)
-{
-	return lands_with(pair, memory, length, IBV_ACCESS_LOCAL_WRITE);
-}
-
 uint64_t bypassed(const struct rdmamr_stats *now)
 {
 	return now->bypassed_access + now->bypassed_device + now->bypassed_memory + now->bypassed_watch +
@@ -269,33 +249,13 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after)
 {
 #define SHOW(field)                                                            \
 	if (after.field != before.field)                                       \
-	printf(", %s %+lld", #field, (long long)(after.field - before.field))
+		printf(", %s %+lld", #field, (long long)(after.field - before.field));
 	printf("# statistics");
-	SHOW(hits);
-	SHOW(misses);
-	SHOW(shared);
-	SHOW(idle);
-	SHOW(reg_kernel);
-	SHOW(reg_failed);
-	SHOW(dereg_kernel);
-	SHOW(flushed_watermark);
-	SHOW(flushed_linger);
-	SHOW(flushed_pressure);
-	SHOW(flushed_hook);
-	SHOW(flushed_event);
-	SHOW(flushed_fence);
-	SHOW(stale_avoided_hook);
-	SHOW(stale_avoided_event);
-	SHOW(stale_avoided_fence);
-	SHOW(bypassed_access);
-	SHOW(bypassed_device);
-	SHOW(bypassed_memory);
-	SHOW(bypassed_watch);
-	SHOW(bypassed_fork);
-	SHOW(bypassed_limit);
-	SHOW(bypassed_busy);
-	SHOW(bypassed_address);
-	SHOW(bypassed_first);
+	SHOW(hits) SHOW(misses) SHOW(shared) SHOW(idle) SHOW(reg_kernel) SHOW(reg_failed) SHOW(dereg_kernel)
+	SHOW(flushed_watermark) SHOW(flushed_linger) SHOW(flushed_pressure) SHOW(flushed_hook) SHOW(flushed_event)
+	SHOW(flushed_fence) SHOW(stale_avoided_hook) SHOW(stale_avoided_event) SHOW(stale_avoided_fence)
+	SHOW(bypassed_access) SHOW(bypassed_device) SHOW(bypassed_memory) SHOW(bypassed_watch) SHOW(bypassed_fork)
+	SHOW(bypassed_limit) SHOW(bypassed_busy) SHOW(bypassed_address) SHOW(bypassed_first)
 	printf("\n");
 #undef SHOW
 }
@@ -323,11 +283,6 @@ int control_with(struct pair *pair, const char *name, void *memory, size_t lengt
 	return ok(good && tries < TRIES, "%s: unchanged, the region is reused", name);
 }
 
-int control(struct pair *pair, const char *name, void *memory, size_t length)
-{
-	return control_with(pair, name, memory, length, LOCAL_AND_REMOTE);
-}
-
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
 {
 	struct rdmamr_stats before, after;
@@ -344,11 +299,6 @@ int not_kept_with(struct pair *pair, const char *name, void *memory, size_t leng
 	return ok(good && made && (int)stats().idle <= idle, "%s: such memory is not cached", name);
 }
 
-int not_kept(struct pair *pair, const char *name, void *memory, size_t length)
-{
-	return not_kept_with(pair, name, memory, length, LOCAL_AND_REMOTE);
-}
-
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
 {
 	struct rdmamr_stats before, after;
@@ -358,11 +308,6 @@ int anew_with(struct pair *pair, const char *name, void *memory, size_t length, 
 	if (!made)
 		show(before, after);
 	return ok(good && made, "%s: registered anew, and data lands in the current page", name);
-}
-
-int anew(struct pair *pair, const char *name, void *memory, size_t length)
-{
-	return anew_with(pair, name, memory, length, LOCAL_AND_REMOTE);
 }
 
 int either_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
@@ -375,11 +320,6 @@ int either_with(struct pair *pair, const char *name, void *memory, size_t length
 		  name, reused(before, after) ? "reused" : "registered anew");
 }
 
-int either(struct pair *pair, const char *name, void *memory, size_t length)
-{
-	return either_with(pair, name, memory, length, LOCAL_AND_REMOTE);
-}
-
 int still_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
 {
 	struct rdmamr_stats before = stats(), after;
@@ -390,11 +330,6 @@ int still_with(struct pair *pair, const char *name, void *memory, size_t length,
 	if (!hit)
 		show(before, after);
 	return ok(good && hit, "%s: the region is reused, and data lands in the current page", name);
-}
-
-int still(struct pair *pair, const char *name, void *memory, size_t length)
-{
-	return still_with(pair, name, memory, length, LOCAL_AND_REMOTE);
 }
 
 int write_refused(struct pair *pair, char *memory, uint32_t rkey)

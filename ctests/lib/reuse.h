@@ -70,17 +70,13 @@ void relaxed_end(struct pair *pair);
 int relaxed_close(struct pair *pair);
 
 /*
- * Whether data lands both ways in the page that the program sees, by the region's rkey (the region
- * needs remote write and read). Tests all of the memory up to 256 KiB, some pages of more. Changes
- * the memory.
+ * Whether data lands both ways in the page that the program sees: by the region's rkey if `remote`
+ * (it needs remote write and read), else by its lkey (it needs local write). Tests all of the memory
+ * up to 256 KiB, some pages of more. Changes the memory.
  */
-int lands_in(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length);
-
-/* The same by the region's lkey (the region needs local write). */
-int lands_by_lkey(struct pair *pair, const struct ibv_mr *mr, void *memory, size_t length);
-
-/* The same by the rkey if `remote`, else by the lkey. */
 int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote);
+#define lands_in(pair, mr, memory, length) all_lands(pair, mr, memory, length, true)
+#define lands_by_lkey(pair, mr, memory, length) all_lands(pair, mr, memory, length, false)
 
 /* Whether a transfer succeeded. Prints its status if not. */
 int status_is_good(int status, const char *what);
@@ -91,11 +87,9 @@ int status_is_good(int status, const char *what);
  */
 int lands_with(struct pair *pair, void *memory, size_t length, int access);
 
-/* The same with all remote rights. */
-int lands(struct pair *pair, void *memory, size_t length);
-
-/* The same with local rights only. */
-int lands_local(struct pair *pair, void *memory, size_t length);
+/* The same with all remote rights, and with local rights only. */
+#define lands(pair, memory, length) lands_with(pair, memory, length, LOCAL_AND_REMOTE)
+#define lands_local(pair, memory, length) lands_with(pair, memory, length, IBV_ACCESS_LOCAL_WRITE)
 
 /*
  * The same, by a registration that the cache serves (see register_by_cache). `before` and `after`
@@ -128,7 +122,7 @@ void settle(void);
  * region for a second where pages were just dropped: so the check tries for two seconds.
  */
 int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-int control(struct pair *pair, const char *name, void *memory, size_t length);
+#define control(pair, name, memory, length) control_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
  * The control for memory whose pages madvise has just discarded: the event comes before the pages
@@ -142,7 +136,7 @@ int control_later(struct pair *pair, const char *name, void *memory, size_t leng
  * or a moment later; then that region ends.
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-int not_kept(struct pair *pair, const char *name, void *memory, size_t length);
+#define not_kept(pair, name, memory, length) not_kept_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
  * Checks, after a change, that data lands in the current page, by a new region. A registration that
@@ -150,17 +144,17 @@ int not_kept(struct pair *pair, const char *name, void *memory, size_t length);
  * call; either() does the same.
  */
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-int anew(struct pair *pair, const char *name, void *memory, size_t length);
+#define anew(pair, name, memory, length) anew_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /* Checks, after a change that leaves the pages, that data lands. A hit and a miss are both right. */
 int either_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-int either(struct pair *pair, const char *name, void *memory, size_t length);
+#define either(pair, name, memory, length) either_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
  * Checks, after a change that must not cost a registration, that data lands, and that it was a hit.
  */
 int still_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-int still(struct pair *pair, const char *name, void *memory, size_t length);
+#define still(pair, name, memory, length) still_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
  * Whether the device refuses a write by this key as an access error, and changes nothing. This ends

@@ -70,7 +70,7 @@ static const char *expected_result(const struct change *change)
 {
 	switch (change->steps[0].expected) {
 	case KEPT: return "hit";
-	case FRESH: return "fresh";
+	case ANEW: return "fresh";
 	default: return "any";
 	}
 }

@@ -6,13 +6,10 @@
  * without. Both caches must stay right in either case, and the statistics must count the regions
  * that each of them holds.
  */
-#include "../../lib/observe.h"
 #include <poll.h>
-#include <pthread.h>
+#include "../../lib/pair_rows.h"
 
 enum { BUFFERS = 12, BUFFER = 4 * PAGE, ROUNDS = 400 };
-
-static struct pair pair;
 
 /* The cache: regions by their exact range. One lock, as libfabric's. */
 struct cached {
@@ -133,15 +130,6 @@ static void cache_put(struct cached *entry)
 	pthread_mutex_unlock(&cache.lock);
 }
 
-static void cache_open(bool watch_first)
-{
-	cache.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
-	must(cache.fd >= 0);
-	cache.watch_first = watch_first;
-	cache.stop = cache.hits = cache.misses = cache.unwatched = cache.invalidated = 0;
-	must(pthread_create(&cache.monitor, NULL, cache_monitor, NULL) == 0);
-}
-
 static int cache_holds(void)
 {
 	int count = 0;
@@ -149,16 +137,6 @@ static int cache_holds(void)
 	for (int n = 0; n < BUFFERS; n++)
 		count += cache.entries[n].mr != NULL;
 	return count;
-}
-
-static void cache_close(void)
-{
-	for (int n = 0; n < BUFFERS; n++)
-		if (cache.entries[n].mr)
-			cache_ends(&cache.entries[n]);
-	cache.stop = 1;
-	must(pthread_join(cache.monitor, NULL) == 0);
-	close(cache.fd);
 }
 
 /* Buffers that come and go at few addresses, by every way; each use moves data. */
@@ -183,56 +161,57 @@ static int used(char *const *buffers, unsigned int *random)
 	return good;
 }
 
-static void both_caches(const char *name, bool watch_first, char *const *buffers)
+enum { WATCHES_FIRST = 1, IN_A_ROW = 2 };
+
+static void both_caches(void)
 {
+	char *buffers[BUFFERS], *area = pages(BUFFERS * BUFFER / PAGE);
+	struct rdmamr_stats before, after;
 	unsigned int random = 1;
 	int stale = 0;
-	struct rdmamr_stats before, after;
 
-	cache_open(watch_first);
+	for (int n = 0; n < BUFFERS; n++) {
+		buffers[n] = row->value & IN_A_ROW ? area + n * BUFFER : pages(BUFFER / PAGE + 1);
+		if (!(row->value & IN_A_ROW))
+			must(mprotect(buffers[n] + BUFFER, PAGE, PROT_NONE) == 0);
+	}
+	cache.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
+	cache.watch_first = row->value & WATCHES_FIRST;
+	must(cache.fd >= 0 && pthread_create(&cache.monitor, NULL, cache_monitor, NULL) == 0);
 	before = stats();
 	for (int round = 0; round < ROUNDS; round++)
 		stale += !used(buffers, &random);
 	after = stats();
-	is(stale, 0, "%s: data always landed in %d uses", name, ROUNDS);
-	printf("# %s: the one on top had %d hits, %d misses, %d not watched, %d invalidated\n", name, cache.hits,
-	       cache.misses,
+	is(stale, 0, "data always landed in %d uses", ROUNDS);
+	printf("# the one on top had %d hits, %d misses, %d not watched, %d invalidated\n", cache.hits, cache.misses,
 	       cache.unwatched, cache.invalidated);
 	show(before, after);
 	is((long long)((after.hits - before.hits) + (after.reg_kernel - before.reg_kernel)), cache.misses,
-	   "%s: the misses of the one on top came to the cache", name);
-	ok(cache.hits > 0 || cache.unwatched == cache.misses, "%s: the one on top hits, unless it may watch nothing",
-	   name);
-	is((long long)after.live, 1 + cache_holds(),
-	   "%s: in use are the far end's region and those that the one on top holds", name);
+	   "the misses of the one on top came to the cache");
+	ok(cache.hits > 0 || cache.unwatched == cache.misses, "the one on top hits, unless it may watch nothing");
+	is((long long)after.live, 1 + cache_holds(), "in use are the far end's region and those that the one on top holds");
 	settle();
-	is(kernel_regions(pair.context), 1 + cache_holds() + (int)stats().idle,
-	   "%s: and the kernel has these, and the idle ones", name);
-	ok(pinned() >= 2 * WINDOW / PAGE + cache_holds() * BUFFER / PAGE, "%s: all of it is pinned", name);
-	cache_close();
+	is(kernel_regions(pair.context), 1 + cache_holds() + (int)stats().idle, "and the kernel has these, and the idle ones");
+	ok(pinned() >= 2 * WINDOW / PAGE + cache_holds() * BUFFER / PAGE, "all of it is pinned");
+	for (int n = 0; n < BUFFERS; n++)
+		if (cache.entries[n].mr)
+			cache_ends(&cache.entries[n]);
+	cache.stop = 1;
+	must(pthread_join(cache.monitor, NULL) == 0 && close(cache.fd) == 0);
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	is(kernel_regions(pair.context), 1, "%s: when both have released all, the kernel has the far end's", name);
+	is(kernel_regions(pair.context), 1, "when both have released all, the kernel has the far end's");
+	control_later(&pair, "the cache alone", area, PAGE);
 }
+
+static const struct row rows[] = {
+	{ "the one on top watches first, buffers apart", both_caches, WATCHES_FIRST },
+	{ "the cache watches first, buffers apart", both_caches, 0 },
+	{ "the one on top watches first, buffers in a row", both_caches, WATCHES_FIRST | IN_A_ROW },
+	{ "the cache watches first, buffers in a row", both_caches, IN_A_ROW },
+};
 
 int main(int argc, char **argv)
 {
-	char *own[BUFFERS], *adjoining[BUFFERS], *area;
-
 	(void)argc;
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	alarm(DEADLOCK);
-	relaxed_open(&pair);
-	for (int n = 0; n < BUFFERS; n++) {
-		own[n] = pages(BUFFER / PAGE + 1);
-		must(mprotect(own[n] + BUFFER, PAGE, PROT_NONE) == 0);
-	}
-	area = pages(BUFFERS * BUFFER / PAGE);
-	for (int n = 0; n < BUFFERS; n++)
-		adjoining[n] = area + n * BUFFER;
-	both_caches("the one on top watches first, buffers apart", true, own);
-	both_caches("the cache watches first, buffers apart", false, own);
-	both_caches("the one on top watches first, buffers in a row", true, adjoining);
-	both_caches("the cache watches first, buffers in a row", false, adjoining);
-	control_later(&pair, "the cache alone", area, PAGE);
-	return relaxed_close(&pair);
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
 }

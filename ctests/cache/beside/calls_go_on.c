@@ -13,9 +13,7 @@
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include "../../lib/device.h"
-#include "../../lib/program.h"
-#include "../../lib/stub_device.h"
+#include "../../lib/stub_rows.h"
 #include "behind.h"
 #pragma weak behind_came
 
@@ -99,28 +97,22 @@ static void descriptor_calls(void)
 	must(syscall(SYS_close, ends[0]) == 0 && syscall(SYS_close, ends[1]) == 0);
 }
 
-int main(void)
+static const struct row rows[] = {
+	{ "memory calls before the cache is in use", memory_calls },
+	{ "descriptor calls before the cache is in use", descriptor_calls },
+	{ "memory calls beside the cache", memory_calls, .then = HIT },
+	{ "descriptor calls beside the cache", descriptor_calls, .then = HIT },
+};
+
+/* Beside the cache (row->then), a page has an idle region before and after the calls. */
+static void around(void)
 {
-	const char *why = stub_open(STUB_NOTHING);
-	char *memory;
+	must(&behind_came && ibv_reg_mr_relaxed);
+	(row->then ? on_stub : row->act)();
+}
 
-	must(behind_came && ibv_reg_mr_relaxed);
-	as_case(memory_calls(), "memory calls before the cache is in use");
-	as_case(descriptor_calls(), "descriptor calls before the cache is in use");
-	if (why) {
-		skip("the same beside the cache", why);
-		return done_testing();
-	}
-	memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(memory != MAP_FAILED);
-	for (int round = 0; round < 2; round++) {
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
-	}
-	if (!stats().hits)
-		skip("the same beside the cache", "no memory can be watched here");
-	as_case(memory_calls(), "memory calls beside the cache");
-	as_case(descriptor_calls(), "descriptor calls beside the cache");
-	return done_testing();
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), NULL, around);
 }

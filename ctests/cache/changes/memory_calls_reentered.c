@@ -5,9 +5,9 @@
  * between its own, and in a thread whose thread-local storage is being destroyed. They must do
  * their work, and a live cache must see the change.
  */
-#include "../../lib/observe.h"
 #include <pthread.h>
 #include <sys/shm.h>
+#include "../../lib/pair_rows.h"
 
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
@@ -15,18 +15,17 @@ void __libc_free(void *memory);
 
 enum { VICTIMS = 64, FORKED = 3 };
 
-static struct pair pair;
 static char *victims, *forked, *at_exit;
 static int early_done, early_wrong;
 static volatile int armed, inside;
 
-/* 1. Inside malloc and free. */
+/* Inside malloc and free. */
 
 static void change_one(void)
 {
 	int n = inside;
 
-	if (n >= VICTIMS)
+	if (!armed || n >= VICTIMS)
 		return;
 	armed = 0;
 	inside = n + 1;
@@ -41,22 +40,19 @@ static void change_one(void)
 
 void *malloc(size_t size)
 {
-	if (armed)
-		change_one();
+	change_one();
 	return __libc_malloc(size);
 }
 
 void *calloc(size_t count, size_t size)
 {
-	if (armed)
-		change_one();
+	change_one();
 	return __libc_calloc(count, size);
 }
 
 void free(void *memory)
 {
-	if (armed)
-		change_one();
+	change_one();
 	__libc_free(memory);
 }
 
@@ -88,7 +84,7 @@ static void in_malloc(void)
 }
 
 /*
- * 2. In a thread that is nearly gone: the destructors of pthread keys run after those of
+ * In a thread that is nearly gone: the destructors of pthread keys run after those of
  * thread-local objects.
  */
 
@@ -121,13 +117,10 @@ static void *ends(void *memory)
 static void in_a_thread_that_ends(void)
 {
 	char *memory = pages(1);
-	pthread_t thread;
 
 	must(pthread_key_create(&key, late) == 0);
-	for (int n = 0; n < 4; n++) {
-		must(pthread_create(&thread, NULL, ends, memory) == 0);
-		must(pthread_join(thread, NULL) == 0);
-	}
+	for (int n = 0; n < 4; n++)
+		in_thread(ends, memory);
 	is(late_runs, 12, "threads that registered and unmapped in the destructors of keys");
 	is(late_wrong, 0, "each call succeeded");
 	anew(&pair, "memory that such a destructor has mapped", memory, PAGE);
@@ -135,7 +128,7 @@ static void in_a_thread_that_ends(void)
 }
 
 /*
- * 3. In handlers of fork. They are set before the library has set its own: they run between those.
+ * In handlers of fork. They are set before the library has set its own: they run between those.
  */
 
 static void fork_prepare(void)
@@ -171,7 +164,6 @@ static void in_fork(void)
 	pid = fork();
 	must(pid >= 0);
 	if (!pid) {
-		alarm(DEADLOCK);
 		remap(forked, FORKED * 2 * PAGE);
 		_exit(memcmp(forked, forked + PAGE, PAGE) ? 1 : 0);
 	}
@@ -185,7 +177,7 @@ static void in_fork(void)
 }
 
 /*
- * 4. After the destructors. This handler was set before all others: it runs after the library's own
+ * After the destructors. This handler was set before all others: it runs after the library's own
  * end.
  */
 
@@ -200,7 +192,6 @@ static void last(void)
 
 static int goes_by_exit(void)
 {
-	alarm(DEADLOCK);
 	pair_open(&pair);
 	far_open(&pair);
 	at_exit = pages(4);
@@ -210,16 +201,19 @@ static int goes_by_exit(void)
 	exit(1);
 }
 
-/* 5. Before the constructors, and the handlers of above. */
+static void at_the_end(void)
+{
+	is(once_more("exit", NULL), 42, "they are made, with regions idle until then");
+}
+
+/* Before the constructors, and the handlers of above. */
 
 static void too_early(int argc, char **argv, char **environment)
 {
 	void *memory = mmap(NULL, 4 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *moved;
 	int fd = memfd_create("early", MFD_CLOEXEC), segment = shmget(IPC_PRIVATE, PAGE, IPC_CREAT | 0600), bad = 0;
 
-	(void)argc;
-	(void)argv;
-	(void)environment;
+	(void)argc, (void)argv, (void)environment;
 	if (memory == MAP_FAILED || fd < 0 || segment < 0)
 		return;
 	bad += mmap(memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != memory;
@@ -244,18 +238,22 @@ static void too_early(int argc, char **argv, char **environment)
 __attribute__((section(".preinit_array"), used))
 static void (*const preinit)(int, char **, char **) = too_early;
 
+static void before_all(void)
+{
+	ok(early_done, "they are made");
+	is(early_wrong, 0, "and have their usual effect");
+}
+
+static const struct row rows[] = {
+	{ "memory calls before any constructor", before_all },
+	{ "memory calls inside malloc and free, of the library's own calls", in_malloc },
+	{ "memory calls in the destructors of a thread's keys", in_a_thread_that_ends },
+	{ "memory calls in handlers of fork", in_fork },
+	{ "memory calls after all destructors", at_the_end },
+};
+
 int main(int argc, char **argv)
 {
-	if (argc > 1)
-		return goes_by_exit();
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	alarm(DEADLOCK);
-	ok(early_done, "memory calls before any constructor are made");
-	is(early_wrong, 0, "and have their usual effect");
-	relaxed_open(&pair);
-	in_malloc();
-	in_a_thread_that_ends();
-	in_fork();
-	is(once_more("exit", NULL), 42, "memory calls after all destructors are made, with regions idle until then");
-	return relaxed_close(&pair);
+	return argc == 2 && !strcmp(argv[1], "exit") ? goes_by_exit() :
+	       run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
 }

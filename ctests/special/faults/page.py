@@ -35,7 +35,7 @@ FAULTS = [
     ("the device is closed with idle regions", "they end with it", DEVICE, "lifetimes", "a device|next device"),
     ("the limits of the rdma and memory cgroup are reached", "idle regions end first; EAGAIN, with the limit in the reason", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
     ("the limit of the hugetlb cgroup is reached", "no idle region holds a page", DEVICE, "cgroup_limits", "huge pages"),
-    ("few huge pages", "no idle region holds a page", DEVICE, "huge_pages_few", ""),
+    ("few huge pages", "no idle region holds a page", DEVICE, "regions_ended", "huge pages"),
     ("RLIMIT_MEMLOCK, at every boundary beside idle regions", "libibverbs' answer: EPERM, ENOMEM or success", DEVICE, "faults_device", "RLIMIT_MEMLOCK|pinned"),
     ("RLIMIT_MEMLOCK is reached by idle regions", "they end, and the registration succeeds", DEVICE, "limits", "pins"),
     ("vm.max_map_count is reached", "the cache keeps no more regions; the program can map memory", DEVICE, "mappings_run_out", ""),

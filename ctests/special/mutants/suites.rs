@@ -8,25 +8,20 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 21] = [
+const SUITES: [&str; 16] = [
     "unwatched",
     "first_thread_ended",
     "mappings_unknown",
     "far_apart_used_again",
-    "files_never_matter",
-    "changes_elsewhere",
+    "regions_ended",
     "starts_later",
     "callers",
     "loaded_by_dlopen",
-    "loaded_by_deepbind",
-    "loaded_in_namespace",
-    "cache_not_served",
+    "plain_first",
     "shortages",
     "moved_in_pieces",
     "trace_fails",
     "filters",
-    "unpinned_at_once",
-    "protected_in_part",
     "settings",
     "live_page",
     "prefault_kinds",

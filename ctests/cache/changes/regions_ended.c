@@ -1,0 +1,777 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * A change of memory ends the regions that it touches, at once, and no others; no registration gets
+ * memory that is gone, or more rights than the memory has, at whatever moment of the change it
+ * comes. The cache keeps no region of huge pages.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h): it registers no read-only memory
+ * for writing. slow_calls.so lies behind the library.
+ */
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <linux/mman.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/shm.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include "../../lib/stub_rows.h"
+#include "slow_calls.h"
+
+#pragma weak slow_address
+#pragma weak slow_state
+#pragma weak slow_signal
+
+#define READ_WRITE (PROT_READ | PROT_WRITE)
+#define OWN (MAP_PRIVATE | MAP_ANONYMOUS)
+enum { GUARD_INSTALL = 102, TIMES = 100, SOME = 16 * PAGE, CHUNK = 2 << 20, HUGE = 2 << 20 };
+
+/* Whether a registration is a hit; the number of hits of 100. */
+static bool hit(void *memory, size_t length)
+{
+	uint64_t before = stats().hits;
+
+	dereg(reg(memory, length));
+	return stats().hits == before + 1;
+}
+
+static int hits_of(void *memory, size_t length)
+{
+	int count = 0;
+
+	for (int n = 0; n < TIMES; n++)
+		count += hit(memory, length);
+	return count;
+}
+
+/* Whether the program sees the device's writes to the first page. Other threads may do so with other memory. */
+static bool arrives(void *memory, size_t length)
+{
+	volatile unsigned char *first = memory;
+	unsigned char value = (unsigned char)((uintptr_t)memory / PAGE);
+	struct ibv_mr *mr, page;
+	bool good;
+
+	/* A change of this memory is under way in another thread. */
+	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), memory, length, LOCAL_AND_REMOTE)))
+		must(errno == EFAULT || errno == EAGAIN);
+	page = *mr;
+	page.length = PAGE;
+	*first = (unsigned char)~value;
+	good = stub_write(&page, value) == 0 && *first == value;
+	dereg(mr);
+	return good;
+}
+
+/* The registrations, of 4, that are refused with EFAULT. */
+static int refused(void *memory, size_t length)
+{
+	int count = 0;
+
+	for (int n = 0; n < 4; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, length, LOCAL_AND_REMOTE);
+
+		count += !mr && errno == EFAULT;
+		if (mr)
+			dereg(mr);
+	}
+	return count;
+}
+
+/* Fresh memory, of which `length` bytes have an idle region that was reused. */
+static char *with_region(size_t size, size_t length)
+{
+	char *at = mmap(NULL, size, READ_WRITE, OWN, -1, 0);
+
+	must(at != MAP_FAILED);
+	memset(at, 1, length);
+	for (int tries = 0; !hit(at, length) || !hit(at, length); tries++)
+		must(tries < 100 && usleep(20000) == 0);
+	return at;
+}
+
+static void wait_for(int state)
+{
+	while (slow_state != state)
+		usleep(100);
+}
+
+enum change { UNMAP, UNMAP_PAGE, REPLACE, MOVE_AWAY, MOVE_ONTO, DROP, DROP_RAW, PROTECT };
+
+/* Of SOME bytes. */
+static void change(enum change how, char *memory)
+{
+	const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+	char *other;
+
+	switch (how) {
+	case UNMAP: must(munmap(memory, SOME) == 0); break;
+	case UNMAP_PAGE: must(munmap(memory + PAGE, PAGE) == 0); break;
+	case REPLACE: must(mmap(memory, SOME, READ_WRITE, OWN | MAP_FIXED, -1, 0) == memory); break;
+	case MOVE_AWAY: other = new_place(SOME); must(mremap(memory, SOME, SOME, flags, other) == other); break;
+	case MOVE_ONTO: must(mremap(pages(SOME / PAGE), SOME, SOME, flags, memory) == memory); break;
+	case DROP: must(madvise(memory, SOME, MADV_DONTNEED) == 0); break;
+	case DROP_RAW: must(syscall(SYS_madvise, memory, SOME, MADV_DONTNEED) == 0); break;
+	case PROTECT: must(mprotect(memory, SOME, PROT_READ) == 0); break;
+	}
+}
+
+/* What a change ends. */
+
+static void ends_at_once(void)
+{
+	char *memory = with_region(SOME, SOME);
+	struct rdmamr_stats before = stats();
+	long deregistered = stub_deregistered();
+
+	change((enum change)row->value, memory);
+	is(stub_deregistered() - deregistered, 1, "the idle region is deregistered when the call returns");
+	/* mremap may fail, so its hook waits for the result. */
+	if (row->value != MOVE_AWAY)
+		is((long long)(stats().stale_avoided_event - before.stale_avoided_event), 0, "and no event was needed");
+	munmap(memory, SOME);
+}
+
+static void failing_advice(void)
+{
+	char *memory = with_region(SOME, SOME);
+	struct iovec range = { memory, SOME };
+
+	must(syscall(SYS_process_madvise, -1, &range, 1UL, MADV_DONTNEED, 0) == -1);
+	must(process_madvise(-1, &range, 1, MADV_DONTNEED, 0) == -1 && errno == EBADF);
+	ok(hit(memory, SOME), "the region is reused");
+}
+
+/* The kernel makes guard pages before the locked page, and then refuses. userfaultfd reports none. */
+static void half_advised(void)
+{
+	char *memory = with_region(SOME + PAGE, SOME);
+	struct iovec range = { memory, SOME + PAGE };
+	int self = (int)syscall(SYS_pidfd_open, getpid(), 0), ends[2];
+
+	must(self >= 0 && mlock(memory + SOME, PAGE) == 0);
+	must(process_madvise(self, &range, 1, GUARD_INSTALL, 0) == -1 && errno == EINVAL);
+	must(pipe(ends) == 0);
+	if (write(ends[1], memory, 1) == 1)
+		skip_all("this kernel makes no guard pages by it");
+	ok(!hit(memory, SOME), "the region is not reused");
+	munmap(memory, SOME + PAGE);
+	must(close(self) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
+}
+
+/*
+ * The event of a raw madvise comes before the kernel drops the pages. So the cache reuses no region
+ * that is registered there within the next second. If this machine takes longer than that, the test
+ * tries again.
+ */
+static void just_dropped(void)
+{
+	char *memory = with_region(SOME, SOME);
+	double begun;
+	int hits;
+
+	do {
+		begun = seconds_now();
+		change(DROP_RAW, memory);
+		hits = hit(memory, SOME);
+		hits += hit(memory, SOME);
+		hits += hit(memory, SOME);
+	} while (seconds_now() - begun > 0.9);
+	is(hits, 0, "such memory is not reused");
+	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
+		must(tries < 500 && usleep(20000) == 0);
+	is(hits_of(memory, SOME), TIMES, "a while later it is");
+}
+
+/*
+ * The kernel moves a single mapping, so the old and the new memory must be one. The call that
+ * replaces waits 20 ms at most for the cache's lock. On a busy machine that can be too short: then
+ * the watch stays, and the two are never one.
+ */
+static void replaced_and_moved(void)
+{
+	enum { ALL = 64 * PAGE };
+	const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+	bool good = false;
+
+	for (int tries = 0; tries < 10 && !good; tries++) {
+		char *memory = with_region(ALL, ALL), *place = new_place(ALL);
+		void *moved;
+
+		change(REPLACE, memory + 16 * PAGE);
+		memset(memory, 7, ALL);
+		moved = row->value ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, flags, place) :
+				 mremap(memory, ALL, 2 * ALL, flags, place);
+		must(moved == place || errno == EFAULT);
+		good = moved == place && place[ALL - 1] == 7;
+		munmap(moved == place ? place : memory, moved == place ? 2 * ALL : ALL);
+	}
+	ok(good, "moved");
+}
+
+static void grows_down(void)
+{
+	char *room = mmap(NULL, 8 << 20, PROT_NONE, OWN, -1, 0), *top = room + (4 << 20), *stack = top - SOME;
+
+	must(room != MAP_FAILED && munmap(room, 8 << 20) == 0);
+	must(mmap(stack, SOME, READ_WRITE, OWN | MAP_GROWSDOWN | MAP_FIXED_NOREPLACE, -1, 0) == stack);
+	memset(stack, 1, SOME);
+	for (int tries = 0; !hit(stack, PAGE) || !hit(stack, PAGE); tries++)
+		must(tries < 100 && usleep(20000) == 0);
+	must(mprotect(top - PAGE, PAGE, PROT_READ | PROT_GROWSDOWN) == 0);
+	ok(!hit(stack, PAGE), "the region at the start is not reused");
+}
+
+static void keyed(void)
+{
+	char *memory = with_region(SOME, SOME), *elsewhere = with_region(SOME, SOME);
+	int key = row->value ? pkey_alloc(0, 0) : 0;
+
+	if (key < 0)
+		skip_all("the processor has no protection keys");
+	must(pkey_mprotect(memory, 0, READ_WRITE, 7) == 0 && (!row->value || pkey_mprotect(memory, SOME, READ_WRITE, 0) == 0));
+	is(hits_of(elsewhere, SOME), TIMES, "pkey_mprotect of nothing, or of the default key, changes nothing");
+	if (row->value) {
+		must(pkey_mprotect(memory, SOME, READ_WRITE, key) == 0);
+		is(hits_of(memory, SOME), 0, "memory with a protection key is not reused");
+	}
+}
+
+/* What it leaves. */
+
+/* The thread's signals are those from before the call, whatever it announces. */
+static void signals_stay(void)
+{
+	char *from = with_region(SOME, SOME), *to = with_region(SOME, SOME);
+	sigset_t before = { 0 }, after = { 0 };
+
+	must(sigprocmask(SIG_BLOCK, NULL, &before) == 0);
+	must(mremap(from, SOME, SOME, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+	must(mprotect(to, SOME, PROT_READ) == 0 && mprotect(to, SOME, READ_WRITE) == 0);
+	hits_of(to, SOME);
+	must(mremap(to, SOME, 2 * SOME, MREMAP_MAYMOVE) != MAP_FAILED);
+	must(sigprocmask(SIG_BLOCK, NULL, &after) == 0);
+	ok(!memcmp(&before, &after, sizeof(before)), "the mask is the same");
+}
+
+static void large_region(void)
+{
+	enum { ROOM = 3, MANY = 1000, MUNMAPS = 3000 };
+	size_t large = 8UL << 30;
+	char *huge = mmap(NULL, large, READ_WRITE, OWN | MAP_NORESERVE, -1, 0);
+	char *small = mmap(NULL, (size_t)MANY * ROOM * PAGE, READ_WRITE, OWN, -1, 0);
+	struct rdmamr_stats before;
+	struct ibv_mr *mr;
+	int hits = 0;
+
+	must(huge != MAP_FAILED && small != MAP_FAILED);
+	mr = reg(huge, large);
+	for (int round = 0; round < 3; round++) {
+		for (long n = 0; n < MANY; n++)
+			hit(small + n * ROOM * PAGE, PAGE);
+		usleep(200000);
+	}
+	before = stats();
+	for (int n = 0; n < MUNMAPS; n++) {
+		char *other = mmap(NULL, 64UL << 20, PROT_READ, OWN, -1, 0);
+
+		must(other != MAP_FAILED && munmap(other, 64UL << 20) == 0);
+	}
+	for (long n = 0; n < MANY; n++)
+		hits += hit(small + n * ROOM * PAGE, PAGE);
+	is(hits, MANY, "%d munmaps: %d other regions are all reused", MUNMAPS, MANY);
+	is((long long)(stats().stale_avoided_hook - before.stale_avoided_hook), 0, "and none was invalidated");
+	dereg(mr);
+	must(munmap(huge, large) == 0 && munmap(small, (size_t)MANY * ROOM * PAGE) == 0);
+}
+
+/* Regions that were registered once, so that the cache has not asked about their memory yet. */
+static void beside_files(void)
+{
+	enum { REGIONS = 50 };
+	static char *memory[REGIONS];
+	int fd = memfd_create("file", MFD_CLOEXEC), hits = 0;
+
+	must(fd >= 0 && ftruncate(fd, SOME) == 0);
+	for (int n = 0; n < REGIONS; n++) {
+		memory[n] = pages(SOME / PAGE);
+		must(arrives(memory[n], SOME));
+	}
+	must(ftruncate(fd, 0) == 0 && ftruncate(fd, SOME) == 0);
+	must(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) == 0 && close(fd) == 0);
+	for (int n = 0; n < REGIONS; n++)
+		hits += hit(memory[n], SOME);
+	is(hits, REGIONS, "%d regions elsewhere are reused", REGIONS);
+}
+
+/* Beside a call that has not returned, or that a handler has left. */
+
+static void *thread_unmaps(void *memory)
+{
+	change(UNMAP, memory);
+	return NULL;
+}
+
+static void beside_a_slow_call(void)
+{
+	char *elsewhere = with_region(SOME, SOME), *place = with_region(SOME, SOME), *fresh = pages(SOME / PAGE);
+	pthread_t thread;
+
+	slow_address = place;
+	must(pthread_create(&thread, NULL, thread_unmaps, place) == 0);
+	wait_for(SLOW_INSIDE);
+	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
+	hit(fresh, SOME);
+	hit(fresh, SOME);
+	ok(hit(fresh, SOME), "and so is fresh memory");
+	ok(!hit(place, PAGE) && !hit(place, PAGE), "the memory that the call changes is not");
+	slow_state = SLOW_IDLE;
+	must(pthread_join(thread, NULL) == 0);
+	slow_address = NULL;
+}
+
+static sigjmp_buf out;
+
+static void leave(int number)
+{
+	(void)number;
+	siglongjmp(out, 1);
+}
+
+/*
+ * The signal comes in the call: before the real one with `early`, while the library ends the idle
+ * region. The handler runs once the call has returned.
+ */
+static void left_by_a_handler(void)
+{
+	char *elsewhere = with_region(SOME, SOME), *volatile place = with_region(SOME, SOME);
+	volatile bool left = false, early = row->value;
+
+	must(signal(SIGUSR1, leave) != SIG_ERR);
+	slow_address = early ? NULL : place;
+	*(early ? &stub_signal : &slow_signal) = SIGUSR1;
+	if (!sigsetjmp(out, 1))
+		munmap(place, SOME);
+	else
+		left = true;
+	slow_address = NULL;
+	stub_signal = slow_signal = 0;
+	/* Another thread may end the region. */
+	ok(left || early, "the handler has run");
+	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
+	fresh_at(place, SOME);
+	hit(place, SOME);
+	hit(place, SOME);
+	is(hits_of(place, SOME), TIMES, "and so is memory at that place");
+}
+
+static void *thread_protects(void *memory)
+{
+	change(PROTECT, memory);
+	return NULL;
+}
+
+/*
+ * The memory is registered for the first time after mprotect has reached the library, and before the
+ * kernel has protected the memory: the region has more rights than the memory. No other region is
+ * near, so the filter does not count the call as one about registered memory.
+ */
+static void registered_during_call(void)
+{
+	char *memory = new_place(8 << 20);
+	pthread_t thread;
+
+	if (row->value)
+		hit(pages(1), PAGE);
+	fresh_at(memory, 8 << 20);
+	memset(memory, 1, SOME);
+	slow_address = memory;
+	must(pthread_create(&thread, NULL, thread_protects, memory) == 0);
+	wait_for(SLOW_INSIDE);
+	is(refused(memory, SOME), 0, "registered before mprotect takes effect");
+	slow_state = SLOW_IDLE;
+	wait_for(SLOW_MADE);
+	is(refused(memory, SOME), 4, "refused once it has taken effect");
+	slow_state = SLOW_IDLE;
+	must(pthread_join(thread, NULL) == 0);
+	slow_address = NULL;
+	is(refused(memory, SOME), 4, "and when it has returned");
+	must(mprotect(memory, SOME, READ_WRITE) == 0);
+	is(refused(memory, SOME), 0, "writable again, it is registered");
+	must(munmap(memory, 8 << 20) == 0);
+}
+
+/* Many changes. */
+
+/*
+ * A chunk with a region in use and an idle one, so that the cache watches it. The program changes
+ * memory beside them again and again: the cache notes that it has no region there, and the calls take
+ * no lock.
+ */
+static char *chunk;
+static struct ibv_mr *in_use;
+enum { ROUNDS = 100, AT = CHUNK / 2 };
+
+static void chunk_begin(void)
+{
+	chunk = (char *)(((uintptr_t)pages(4 * CHUNK / PAGE) + CHUNK - 1) & ~((uintptr_t)CHUNK - 1));
+	in_use = reg(chunk, PAGE);
+	must(arrives(chunk + 4 * PAGE, PAGE) && arrives(chunk + CHUNK + 4 * PAGE, PAGE));
+}
+
+static void chunk_end(void)
+{
+	ok(stub_lands(in_use), "the region in use is the same all the time");
+	dereg(in_use);
+}
+
+/* Makes the same call many times beside registered memory, then on registered memory. */
+static void beside(void)
+{
+	int stale = 0;
+
+	chunk_begin();
+	for (int round = 0; round < ROUNDS; round++) {
+		char *memory = chunk + AT + (size_t)(round % 8) * PAGE;
+
+		for (int times = 0; times < 3; times++)
+			change((enum change)row->value, memory);
+		stale += !arrives(memory, SOME);
+		stale += !arrives(memory, SOME);
+		change((enum change)row->value, memory);
+		stale += !arrives(memory, SOME);
+		/* A larger one, which reaches into the next chunk. */
+		stale += !arrives(memory, CHUNK);
+		change((enum change)row->value, memory);
+		stale += !arrives(memory, CHUNK);
+		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	}
+	is(stale, 0, "data lands in the current memory, in %d rounds", ROUNDS);
+	chunk_end();
+}
+
+/* userfaultfd does not report pages that the program may no longer write to. */
+static void protection(void)
+{
+	uint64_t hits = stats().hits;
+	int refusals = 0;
+
+	chunk_begin();
+	for (int round = 0; round < ROUNDS; round++) {
+		char *memory = chunk + AT + (size_t)(round % 8) * PAGE;
+
+		for (int times = 0; times < 3; times++)
+			must(mprotect(memory, SOME, PROT_READ) == 0 && mprotect(memory, SOME, READ_WRITE) == 0);
+		must(arrives(memory, SOME) && arrives(memory, SOME));
+		change(PROTECT, memory);
+		refusals += refused(memory, SOME);
+		must(mprotect(memory, SOME, READ_WRITE) == 0);
+	}
+	ok(stats().hits > hits, "regions are reused");
+	is(refusals, 4 * ROUNDS, "no registration may write to memory that the program may only read");
+	chunk_end();
+}
+
+/* Two threads drop and register their own pages of the chunk concurrently. */
+static void *drops(void *memory)
+{
+	long stale = 0;
+
+	for (int n = 0; n < 3000; n++) {
+		if (n % 3)
+			change(DROP, memory);
+		else
+			stale += !arrives(memory, SOME);
+		if (n % 7 == 0)
+			stale += !arrives(memory, SOME);
+	}
+	return (void *)stale;
+}
+
+static void two_threads(void)
+{
+	pthread_t threads[2];
+	void *stale;
+
+	chunk_begin();
+	for (int n = 0; n < 2; n++)
+		must(pthread_create(&threads[n], NULL, drops, chunk + AT + (size_t)n * SOME) == 0);
+	for (int n = 0; n < 2; n++) {
+		must(pthread_join(threads[n], &stale) == 0);
+		is((long)stale, 0, "thread %d: data lands in the current memory", n);
+	}
+	chunk_end();
+}
+
+static long registered(void)
+{
+	return stub_registered() - stub_deregistered();
+}
+
+/*
+ * A raw system call: the pages are free as soon as the library has read the event, and not only at
+ * the next tick of the cache's thread, which ticks eight times a second. A round begins when the
+ * region of the round before has ended: if regions ended at ticks alone, the next tick would be
+ * nearly 125 ms away. A busy machine gives the library's threads no processor in time: half of the
+ * rounds of one try are enough.
+ */
+static void unpinned_at_once(void)
+{
+	enum { ROUNDS_OF_A_TRY = 20 };
+	char *memory = pages(SOME / PAGE);
+	int quick = 0;
+
+	for (int tries = 0; tries < 50 && quick <= ROUNDS_OF_A_TRY / 2; tries++) {
+		quick = 0;
+		for (int n = 0; n <= ROUNDS_OF_A_TRY; n++) {
+			double begin;
+
+			dereg(reg(memory, SOME));
+			begin = seconds_now();
+			must(raw_munmap(memory, SOME) == 0);
+			while (registered() && seconds_now() < begin + 10)
+				usleep(500);
+			must(!registered() && raw_map_at(memory, SOME));
+			/* The first round begins at any time. */
+			quick += n > 0 && seconds_now() < begin + 0.0625;
+		}
+	}
+	ok(quick > ROUNDS_OF_A_TRY / 2, "before the next tick, in %d of %d rounds", quick, ROUNDS_OF_A_TRY);
+}
+
+/*
+ * The program takes the right to write from a page of a region that is idle, or that other threads
+ * register and deregister meanwhile. It ends at once, or a moment later if another thread has the
+ * cache's lock or is ending it.
+ */
+static char *shared_memory;
+static _Atomic int open_round, inside;
+static _Atomic bool over;
+
+static void *same_memory(void *unused)
+{
+	refused(shared_memory, SOME);
+	return unused;
+}
+
+static void *other_memory(void *unused)
+{
+	char *mine = mmap(NULL, SOME, READ_WRITE, OWN, -1, 0);
+
+	must(mine != MAP_FAILED);
+	hit(mine, SOME);
+	must(munmap(mine, SOME) == 0);
+	return unused;
+}
+
+static void *while_open(void *act)
+{
+	while (!over) {
+		inside++;
+		while (open_round)
+			((void *(*)(void *))act)(NULL);
+		inside--;
+		while (!open_round && !over)
+			sched_yield();
+	}
+	return NULL;
+}
+
+static void protected_in_part(void)
+{
+	enum { PROTECTS = 200, THREADS = 3 };
+	pthread_t threads[THREADS];
+	long left = 0, at_return = 0;
+
+	shared_memory = pages(SOME / PAGE);
+	for (int n = 0; row->of && n < THREADS; n++)
+		must(pthread_create(&threads[n], NULL, while_open, (void *)(uintptr_t)row->of) == 0);
+	for (long round = 0; round < PROTECTS; round++) {
+		must(mprotect(shared_memory, SOME, READ_WRITE) == 0);
+		open_round = 1;
+		for (long n = 0; n <= round % 3; n++)
+			hit(shared_memory, SOME);
+		must(mprotect(shared_memory + round % 16 * PAGE, PAGE, PROT_READ) == 0);
+		at_return += !row->of && registered() != 0;
+		open_round = 0;
+		while (inside)
+			sched_yield();
+		left += !comes(registered() == 0);
+	}
+	over = true;
+	for (int n = 0; row->of && n < THREADS; n++)
+		must(pthread_join(threads[n], NULL) == 0);
+	is(left, 0, "in no round is a region left (%ld were when mprotect returned)", at_return);
+}
+
+static void protected_unseen(void)
+{
+	char *memory = pages(SOME / PAGE);
+
+	for (int n = 0; n < 10; n++) {
+		must(mprotect(memory, SOME, READ_WRITE) == 0);
+		hit(memory, SOME);
+		must(syscall(SYS_mprotect, memory + PAGE, PAGE, PROT_READ) == 0);
+	}
+	ok(registered() > 0, "the library does not see it");
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	is(registered(), 0, "and a flush ends the regions");
+}
+
+/*
+ * Huge pages, of which a machine has few: pages that a file gave back are free, and the next mmap
+ * gets them. So the cache keeps no region of huge pages, not for a moment.
+ */
+
+static size_t free_pages(void)
+{
+	FILE *file = fopen("/proc/meminfo", "re");
+	size_t number = 0;
+	char line[200];
+
+	must(file);
+	while (fgets(line, sizeof(line), file))
+		sscanf(line, "HugePages_Free: %zu", &number);
+	must(fclose(file) == 0);
+	return number;
+}
+
+static char *map_huge(size_t length)
+{
+	return mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0);
+}
+
+/*
+ * Whether the stand-in unpins pages as soon as it has deregistered them, as a device does. The
+ * io_uring of Linux 6.1 does so later.
+ */
+static bool unpins_in_time(size_t all)
+{
+	char *memory = map_huge(all * HUGE);
+	struct ibv_mr *mr;
+	bool free;
+
+	must(memory != MAP_FAILED);
+	mr = stub_register(stub_pd(), memory, all * HUGE, LOCAL_AND_REMOTE);
+	must(mr && stub_deregister(mr) == 0 && munmap(memory, all * HUGE) == 0);
+	free = free_pages() == all;
+	must(comes(free_pages() >= all));
+	return free;
+}
+
+enum huge { NO_FILE, SHARED_FILE, PRIVATE_FILE, SEGMENT };
+
+static char *huge_memory(enum huge kind, int file, size_t length)
+{
+	int id = kind == SEGMENT ? shmget(IPC_PRIVATE, length, IPC_CREAT | SHM_HUGETLB | 0600) : 0;
+	char *memory;
+
+	if (id < 0)
+		skip_all("no segment of huge pages for this user");
+	if (kind == SEGMENT) {
+		memory = shmat(id, NULL, 0);
+		must(shmctl(id, IPC_RMID, NULL) == 0);
+	} else if (kind == NO_FILE) {
+		memory = map_huge(length);
+	} else {
+		must(ftruncate(file, (off_t)length) == 0);
+		memory = mmap(NULL, length, READ_WRITE, kind == SHARED_FILE ? MAP_SHARED : MAP_PRIVATE, file, 0);
+	}
+	must(memory != MAP_FAILED);
+	return memory;
+}
+
+/* Registered whole, page by page, and a part of a page. */
+static void huge_pages(void)
+{
+	int file = memfd_create("file", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB), kept = 0, refusals = 0;
+	size_t all, length;
+
+	if (getenv("VM"))
+		must(system("[ $(cat /proc/sys/vm/nr_hugepages) -ge 2 ] || echo 8 >/proc/sys/vm/nr_hugepages") == 0);
+	all = free_pages();
+	length = all * HUGE;
+	if (!all)
+		skip_all("there is no free huge page (vm.nr_hugepages)");
+	must(file >= 0);
+	for (int round = 0; round < 50; round++) {
+		char *memory = huge_memory((enum huge)row->value, file, length), *others;
+
+		must(arrives(memory, length) && arrives(memory, length));
+		for (size_t page = 0; page < all; page++)
+			must(arrives(memory + page * HUGE, HUGE) && arrives(memory + page * HUGE + PAGE, PAGE));
+		kept += registered() != 0;
+		/* The kernel goes on reserving pages for a private mapping whose file was cut. */
+		if (row->value == SHARED_FILE) {
+			must(ftruncate(file, 0) == 0);
+			others = map_huge(length);
+			refusals += others == MAP_FAILED;
+			must(others == MAP_FAILED || munmap(others, length) == 0);
+		}
+		must((row->value == SEGMENT ? shmdt(memory) : munmap(memory, length)) == 0);
+		must(ibv_flush_relaxed_mr(stub_pd()) == 0 && ftruncate(file, 0) == 0 && comes(free_pages() >= all));
+	}
+	is(kept, 0, "after none of 50 releases are its huge pages pinned");
+	if (row->value == SHARED_FILE && unpins_in_time(all))
+		is(refusals, 0, "and none of 50 mmaps fails after the file was cut");
+	must(close(file) == 0);
+}
+
+#define AT_ONCE(call, how) { call ": the idle region ends at once", ends_at_once, .flags = NO_PINS, .value = (how) }
+#define OF_HUGE_PAGES(what, kind) { "huge pages, " what ": none stays pinned", huge_pages, .value = (kind), .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
+static const struct row rows[] = {
+	AT_ONCE("munmap", UNMAP),
+	AT_ONCE("munmap of a page of it", UNMAP_PAGE),
+	AT_ONCE("mmap with MAP_FIXED", REPLACE),
+	AT_ONCE("mremap away", MOVE_AWAY),
+	AT_ONCE("madvise", DROP),
+	AT_ONCE("mprotect", PROTECT),
+	{ "a process_madvise that fails", failing_advice, .flags = NO_PINS },
+	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
+	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
+	{ "mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS },
+	{ "a raw mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS, .value = 1 },
+	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
+	{ "a call blocks no signal once it has returned", signals_stay, .flags = NO_PINS },
+	{ "munmaps elsewhere beside a region of 8 GiB", large_region, .flags = NO_PINS },
+	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
+	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
+	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },
+	{ "pkey_mprotect of nothing", keyed, .flags = NO_PINS },
+	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS, .value = 1 },
+	{ "registered during mprotect, the first of the process", registered_during_call },
+	{ "registered during mprotect, a later one", registered_during_call, 1 },
+	{ "mprotect of registered memory, often", protection },
+	{ "madvise beside registered memory and of it, often", beside, .value = DROP },
+	{ "mmap beside registered memory and over it, often", beside, .value = REPLACE },
+	{ "mremap beside registered memory and onto it, often", beside, .value = MOVE_ONTO },
+	{ "a raw madvise beside registered memory and of it, often", beside, .value = DROP_RAW },
+	{ "two threads drop and register beside each other", two_threads },
+	{ "a raw munmap: the pages are free before the next tick", unpinned_at_once },
+	{ "a page becomes read-only", protected_in_part },
+	{ "a page becomes read-only, and threads register the same memory", protected_in_part, .of = same_memory },
+	{ "a page becomes read-only, and threads register and unmap other memory", protected_in_part, .of = other_memory },
+	{ "a page becomes read-only by a raw system call (docs/limits.md)", protected_unseen },
+	{ "a file is cut and a hole punched into it", beside_files },
+	OF_HUGE_PAGES("private", NO_FILE),
+	OF_HUGE_PAGES("of a shared mapping of a file", SHARED_FILE),
+	OF_HUGE_PAGES("of a private mapping of a file", PRIVATE_FILE),
+	OF_HUGE_PAGES("of a System V segment", SEGMENT),
+};
+
+static void around(void)
+{
+	must(&slow_address);
+	if (!uffd_features())
+		skip_all("userfaultfd is refused here");
+	on_stub();
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	is(registered(), 0, "the device has no region left");
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, around);
+}

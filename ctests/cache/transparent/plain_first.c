@@ -1,0 +1,380 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * RDMAMR_CACHE costs nothing until a range is registered again: the second registration of a range
+ * makes a region that the cache keeps, the third one reuses it, and the data lands each time. Each
+ * registration that the cache does not serve is counted with the reason, and RDMAMR_LOG=info says
+ * once what the program gives up, or that the cache serves none. A provider may deallocate a parent
+ * domain while regions of it exist.
+ */
+#include <fcntl.h>
+#include <sys/personality.h>
+#include <sys/ptrace.h>
+#include "../../lib/observe.h"
+#include "../../lib/stub_rows.h"
+
+enum { RANGES = 500, APART = 2 * PAGE, BUFFER = 16 * PAGE, TIMES = 4 };
+
+static struct rdmamr_stats before;
+
+/* The registrations since the last call: first ones, new cached regions, hits. */
+static bool were(int first, int made, int hits)
+{
+	struct rdmamr_stats after = stats();
+	bool as_said = after.bypassed_first - before.bypassed_first == (unsigned)first &&
+		       after.misses - before.misses == (unsigned)made && after.hits - before.hits == (unsigned)hits;
+
+	if (!as_said)
+		show(before, after);
+	before = after;
+	return as_said;
+}
+
+/* One plain registration and its release. Returns whether the data has landed. */
+static bool put(struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	struct ibv_mr *mr = ibv_reg_mr(pd, at, length, access);
+	bool landed;
+
+	must(mr);
+	landed = row->flags & NO_PINS || stub_lands(mr);
+	must(ibv_dereg_mr(mr) == 0);
+	return landed;
+}
+
+static char *new_page(void)
+{
+	char *page = new_place(PAGE);
+
+	fresh_at(page, PAGE);
+	return page;
+}
+
+/* What it costs. */
+
+/* A process's resources and system calls. */
+struct cost {
+	long threads, descriptors, mappings, address_space, system_calls;
+};
+
+/* Registers each range once, and writes the process's resources to standard output. */
+static int once_each(void)
+{
+	char *memory = pages((size_t)RANGES * APART / PAGE);
+	struct cost cost;
+
+	must(stub_open(STUB_NOTHING) == NULL);
+	for (int n = 0; n < RANGES; n++) {
+		struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory + (size_t)n * APART, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+	cost = (struct cost){ entries("/proc/self/task"), entries("/proc/self/fd"), mappings(), status_of_self("VmSize"), 0 };
+	must(write(STDOUT_FILENO, &cost, sizeof(cost)) == sizeof(cost));
+	return 0;
+}
+
+/* Runs that under this setting, and counts the system calls of all its threads. */
+static struct cost cost_with(const char *cache)
+{
+	struct cost cost;
+	int ends[2], status, calls = 0;
+	pid_t child, task;
+
+	must(pipe(ends) == 0);
+	child = fork();
+	must(child >= 0);
+	if (!child) {
+		/* The same addresses in each run. */
+		if (personality(ADDR_NO_RANDOMIZE) == -1 || dup2(ends[1], STDOUT_FILENO) < 0 || setenv("RDMAMR_CACHE", cache, 1) ||
+		    ptrace(PTRACE_TRACEME, 0, NULL, NULL))
+			_exit(1);
+		close(ends[0]);
+		close(ends[1]);
+		execl("/proc/self/exe", "plain_first", "once", NULL);
+		_exit(1);
+	}
+	close(ends[1]);
+	must(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
+	must(ptrace(PTRACE_SETOPTIONS, child, NULL,
+		    (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_EXITKILL)) == 0);
+	must(ptrace(PTRACE_SYSCALL, child, NULL, NULL) == 0);
+	while ((task = waitpid(-1, &status, __WALL)) > 0) {
+		int number = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
+
+		if (WIFEXITED(status) && task == child)
+			must(WEXITSTATUS(status) == 0);
+		if (!WIFSTOPPED(status))
+			continue;
+		calls += number == (SIGTRAP | 0x80);
+		if (number == (SIGTRAP | 0x80) || number == SIGTRAP || number == SIGSTOP)
+			number = 0;
+		ptrace(PTRACE_SYSCALL, task, NULL, (void *)(long)number);
+	}
+	must(read(ends[0], &cost, sizeof(cost)) == sizeof(cost));
+	close(ends[0]);
+	/* Each call stops twice. */
+	cost.system_calls = calls / 2;
+	return cost;
+}
+
+static void costs_nothing(void)
+{
+	struct cost off = cost_with("off"), on = cost_with(row->of);
+
+	ok(labs(on.system_calls - off.system_calls) <= 2, "%ld system calls, off %ld", on.system_calls, off.system_calls);
+	is(on.threads, off.threads, "threads");
+	is(on.descriptors, off.descriptors, "descriptors");
+	is(on.mappings, off.mappings, "mappings");
+	is(on.address_space, off.address_space, "KiB of address space");
+}
+
+/* Which registration is cached. */
+
+static bool no_cache(void)
+{
+	return userfaultfds(NULL) == 0 && entries("/proc/self/task") == 3;
+}
+
+static void comes_back(void)
+{
+	struct ibv_pd *pd = stub_pd();
+	char *memory = pages(8);
+	struct ibv_mr *held;
+
+	before = stats();
+	ok(put(pd, memory, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_cache(), "the first registration is plain");
+	ok(put(stub_other_pd(), memory, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0), "another domain is another range");
+	ok(put(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE) && were(1, 0, 0), "other access is another range");
+	ok(put(pd, memory, 2 * PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0), "another length is another range");
+	ok(put(pd, memory + PAGE, PAGE, LOCAL_AND_REMOTE) && were(1, 0, 0) && no_cache(), "another page is another range");
+	held = ibv_reg_mr(pd, memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
+	ok(held && put(pd, memory + 4 * PAGE, PAGE, LOCAL_AND_REMOTE) && were(2, 0, 0) && no_cache(),
+	   "a range that was never released is not registered again");
+	must(ibv_dereg_mr(held) == 0);
+	ok(put(pd, memory + 100, PAGE - 200, LOCAL_AND_REMOTE) && were(0, 1, 0), "the second, of the same page: it is cached");
+	ok(put(pd, memory, PAGE, LOCAL_AND_REMOTE) && were(0, 0, 1), "the third: a hit");
+}
+
+/* Each buffer is mapped, registered, released and unmapped, as a rule at the address of the one before. */
+static void mapped_anew(void)
+{
+	bool all = true, again = false;
+	char *last = NULL;
+
+	before = stats();
+	for (int n = 0; n < 100; n++) {
+		char *buffer = mmap(NULL, BUFFER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+		must(buffer != MAP_FAILED);
+		again = again || buffer == last;
+		last = buffer;
+		all = put(stub_pd(), buffer, BUFFER, LOCAL_AND_REMOTE) && all;
+		must(munmap(buffer, BUFFER) == 0);
+	}
+	ok(all && again && were(100, 0, 0) && no_cache(), "it counts as new each time");
+}
+
+/* The cache does not try each time to serve memory that cannot be watched. */
+static void shared(void)
+{
+	char *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	struct rdmamr_stats after;
+	bool all = true;
+
+	must(memory != MAP_FAILED);
+	before = stats();
+	for (int n = 0; n < 160; n++)
+		all = put(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && all;
+	after = stats();
+	ok(all && after.hits == before.hits, "it is never reused");
+	ok(after.bypassed_first - before.bypassed_first >= 140, "and 15 of 16 of its registrations are plain at once (%d of 160)",
+	   (int)(after.bypassed_first - before.bypassed_first));
+	is(stub_registered() - stub_deregistered(), (long long)after.idle, "of which none stays registered");
+}
+
+static void relaxed_at_once(void)
+{
+	char *page = new_page();
+
+	before = stats();
+	for (int n = 0; n < 2; n++)
+		dereg(reg(page, PAGE));
+	ok(were(0, 1, 1), "it is cached");
+}
+
+/* A relaxed registration may use the region of a plain one, which may not change it then. */
+static void shared_with_relaxed(void)
+{
+	struct ibv_mr *plain, *relaxed;
+	char *page = new_page();
+	int code;
+
+	for (int n = 0; n < 2; n++)
+		must(put(stub_pd(), page, PAGE, LOCAL_AND_REMOTE));
+	plain = ibv_reg_mr(stub_pd(), page, PAGE, LOCAL_AND_REMOTE);
+	relaxed = reg(page, PAGE);
+	must(plain && plain->lkey == relaxed->lkey);
+	errno = 0;
+	code = ibv_rereg_mr(plain, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE);
+	ok(code == IBV_REREG_MR_ERR_INPUT && errno == EINVAL, "it is not changed: %d", code);
+	ok(stub_lands(plain) && stub_lands(relaxed), "both can be used");
+	is(ibv_dereg_mr(plain), 0, "the plain one ends");
+	ok(stub_lands(relaxed), "the relaxed one can be used");
+	is(ibv_dereg_mr_relaxed(relaxed), 0, "it ends");
+	is(stub_registered() - stub_deregistered(), (long long)stats().idle, "no region is left but idle ones");
+}
+
+/* What is counted and said. */
+
+static void registers(char *page, int access, uint64_t iova)
+{
+	for (int n = 0; n < TIMES; n++) {
+		struct ibv_mr *mr = ibv_reg_mr_iova(stub_pd(), page, PAGE, iova, access);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+}
+
+static int said_in, own_err;
+
+static void hear(void)
+{
+	said_in = memfd_create("standard error", MFD_CLOEXEC);
+	own_err = dup(STDERR_FILENO);
+	must(said_in >= 0 && own_err >= 0 && dup2(said_in, STDERR_FILENO) == STDERR_FILENO);
+}
+
+/* The number of times that the library has said this. */
+static int said(const char *words)
+{
+	static char text[1 << 16];
+	int count = 0;
+
+	must(pread(said_in, text, sizeof(text) - 1, 0) >= 0);
+	for (char *at = text; (at = strstr(at, words)); at++)
+		count++;
+	return count;
+}
+
+static void reasons(void)
+{
+	char *page = pages(1);
+	struct rdmamr_stats after;
+
+	before = stats();
+	registers(page, LOCAL_AND_REMOTE, (uintptr_t)page);
+	after = stats();
+	ok(after.hits - before.hits == TIMES - 2 && after.misses - before.misses == 1,
+	   "the cache serves a plain registration whose range was registered before");
+	is((long long)(after.bypassed_first - before.bypassed_first), 1, "counted: a range that is registered for the first time");
+	is(said("the cache reuses regions, remotely accessible ones included: a key stays valid after ibv_dereg_mr for 600 s"),
+	   1, "RDMAMR_LOG=info says once what the program gives up");
+	registers(page, LOCAL_AND_REMOTE, (uintptr_t)page + PAGE);
+	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an iova of its own");
+	registers(page, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND, (uintptr_t)page);
+	is((long long)(stats().bypassed_access - before.bypassed_access), TIMES, "counted: access for windows");
+	after = stats();
+	ok(after.hits - before.hits == TIMES - 2 && after.bypassed_first - before.bypassed_first == 1 &&
+	   after.bypassed_fork == before.bypassed_fork, "and nothing else");
+	is(said("RDMAMR_CACHE=all is without effect"), 0, "and not that RDMAMR_CACHE is without effect");
+}
+
+static void not_served(void)
+{
+	hear();
+	reasons();
+	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO);
+}
+
+/* Where the kernel's RDMA is loaded, it says that it copies registered memory for children. */
+static void with_fork(void)
+{
+	char *page = pages(1);
+
+	hear();
+	must(ibv_fork_init() == 0);
+	if (ibv_is_fork_initialized() == IBV_FORK_UNNEEDED) {
+		reasons();
+	} else {
+		registers(page, LOCAL_AND_REMOTE, (uintptr_t)page);
+		is((long long)stats().bypassed_fork, TIMES - 1, "counted: ibv_fork_init was called, once the range is registered again");
+		is((long long)(stats().hits + stats().misses), 0, "the cache serves no plain call");
+		is(said("RDMAMR_CACHE=all is without effect"), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
+		for (int n = 0; n < TIMES; n++)
+			dereg(reg(page, PAGE));
+		is((long long)stats().bypassed_fork, 2 * TIMES - 1, "counted: relaxed calls get regions of their own");
+		is((long long)(stats().hits + stats().misses), 0, "the cache serves no relaxed call");
+		is(stub_registered(), stub_deregistered(), "each region has ended with its user");
+		is(userfaultfds(NULL), 0, "and the cache has not started");
+	}
+	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO);
+}
+
+/*
+ * A parent domain is a provider's object: another ibv_pd with the handle of the domain in the
+ * kernel. A region of it serves until its release, and ends then. If the provider refuses to
+ * deallocate, the regions stay cached.
+ */
+
+static long provider_answers(void)
+{
+	return row->value;
+}
+
+static struct ibv_mr *cached(struct ibv_pd *pd, void *page)
+{
+	long registered = stub_registered();
+	struct ibv_mr *mr;
+
+	for (int n = 0; n < 2; n++)
+		must(put(pd, page, PAGE, IBV_ACCESS_LOCAL_WRITE));
+	mr = ibv_reg_mr(pd, page, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	must(mr);
+	is(stub_registered() - registered, 2, "the third registration is a hit");
+	return mr;
+}
+
+static void parent_domain(void)
+{
+	struct ibv_pd parent = *stub_pd();
+	char *memory = pages(2);
+	struct ibv_mr *mr = cached(&parent, memory), *idle = cached(&parent, memory + PAGE);
+	int answer = (int)row->value;
+	long count;
+
+	must(ibv_dereg_mr(idle) == 0);
+	count = stub_deregistered();
+	stub_provide(provider_answers);
+	is(ibv_dealloc_pd(&parent), answer, "the result is the provider's");
+	is(stub_deregistered() - count, 1, "the idle region ends, and not the region in use");
+	is(ibv_dereg_mr(mr), 0, "the region is released");
+	is(stub_deregistered() - count, answer ? 1 : 2, "a region of a deallocated domain ends by its release");
+	count = stub_registered();
+	mr = ibv_reg_mr(&parent, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	is(stub_registered() - count, answer ? 0 : 1, "only the same domain gets the region again");
+	is(ibv_dereg_mr(mr), 0, "that region is released");
+	count = stub_deregistered();
+	is(ibv_dealloc_pd(&parent), answer, "the result is the provider's without a region in use");
+	is(stub_deregistered() - count, 1, "its idle region ends");
+}
+
+#define LOUD .settings = "RDMAMR_LOG=info RDMAMR_CACHE_LINGER=600"
+static const struct row rows[] = {
+	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing, .of = "all" },
+	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing, .of = "local" },
+	{ "memory that is mapped anew", mapped_anew },
+	{ "which registration comes again", comes_back },
+	{ "shared memory", shared },
+	{ "a relaxed registration, from the first time on", relaxed_at_once },
+	{ "a region that a relaxed registration uses too", shared_with_relaxed },
+	{ "what is not served, and what is said", not_served, .flags = NO_PINS, LOUD },
+	{ "after ibv_fork_init", with_fork, .flags = NO_PINS, LOUD },
+	{ "a parent domain that the provider deallocates", parent_domain, .flags = NO_PINS },
+	{ "a parent domain that the provider refuses to deallocate", parent_domain, EBUSY, .flags = NO_PINS },
+};
+
+int main(int argc, char **argv)
+{
+	return argc == 2 && !strcmp(argv[1], "once") ? once_each() :
+	       run_rows(argv, ROWS(rows), "RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
+}

@@ -1,0 +1,787 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Plain calls under RDMAMR_CACHE: rights, addresses and keys of a region, ends in each order, and
+ * functions that the program gets from libibverbs by handle. A program sees the same with the cache
+ * as without, unless a row says what differs; on "local" remotely accessible memory is as without
+ * the cache, to the byte. Each row runs with the cache off, on "local" and on "all".
+ */
+#include <dlfcn.h>
+#include <malloc.h>
+#include "../../lib/pair_rows.h"
+
+#define LW IBV_ACCESS_LOCAL_WRITE
+#define RW IBV_ACCESS_REMOTE_WRITE
+#define RR IBV_ACCESS_REMOTE_READ
+#define RA IBV_ACCESS_REMOTE_ATOMIC
+
+/* Of a row: the rights of its regions, LOCAL_AND_REMOTE or LW. */
+static int access_of_row;
+
+/* Whether a registration with this access may be a hit. */
+static bool is_cached(int access)
+{
+	const char *cache = getenv("RDMAMR_CACHE");
+
+	return !strcmp(cache, "all") || (!strcmp(cache, "local") && !(access & ~LW));
+}
+
+static struct ibv_mr *checked(struct ibv_mr *mr, struct ibv_pd *pd, char *at, size_t length)
+{
+	must(mr && mr->addr == at && mr->length == length && mr->pd == pd && mr->context == pd->context);
+	return mr;
+}
+
+static struct ibv_mr *plain(struct ibv_pd *pd, char *at, size_t length, int access)
+{
+	return checked(register_region(pd, at, length, access), pd, at, length);
+}
+
+/* The same by the cache, if that serves such access. */
+static struct rdmamr_stats since;
+static struct ibv_mr *served(struct ibv_pd *pd, char *at, size_t length, int access)
+{
+	return checked(register_by_cache(pd, at, length, access, &since), pd, at, length);
+}
+
+/* That registration has made a region. */
+static bool made(void)
+{
+	return made_anew(since, stats());
+}
+
+/* A registration that is made and ended. Returns whether it was a hit. */
+static bool hit(char *at, size_t length, int access, uint32_t *lkey)
+{
+	struct ibv_mr *mr = served(pair.pd, at, length, access);
+	bool reuse = reused(since, stats());
+
+	must(reuse || made());
+	if (lkey)
+		*lkey = mr->lkey;
+	must(ibv_dereg_mr(mr) == 0);
+	return reuse;
+}
+
+static bool data_lands(const struct ibv_mr *mr, char *at, size_t length, int access)
+{
+	return all_lands(&pair, mr, at, length, access & RW);
+}
+
+static void flush(void)
+{
+	must(ibv_flush_relaxed_mr(pair.pd) == 0);
+}
+
+/* Regions that the cache has kept, beyond those that are in use. */
+static int kept(void)
+{
+	return kernel_regions(pair.context) - far.others;
+}
+
+/* Rights. */
+
+/* A region serves for the same pages and the same access (row->value). */
+static void rights_are_exact(void)
+{
+	static const int all[] = { 0, LW, RR, LW | RW, LW | RW | RR, LW | RA, LW | RW | RR | RA };
+	int access = (int)row->value;
+	bool on = is_cached(access);
+	uint32_t first, second;
+
+	if (pair.iwarp && access & RA)
+		skip_all("iWARP has no atomic operations");
+	ok(!hit(memory, 2 * PAGE, access, &first), "the first is registered");
+	is(kept(), on, "its region is %s", on ? "kept" : "gone");
+	is(hit(memory, 2 * PAGE, access, &second), on, "the second is a hit if it is");
+	is(first == second, on, "by %s key", on ? "the same" : "another");
+	is(hit(memory + 10, 2 * PAGE - 20, access, NULL), on, "other bytes of the same pages");
+	ok(!hit(memory, PAGE, access, NULL), "a part is registered");
+	ok(!hit(memory, 3 * PAGE, access, NULL), "so is a longer range");
+	for (size_t n = 0; n < sizeof(all) / sizeof(all[0]); n++) {
+		flush();
+		if (all[n] == access || (pair.iwarp && all[n] & RA))
+			continue;
+		must(!hit(memory, 2 * PAGE, access, NULL));
+		ok(!hit(memory, 2 * PAGE, all[n], NULL), "so is access %#x", all[n]);
+	}
+}
+
+static void part_of_one_in_use(void)
+{
+	int access = (int)row->value;
+	struct ibv_mr *whole = served(pair.pd, memory, 4 * PAGE, LW), *part = served(pair.pd, memory + 2 * PAGE, 100, access);
+
+	ok(made() && whole->lkey != part->lkey && whole != part, "it has an object and a key of its own");
+	ok(!part->rkey || write_refused(&pair, memory + 2 * PAGE, part->rkey), "which is no rkey");
+	ok(!access || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "data lands by the part");
+	is(ibv_dereg_mr(whole), 0, "the whole is deregistered");
+	ok(!access || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "data lands by the part still");
+	is(ibv_dereg_mr(part), 0, "the part too");
+}
+
+/*
+ * Without the cache a remote peer reaches the registered bytes, with it their pages, and never
+ * more.
+ */
+static void reach(void)
+{
+	char *page = memory + PAGE;
+	struct ibv_mr *mr = served(pair.pd, page + 1000, 100, LOCAL_AND_REMOTE);
+
+	ok(lands_in(&pair, mr, page + 1000, 100), "a remote peer reaches the registered bytes");
+	if (is_cached(LOCAL_AND_REMOTE))
+		ok(lands_in(&pair, mr, page, PAGE), "and the rest of the page, as the documentation says");
+	else
+		ok(write_refused(&pair, page + 992, mr->rkey) && write_refused(&pair, page + 1100, mr->rkey),
+		   "and not one byte before or after");
+	ok(write_refused(&pair, page - 8, mr->rkey) && write_refused(&pair, page + PAGE, mr->rkey), "nor the pages around");
+	is(ibv_dereg_mr(mr), 0, "deregistered");
+}
+
+/* The key of a registration that has ended. */
+static void old_keys(void)
+{
+	struct ibv_mr *mr = served(pair.pd, memory, PAGE, LOCAL_AND_REMOTE), *again;
+	uint32_t first = mr->rkey, key;
+
+	is(ibv_dereg_mr(mr), 0, "a registration ends");
+	if (is_cached(LOCAL_AND_REMOTE)) {
+		fill(far.out, 8);
+		ok(pair_write(&pair, far.mr, far.out, 8, (uintptr_t)memory, first) == IBV_WC_SUCCESS &&
+		   !memcmp(memory, far.out, 8), "its key writes until a flush, as the documentation says");
+		flush();
+	}
+	ok(write_refused(&pair, memory, first), "its key is refused, at once or after a flush");
+	again = served(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+	ok(again->rkey != first && write_refused(&pair, memory, first), "registered again: the old key is refused still");
+	key = again->rkey;
+	ok(lands_in(&pair, again, memory, PAGE), "the new one is good");
+	is(ibv_dereg_mr(again), 0, "that ends too");
+	remap(memory, PAGE);
+	ok(comes(!kernel_has_key(pair.context, key)), "its memory is replaced: the region is gone without a flush");
+	ok(write_refused(&pair, memory, key), "and its key refused");
+}
+
+static void never_kept(void)
+{
+	for (int round = 0; round < 2; round++) {
+		struct rdmamr_stats before = stats();
+		struct ibv_mr *mr;
+
+		errno = 0;
+		mr = ibv_reg_mr(pair.pd, memory, PAGE, (int)row->value);
+		if (!mr) {
+			char reason[100];
+
+			snprintf(reason, sizeof(reason), "the device or its kernel refuses the access: %s", strerror(errno));
+			skip_all(reason);
+		}
+		ok(made_anew(before, stats()), "registered, time %d", round);
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+		is(kept(), 0, "and gone");
+	}
+}
+
+/* As rdma-core 59 defines it; older headers lack it. */
+struct init_attr {
+	size_t length;
+	int access;
+	uint64_t comp_mask, iova;
+	void *addr;
+	int fd;
+	uint64_t fd_offset;
+	void *dmah;
+};
+enum { MASK_IOVA = 1, MASK_ADDR = 2 };
+struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
+
+/* The three calls that take an iova: one that equals the address is as good as none. */
+static struct ibv_mr *at_iova(uint64_t iova, int access)
+{
+	struct init_attr attr = { .length = PAGE, .access = access, .comp_mask = MASK_ADDR | MASK_IOVA, .iova = iova,
+				  .addr = memory };
+	switch (row->value) {
+	case 0: return ibv_reg_mr_iova(pair.pd, memory, PAGE, iova, access);
+	case 1: return ibv_reg_mr_iova2(pair.pd, memory, PAGE, iova, (unsigned int)access);
+	}
+	must(reg_mr_ex);
+	return reg_mr_ex(pair.pd, &attr);
+}
+
+static void iovas(void)
+{
+	const uint64_t other = 0x123456789000;
+	struct ibv_mr *mr;
+
+	for (int kind = 0; kind < 2; kind++) {
+		flush();
+		for (int round = 0; round < 2; round++) {
+			do {
+				since = stats();
+				mr = at_iova((uintptr_t)memory, rights[kind]);
+				must(mr);
+			} while (stats().bypassed_first != since.bypassed_first && ibv_dereg_mr(mr) == 0);
+			is(reused(since, stats()), round && is_cached(rights[kind]), "the address, %s, round %d", rights_names[kind], round);
+			ok(data_lands(mr, memory, PAGE, rights[kind]), "data lands");
+			must(ibv_dereg_mr(mr) == 0);
+		}
+	}
+	/* Over an idle region of the same memory, whose iova is the address. */
+	for (int round = 0; !pair.iwarp && round < 2; round++) {
+		int idle = kept();
+
+		since = stats();
+		mr = at_iova(other, LOCAL_AND_REMOTE);
+		must(mr);
+		ok(made(), "another iova: registered");
+		fill(far.out, PAGE);
+		ok(pair_write(&pair, far.mr, far.out, PAGE, other, mr->rkey) == IBV_WC_SUCCESS &&
+		   !memcmp(memory, far.out, PAGE), "data lands by it");
+		is(ibv_dereg_mr(mr), 0, "deregistered");
+		is(kept(), idle, "and gone");
+	}
+}
+
+/* Ends in each order. */
+
+static void twice(void)
+{
+	for (int order = 0; order < 2; order++) {
+		struct ibv_mr *first = served(pair.pd, memory, PAGE, access_of_row);
+		struct ibv_mr *mrs[2] = { first, plain(pair.pd, memory, PAGE, access_of_row) }, copy = *mrs[!order];
+
+		ok(mrs[0] != mrs[1] && mrs[0]->lkey != mrs[1]->lkey && mrs[0]->handle != mrs[1]->handle, "two objects, two keys");
+		is(ibv_dereg_mr(mrs[order]), 0, "the %s ends", order ? "second" : "first");
+		is(ibv_dereg_mr(mrs[order]), EINVAL, "to end it once more is EINVAL");
+		ok(data_lands(mrs[!order], memory, PAGE, access_of_row) && !memcmp(mrs[!order], &copy, sizeof(copy)),
+		   "the other is unchanged");
+		is(ibv_dereg_mr(mrs[!order]), 0, "it ends");
+		is(ibv_dereg_mr(mrs[!order]), EINVAL, "to end it once more is EINVAL");
+	}
+}
+
+static void domains(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(pair.context), *again;
+	int regions = kernel_regions(pair.context);
+	struct ibv_mr *one, *other;
+
+	must(pd);
+	one = served(pd, memory, PAGE, access_of_row);
+	other = plain(pd, memory, PAGE, access_of_row);
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions");
+	is(ibv_dereg_mr(one), 0, "one ends");
+	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region");
+	ok(kernel_has_key(pair.context, other->lkey), "which is unaffected");
+	is(ibv_dereg_mr(other), 0, "it ends");
+	/* The refused call has ended the one that was idle. */
+	is(kernel_regions(pair.context), regions + is_cached(access_of_row), "and is cached, if the cache is on");
+	is(ibv_dealloc_pd(pd), 0, "a domain with none");
+	is(kernel_regions(pair.context), regions, "ends with them");
+	again = ibv_alloc_pd(pair.context);
+	must(again);
+	one = served(again, memory, PAGE, access_of_row);
+	ok(made(), "the next domain has none of its regions");
+	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
+}
+
+static int (*handle_dealloc_pd)(struct ibv_pd *), (*handle_close_device)(struct ibv_context *);
+
+/* Devices are closed with an idle region: in order or without the end of the domain, in turn; by handle or not. */
+static void devices(void)
+{
+	int (*dealloc_pd)(struct ibv_pd *) = row->value ? handle_dealloc_pd : ibv_dealloc_pd;
+	int (*close_device)(struct ibv_context *) = row->value ? handle_close_device : ibv_close_device;
+	int wrong = 0, dead = 0, returned = 0, live = (int)stats().live, idle = (int)stats().idle;
+	struct ibv_context *context, *closed = NULL;
+	struct ibv_pd *pd;
+	struct ibv_mr *mr;
+
+	for (int round = 0; round < 20; round++) {
+		context = open_device();
+		pd = ibv_alloc_pd(context);
+		must(pd);
+		returned += context == closed;
+		closed = context;
+		mr = served(pd, memory, PAGE, access_of_row);
+		dead += !made() || !kernel_has_key(context, mr->lkey);
+		wrong += ibv_dereg_mr(mr) != 0;
+		wrong += round % 2 && dealloc_pd(pd) != 0;
+		wrong += close_device(context) != 0;
+		wrong += !row->value && (int)stats().idle != idle;
+	}
+	is(wrong, 0, "they are closed, and their idle regions end");
+	is(dead, 0, "and the next has none of them (%d of 20 were at its address)", returned);
+	if (row->value)
+		return;
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	must(pd);
+	mr = served(pd, memory, PAGE, access_of_row);
+	is(ibv_close_device(context), 0, "a device is closed with a region in use");
+	is((long long)stats().live, live, "which is not live any more");
+	is((long long)stats().idle, idle, "nor idle");
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	ok(data_lands(mr, memory, PAGE, access_of_row), "the same memory goes on in another");
+	must(ibv_dereg_mr(mr) == 0);
+}
+
+/* A provider makes an object of its own for an imported domain or region of the kernel. */
+static void *import(const void *object, size_t size)
+{
+	void *imported = calloc(1, size + 64);
+
+	must(imported);
+	return memcpy(imported, object, size);
+}
+
+static void imported(void)
+{
+	struct ibv_pd *pds[2] = { ibv_alloc_pd(pair.context), ibv_alloc_pd(pair.context) }, *pd;
+	int live = (int)stats().live;
+	struct ibv_mr *mr, *used, *other;
+
+	must(pds[0] && pds[1]);
+	pd = import(pds[0], sizeof(*pd));
+	mr = served(pd, memory, PAGE, access_of_row);
+	used = plain(pd, memory, PAGE, access_of_row);
+	must(ibv_dereg_mr(mr) == 0);
+	ibv_unimport_pd(pd);
+	/* As if the next had got its address. */
+	*pd = *pds[1];
+	must(ibv_dereg_mr(used) == 0);
+	mr = served(pd, memory, PAGE, access_of_row);
+	ok(made(), "another domain at the address of an imported one has none of its regions");
+	must(ibv_dereg_mr(mr) == 0);
+	ibv_unimport_pd(pd);
+	free(pd);
+	ok(ibv_dealloc_pd(pds[0]) == 0 && ibv_dealloc_pd(pds[1]) == 0, "nothing of them is left");
+
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	other = import(mr, sizeof(*mr));
+	ibv_unimport_mr(mr);
+	is((int)stats().live - live, !is_cached(access_of_row), "an unimported region that was cached is not in use here");
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	ok(made(), "a region that an importer has left does not serve again");
+	must(ibv_dereg_mr(mr) == 0);
+	flush();
+	is(ibv_dereg_mr(other), 0, "nor is it deregistered here");
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	must(ibv_dereg_mr(import(mr, sizeof(*mr))) == 0);
+	ibv_unimport_mr(mr);
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	ok(made(), "a region that an importer has ended does not serve again");
+	ok(data_lands(mr, memory, PAGE, access_of_row), "a later registration works");
+	must(ibv_dereg_mr(import(mr, sizeof(*mr))) == 0);
+	/* Without the cache that fails, with ENOENT. */
+	ibv_dereg_mr(mr);
+	mr = served(pair.pd, memory, PAGE, access_of_row);
+	ok(made() && data_lands(mr, memory, PAGE, access_of_row), "nor does one that was ended twice");
+	must(ibv_dereg_mr(mr) == 0);
+	ok(comes((int)stats().live == live), "none is in use");
+}
+
+/* Objects cost memory until they end, and all must end, in another order than that of their registration. */
+static void many(void)
+{
+	enum { MANY = 2000 };
+	static struct ibv_mr *mrs[MANY];
+	int wrong = 0, alike = 0, regions = kernel_regions(pair.context);
+	struct mallinfo2 heap = { 0 };
+
+	for (int round = 0; round < 3; round++) {
+		for (int n = 0; n < MANY; n++) {
+			/* The cache serves these if it served one before. */
+			mrs[n] = (n ? plain : served)(pair.pd, memory + n % PAGE, 8, access_of_row);
+			alike += n && mrs[n] == mrs[n - 1];
+		}
+		wrong += kernel_regions(pair.context) != regions + MANY;
+		for (int n = 0; n < MANY; n++)
+			wrong += ibv_dereg_mr(mrs[(n * 7) % MANY]) != 0;
+		if (!round)
+			heap = mallinfo2();
+	}
+	is(alike, 0, "%d at once, three times: each has its object", MANY);
+	is(wrong, 0, "each ends");
+	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and they leak no memory (%zd bytes)",
+	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
+}
+
+static struct ibv_mr *second;
+
+static int exits(void)
+{
+	exit(0);
+}
+
+static int registers(void)
+{
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
+	int wrong = 0;
+
+	must(pd);
+	for (int round = 0; round < 3; round++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LW);
+
+		wrong |= !mr || ibv_dereg_mr(mr) != 0;
+	}
+	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 1;
+}
+
+/* A child has the parent's file, and can end its regions, but not those of the cache. */
+static int ends_one(void)
+{
+	ibv_dereg_mr(second);
+	return 0;
+}
+
+static void children(void)
+{
+	static int (*const acts[])(void) = { exits, registers, ends_one };
+
+	for (size_t n = 0; n < sizeof(acts) / sizeof(acts[0]); n++) {
+		struct ibv_mr *used = served(pair.pd, memory, PAGE, access_of_row);
+		uint64_t counted;
+
+		second = plain(pair.pd, memory, PAGE, access_of_row);
+		must(ibv_dereg_mr(served(pair.pd, memory + 2 * PAGE, PAGE, access_of_row)) == 0);
+		counted = stats().idle;
+		is(in_forked(acts[n]), 0, "child %zu", n);
+		ok(data_lands(used, memory, PAGE, access_of_row), "the parent's region works after that");
+		is((long long)stats().idle, (long long)counted, "as many are idle");
+		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, access_of_row), "and serve");
+		is(ibv_dereg_mr(used), 0, "the parent deregisters");
+		is(ibv_dereg_mr(second), acts[n] == ends_one && !is_cached(access_of_row) ? ENOENT : 0,
+		   "both; a region that the child has ended is gone");
+	}
+}
+
+/*
+ * A program that gets some of its functions from libibverbs by handle, as NCCL does, and has others
+ * by linking. libibverbs' own ibv_reg_mr jumps through its PLT, and the provider calls
+ * ibv_cmd_dereg_mr through its own. However a registration ends, only that one ends, and the next
+ * region from the cache is good.
+ */
+
+typedef int (*rereg_call)(struct ibv_mr *, int, struct ibv_pd *, void *, size_t, int);
+enum { LINKED, LINKED_IOVA2, BY_DLSYM, BY_DLVSYM, FOREIGN, REGS, DEREGS = 3 };
+
+static struct ibv_mr *linked_reg(struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	return ibv_reg_mr(pd, at, length, access);
+}
+
+static struct ibv_mr *linked_iova2(struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	return ibv_reg_mr_iova2(pd, at, length, (uintptr_t)at, (unsigned int)access);
+}
+
+/* The provider's own call, which bypasses the library. */
+static struct ibv_mr *(*handle_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static struct ibv_mr *foreign_reg(struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	return handle_iova2(pd, at, length, (uintptr_t)at, (unsigned int)access);
+}
+
+static struct ibv_mr *(*regs[REGS])(struct ibv_pd *, void *, size_t, int) = { linked_reg, linked_iova2, NULL, NULL, foreign_reg };
+static int (*deregs[DEREGS])(struct ibv_mr *) = { ibv_dereg_mr };
+static rereg_call reregs[DEREGS] = { ibv_rereg_mr };
+
+static void take_by_handle(void)
+{
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+	const struct { void *to; const char *name, *version; } calls[] = {
+		{ &regs[BY_DLSYM], "ibv_reg_mr", NULL }, { &regs[BY_DLVSYM], "ibv_reg_mr", "IBVERBS_1.1" },
+		{ &handle_iova2, "ibv_reg_mr_iova2", "IBVERBS_1.8" },
+		{ &deregs[1], "ibv_dereg_mr", NULL }, { &deregs[2], "ibv_dereg_mr", "IBVERBS_1.1" },
+		{ &reregs[1], "ibv_rereg_mr", NULL }, { &reregs[2], "ibv_rereg_mr", "IBVERBS_1.1" },
+		{ &handle_dealloc_pd, "ibv_dealloc_pd", NULL }, { &handle_close_device, "ibv_close_device", NULL },
+	};
+
+	must(handle);
+	for (size_t n = 0; n < sizeof(calls) / sizeof(calls[0]); n++) {
+		void *call = calls[n].version ? dlvsym(handle, calls[n].name, calls[n].version) : dlsym(handle, calls[n].name);
+
+		must(call);
+		*(void **)calls[n].to = call;
+	}
+	/* The module for LD_AUDIT makes them the same. */
+	must(getenv("LD_AUDIT") || deregs[1] != deregs[0]);
+}
+
+static bool works(const struct ibv_mr *mr, char *at, size_t length, int access)
+{
+	return mr && mr->addr == at && mr->length == length && mr->pd == pair.pd && mr->context == pair.context &&
+	       data_lands(mr, at, length, access);
+}
+
+/*
+ * Each call with each end: one buffer, registered and ended while another registration of it goes
+ * on; and once more afterwards, by a region that the cache may have kept.
+ */
+static void combinations(void)
+{
+	char *at = memory + 100;
+
+	for (int n = 0; n < REGS * DEREGS; n++) {
+		int reg = n / DEREGS, end = n % DEREGS, access = access_of_row;
+		int refused = 0, wrong = 0, others = 0, missed = 0, shared = 0;
+
+		for (int round = 0; round < 4; round++) {
+			struct ibv_mr *bystander = served(pair.pd, at, 2 * PAGE, access), *again;
+			struct ibv_mr *mr = regs[reg](pair.pd, at, 2 * PAGE, access);
+
+			must(mr);
+			shared += mr == bystander || mr->lkey == bystander->lkey;
+			wrong += !works(mr, at, 2 * PAGE, access);
+			refused += deregs[end](mr) != 0;
+			others += !works(bystander, at, 2 * PAGE, access);
+			refused += ibv_dereg_mr(bystander) != 0;
+			since = stats();
+			again = ibv_reg_mr(pair.pd, at, 2 * PAGE, access);
+			missed += reused(since, stats()) != is_cached(access);
+			others += !works(again, at, 2 * PAGE, access);
+			refused += deregs[(end + round) % DEREGS](again) != 0;
+		}
+		ok(!(refused + wrong + others + missed + shared), "call %d, end %d: refused %d, no data by it %d, nor by others "
+		   "%d, wrongly not reused %d, with a key of another %d", reg, end, refused, wrong, others, missed, shared);
+	}
+}
+
+/* The outcome of an ibv_rereg_mr. */
+struct outcome {
+	int code, err;
+	bool moved, same_keys;
+};
+
+static struct outcome change(rereg_call call, struct ibv_mr *mr, int what, char *to, int access)
+{
+	struct ibv_mr was = *mr;
+	struct outcome outcome;
+
+	errno = 0;
+	outcome.code = call(mr, what, pair.pd, to, PAGE, access);
+	outcome.err = outcome.code ? errno : 0;
+	outcome.moved = mr->addr == to;
+	outcome.same_keys = mr->lkey == was.lkey && mr->rkey == was.rkey && mr->handle == was.handle;
+	return outcome;
+}
+
+/*
+ * ibv_rereg_mr of one registration (row->value: what) must not affect others of the same memory. By
+ * handle, libibverbs does not know that a region of the cache can be changed.
+ */
+static void changed(void)
+{
+	int what = (int)row->value, access = what & IBV_REREG_MR_CHANGE_ACCESS ? LOCAL_AND_REMOTE : 0;
+	char *to = what & IBV_REREG_MR_CHANGE_TRANSLATION ? memory + 4 * PAGE : memory;
+	struct ibv_mr *reference = foreign_reg(pair.pd, memory, PAGE, LW);
+	struct rdmamr_stats now;
+	struct outcome want;
+
+	must(reference);
+	want = change(reregs[2], reference, what, to, access);
+	must(deregs[2](reference) == 0);
+	for (int n = 0; n < REGS * DEREGS; n++) {
+		int reg = n / DEREGS, end = n % DEREGS;
+		struct ibv_mr *bystander = served(pair.pd, memory, PAGE, LW), *mr = regs[reg](pair.pd, memory, PAGE, LW);
+		struct outcome got;
+
+		must(mr);
+		got = change(reregs[end], mr, what, to, access);
+		ok(got.code == want.code && got.err == want.err && got.moved == want.moved,
+		   "call %d, end %d: the outcome, %d %s, is libibverbs', %d %s", reg, end, got.code, strerrorname_np(got.err),
+		   want.code, strerrorname_np(want.err));
+		if (got.code)
+			ok(got.same_keys && works(mr, mr->addr, mr->length, LW), "a refusal leaves it unchanged, with its keys");
+		else
+			ok(works(mr, to, PAGE, access ? access : LW), "data lands");
+		ok(works(bystander, memory, PAGE, LW) && (bystander->rkey == 0 || write_refused(&pair, memory, bystander->rkey)),
+		   "the other registration is unchanged");
+		is(deregs[end](mr), 0, "ended");
+		is(deregs[(end + 1) % DEREGS](bystander), 0, "the other too");
+	}
+	flush();
+	now = stats();
+	is((long)now.reg_kernel, (long)(now.dereg_kernel + now.ended_elsewhere + now.live + now.idle),
+	   "each registration is counted as ended once");
+}
+
+enum { THREADS = 2, SLOTS = 6, STEPS = 400, OWN = 4 * PAGE };
+
+struct worker {
+	pthread_t thread;
+	unsigned int seed;
+	char *own;
+	struct ibv_mr *mrs[SLOTS];
+	int access[SLOTS];
+	long remapped, wrong_data, wrong_calls;
+};
+
+static unsigned int chance(struct worker *worker, unsigned int of)
+{
+	return (unsigned int)rand_r(&worker->seed) % of;
+}
+
+static void check(struct worker *worker, int slot)
+{
+	static pthread_mutex_t traffic = PTHREAD_MUTEX_INITIALIZER;
+	struct ibv_mr *mr = worker->mrs[slot];
+
+	pthread_mutex_lock(&traffic);
+	worker->wrong_data += !works(mr, mr->addr, mr->length, worker->access[slot]);
+	pthread_mutex_unlock(&traffic);
+}
+
+static void end(struct worker *worker, int slot)
+{
+	worker->wrong_calls += deregs[chance(worker, DEREGS)](worker->mrs[slot]) != 0;
+	worker->mrs[slot] = NULL;
+}
+
+/*
+ * New pages for the worker's own memory, when none of it is registered: in one call, since between
+ * an unmap and a map another thread's malloc could take the place.
+ */
+static void remap_own(struct worker *worker)
+{
+	const int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE;
+
+	for (int slot = 0; slot < SLOTS; slot++)
+		if (worker->mrs[slot] && (char *)worker->mrs[slot]->addr >= worker->own &&
+		    (char *)worker->mrs[slot]->addr < worker->own + OWN)
+			end(worker, slot);
+	must((chance(worker, 2) ? (void *)syscall(SYS_mmap, worker->own, (long)OWN, access, flags, -1, 0L) :
+				  mmap(worker->own, OWN, access, flags, -1, 0)) == worker->own);
+	worker->remapped++;
+}
+
+static void *work(void *argument)
+{
+	struct worker *worker = argument;
+
+	for (int step = 0; step < STEPS; step++) {
+		int slot = (int)chance(worker, SLOTS), reg = (int)chance(worker, REGS);
+		/* Few addresses, so that regions are shared and reused. */
+		size_t from = chance(worker, 2) * PAGE + chance(worker, 2) * 64;
+		char *at = (chance(worker, 2) ? memory : worker->own) + from;
+
+		if (!chance(worker, 12)) {
+			remap_own(worker);
+			continue;
+		}
+		if (worker->mrs[slot]) {
+			check(worker, slot);
+			end(worker, slot);
+			continue;
+		}
+		worker->access[slot] = rights[chance(worker, 2)];
+		worker->mrs[slot] = regs[reg](pair.pd, at, PAGE * (1 + chance(worker, 2)), worker->access[slot]);
+		worker->wrong_calls += !worker->mrs[slot];
+		if (worker->mrs[slot] && chance(worker, 2))
+			check(worker, slot);
+	}
+	for (int slot = 0; slot < SLOTS; slot++)
+		if (worker->mrs[slot]) {
+			check(worker, slot);
+			end(worker, slot);
+		}
+	return NULL;
+}
+
+static void mixed(void)
+{
+	struct worker workers[THREADS] = { 0 };
+
+	since = stats();
+	for (int n = 0; n < THREADS; n++) {
+		workers[n].own = pages(OWN / PAGE);
+		workers[n].seed = 17 + (unsigned int)n;
+		must(pthread_create(&workers[n].thread, NULL, work, &workers[n]) == 0);
+	}
+	for (int n = 0; n < THREADS; n++) {
+		must(pthread_join(workers[n].thread, NULL) == 0);
+		is(workers[n].wrong_calls, 0, "thread %d: each call has succeeded", n);
+		is(workers[n].wrong_data, 0, "%ld times new pages: data was always in the right place", workers[n].remapped);
+	}
+	ok((stats().hits > since.hits) == is_cached(LW), "regions were reused if the cache is on (%lld times)",
+	   (long long)(stats().hits - since.hits));
+}
+
+static void handles_alone(void)
+{
+	struct rdmamr_stats after;
+	int failed = 0, wrong = 0, more = 0;
+
+	since = stats();
+	for (int round = 0; round < 300; round++) {
+		struct ibv_mr *mr = regs[BY_DLVSYM](pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
+
+		must(mr);
+		wrong += !lands_in(&pair, mr, memory, 64);
+		failed += deregs[2](mr) != 0;
+		more += kept() > 1;
+		/* New pages, which no cached region has. */
+		if (round % 10 == 9)
+			remap(memory, PAGE);
+	}
+	after = stats();
+	is(failed, 0, "deregistered by handle, 300 times");
+	is(wrong, 0, "data has landed each time");
+	is(more, 0, "the kernel has had one region at most after their end");
+	is(after.hits > since.hits, is_cached(LOCAL_AND_REMOTE), "the cache has served");
+	is((long long)(after.hits - since.hits + after.reg_kernel - since.reg_kernel), 300,
+	   "each registration was a hit or the kernel's");
+}
+
+#define IN(cache, words, act, ...) { "RDMAMR_CACHE=" cache ", " words, act, __VA_ARGS__, .flags = ROOT, .settings = "RDMAMR_CACHE=" cache }
+#define EACH(words, act, ...) IN("off", words, act, __VA_ARGS__), IN("local", words, act, __VA_ARGS__), IN("all", words, act, __VA_ARGS__)
+/* With remote rights and with local ones. */
+#define BOTH(words, act, value) EACH(words ", remote rights", act, value, "remote"), EACH(words ", local rights", act, value, "local")
+static const struct row rows[] = {
+	EACH("local write", rights_are_exact, LW),
+	EACH("local read", rights_are_exact, 0),
+	EACH("a part of a region in use, local write", part_of_one_in_use, LW),
+	EACH("a part of a region in use, local read", part_of_one_in_use, 0),
+	EACH("remote read", rights_are_exact, RR),
+	EACH("remote write", rights_are_exact, LW | RW),
+	EACH("remote write and read", rights_are_exact, LW | RW | RR),
+	EACH("remote atomic", rights_are_exact, LW | RA),
+	EACH("all remote rights", rights_are_exact, LW | RW | RR | RA),
+	EACH("reach of a region", reach, 0),
+	EACH("keys after the last use", old_keys, 0),
+	EACH("never cached: zero-based", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED),
+	EACH("never cached: memory windows", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND),
+	EACH("never cached: on demand", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND),
+	EACH("never cached: huge pages", never_kept, LW | IBV_ACCESS_HUGETLB),
+	EACH("an iova, ibv_reg_mr_iova", iovas, 0),
+	EACH("an iova, ibv_reg_mr_iova2", iovas, 1),
+	EACH("an iova, ibv_reg_mr_ex", iovas, 2),
+	BOTH("registered twice", twice, 0),
+	BOTH("domains that end", domains, 0),
+	BOTH("devices that are closed", devices, 0),
+	BOTH("imported regions", imported, 0),
+	BOTH("many regions", many, 0),
+	BOTH("children", children, 0),
+	EACH("by handle, all", handles_alone, 0),
+	BOTH("by handle, each call with each end", combinations, 0),
+	EACH("by handle, a change of access", changed, IBV_REREG_MR_CHANGE_ACCESS),
+	EACH("by handle, a change of translation", changed, IBV_REREG_MR_CHANGE_TRANSLATION),
+	EACH("by handle, a change by an unknown flag", changed, 1 << 6),
+	EACH("by handle, mixed in two threads", mixed, 0),
+	EACH("by handle, devices that are closed", devices, 1, "local"),
+};
+
+static void around(void)
+{
+	access_of_row = row->of && !strcmp(row->of, "local") ? LW : LOCAL_AND_REMOTE;
+	take_by_handle();
+	on_pair();
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "CHECK_CALLS=plain RDMAMR_CACHE_LINGER=" FOREVER, around);
+}
