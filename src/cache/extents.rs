@@ -49,7 +49,8 @@ impl Locked<'_> {
             return None;
         }
         self.regions().near(part, |other, region| {
-            if other == id || region.is_unwatching() {
+            // A region that is not watched needs nothing. One that is not watched yet is not kept.
+            if other == id || region.is_unwatching() || region.extent().is_none() {
                 return true;
             }
             // The regions come in the order of their addresses.
@@ -65,32 +66,41 @@ impl Locked<'_> {
         (part.start < part.end).then_some(part)
     }
 
-    /// Memory of this range is about to change: invalidates the regions in it, and claims the idle
-    /// ones. Returns how many were invalidated, and the memory whose watch is to end before the
-    /// change.
-    pub fn change(&self, range: PageRange) -> (u64, Option<PageRange>) {
-        let (mut invalidated, mut watched) = (0, None::<PageRange>);
-        self.regions().near(range, |id, region| {
+    /// Memory of this range changes: invalidates the regions in it, and claims the idle ones. Returns
+    /// how many were invalidated.
+    pub fn change(&self, range: PageRange) -> u64 {
+        let mut invalidated = 0;
+        self.regions().overlapping(range, |id, _| {
+            invalidated += u64::from(self.invalidate(id, Cause::Hook));
+            self.evict(id);
+            true
+        });
+        invalidated
+    }
+
+    /// The memory of this range that may be watched, unless it is so much that the kernel reports its
+    /// change sooner than it stops watching it.
+    pub fn watched_in(&self, range: PageRange) -> Option<PageRange> {
+        let mut watched = None::<PageRange>;
+        self.regions().near(range, |_, region| {
             if let Some(part) = region.extent().and_then(|extent| extent.common(range)) {
                 watched = Some(watched.map_or(part, |other| other.joined_with(part)));
             }
-            if region.page_range().overlaps(range) {
-                invalidated += u64::from(self.invalidate(id, Cause::Hook));
-                self.evict(id);
+            true
+        });
+        watched.filter(|watched| watched.bytes() <= UNWATCH_AT_MOST)
+    }
+
+    /// The kernel has refused to watch memory of a new region, and may have ended the watch of memory
+    /// near it, of other regions.
+    pub fn invalidate_near(&self, id: Id) {
+        let page_range = self.regions().region(id).page_range();
+        self.regions().near(page_range, |other, _| {
+            if other != id {
+                self.invalidate(other, Cause::Fence);
             }
             true
         });
-        // The kernel reports the change of more memory sooner than it stops watching it.
-        let watched = watched.filter(|watched| watched.bytes() <= UNWATCH_AT_MOST);
-        if let Some(watched) = watched {
-            self.regions().overlapping(watched, |_, region| {
-                if region.extent().is_some_and(|it| watched.contains(it)) {
-                    region.claim_extent(None);
-                }
-                true
-            });
-        }
-        (invalidated, watched)
     }
 
     /// Whether memory near a region stops being watched just now. Its own watch may be the one that

@@ -177,7 +177,9 @@ impl Test {
         );
         let ring = &self.regions.ring;
         match kind {
-            None => drop(self.regions.lock().change(range)),
+            None => {
+                self.regions.lock().change(range);
+            }
             Some(kind) => {
                 ring.begin();
                 assert!(!ring.is_settled());
@@ -603,6 +605,7 @@ fn nothing_is_kept_beside_the_end_of_a_watch() {
     regions.region(ending).begin_unwatching();
     let meanwhile = locked.make(&of_page(1)).unwrap();
     let far = locked.make(&of_page(39)).unwrap();
+    locked.change(first);
     assert!(!locked.keep(meanwhile) && locked.keep(far));
     locked.invalidate_unkept_near(ending);
     locked.end(ending);
@@ -706,13 +709,13 @@ proptest! {
                         }
                         stays
                     });
-                    let (_, watched) = locked.change(range);
-                    if let Some(watched) = watched {
-                        prop_assert!(range.contains(watched));
-                        mapping.pages(watched).fill(false);
-                    }
+                    locked.change(range);
                     while let Some(id) = regions.next_evicted() {
                         mapping.leave(&locked, id);
+                    }
+                    if let Some(watched) = locked.watched_in(range) {
+                        prop_assert!(range.contains(watched));
+                        mapping.pages(watched).fill(false);
                     }
                 }
             }

@@ -150,12 +150,12 @@ unsafe extern "C" fn mremap(
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let before = || {
         let target = fixed.then(|| changes::changing(new.addr(), new_size));
-        let source = changes::changing(old.addr(), old_size);
+        let source = changes::moving(old.addr(), old_size);
         let several = fixed && changes::several_can_move();
         if several || (fixed && changes::is_near(old.addr(), old_size)) {
             // The kernel moves several mappings one by one, and stops at a watched one. For a
             // single mapping it unmaps the target before it refuses the move.
-            changes::unwatch(old.addr(), old_size);
+            source.unwatch();
         }
         (several, source, target)
     };
@@ -173,7 +173,8 @@ unsafe extern "C" fn mremap(
         // not repeated: some may have moved, and with MREMAP_DONTUNMAP a second call would move the
         // empty mappings that the first left.)
         let joined = ret::always(false, || {
-            let unwatched = changes::unwatch(old.addr(), old_size);
+            let source = remapping.as_ref().map(|(_, source, _)| source);
+            let unwatched = source.is_some_and(changes::Changing::unwatch);
             rdmamr_prefault::join(old.addr(), old_size) || unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
@@ -243,12 +244,11 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() || rdmamr_prefault::has_split() {
         ret::always((), || {
             if let Some((start, length)) = mapping_that_grows(block, size) {
-                let changing = changes::changing(start, length);
+                let moving = changes::moving(start, length);
                 if changes::is_near(start, length) {
-                    changes::unwatch(start, length);
+                    moving.unwatch();
                 }
                 rdmamr_prefault::join(start, length);
-                drop(changing);
             }
         });
     }

@@ -250,6 +250,9 @@ impl Monitor {
             self.set.lose();
             return;
         };
+        if !watched {
+            locked.invalidate_near(id);
+        }
         let certain = watched && !foreign && cache.is_certain(&locked, page_range);
         if !certain || !locked.keep(id) {
             locked.invalidate(id, Cause::Fence);

@@ -10,7 +10,7 @@
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
 //! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
 //! they hold it, so that no signal handler can jump out of a call that holds the lock. Without the
-//! lock they record a loss, which invalidates every region.
+//! lock they leave the change to the kernel's event, or record a loss, which invalidates every region.
 
 use crate::instance::{Cache, cache_gave_up, existing};
 use crate::life::ending::{self, in_call};
@@ -40,6 +40,8 @@ pub struct UnderWay {
     noted: Option<(&'static Cache, Number)>,
     /// Unless the range is noted, or the call takes long.
     counted: Option<CountedCall>,
+    /// The kernel reports the change of memory that is watched.
+    is_reported: bool,
     /// The signals that the thread blocked before.
     signals: Option<Signals>,
 }
@@ -93,7 +95,7 @@ pub fn changing(addr: usize, length: usize) -> Changing {
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
         return Changing::Nothing;
     }
-    Changing::UnderWay(begin(range, signals_blocked()))
+    Changing::UnderWay(begin(range, true, signals_blocked()))
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report: protection, guard
@@ -103,7 +105,16 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 /// effect, and could be reused before the call returns. So the call is counted even if the cache has
 /// nothing there, or does not exist yet.
 pub fn unreported(addr: usize, length: usize) -> Changing {
-    Changing::UnderWay(begin(pages(addr, length), None))
+    Changing::UnderWay(begin(pages(addr, length), false, None))
+}
+
+/// A call is about to move memory. It may stop watching the memory ([`Changing::unwatch`]), so the
+/// kernel may not report it.
+pub fn moving(addr: usize, length: usize) -> Changing {
+    if listens(RANGES) {
+        memory_changes(addr, length);
+    }
+    unreported(addr, length)
 }
 
 /// The calls under way whose range is not noted. (If a signal handler leaves a call that met no region
@@ -136,18 +147,21 @@ fn signals_blocked() -> Option<Signals> {
 }
 
 #[cold]
-fn begin(range: PageRange, signals: Option<Signals>) -> UnderWay {
+fn begin(range: PageRange, is_reported: bool, signals: Option<Signals>) -> UnderWay {
     let mut under_way = UnderWay {
         range,
         noted: None,
         counted: Some(CALLS.begin()),
+        is_reported,
         signals,
     };
     // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
         under_way.signals = under_way.signals.or_else(signals_blocked);
-        let noted = inside(cache, || ending::before_change(cache, range)).flatten();
+        let noted = under_way
+            .inside(cache, || ending::before_change(cache, range))
+            .flatten();
         under_way.noted = noted.map(|number| (cache, number));
         if under_way.noted.is_some() && range.bytes() < LONG {
             under_way.uncount();
@@ -156,25 +170,27 @@ fn begin(range: PageRange, signals: Option<Signals>) -> UnderWay {
     under_way
 }
 
-/// Runs `body`, which takes the cache's lock and returns `None` without it. Without the lock all
-/// regions are invalidated. Preserves errno.
-fn inside<T>(cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
-    // A signal handler may have interrupted this thread inside the cache, or the cache itself may
-    // free memory. Or the thread has too little stack.
-    let done = if thread::is_inside() {
-        None
-    } else {
-        in_call(body).flatten()
-    };
-    if done.is_none() {
-        cache.regions.ring.lose();
-        // The cleaner ends the idle regions.
-        cache.cleaner.wake();
-    }
-    done
-}
-
 impl UnderWay {
+    /// Runs `body`, which takes the cache's lock and returns `None` without it. Without the lock the
+    /// kernel's event suffices, if it comes; if not, all regions are invalidated. Preserves errno.
+    fn inside<T>(&self, cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
+        // A signal handler may have interrupted this thread inside the cache, or the cache itself
+        // may free memory. Or the thread has too little stack.
+        let done = if thread::is_inside() {
+            None
+        } else {
+            in_call(body).flatten()
+        };
+        if done.is_none() {
+            if !self.is_reported {
+                cache.regions.ring.lose();
+            }
+            // The cleaner ends the idle regions.
+            cache.cleaner.wake();
+        }
+        done
+    }
+
     fn uncount(&mut self) {
         if let Some(counted) = self.counted.take() {
             CALLS.end(&counted);
@@ -187,7 +203,7 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         // A region may have been linked there since the call began.
         if let Some(cache) = meeting(self.range) {
-            inside(cache, || ending::after_change(cache, self.range));
+            self.inside(cache, || ending::after_change(cache, self.range));
         }
         if let Some((cache, number)) = self.noted.take() {
             cache.regions.noted.remove(number);
@@ -229,17 +245,21 @@ fn keep_nothing(ring: &Ring) {
     ));
 }
 
-/// Stops watching the memory of a change under way, which must become a single mapping again. The
-/// change has invalidated the regions there. Returns true if some of it may have been watched.
-/// Preserves errno.
-#[cold]
-pub fn unwatch(addr: usize, length: usize) -> bool {
-    let range = pages(addr, length);
-    let errno = errno::errno();
-    let cache = heeding().filter(|_| range.start < range.end);
-    let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(range));
-    errno::set_errno(errno);
-    watched
+impl Changing {
+    /// Stops watching the memory, which must become a single mapping again. The regions there are
+    /// invalidated, and those that are linked meanwhile will be. Returns true if some of it may have
+    /// been watched. Preserves errno.
+    #[cold]
+    pub fn unwatch(&self) -> bool {
+        let Changing::UnderWay(UnderWay { range, .. }) = self else {
+            return false;
+        };
+        let errno = errno::errno();
+        let cache = heeding().filter(|_| range.start < range.end);
+        let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(*range));
+        errno::set_errno(errno);
+        watched
+    }
 }
 
 /// Whether the cache may have a region near this memory.

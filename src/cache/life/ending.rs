@@ -198,12 +198,9 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
     let regions = cache.regions;
     let locked = regions.lock_in_call()?;
     let noted = regions.noted.add(range);
-    let (invalidated, watched) = locked.change(range);
+    let invalidated = locked.change(range);
     drop(locked);
     cache.count_hook(invalidated);
-    if let Some(watched) = watched {
-        cache.watch.unwatch(watched);
-    }
     evicted(cache, By::Helper);
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
@@ -216,12 +213,17 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
         }
         regions.wait_for_an_end(Duration::from_millis(1));
     }
+    // What regions in use and those nearby still need watched.
+    let locked = regions.lock_in_call();
+    if let Some(watched) = locked.and_then(|locked| locked.watched_in(range)) {
+        cache.watch.unwatch(watched);
+    }
     Some(noted)
 }
 
 /// A call has changed memory: invalidates the regions that were linked there meanwhile.
 pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
-    let (invalidated, _) = cache.regions.lock_in_call()?.change(range);
+    let invalidated = cache.regions.lock_in_call()?.change(range);
     cache.count_hook(invalidated);
     evicted(cache, By::Helper);
     Some(())

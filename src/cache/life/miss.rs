@@ -360,6 +360,12 @@ impl Cache {
         } else {
             self.watch.watch(page_range, known, claim)
         };
+        if watched == Err(Unwatched::Memory) {
+            match self.regions.lock_of_program() {
+                Some(locked) => locked.invalidate_near(id),
+                None => self.regions.ring.lose(),
+            }
+        }
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
         let (made, answer) = kernel_mr::register(direct, &pages, watched.is_ok())?;

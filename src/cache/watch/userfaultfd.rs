@@ -53,6 +53,9 @@ struct Register {
     ioctls: u64,
 }
 const UFFDIO_REGISTER: libc::c_ulong = ioc(READ_WRITE, 0x00, size_of::<Register>());
+/// The range has huge pages of hugetlb. What was registered of it is registered no more.
+pub const HUGE_PAGES: Errno = Errno(libc::ENODEV);
+
 /// In `Register::ioctls`: UFFDIO_ZEROPAGE.
 const CAN_ZERO: u64 = 1 << 0x04;
 const UFFDIO_UNREGISTER: libc::c_ulong = ioc(READ, 0x01, 16);
@@ -276,7 +279,7 @@ impl Userfaultfd {
         }
         if register.ioctls & CAN_ZERO == 0 {
             self.unregister(range);
-            return Err(Errno(libc::EINVAL));
+            return Err(HUGE_PAGES);
         }
         Ok(())
     }

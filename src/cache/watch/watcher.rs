@@ -9,7 +9,7 @@ use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::mappings::Mappings;
 use crate::watch::one_thread::OneThread;
-use crate::watch::userfaultfd::{Fence, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Userfaultfd};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use errno::Errno;
@@ -177,7 +177,7 @@ impl Watch {
         };
         claim(known.or(Some(around)));
         let mut registered = number.register(around);
-        if registered.is_err() && around != page_range {
+        if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && around != page_range {
             claim(Some(page_range));
             registered = number.register(page_range);
         }
