@@ -18,6 +18,7 @@
 #include <elfutils/libdwfl.h>
 #include <errno.h>
 #include <linux/filter.h>
+#include <linux/futex.h>
 #include <linux/seccomp.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -183,7 +184,8 @@ static void make_it(pid_t tid, struct user_regs_struct *registers)
 
 /*
  * Makes the call fail. A close that fails has closed the number all the same, as Linux documents,
- * so the call is made, and its answer replaced. A brk that fails has no errno: it returns the end
+ * so the call is made, and its answer replaced; and so is a futex wake, which fails for a wrong address
+ * alone: a lost wake would let its sleeper wait for ever. A brk that fails has no errno: it returns the end
  * of the memory, as one does that requests nothing.
  */
 static void fail(pid_t tid, struct user_regs_struct *registers)
@@ -202,6 +204,13 @@ static void fail(pid_t tid, struct user_regs_struct *registers)
 		make_it(tid, registers);
 		registers->rax = (unsigned long long)(long long)-error;
 		break;
+	case SYS_futex:
+		if ((registers->rsi & (unsigned long long)FUTEX_CMD_MASK) == FUTEX_WAKE) {
+			make_it(tid, registers);
+			registers->rax = (unsigned long long)(long long)-error;
+			break;
+		}
+		/* fall through */
 	default:
 		registers->orig_rax = (unsigned long long)-1;
 		registers->rax = (unsigned long long)(long long)-error;
