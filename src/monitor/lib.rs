@@ -32,6 +32,7 @@ use rdmamr_cache::locked::{By, Locked};
 use rdmamr_cache::region::link::Id;
 use rdmamr_cache::start as first_use;
 use rdmamr_cache::watch::userfaultfd::Fence;
+use rdmamr_cache::watch::watcher::Unwatched;
 use rdmamr_mr::kernel_mr;
 use rdmamr_stats::log;
 use rdmamr_sys::allocator::zeroed;
@@ -242,15 +243,15 @@ impl Monitor {
         let region = regions.region(id);
         drop(locked);
         let claim = |extent| region.claim_extent(extent);
-        let watched = cache.watch.watch(page_range, known, claim);
-        let watched = watched.is_ok() && !kernel_mr::is_fork_protected();
+        let answer = cache.watch.watch(page_range, known, claim);
+        let watched = answer.is_ok() && !kernel_mr::is_fork_protected();
         let Some((locked, foreign)) = cache.lock_and_look(page_range) else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
             // entry.
             self.set.lose();
             return;
         };
-        if !watched {
+        if answer == Err(Unwatched::HugePages) {
             locked.invalidate_near(id);
         }
         let certain = watched && !foreign && cache.is_certain(&locked, page_range);

@@ -360,7 +360,7 @@ impl Cache {
         } else {
             self.watch.watch(page_range, known, claim)
         };
-        if watched == Err(Unwatched::Memory) {
+        if watched == Err(Unwatched::HugePages) {
             match self.regions.lock_of_program() {
                 Some(locked) => locked.invalidate_near(id),
                 None => self.regions.ring.lose(),
@@ -414,7 +414,7 @@ impl Cache {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
-            Unwatched::Memory => counter!(bypassed_memory),
+            Unwatched::Memory | Unwatched::HugePages => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
             Unwatched::Busy => counter!(bypassed_busy),
         });

@@ -42,6 +42,8 @@ pub enum Unwatched {
     Refused,
     /// userfaultfd cannot watch that memory, or another userfaultfd watches it.
     Memory,
+    /// The memory has pages of hugetlb. Regions near it may have lost their watch.
+    HugePages,
     /// The process is short of mappings.
     Limit,
     /// Another thread is changing the address space.
@@ -195,6 +197,7 @@ impl Watch {
                     Unwatched::Limit
                 }
                 libc::EBADF => Unwatched::Refused,
+                _ if errno == HUGE_PAGES => Unwatched::HugePages,
                 _ => Unwatched::Memory,
             }
         })
