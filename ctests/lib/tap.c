@@ -139,11 +139,6 @@ bool case_drop(void)
 	return true;
 }
 
-bool in_case(void)
-{
-	return now.open;
-}
-
 void case_skip(const char *format, ...)
 {
 	char reason[300];
@@ -171,14 +166,6 @@ void skip(const char *name, const char *reason)
 		printf("ok %d - %s # SKIP %s\n", ++tap_count, name, reason);
 	}
 	fflush(stdout);
-}
-
-void skip_errno(const char *name, const char *refused)
-{
-	char reason[200];
-
-	snprintf(reason, sizeof(reason), "%s: %s", refused, strerror(errno));
-	skip(name, reason);
 }
 
 void skip_all(const char *reason)

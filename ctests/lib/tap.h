@@ -62,9 +62,6 @@ bool case_drop(void);
 		case_end();                                                    \
 	} while (0)
 
-/* Whether a case has begun and has not ended. */
-bool in_case(void);
-
 /* Ends the case as skipped, with the reason; as failed if a check has failed before. */
 __attribute__((format(printf, 1, 2)))
 void case_skip(const char *format, ...);
@@ -74,9 +71,6 @@ void case_skip(const char *format, ...);
  * case has no check.
  */
 void skip(const char *name, const char *reason);
-
-/* As skip; the reason ends with the meaning of errno. */
-void skip_errno(const char *name, const char *refused);
 
 /* Reports that the whole program is skipped, and why, and ends it. */
 __attribute__((noreturn))

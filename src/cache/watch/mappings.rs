@@ -69,9 +69,4 @@ impl Mappings {
     pub fn have_run_short(&self) -> bool {
         self.short.load(Relaxed) && self.short.swap(false, Relaxed)
     }
-
-    /// Whether the memory of ended regions should not stay watched.
-    pub fn is_crowded(&self) -> bool {
-        self.room.load(Relaxed) * 4 < self.counted.load(Relaxed) * 3
-    }
 }
