@@ -4,8 +4,8 @@
 //! libfabric registers the memory itself and *subscribes* to it. Before it uses an entry of its
 //! cache again, it asks whether the memory is still the same. The subscriptions are a separate set
 //! (`set.rs`). The library's cache, in this crate "the cache", watches each as a monitored range.
-//! The answer rests on the proof of a hit (`docs/proof.md`, P6): the log is applied, the monitored
-//! range is not invalidated, the fence passes, the log is unchanged.
+//! The answer rests on the proof of a hit (`docs/proof.md`, P6): the ring is applied, the monitored
+//! range is not invalidated, the fence passes, the ring is unchanged.
 //!
 //! Unlike memory of the cache's own regions, this memory is pinned before it is linked here. One
 //! call of the program, its registration, encloses both steps: a change of memory during its
@@ -32,7 +32,6 @@ use rdmamr_cache::locked::{By, Locked};
 use rdmamr_cache::region::link::Id;
 use rdmamr_cache::start as first_use;
 use rdmamr_cache::watch::userfaultfd::Fence;
-use rdmamr_cache::watch::watcher::Unwatched;
 use rdmamr_mr::kernel_mr;
 use rdmamr_stats::log;
 use rdmamr_sys::allocator::zeroed;
@@ -230,7 +229,7 @@ impl Monitor {
     }
 
     fn subscribe(&self, page_range: PageRange) {
-        let (cache, regions) = (self.cache, self.cache.regions);
+        let cache = self.cache;
         let Some(locked) = cache.lock_to_link(page_range) else {
             self.set.lose();
             return;
@@ -240,20 +239,14 @@ impl Monitor {
         let Some(id) = self.set.adds_entry(&locked, page_range) else {
             return;
         };
-        let region = regions.region(id);
         drop(locked);
-        let claim = |extent| region.claim_extent(extent);
-        let answer = cache.watch.watch(page_range, known, claim);
-        let watched = answer.is_ok() && !kernel_mr::is_fork_protected();
+        let watched = cache.watch_memory(id, known).is_ok() && !kernel_mr::is_fork_protected();
         let Some((locked, foreign)) = cache.lock_and_look(page_range) else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
             // entry.
             self.set.lose();
             return;
         };
-        if answer == Err(Unwatched::HugePages) {
-            locked.invalidate_near(id);
-        }
         let certain = watched && !foreign && cache.is_certain(&locked, page_range);
         if !certain || !locked.keep(id) {
             locked.invalidate(id, Cause::Fence);
@@ -270,25 +263,14 @@ impl Monitor {
         while !self.set.has_lost() {
             match hit::in_order(&self.cache.regions.ring, Find(self, page_range)) {
                 Ok(_) => return true,
-                Err(Miss::Unsettled(_)) if unsettled < AGAIN && self.apply() => unsettled += 1,
+                Err(Miss::Unsettled(_)) if unsettled < AGAIN && self.cache.catch_up() => {
+                    unsettled += 1
+                }
                 Err(Miss::None) if self.look_closer(page_range) == Look::Again => {}
                 Err(_) => return false,
             }
         }
         false
-    }
-
-    /// Applies the ring. False if another task holds the lock.
-    #[cold]
-    fn apply(&self) -> bool {
-        let _inside = thread::enter();
-        std::thread::yield_now();
-        self.cache.regions.ring.wait_for_reader();
-        let locked = self.cache.regions.lock_of_program();
-        if let Some(locked) = &locked {
-            self.cache.apply(locked, By::Program);
-        }
-        locked.is_some()
     }
 
     /// Looks for a subscription that is not admitted yet: libfabric asks about it for the first

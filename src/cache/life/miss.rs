@@ -220,21 +220,32 @@ impl Cache {
     pub fn look_closer(&self, lookup_key: &LookupKey, answer: Answer) -> Look {
         let _inside = thread::enter();
         if answer.is_unsettled() {
-            // The kernel may have an event that the reader has not begun to read.
-            std::thread::yield_now();
-            self.regions.ring.wait_for_reader();
+            return match self.catch_up() {
+                true => Look::Again,
+                false => Look::Uncertain,
+            };
         }
         let Some(locked) = self.regions.lock_of_program() else {
             return Look::Uncertain;
         };
-        if answer.is_unsettled() {
-            self.apply(&locked, By::Program);
-            return Look::Again;
-        }
         match locked.new_region(lookup_key) {
             Some(new) => self.look_at_memory(locked, new),
             None => Look::Nothing,
         }
+    }
+
+    /// Lets the reader read, and applies what it has read. False if another task holds the lock.
+    #[cold]
+    pub fn catch_up(&self) -> bool {
+        let _inside = thread::enter();
+        // The kernel may have an event that the reader has not begun to read.
+        std::thread::yield_now();
+        self.regions.ring.wait_for_reader();
+        let locked = self.regions.lock_of_program();
+        if let Some(locked) = &locked {
+            self.apply(locked, By::Program);
+        }
+        locked.is_some()
     }
 
     /// Asks the kernel what kind of memory a region or monitored range has, before its first reuse.
@@ -340,10 +351,26 @@ impl Cache {
         self.regions.lock_of_program()
     }
 
+    /// Has userfaultfd watch the memory of a region or monitored range that is linked and not kept.
+    /// `known` is what is watched around it for others. Beside another thread's call that may change
+    /// any memory it is not watched, since it would not be kept.
+    pub fn watch_memory(&self, id: Id, known: Option<PageRange>) -> Result<(), Unwatched> {
+        let region = self.regions.region(id);
+        if change::is_under_way() {
+            return Err(Unwatched::Busy);
+        }
+        let claim = |extent| region.claim_extent(extent);
+        let watched = self.watch.watch(region.page_range(), known, claim);
+        if watched == Err(Unwatched::HugePages) {
+            match self.regions.lock_of_program() {
+                Some(locked) => locked.invalidate_near(id),
+                None => self.regions.ring.lose(),
+            }
+        }
+        watched
+    }
+
     /// First has userfaultfd watch the memory, then has the kernel pin and register it.
-    ///
-    /// A region that is registered while another thread's call changes memory is not watched, since
-    /// it would not be kept.
     fn pin(
         &self,
         direct: &Direct,
@@ -354,18 +381,7 @@ impl Cache {
     ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.regions.region(id);
         let page_range = region.page_range();
-        let claim = |extent| region.claim_extent(extent);
-        let watched = if change::is_under_way() {
-            Err(Unwatched::Busy)
-        } else {
-            self.watch.watch(page_range, known, claim)
-        };
-        if watched == Err(Unwatched::HugePages) {
-            match self.regions.lock_of_program() {
-                Some(locked) => locked.invalidate_near(id),
-                None => self.regions.ring.lose(),
-            }
-        }
+        let watched = self.watch_memory(id, known);
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
         let (made, answer) = kernel_mr::register(direct, &pages, watched.is_ok())?;
