@@ -115,8 +115,8 @@ impl Table {
         None
     }
 
-    /// Adds an entry that leads to a region. Puts another table to use if the table is full. A table that is half full counts as full
-    /// if the entry finds no place.
+    /// Adds an entry that leads to a region. Puts another table to use if the table is full. A table
+    /// that is half full counts as full if the entry finds no place.
     pub fn add(&self, shape: &AtomicU32, regions: &[CachedRegion], pd: u64, start: u64, id: Id) {
         let (hash, table) = (hash(pd, start), self.table(shape.load(Relaxed)));
         let is_in = self.put(table, hash, id);

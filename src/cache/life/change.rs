@@ -127,8 +127,9 @@ pub fn forget_calls() {
     CALLS.forget();
 }
 
-/// Whether a call is under way that may change any memory. Asked after a region is pinned and before it is kept, under the
-/// lock: a change that takes effect after the pin is counted here, or invalidates the region.
+/// Whether a call is under way that may change any memory. Asked after a region is pinned and before
+/// it is kept, under the lock: a change that takes effect after the pin is counted here, or is noted,
+/// or invalidates the region.
 ///
 /// Also asked before memory is watched: a call on much memory holds the kernel's mmap lock, for
 /// which the watch would have to wait, and a plain registration need not.

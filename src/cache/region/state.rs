@@ -109,7 +109,7 @@ impl Seen {
         self.0 & (MONITORED | PHASE | STALE | NEW) == KEPT && self.users() < USERS
     }
 
-    /// Whether the slot is a monitored range whose memory has not changed, as far as the log is
+    /// Whether the slot is a monitored range whose memory has not changed, as far as the ring is
     /// applied.
     #[inline(always)]
     fn is_unchanged_monitored(self) -> bool {

@@ -2,8 +2,8 @@
 //! Memory whose pages userfaultfd recently reported as about to be dropped. No other event of
 //! userfaultfd comes before its change. A region that is pinned between the event and the drop
 //! becomes stale without an event. So for a while the cache keeps no region of such memory, which
-//! is a bound in time and not a proof. (An interposed madvise has no such event: its hook stops
-//! watching the memory first.) Everything here runs under the cache's lock.
+//! is a bound in time and not a proof. (An interposed madvise has such an event only if the cache had
+//! no region there when the call began: otherwise its hook stops watching the memory first.) Everything here runs under the cache's lock.
 
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_sys::pages::PageRange;

@@ -4,8 +4,8 @@
 //! registration reuses a region, it verifies that every event is applied.
 //!
 //! An interposed call does not write here: it invalidates regions itself (`life/change.rs`). If it
-//! cannot, it records a *loss*, as the reader does when the ring is full: a loss stands for a change
-//! of all memory.
+//! cannot, and the kernel has no event of its change, it records a *loss*, as the reader does when the
+//! ring is full: a loss stands for a change of all memory.
 
 use rdmamr_sys::atomics::{AtomicU64, Ordering::*};
 use rdmamr_sys::pages::PageRange;
