@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,20 @@ int open_userfaultfd(uint64_t features)
 		return -1;
 	}
 	return fd;
+}
+
+void *count_events(void *argument)
+{
+	struct event_count *count = argument;
+
+	for (;;) {
+		struct pollfd ready = { .fd = count->fd, .events = POLLIN };
+		struct uffd_msg message;
+
+		if (poll(&ready, 1, 50) == 1 && read(count->fd, &message, sizeof(message)) == sizeof(message))
+			count->events++;
+	}
+	return NULL;
 }
 
 uint64_t uffd_features(void)

@@ -19,6 +19,13 @@ enum { PAGE = 4096 };
 /* A userfaultfd with these features, or -1 if the kernel refuses. */
 int open_userfaultfd(uint64_t features);
 
+/* A thread that reads the events of a userfaultfd, and counts them: its argument, while it runs. */
+struct event_count {
+	int fd;
+	_Atomic long events;
+};
+void *count_events(void *count);
+
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
 

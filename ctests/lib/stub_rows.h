@@ -16,6 +16,10 @@
  * has an idle region before, and the row is skipped if the cache keeps none here.
  */
 
+/* Of rows: by both calls without pins; a setting that is unset. */
+#define UNPINNED (BOTH_CALLS | NO_PINS)
+#define NO_CACHE "RDMAMR_CACHE "
+
 extern char *idle_page; /* of that check; another may take its place */
 extern int row_rights;  /* those of reg(): LOCAL_AND_REMOTE unless the row sets others */
 

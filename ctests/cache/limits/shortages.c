@@ -324,7 +324,6 @@ static void all_resident(void)
 }
 
 #define DRIVER(name, ...) { "the errnos of " name, of_driver, .of = &(const struct stub_driver){ __VA_ARGS__, 1 << 20 } }
-#define UNPINNED (BOTH_CALLS | NO_PINS)
 
 static const struct row rows[] = {
 	DRIVER("rxe", RDMA_DRIVER_RXE, ENOMEM, EFAULT, LONGEST, EINVAL),

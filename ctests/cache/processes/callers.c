@@ -377,8 +377,6 @@ static void raw_exit(void)
 	must(kill(pid, SIGKILL) == 0 && child_status(pid) == 128 + SIGKILL);
 }
 
-#define NO_CACHE "RDMAMR_CACHE "
-#define UNPINNED (BOTH_CALLS | NO_PINS)
 
 static const struct row rows[] = {
 	{ "errno after calls that succeed", errno_unchanged, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=error" },

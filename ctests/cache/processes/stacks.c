@@ -331,8 +331,6 @@ static void handler_needs_stack(void)
 }
 
 #define BIND "LD_BIND_NOW=1 "
-#define NO_CACHE "RDMAMR_CACHE "
-#define UNPINNED (BOTH_CALLS | NO_PINS)
 
 static const struct row rows[] = {
 	{ "the smallest stack", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=warn" },

@@ -25,26 +25,14 @@ static int other_leaves(char *at, size_t length)
 }
 
 /* It only reads, so that no unmapping thread waits for it. */
-static volatile int events;
-
-static void *other_reads(void *argument)
-{
-	for (;;) {
-		struct pollfd ready = { .fd = other, .events = POLLIN };
-		struct uffd_msg message;
-
-		if (poll(&ready, 1, 50) == 1 && read(other, &message, sizeof(message)) == sizeof(message))
-			events++;
-	}
-	return argument;
-}
+static struct event_count heard;
 
 static void other_begins(void)
 {
 	pthread_t reader;
 
 	other = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
-	must(other >= 0 && pthread_create(&reader, NULL, other_reads, NULL) == 0);
+	must((heard.fd = other) >= 0 && pthread_create(&reader, NULL, count_events, &heard) == 0);
 }
 
 /* The program does not notice: its registrations just succeed. */
@@ -68,9 +56,9 @@ static void other_watches_first(void)
 	either(&pair, "memory beside it, again", memory, PAGE);
 	/* The other's events stay its own, even when the cache ends its regions nearby. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-	seen = events;
+	seen = heard.events;
 	raw_remap(page, PAGE);
-	ok(comes(events > seen), "the other has seen an unmap");
+	ok(comes(heard.events > seen), "the other has seen an unmap");
 	ok(lands_by_cache(&pair, page, PAGE, LOCAL_AND_REMOTE, &before, &after), "data lands in a page that was mapped anew");
 	must(ibv_flush_relaxed_mr(pair.pd) == 0);
 	raw_remap(page, PAGE);

@@ -70,21 +70,9 @@ static void not_shared(void)
 enum { CHUNK = 2 << 20, LENGTH = 4 * PAGE, TURNS = 1000 };
 /* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
 static char *const place = (char *)0x10000000000;
-static int own;
-static _Atomic long busy, lost, events, rounds_done;
+static struct event_count own;
+static _Atomic long busy, lost, rounds_done;
 static _Atomic bool stop;
-
-static void *reader(void *argument)
-{
-	for (;;) {
-		struct pollfd ready = { .fd = own, .events = POLLIN };
-		struct uffd_msg message;
-
-		if (poll(&ready, 1, 50) == 1 && read(own, &message, sizeof(message)) == sizeof(message))
-			events++;
-	}
-	return argument;
-}
 
 static void cache_uses(char *memory)
 {
@@ -98,19 +86,19 @@ static void cache_uses(char *memory)
 static void own_takes(char *memory)
 {
 	struct uffdio_register take = { .range = { (uintptr_t)memory, LENGTH }, .mode = UFFDIO_REGISTER_MODE_WP };
-	long heard = events;
+	long heard = own.events;
 	int err;
 
 	fresh_at(memory, LENGTH);
 	/* On one processor, too, other threads get a chance to be in the middle of something. */
 	sched_yield();
-	err = ioctl(own, UFFDIO_REGISTER, &take) ? errno : 0;
+	err = ioctl(own.fd, UFFDIO_REGISTER, &take) ? errno : 0;
 	must(!err || err == EBUSY);
 	busy += err != 0;
 	must(munmap(memory, LENGTH) == 0);
-	for (int waits = 0; !err && events == heard && waits < 30000; waits++)
+	for (int waits = 0; !err && own.events == heard && waits < 30000; waits++)
 		waits < 1000 ? sched_yield() : usleep(1000);
-	lost += !err && events == heard;
+	lost += !err && own.events == heard;
 	rounds_done++;
 }
 
@@ -147,8 +135,8 @@ static void another_takes(void)
 	pthread_t thread;
 
 	idle();
-	own = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP);
-	must(own >= 0 && pthread_create(&thread, NULL, reader, NULL) == 0);
+	own.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP);
+	must(own.fd >= 0 && pthread_create(&thread, NULL, count_events, &own) == 0);
 	make_pieces();
 	if (!row->value) {
 		for (long round = 0; round < TURNS; round++) {
