@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The extents of the cache's regions: which memory userfaultfd watches for which region. An extent
-//! is a region's memory and the memory around it, within the region's chunks. Regions that share a
-//! chunk share what is watched there. When the last of them ends, so does the watch.
+//! The extents of the cache's regions: which memory userfaultfd watches for which region. Regions that
+//! share a chunk share what is watched there. When the last of them ends, so does the watch.
 //!
 //! An extent may contain memory that is not watched any more, because a change has ended its watch.
 
@@ -25,26 +24,14 @@ impl Regions {
 }
 
 impl Locked<'_> {
-    /// What is watched for another region around this range, within the chunks of the range.
-    pub fn watched_around(&self, page_range: PageRange) -> Option<PageRange> {
-        let mut found = None;
-        self.regions().near(page_range, |_, region| {
-            // The memory of a stale region has changed, and other memory may be there.
-            let stands = !region.state.load().is_stale() && !region.is_unwatching();
-            let extent = region
-                .extent()
-                .filter(|it| stands && it.contains(page_range));
-            found = extent.and_then(|it| it.common(page_range.extended(CHUNK)));
-            found.is_none()
-        });
-        found
-    }
-
-    /// The first memory from `from` on that is watched for an ending region, and lies in chunks that
-    /// no other region needs. At most [`UNWATCH_AT_MOST`] bytes.
+    /// The first memory from `from` on in the chunks of an ending region that is watched, of those
+    /// chunks that no other region needs. At most [`UNWATCH_AT_MOST`] bytes.
     pub fn unneeded(&self, id: Id, from: u64) -> Option<PageRange> {
-        let extent = self.regions().region(id).extent()?;
-        let mut part = PageRange::new(extent.start.max(from), extent.end);
+        let region = self.regions().region(id);
+        region.extent()?;
+        // Another region, which has ended, may have had all of them watched.
+        let chunks = region.page_range().extended(CHUNK);
+        let mut part = PageRange::new(chunks.start.max(from), chunks.end);
         if part.start >= part.end {
             return None;
         }

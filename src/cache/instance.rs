@@ -4,14 +4,12 @@
 
 use crate::layout::Regions;
 use crate::life::account::Amount;
-use crate::life::admission::Admission;
-use crate::life::cleaner::{self, Cleaner};
+use crate::life::cleaner::Cleaner;
 use crate::life::limits::Limits;
 use crate::lock::Lock;
 use crate::locked::{By, Locked};
 use crate::objects;
 use crate::watch::watcher::Watch;
-use core::sync::atomic::{AtomicBool, Ordering::*};
 use core::time::Duration;
 use rdmamr_stats::{Counters, counter};
 use rdmamr_sys::process::{self, PerProcess};
@@ -26,7 +24,6 @@ pub struct Cache {
     pub(super) cleaner: Cleaner,
     pub watch: Watch,
     pub(super) counters: &'static Counters,
-    pub(super) admission: Admission,
     pub(super) limits: Limits,
     /// The process that has started the cache.
     pub(super) process: u32,
@@ -37,9 +34,6 @@ static CACHE: PerProcess<Cache> = PerProcess::new();
 
 /// The thread that makes the instance holds this lock.
 static STARTING: PerProcess<Lock> = PerProcess::new();
-
-/// Whether the cache of this process has given up.
-static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn forget() {
     STARTING.forget();
@@ -65,17 +59,6 @@ pub(super) fn publish(instance: &'static Cache) {
     CACHE.publish(instance, forget);
 }
 
-/// Whether the cache has given up, so that calls need not tell it of a change.
-#[inline(always)]
-pub fn cache_gave_up() -> bool {
-    GAVE_UP.load(Relaxed)
-}
-
-/// Records that the cache has given up. True for the first thread that does so.
-pub(super) fn gives_up() -> bool {
-    !GAVE_UP.swap(true, SeqCst)
-}
-
 /// Whether this process is a child of one that had a cache. Such a child has no cache, and makes
 /// none. A process that is starting its own cache also has objects and no instance yet. It has
 /// `STARTING`, which a child does not inherit from its parent.
@@ -94,13 +77,6 @@ pub fn existing() -> Option<&'static Cache> {
 /// Whether userfaultfd reports changes of memory to the cache.
 pub fn is_watching() -> bool {
     existing().is_some_and(|cache| cache.watch.is_on())
-}
-
-/// Makes every later hit fail: the library itself has failed, perhaps while it invalidated regions.
-pub fn distrust() {
-    if let Some(cache) = existing() {
-        cache.regions.ring.distrust();
-    }
 }
 
 /// Returns how many registrations were hits. The sum has three parts: the hits that `counted`
@@ -150,7 +126,7 @@ impl Cache {
 
     /// Applies the ring of events, and counts the regions that this invalidated.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
-        let applied = locked.apply(cleaner::now_ms);
+        let applied = locked.apply();
         let thread = by.thread();
         if applied.invalidated > 0 {
             self.counters

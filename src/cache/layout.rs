@@ -4,21 +4,18 @@
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
 //! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
 //! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
-//! the lock owns the tree, the table's entries, the notes of foreign memory and the applying of
-//! the ring (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
+//! the lock owns the tree, the table's entries and the applying of the ring (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
 //! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
 
 use crate::find::filter::Filter;
 use crate::find::table::Table;
 use crate::find::tree::Tree;
 use crate::life::account::Account;
-use crate::life::admission::Foreign;
 use crate::life::noted::Noted;
 use crate::lock::Lock;
 use crate::mapping::Large;
 use crate::region::list::List;
 use crate::region::slot::CachedRegion;
-use crate::watch::dropping::Dropping;
 use crate::watch::ring::Ring;
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -45,8 +42,6 @@ pub struct Regions {
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) evicted: List,
-    /// The number of regions kept so far.
-    pub(super) kept: AtomicU64,
     /// The number of claims so far.
     pub(super) claims: AtomicU64,
     /// The highest claim number up to which a thread has waited in vain for the claimed regions to
@@ -60,8 +55,6 @@ pub struct Regions {
     pub(super) waiting: AtomicU32,
     /// Hits that overflowed the regions' own 32-bit counts.
     pub(super) many_hits: AtomicU64,
-    pub(super) foreign: Foreign,
-    pub(super) dropping: Dropping,
     pub noted: Noted,
     /// The number of linked monitored ranges that are invalidated.
     pub(super) changed_monitored: AtomicU64,

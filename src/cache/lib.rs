@@ -28,10 +28,11 @@ macro_rules! tiny_or {
     };
 }
 
-mod batch;
+pub mod admission;
 pub mod cause;
 mod claims;
 pub mod dispatch;
+pub mod ended;
 mod extents;
 mod find;
 pub mod instance;
@@ -46,7 +47,6 @@ mod mapping;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
 pub mod objects;
-mod panicked;
 pub mod permitted;
 mod place;
 pub mod region;

@@ -2,14 +2,13 @@
 //! The operations on the cache's regions under the lock: a thread makes, keeps, claims and ends
 //! them, and applies the ring to them.
 
-use crate::batch::Batch;
 use crate::cause::Cause;
 use crate::layout::Regions;
 use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::watch::ring::{Event, Kind};
+use crate::watch::ring::Kind;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
 use rdmamr_sys::pages::PageRange;
@@ -107,15 +106,6 @@ impl By {
 /// the search for an idle one.
 const CROWD: u32 = 32;
 
-/// A region that is kept and not admitted yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct New {
-    pub id: Id,
-    pub page_range: PageRange,
-    /// Its number among those that were kept.
-    pub kept: u64,
-}
-
 /// Adds to a number that changes only under the lock, and so needs no locked instruction.
 fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
@@ -167,16 +157,13 @@ impl Locked<'_> {
     }
 
     /// Keeps a region or a monitored range. False if its memory has changed since it was linked, or
-    /// if its watch may have ended with a region nearby.
-    /// Other registrations can take the region once it is admitted.
+    /// if its watch may have ended with a region nearby. Other registrations can take a kept region.
     pub fn keep(&self, id: Id) -> bool {
         let regions = self.0;
         let region = regions.region(id);
         if self.is_unwatching_near(region.page_range()) {
             return false;
         }
-        add(&regions.kept, 1);
-        region.kept.store(self.kept(), Relaxed);
         let kept = region.state.keep();
         if kept && !region.state.load().is_monitored() {
             let (slots, start) = (regions.slots(), region.page_range().start);
@@ -185,11 +172,6 @@ impl Locked<'_> {
                 .add(&regions.shape, slots, region.pd(), start, id);
         }
         kept
-    }
-
-    /// The number of the region that was kept last.
-    pub fn kept(&self) -> u64 {
-        self.0.kept.load(Relaxed)
     }
 
     /// Whether [`CROWD`] regions begin at this page, so that the cache should make no further one.
@@ -205,49 +187,6 @@ impl Locked<'_> {
             count < CROWD
         });
         count == CROWD
-    }
-
-    /// A region that would serve if it were admitted.
-    pub fn new_region(&self, lookup_key: &LookupKey) -> Option<New> {
-        let regions = self.0;
-        let shape = regions.shape.load(Relaxed);
-        regions.table.find(shape, lookup_key, |id| {
-            let region = regions.region(id);
-            let may_serve = lookup_key.may_share(region.state.load()) && region.serves(lookup_key);
-            self.unadmitted(id).filter(|_| may_serve)
-        })
-    }
-
-    /// The region or monitored range in a slot, if it is not admitted yet.
-    pub fn unadmitted(&self, id: Id) -> Option<New> {
-        let region = self.0.region(id);
-        region.state.load().is_new().then(|| New {
-            id,
-            page_range: region.page_range(),
-            kept: region.kept.load(Relaxed),
-        })
-    }
-
-    fn is_new(&self, new: New) -> bool {
-        self.unadmitted(new.id) == Some(new)
-    }
-
-    /// Lets other registrations take a region whose memory was found to be the process's own after
-    /// the region was kept (`admission.rs`). False if the region has ended meanwhile.
-    pub fn admit(&self, new: New) -> bool {
-        let admitted = self.is_new(new);
-        if admitted {
-            self.0.region(new.id).state.admit();
-        }
-        admitted
-    }
-
-    /// Invalidates a region whose memory can change without an event.
-    pub fn refuse(&self, new: New) {
-        if self.is_new(new) {
-            self.invalidate(new.id, Cause::Fence);
-            self.evict(new.id);
-        }
     }
 
     /// Whether a region that overlaps a range is being ended.
@@ -276,20 +215,12 @@ impl Locked<'_> {
 
     /// Applies the ring: invalidates the regions whose memory has changed, and claims the idle ones
     /// among them.
-    pub fn apply(&self, now: impl Fn() -> u64) -> Applied {
+    pub fn apply(&self) -> Applied {
         let regions = self.0;
         let mut applied = Applied::default();
         regions.ring.apply(|event| {
-            // One of the lost events may have said that pages are about to be dropped.
-            let Event { range, kind } = event.unwrap_or(Event {
-                range: PageRange::ALL,
-                kind: Kind::Dropping,
-            });
-            match kind {
-                Kind::Changed => {}
-                Kind::Dropping => regions.dropping.add(range, now()),
-                Kind::Lost => applied.lost = true,
-            }
+            let range = event.map_or(PageRange::ALL, |event| event.range);
+            applied.lost |= event.is_some_and(|event| event.kind == Kind::Lost);
             regions.overlapping(range, |id, _| {
                 applied.invalidated += u64::from(self.invalidate(id, Cause::Event));
                 self.evict(id);
@@ -297,12 +228,6 @@ impl Locked<'_> {
             });
         });
         applied
-    }
-
-    /// Whether userfaultfd reported, so recently that it may not have happened yet, that pages of
-    /// this range are about to be dropped.
-    pub fn may_be_dropping(&self, range: PageRange, now: impl Fn() -> u64) -> bool {
-        self.0.dropping.is_at(range, now)
     }
 
     /// Claims a region if it has no user, and queues it: the next thread to call
@@ -325,17 +250,6 @@ impl Locked<'_> {
         let is_same = self.0.region(id).state.load().generation() == generation;
         // A slot becomes a region only under the lock.
         is_same && self.claim(id)
-    }
-
-    /// Claims the regions of the batch that are still idle and that `which` selects, for the given
-    /// cause. Removes the others from the batch.
-    pub fn claim_those(
-        &self,
-        batch: &mut Batch,
-        cause: Cause,
-        mut which: impl FnMut(&CachedRegion) -> bool,
-    ) {
-        batch.retain(|id| self.claim_idle(id, cause, &mut which));
     }
 
     /// Claims a region for the given cause if it is idle and `which` selects it.

@@ -73,7 +73,6 @@ impl World {
         };
         world.state.make();
         assert!(world.state.keep());
-        world.state.admit();
         assert_eq!(world.state.release(Grant::Own), Some(Left::Idle));
         Arc::new(world)
     }
@@ -466,7 +465,6 @@ fn loom_kept_while_its_memory_changes() {
             let _lock = world.lock.lock().unwrap();
             !world.noted.overlap(MEMORY) && world.state.keep()
         };
-        world.state.admit();
         if kept && pinned == 0 {
             world.register();
         }
@@ -515,7 +513,6 @@ fn loom_a_slot_becomes_another_regions() {
         |state| {
             state.make();
             assert!(state.keep());
-            state.admit();
             assert!(state.release(Grant::Own).is_some());
         },
         |state| state.claim(),
@@ -530,7 +527,6 @@ fn loom_a_slot_becomes_another_monitored() {
         |state| {
             state.make_monitored();
             assert!(state.keep());
-            state.admit();
         },
         |state| state.invalidate(),
         |state, is_it| state.is_monitored_that(is_it),

@@ -14,7 +14,7 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
-use crate::watch::extent::CHUNK;
+use crate::watch::extent::{CHUNK, Extent};
 use crate::watch::ring::{Event, Kind};
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -157,7 +157,7 @@ impl Test {
     }
 
     fn apply(&self) {
-        self.regions.lock().apply(|| 0);
+        self.regions.lock().apply();
     }
 
     fn pin(&self, range: PageRange) -> Vec<u64> {
@@ -218,9 +218,7 @@ impl Test {
                 let Some(id) = made else {
                     return Ok(());
                 };
-                self.regions
-                    .region(id)
-                    .claim_extent(Some(lookup_key.page_range));
+                self.regions.region(id).claim_extent(Extent::Pages);
                 let pinned = self.pin(lookup_key.page_range);
                 self.known.insert(
                     id,
@@ -238,9 +236,6 @@ impl Test {
                 self.apply();
                 let kept = self.regions.lock().keep(id);
                 prop_assert_eq!(kept, !changed_meanwhile);
-                let new = self.regions.lock().new_region(&lookup_key);
-                let admitted = new.is_some_and(|new| self.regions.lock().admit(new));
-                prop_assert_eq!(admitted, kept);
                 let handle = self
                     .regions
                     .handle(self.regions.region(id).object())
@@ -298,12 +293,7 @@ impl Test {
                 // not recorded.
                 let spent = self.regions.region(id).object();
                 let which = |other: &CachedRegion| other.object() == spent;
-                let idle = |region: &CachedRegion| region.state.load().is_unused() && which(region);
-                let mut batch = self.regions.next_batch(&mut Id(0), idle).unwrap();
-                let locked = self.regions.lock();
-                locked.claim_those(&mut batch, Cause::Linger, which);
-                drop(locked);
-                prop_assert_eq!(batch.ids(), [id]);
+                prop_assert!(self.regions.lock().claim_idle(id, Cause::Linger, which));
                 prop_assert_ne!(cause(self.regions.region(id)), Some(Cause::Linger));
                 self.end(id);
             }
@@ -326,16 +316,10 @@ impl Test {
     }
 
     fn claim(&mut self, cause: Cause, which: impl Fn(Id) -> bool) -> Vec<Id> {
-        let mut claimed = Vec::new();
-        let mut from = Id(0);
-        let which =
-            |region: &CachedRegion| which(self.regions.handle(region.object()).unwrap().region);
-        let idle = |region: &CachedRegion| region.state.load().is_unused() && which(region);
-        while let Some(mut batch) = self.regions.next_batch(&mut from, idle) {
-            self.regions.lock().claim_those(&mut batch, cause, which);
-            claimed.extend_from_slice(batch.ids());
-        }
-        claimed
+        let locked = self.regions.lock();
+        let claims = |&id: &Id| locked.claim_idle(id, cause, |_| which(id));
+        let all = self.regions.each().map(|(id, _)| id);
+        all.filter(claims).collect()
     }
 
     fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
@@ -378,7 +362,7 @@ impl Test {
                 let kinds = [
                     None,
                     Some(Kind::Changed),
-                    Some(Kind::Dropping),
+                    Some(Kind::Dropping { at: 1 }),
                     Some(Kind::Lost),
                 ];
                 let everywhere = usize::from(kind) == 3;
@@ -560,37 +544,14 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));
 }
 
-/// A thread asks the kernel about the memory of a kept region. Meanwhile another thread ends the
-/// region, and the slot becomes another region of the same memory.
-#[test]
-fn an_answer_is_of_the_region_that_was_asked_about() {
-    let regions = new_cache();
-    let kept = || {
-        let id = regions.lock().make(&of_page(0)).unwrap();
-        assert!(regions.lock().keep(id));
-        (id, regions.lock().unadmitted(id).unwrap())
-    };
-    let (id, asked_about) = kept();
-    regions.region(id).state.release(Grant::Own);
-    assert!(regions.lock().claim(id));
-    regions.lock().end(id);
-    let (slot, later) = kept();
-    assert_eq!(slot, id);
-    assert!(!regions.lock().admit(asked_about));
-    regions.lock().refuse(asked_about);
-    assert_eq!(regions.lock().unadmitted(id), Some(later));
-    assert!(regions.lock().admit(later));
-    assert_eq!(regions.lock().unadmitted(id), None);
-}
-
 /// A region whose extent the kernel watches.
-fn watched(locked: &Locked<'_>, page_range: PageRange, extent: PageRange) -> Id {
+fn watched(locked: &Locked<'_>, page_range: PageRange, extent: Extent) -> Id {
     let id = locked.make(&LookupKey {
         page_range,
         ..of_page(0)
     });
     let id = id.unwrap();
-    locked.regions().region(id).claim_extent(Some(extent));
+    locked.regions().region(id).claim_extent(extent);
     id
 }
 
@@ -601,7 +562,7 @@ fn nothing_is_kept_beside_the_end_of_a_watch() {
     let regions = new_cache();
     let locked = regions.lock();
     let first = of_page(0).page_range;
-    let ending = watched(&locked, first, first.extended(CHUNK));
+    let ending = watched(&locked, first, Extent::Chunks);
     regions.region(ending).begin_unwatching();
     let meanwhile = locked.make(&of_page(1)).unwrap();
     let far = locked.make(&of_page(39)).unwrap();
@@ -616,7 +577,7 @@ fn nothing_is_kept_beside_the_end_of_a_watch() {
 #[derive(Clone, Debug)]
 enum Watching {
     /// A region is made and watched.
-    Watch { range: (u64, u64) },
+    Watch { range: (u64, u64), chunks: bool },
     /// A region ends.
     End(prop::sample::Index),
     /// A call changes a range, and the regions there end.
@@ -635,7 +596,8 @@ fn pages_of_chunks() -> impl Strategy<Value = (u64, u64)> {
 
 fn watching() -> impl Strategy<Value = Watching> {
     prop_oneof![
-        4 => pages_of_chunks().prop_map(|range| Watching::Watch { range }),
+        4 => (pages_of_chunks(), prop::bool::weighted(0.8))
+            .prop_map(|(range, chunks)| Watching::Watch { range, chunks }),
         2 => any::<prop::sample::Index>().prop_map(Watching::End),
         1 => pages_of_chunks().prop_map(|range| Watching::Change { range }),
     ]
@@ -686,13 +648,11 @@ proptest! {
         };
         for step in steps {
             match step {
-                Watching::Watch { range } => {
+                Watching::Watch { range, chunks } => {
                     let page_range = Mapping::range(range);
-                    let around = page_range.extended(CHUNK);
-                    let known = locked.watched_around(page_range);
-                    let id = watched(&locked, page_range, known.unwrap_or(around));
-                    mapping.pages(if known.is_some() { page_range } else { around }).fill(true);
-                    all.push(id);
+                    let extent = if chunks { Extent::Chunks } else { Extent::Pages };
+                    all.push(watched(&locked, page_range, extent));
+                    mapping.pages(extent.of(page_range).unwrap()).fill(true);
                 }
                 Watching::End(_) if all.is_empty() => {}
                 Watching::End(which) => {

@@ -5,7 +5,7 @@
 //!
 //! A filter that was in force when the library was loaded is asked by a child, which makes the calls
 //! and may die of one. The child is made at load alone: later, fork would copy the pages that are
-//! registered by then. A filter that the program sets afterwards ends the cache (`life/retire.rs`).
+//! registered by then. A filter that the program sets afterwards ends the cache (`ended.rs`).
 
 use crate::life::cleaning;
 use crate::place;
@@ -121,11 +121,7 @@ fn make_calls() {
         asks_service: false,
     });
     if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {
-        let _ = (
-            watch.is_on(),
-            watch.watch(range, Some(range), |_| ()),
-            watch.fence(),
-        );
+        let _ = (watch.is_on(), watch.watch(range, |_| ()), watch.fence());
     }
     // SAFETY: `map` returned the page, which is not used any more.
     unsafe { helper_thread::unmap(page, PAGE_SIZE) };

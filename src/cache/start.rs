@@ -1,23 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The first use of relaxed registration in a process: the cache's memory, the watch, the cleaner.
 
+use crate::ended::{ended_by, forget_tasks, give_up, panicked, say_once};
 use crate::instance::{Cache, existing, is_of_parent, publish, starting};
-use crate::life::admission::Admission;
 use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
 use crate::life::limits::{Limits, NO_LIMIT, of_settings};
-use crate::life::retire;
-use crate::life::tasks;
 use crate::lock::LONG;
 use crate::objects;
-use crate::panicked::panicked;
 use crate::permitted;
 use crate::place;
 use crate::watch::event_reader::Reader;
 use crate::watch::in_place;
-use crate::watch::listeners::{CACHE, is_retired, listen};
+use crate::watch::listeners::{CACHE, listen};
 use crate::watch::one_thread;
 use crate::watch::table::TABLE;
 use crate::watch::watch_fd::WATCH_FD;
@@ -42,6 +39,7 @@ unsafe extern "C" fn before_fork() {
 unsafe extern "C" fn in_child() {
     WATCH_FD.close();
     change::forget_calls();
+    forget_tasks();
 }
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
@@ -89,6 +87,10 @@ pub fn current() -> Option<&'static Cache> {
     if is_of_parent() || thread::is_inside() || !permitted::may_start() {
         return None;
     }
+    if let Some(why) = ended_by() {
+        say_once(why);
+        return None;
+    }
     aside::run(make).flatten()
 }
 
@@ -99,10 +101,6 @@ fn make() -> Option<&'static Cache> {
     let _starting = starting().lock(LONG)?;
     if let Some(cache) = existing() {
         return Some(cache);
-    }
-    if tasks::were_made() {
-        tasks::say();
-        return None;
     }
     if !has_memory() {
         return None;
@@ -121,7 +119,6 @@ fn make() -> Option<&'static Cache> {
     let cache = Cache {
         regions,
         watch,
-        admission: Admission::default(),
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),
         limits: Limits::default(),
@@ -131,13 +128,9 @@ fn make() -> Option<&'static Cache> {
     cleaning::start(cache);
     objects::take(regions.objects(0));
     publish(cache);
-    change::mind_keys(&regions.ring);
-    if tasks::were_made() {
-        tasks::give_up(cache);
-    }
-    // This thread still holds the lock, for which the thread that has retired the cache waits.
-    if is_retired() {
-        retire::end(cache);
+    // This thread still holds the lock, for which the thread that ends the cache waits.
+    if let Some(why) = ended_by() {
+        give_up(cache, why);
     }
     Some(cache)
 }

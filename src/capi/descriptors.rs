@@ -17,7 +17,7 @@ use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::ops::Range;
 use rdmamr_cache::dispatch::changes;
-use rdmamr_cache::dispatch::{DEVICE_FILES, TABLE, WATCH_FD, retire};
+use rdmamr_cache::dispatch::{self, DEVICE_FILES, End, TABLE, WATCH_FD};
 
 next! {
     CLOSE = c"close": unsafe extern "C" fn(c_int) -> c_int;
@@ -188,9 +188,7 @@ unsafe extern "C" fn prctl(
     fifth: c_ulong,
 ) -> c_int {
     if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
-        ret::always((), || {
-            retire("the program filters its system calls (seccomp)")
-        });
+        ret::always((), || dispatch::end(End::Filter));
     }
     call_next!(PRCTL(option, second, third, fourth, fifth), SYS_prctl)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `clone` of the C library, by which a program makes a task that shares its memory and is a
 //! process of its own. The cache must learn of such a task before it exists
-//! (`cache/life/tasks.rs`).
+//! (`cache/ended.rs`).
 //!
 //! As in `memory.rs`, the symbol has no version node, and the next function is looked up when the
 //! library is loaded. The C library makes its own threads, and the children of posix_spawn(3),
@@ -17,7 +17,7 @@
 use super::forward::next;
 use super::ret;
 use core::ffi::{c_int, c_void};
-use rdmamr_cache::dispatch::tasks;
+use rdmamr_cache::dispatch::{self, End};
 use rdmamr_sys::helper_thread::{__clone, Task};
 
 next! {
@@ -39,7 +39,9 @@ unsafe extern "C" fn clone(
     tls: *mut c_void,
     child: *mut c_void,
 ) -> c_int {
-    ret::always((), || tasks::making(flags));
+    if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
+        ret::always((), || dispatch::end(End::Task));
+    }
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.
         Some(next) => unsafe { next(function, stack, flags, argument, parent, tls, child) },

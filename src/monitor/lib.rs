@@ -27,7 +27,6 @@ use rdmamr_cache::cause::Cause;
 use rdmamr_cache::instance::{Cache, existing};
 use rdmamr_cache::life::ending;
 use rdmamr_cache::life::hit::{self, Miss};
-use rdmamr_cache::life::miss::Look;
 use rdmamr_cache::locked::{By, Locked};
 use rdmamr_cache::region::link::Id;
 use rdmamr_cache::start as first_use;
@@ -235,19 +234,18 @@ impl Monitor {
             return;
         };
         cache.apply(&locked, By::Program);
-        let known = locked.watched_around(page_range);
         let Some(id) = self.set.adds_entry(&locked, page_range) else {
             return;
         };
         drop(locked);
-        let watched = cache.watch_memory(id, known).is_ok() && !kernel_mr::is_fork_protected();
-        let Some((locked, foreign)) = cache.lock_and_look(page_range) else {
+        let watched = cache.watch_memory(id).is_ok() && !kernel_mr::is_fork_protected();
+        let Some(locked) = cache.lock_and_apply() else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
             // entry.
             self.set.lose();
             return;
         };
-        let certain = watched && !foreign && cache.is_certain(&locked, page_range);
+        let certain = watched && cache.is_certain(&locked, page_range);
         if !certain || !locked.keep(id) {
             locked.invalidate(id, Cause::Fence);
         }
@@ -266,26 +264,10 @@ impl Monitor {
                 Err(Miss::Unsettled(_)) if unsettled < AGAIN && self.cache.catch_up() => {
                     unsettled += 1
                 }
-                Err(Miss::None) if self.look_closer(page_range) == Look::Again => {}
                 Err(_) => return false,
             }
         }
         false
-    }
-
-    /// Looks for a subscription that is not admitted yet: libfabric asks about it for the first
-    /// time.
-    #[cold]
-    fn look_closer(&self, page_range: PageRange) -> Look {
-        let _inside = thread::enter();
-        let Some(locked) = self.cache.regions.lock_of_program() else {
-            return Look::Uncertain;
-        };
-        let id = self.set.get(&locked, page_range);
-        match id.and_then(|id| locked.unadmitted(id)) {
-            Some(new) => self.cache.look_at_memory(locked, new),
-            None => Look::Nothing,
-        }
     }
 
     /// Ends a subscription that has left the set.
@@ -384,7 +366,7 @@ mod tests {
         }
 
         fn is_valid(&self, page_range: PageRange) -> bool {
-            self.regions.lock().apply(|| 0);
+            self.regions.lock().apply();
             !self.set.has_lost() && self.set.find(self.regions, page_range).is_some()
         }
 
@@ -429,10 +411,9 @@ mod tests {
                 memory,
             });
             let locked = self.regions.lock();
-            locked.apply(|| 0);
+            locked.apply();
             if let Some(id) = self.set.adds_entry(&locked, page_range) {
                 assert!(locked.keep(id));
-                self.regions.region(id).state.admit();
             }
         }
 
@@ -454,7 +435,7 @@ mod tests {
             }
             let (regions, set) = (self.regions, &self.set);
             let locked = regions.lock();
-            locked.apply(|| 0);
+            locked.apply();
             self.notification = Some(if set.has_lost() {
                 set.all_leave(&locked);
                 vec![PageRange::ALL]

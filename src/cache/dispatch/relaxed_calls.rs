@@ -2,9 +2,10 @@
 //! The relaxed calls, ibv_reg_mr_relaxed(3), and the libfabric domains that use the cache. If the
 //! cache cannot serve a call, the caller gets a plain region.
 
+use crate::admission::Unserved;
 use crate::dispatch::register::{register_rarely, retried};
 use crate::life::hit::{Answer, hit};
-use crate::life::miss::{self, Unserved};
+use crate::life::miss;
 use errno::errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_mr::gpu;

@@ -18,27 +18,25 @@
 //! If the cache cannot serve a registration, the registration takes the path that it takes without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
+use crate::admission::{self, Unserved, name};
 use crate::instance;
 use crate::life::hit::{Answer, hit};
-use crate::life::miss::{self, Unserved};
+use crate::life::miss;
 use crate::life::release::release;
 use crate::objects;
 use crate::region::key;
 use crate::released::{self, RELEASED};
-use crate::watch::in_place;
-use core::fmt;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use rdmamr_config::{CacheMode, config, disabled};
-use rdmamr_mr::{self as mr, Error, How, Mr, Object, Registered, Request};
+use rdmamr_config::CacheMode;
+use rdmamr_mr::{Error, How, Mr, Object, Registered, Request};
 use rdmamr_next::Pd;
-use rdmamr_policy::{Asked, Range, unserved};
+use rdmamr_policy::Range;
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::text::Decimal;
 use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::thread;
 
 /// Logs once, when a cached region first serves the program, what the program gives up. If no
 /// memory can be watched, the program gives nothing up, and the watch has logged that.
@@ -97,9 +95,8 @@ pub enum Served {
 /// has come back. So a program that gains nothing by the cache pays only for that look-up.
 #[inline(always)]
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
-    match rdmamr_policy::refusal_of(mode, asked(request)) {
-        unserved::NONE => {}
-        reason => return Served::Plain(refused(reason)),
+    if let Err(why) = admission::of_call(mode, request) {
+        return Served::Plain(why.counter());
     }
     if !objects::was_taken() {
         match range(pd, request) {
@@ -119,42 +116,6 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
     }
 }
 
-/// The properties of a registration that decide whether the cache serves it.
-#[inline(always)]
-fn asked(request: &Request) -> Asked {
-    Asked {
-        access: request.access.bits(),
-        at_own_address: request.iova == request.addr.addr() as u64,
-        is_empty: request.length == 0,
-    }
-}
-
-/// Why the cache refuses every registration of this process now.
-#[inline(always)]
-fn refusal_here() -> u32 {
-    if disabled() {
-        unserved::DISABLED
-    } else if thread::is_inside() {
-        unserved::INTERRUPTED
-    } else if instance::is_of_parent() {
-        unserved::CHILD
-    } else if mr::kernel_mr::is_fork_protected() {
-        unserved::FORK
-    } else {
-        unserved::NONE
-    }
-}
-
-/// Why the cache does not serve a plain registration under `RDMAMR_CACHE=all`, a value of
-/// [`unserved`]: for the trace, from which `rdmamr report` counts what came back.
-#[cold]
-pub fn verdict(request: &Request) -> u32 {
-    match rdmamr_policy::refusal_of(CacheMode::All, asked(request)) {
-        unserved::NONE => refusal_here(),
-        reason => reason,
-    }
-}
-
 #[inline(always)]
 fn range(pd: Pd, request: &Request) -> Option<Range> {
     let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
@@ -168,10 +129,6 @@ fn range(pd: Pd, request: &Request) -> Option<Range> {
 /// Registers memory by the cache. An error is the reason why the cache does not serve the call.
 #[inline(never)]
 fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Counter> {
-    match refusal_here() {
-        unserved::NONE => {}
-        reason => return Err(refused(reason).unwrap_or(counter!(bypassed_busy))),
-    }
     let answer = hit(
         pd,
         request.addr.addr(),
@@ -195,6 +152,7 @@ fn missed(
     request: &Request,
     answer: Answer,
 ) -> Result<Registered, Counter> {
+    admission::of_process_of_plain()?;
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
     if !RELEASED.comes_back(&range) {
         return Err(counter!(bypassed_first));
@@ -215,12 +173,6 @@ fn serve_again(
     request: &Request,
     answer: Answer,
 ) -> Result<Registered, Counter> {
-    if !in_place::all_calls_come() {
-        // The cache could keep no region. Also, a deregistration by a function that the program
-        // took from libibverbs would bypass this library, and end the cached region in the kernel.
-        say_without_effect(mode, log::always, PASSED_BY);
-        return Err(counter!(bypassed_watch));
-    }
     match miss::register(pd, request, answer, true) {
         Ok(registered) => {
             say_so(mode);
@@ -230,25 +182,6 @@ fn serve_again(
         Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
         Err(Unserved::Failed(_)) => Err(counter!(bypassed_memory)),
     }
-}
-
-/// The counter of the reason why the rule refuses a registration. A registration of length 0 is not
-/// counted, because the kernel refuses it too.
-#[cold]
-fn refused(reason: u32) -> Option<Counter> {
-    Some(match reason {
-        unserved::ACCESS => counter!(bypassed_access),
-        unserved::ADDRESS => counter!(bypassed_address),
-        unserved::INTERRUPTED => counter!(bypassed_busy),
-        unserved::CHILD => counter!(bypassed_fork),
-        unserved::FORK => {
-            let say = |message: fmt::Arguments<'_>| log::line(Level::Info, message);
-            say_without_effect(config().cache_mode, say, KEPT_FROM_CHILDREN);
-            counter!(bypassed_fork)
-        }
-        unserved::DISABLED | unserved::DEVICE => counter!(bypassed_device),
-        _ => return None,
-    })
 }
 
 /// Remembers the range of a plain region that is about to be deregistered: the next registration of
@@ -262,34 +195,6 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
         released::add(&key::range(public.pd.addr() as u64, page_range, access));
-    }
-}
-
-const PASSED_BY: &str = "dlopen loaded the library, so the program's memory calls bypass it, or the \
-    program is linked to libibverbs before the library. Preload the library (LD_PRELOAD), or link the \
-    program to it, before libibverbs";
-const KEPT_FROM_CHILDREN: &str = "libibverbs keeps registered memory from children (ibv_fork_init, \
-    RDMAV_FORK_SAFE), since this kernel does not copy it for them, or the program took \
-    ibv_fork_init from libibverbs itself";
-
-/// Logs once that the setting has no effect, and why.
-#[cold]
-fn say_without_effect(mode: CacheMode, say: fn(fmt::Arguments<'_>), why: &str) {
-    static SAID: AtomicBool = AtomicBool::new(false);
-    if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
-        return;
-    }
-    say(format_args!(
-        "RDMAMR_CACHE={} is without effect: {why}",
-        name(mode)
-    ));
-}
-
-fn name(mode: CacheMode) -> &'static str {
-    match mode {
-        CacheMode::Off => "off",
-        CacheMode::Local => "local",
-        CacheMode::All => "all",
     }
 }
 

@@ -12,16 +12,15 @@
 //! they hold it, so that no signal handler can jump out of a call that holds the lock. Without the
 //! lock they leave the change to the kernel's event, or record a loss, which invalidates every region.
 
-use crate::instance::{Cache, cache_gave_up, existing};
+use crate::ended::cache_gave_up;
+use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_call};
 use crate::life::noted::Number;
 use crate::released::memory_changes;
 use crate::watch::event_reader;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, listens};
-use crate::watch::ring::Ring;
-use core::sync::atomic::{AtomicBool, Ordering::*, fence};
-use rdmamr_stats::log;
+use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::signals::{self, Signals};
@@ -214,36 +213,6 @@ impl Drop for UnderWay {
             signals::restore(signals);
         }
     }
-}
-
-/// Whether memory of the process may have a protection key.
-static KEYED: AtomicBool = AtomicBool::new(false);
-
-/// A call has given memory a protection key. The access that a registration gets depends on the
-/// calling thread's rights to the key, which a thread changes without a system call. So the cache
-/// keeps no region from now on.
-pub fn keyed() {
-    if !KEYED.swap(true, SeqCst) {
-        if let Some(cache) = heeding() {
-            keep_nothing(&cache.regions.ring);
-        }
-    }
-}
-
-/// If memory may have a protection key, makes the cache keep no region from now on.
-pub fn mind_keys(ring: &Ring) {
-    if KEYED.load(SeqCst) {
-        keep_nothing(ring);
-    }
-}
-
-#[cold]
-fn keep_nothing(ring: &Ring) {
-    ring.distrust();
-    log::always(format_args!(
-        "regions are not reused from now on: the program has given memory a protection key \
-         (pkey_mprotect), whose rights a thread changes without a system call"
-    ));
 }
 
 impl Changing {

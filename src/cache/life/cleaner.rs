@@ -46,7 +46,7 @@ pub(super) const TICKS: u32 = 8;
 const LONGEST_WAIT: u32 = 6;
 
 /// Milliseconds of the monotonic clock.
-pub fn now_ms() -> u64 {
+fn now_ms() -> u64 {
     clock::monotonic_by_kernel() / 1_000_000
 }
 

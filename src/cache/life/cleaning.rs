@@ -13,7 +13,6 @@ use crate::life::ending;
 use crate::life::flush::end_those;
 use crate::life::owners;
 use crate::locked::By;
-use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::is_retired;
 use crate::watch::table::TABLE;
@@ -156,20 +155,17 @@ fn invalidate_aged(cache: &Cache, now: u64, awake: u64) -> bool {
     let (regions, cleaner) = (cache.regions, &cache.cleaner);
     let has_aged = |region: &CachedRegion| ages(region) && cleaner.has_lingered(region, now, awake);
     let mut is_aging = false;
-    let mut from = Id(0);
-    while let Some(batch) = regions.next_batch(&mut from, |region| {
-        let aged = has_aged(region);
-        is_aging |= !aged && ages(region);
-        aged
-    }) {
+    for (id, region) in regions.each() {
+        if !has_aged(region) {
+            is_aging |= ages(region);
+            continue;
+        }
         let Some(locked) = regions.lock_in_call() else {
             return true;
         };
-        for &id in batch.ids() {
-            // Another region may have taken the slot.
-            if has_aged(regions.region(id)) {
-                locked.invalidate(id, Cause::Linger);
-            }
+        // Another region may have taken the slot.
+        if has_aged(region) {
+            locked.invalidate(id, Cause::Linger);
         }
     }
     is_aging

@@ -149,8 +149,18 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
         };
         region.begin_unwatching();
         drop(locked);
-        cache.watch.unwatch(part);
+        unwatch(cache, region, part);
         from = part.end;
+    }
+}
+
+/// Stops watching a part of a region's chunks. Memory that was mapped there since may not be watched.
+fn unwatch(cache: &Cache, region: &CachedRegion, part: PageRange) {
+    if cache.watch.unwatch(part) {
+        return;
+    }
+    if let Some(part) = region.extent().and_then(|extent| extent.common(part)) {
+        cache.watch.unwatch_parts(part);
     }
 }
 
@@ -158,7 +168,7 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
 pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
     let mut from = 0;
     while let Some(part) = locked.unneeded(id, from) {
-        cache.watch.unwatch(part);
+        unwatch(cache, locked.regions().region(id), part);
         from = part.end;
     }
     locked.end(id);
@@ -216,6 +226,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
     // What regions in use and those nearby still need watched.
     let locked = regions.lock_in_call();
     if let Some(watched) = locked.and_then(|locked| locked.watched_in(range)) {
+        // If the kernel refuses, it has an event for the change.
         cache.watch.unwatch(watched);
     }
     Some(noted)

@@ -2,7 +2,8 @@
 //! ibv_flush_relaxed_mr(3): the cache deregisters idle regions at once.
 
 use crate::cause::Cause;
-use crate::instance::{Cache, cache_gave_up, existing};
+use crate::ended::cache_gave_up;
+use crate::instance::{Cache, existing};
 use crate::life::account::Amount;
 use crate::life::ending::{self, in_call};
 use crate::locked::By;
@@ -70,19 +71,19 @@ pub fn each_idle(
     by: By,
     mut each: impl FnMut(Id),
 ) -> bool {
-    let regions = cache.regions;
-    let mut from = Id(0);
-    while let Some(mut batch) = regions.next_batch(&mut from, |region| {
-        region.state.load().is_unused() && of(region)
-    }) {
-        match by.lock_patiently(regions) {
-            Some(locked) => {
-                cache.apply(&locked, by);
-                locked.claim_those(&mut batch, cause, &mut of);
-            }
-            None => return false,
+    for (id, region) in cache.regions.each() {
+        if !(region.state.load().is_unused() && of(region)) {
+            continue;
         }
-        batch.ids().iter().copied().for_each(&mut each);
+        let Some(locked) = by.lock_patiently(cache.regions) else {
+            return false;
+        };
+        cache.apply(&locked, by);
+        let is_claimed = locked.claim_idle(id, cause, &mut of);
+        drop(locked);
+        if is_claimed {
+            each(id);
+        }
     }
     true
 }

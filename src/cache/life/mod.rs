@@ -4,7 +4,6 @@
 //! domain or device, or because its memory changed.
 
 pub mod account;
-pub mod admission;
 pub mod change;
 pub mod cleaner;
 pub mod cleaning;
@@ -17,5 +16,3 @@ pub mod miss;
 pub mod noted;
 pub mod owners;
 pub mod release;
-pub mod retire;
-pub mod tasks;

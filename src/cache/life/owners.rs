@@ -9,7 +9,6 @@ use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
 use crate::locked::By;
 use crate::region::key::Domain;
-use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
@@ -217,7 +216,8 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
 
 /// Invalidates the regions that `is_it` selects, and calls `invalidated` once for each of them. To
 /// look at all slots takes a millisecond, so this does it without the lock, for which registrations
-/// wait. A region that is made meanwhile need not be invalidated.
+/// wait. A region that is made meanwhile need not be invalidated. A thread that keeps the lock is
+/// waited for once.
 pub fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&CachedRegion) -> bool,
@@ -226,20 +226,18 @@ pub fn invalidate_those(
 ) {
     let regions = cache.regions;
     let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
-    let mut from = Id(0);
-    while let Some(batch) = regions.next_batch(&mut from, meant) {
-        let locked = by.lock_patiently(regions);
-        for &id in batch.ids() {
-            let region = regions.region(id);
-            if !meant(region) {
-                continue;
-            }
-            invalidated(region);
-            match &locked {
-                Some(locked) => drop(locked.invalidate(id, Cause::Flush)),
-                // The invalidated bit needs no lock. Without the lock the cause is not recorded.
-                None => drop(region.state.invalidate()),
-            }
+    let mut has_waited = false;
+    for (id, region) in regions.each().filter(|(_, region)| meant(region)) {
+        let locked = (!has_waited).then(|| by.lock_patiently(regions)).flatten();
+        has_waited = locked.is_none();
+        if !meant(region) {
+            continue;
+        }
+        invalidated(region);
+        match locked {
+            Some(locked) => drop(locked.invalidate(id, Cause::Flush)),
+            // The invalidated bit needs no lock. Without the lock the cause is not recorded.
+            None => drop(region.state.invalidate()),
         }
     }
 }

@@ -9,6 +9,7 @@
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
+use crate::watch::extent::Extent;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::Range;
@@ -67,13 +68,8 @@ pub struct CachedRegion {
     pub children: [AtomicLink; 2],
     /// The number of the claim that ends this region.
     pub claim: AtomicU64,
-    /// The region's number among those that were kept; 0 until it is kept.
-    pub kept: AtomicU64,
-    /// Whether userfaultfd watches the region: `UNWATCHED`, `WATCHED` or `UNWATCHING`.
+    /// The extent ([`Extent::in_word`]), and the flag [`UNWATCHING`].
     watched: AtomicU32,
-    /// In a watched region: how many pages directly below and above it are watched for the cache.
-    pages_below: AtomicU32,
-    pages_above: AtomicU32,
     /// In a remotely accessible region: when a user first released it, as the cleaner has found;
     /// `NEVER` before that.
     pub first_released: AtomicU32,
@@ -91,11 +87,9 @@ pub const LEFT: i32 = -1;
 /// one in 2^32, counts as released when it is released again.
 pub const NEVER: u32 = 0;
 
-/// Values of `CachedRegion::watched`. `UNWATCHING`: the region ends, and a thread that does not hold
-/// the lock ends the watch of its extent.
-const UNWATCHED: u32 = 0;
-const WATCHED: u32 = 1;
-const UNWATCHING: u32 = 2;
+/// In `CachedRegion::watched`: the region ends, and a thread that does not hold the lock ends the watch
+/// of its extent.
+const UNWATCHING: u32 = 4;
 
 impl CachedRegion {
     /// Prepares the slot for a region, or for a monitored range, which has no domain and no access.
@@ -115,8 +109,7 @@ impl CachedRegion {
         self.refusals.store(0, Relaxed);
         self.released.store(NEVER, Relaxed);
         self.first_released.store(NEVER, Relaxed);
-        self.kept.store(0, Relaxed);
-        self.claim_extent(None);
+        self.claim_extent(Extent::Nothing);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -145,44 +138,26 @@ impl CachedRegion {
         PageRange { start, end }
     }
 
-    /// Sets the extent: the memory around the region that userfaultfd watches for the cache from
-    /// now on.
-    pub fn claim_extent(&self, extent: Option<PageRange>) {
-        let page_range = self.page_range();
-        let extent = extent.filter(|extent| extent.contains(page_range));
-        let pages = |bytes: u64| (bytes / page_size()) as u32;
-        let (below, above) = extent.map_or((0, 0), |extent| {
-            (
-                pages(page_range.start - extent.start),
-                pages(extent.end - page_range.end),
-            )
-        });
-        self.pages_below.store(below, Relaxed);
-        self.pages_above.store(above, Relaxed);
-        let watched = extent.map_or(UNWATCHED, |_| WATCHED);
-        self.watched.store(watched, Relaxed);
+    /// Sets the extent: the memory that userfaultfd watches for the region from now on.
+    pub fn claim_extent(&self, extent: Extent) {
+        self.watched.store(extent.in_word(), Relaxed);
     }
 
-    /// The extent. `None` if the region is not watched, or not watched yet.
+    /// The memory that is watched for the region. `None` if the region is not watched, or not watched
+    /// yet.
     pub fn extent(&self) -> Option<PageRange> {
-        let page_range = self.page_range();
-        let bytes = |pages: &AtomicU32| u64::from(pages.load(Relaxed)) * page_size();
-        (self.watched.load(Relaxed) != UNWATCHED).then(|| {
-            PageRange::new(
-                page_range.start - bytes(&self.pages_below),
-                page_range.end + bytes(&self.pages_above),
-            )
-        })
+        Extent::from_word(self.watched.load(Relaxed)).of(self.page_range())
     }
 
     /// A thread is about to end the watch of the extent. Under the cache's lock.
     pub fn begin_unwatching(&self) {
-        self.watched.store(UNWATCHING, Relaxed);
+        let watched = self.watched.load(Relaxed);
+        self.watched.store(watched | UNWATCHING, Relaxed);
     }
 
     /// Whether a thread ends the watch of the extent.
     pub fn is_unwatching(&self) -> bool {
-        self.watched.load(Relaxed) == UNWATCHING
+        self.watched.load(Relaxed) & UNWATCHING != 0
     }
 
     /// The address of the protection domain.
@@ -298,24 +273,5 @@ mod tests {
             assert!(!region.serves(&lookup_key(8, 24, had)));
             assert!(!region.serves(&lookup_key(24, 16, had)));
         }
-    }
-
-    #[test]
-    fn an_extent_is_what_was_claimed() {
-        // SAFETY: all zeros is a slot that was never used.
-        let region: CachedRegion = unsafe { core::mem::zeroed() };
-        let at = |page: u64| 0x7000_0000_0000 + page * page_size();
-        let range = |from: u64, to: u64| PageRange::new(at(from), at(to));
-        region.start.store(at(10), Relaxed);
-        region.pages.store(4, Relaxed);
-        region.claim_extent(Some(range(7, 19)));
-        assert_eq!(region.extent(), Some(range(7, 19)));
-        // Not around the region.
-        region.claim_extent(Some(range(11, 19)));
-        assert_eq!(region.extent(), None);
-        region.claim_extent(Some(range(10, 14)));
-        assert_eq!(region.extent(), Some(region.page_range()));
-        region.claim_extent(None);
-        assert_eq!(region.extent(), None);
     }
 }

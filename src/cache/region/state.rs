@@ -8,22 +8,20 @@
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
 //!
-//! A registration can take only a KEPT slot that is admitted and not stale. Only a slot without
+//! A registration can take only a KEPT slot that is not stale. Only a slot without
 //! users can be claimed, and of two threads that try to claim it one succeeds. A region in use is
 //! therefore never deregistered, and a region that is being deregistered is never handed out.
 //!
 //! The bits of the state:
 //!
 //! ```text
-//!    63         32  31  30   28  27  26  25  24  23       0
-//!   +-------------+---+-------+---+---+---+---+-----------+
-//!   | generation  | G | state |   | N | S | O |   users   |
-//!   +-------------+---+-------+---+---+---+---+-----------+
+//!    63         32  31  30   28  27 26  25  24  23       0
+//!   +-------------+---+-------+------+---+---+-----------+
+//!   | generation  | G | state |      | S | O |   users   |
+//!   +-------------+---+-------+------+---+---+-----------+
 //!    G      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no
 //!           user, and no thread takes or claims it: the statements here on regions exclude it
 //!    state  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
-//!    N      NEW: no thread may take it until the kernel has said that its memory is the
-//!           process's own
 //!    S      STALE: invalidated; set once, and never cleared while the region lives
 //!    O      OWN: a user has the slot's own handle
 //!    users  the number of registrations that use the region
@@ -32,7 +30,7 @@
 //! | thread | may change | when |
 //! | --- | --- | --- |
 //! | the thread that makes the region, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps it |
-//! | any thread, under the lock | sets S, clears N | it applies a change, or admits the region |
+//! | any thread, under the lock | sets S | it applies a change |
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
 //! | the claiming thread, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
@@ -52,9 +50,6 @@ const USERS: u64 = (1 << 24) - 1;
 const OWN: u64 = 1 << 24;
 /// The region must not be reused.
 const STALE: u64 = 1 << 25;
-/// The region is not admitted: no thread has checked yet that other processes cannot change its
-/// memory.
-const NEW: u64 = 1 << 26;
 
 const PHASE: u64 = 7 << 28;
 const FREE: u64 = 0;
@@ -106,24 +101,19 @@ impl Seen {
     /// Whether a registration may take the region.
     #[inline(always)]
     pub fn can_be_taken(self) -> bool {
-        self.0 & (MONITORED | PHASE | STALE | NEW) == KEPT && self.users() < USERS
+        self.0 & (MONITORED | PHASE | STALE) == KEPT && self.users() < USERS
     }
 
     /// Whether the slot is a monitored range whose memory has not changed, as far as the ring is
     /// applied.
     #[inline(always)]
     fn is_unchanged_monitored(self) -> bool {
-        self.0 & (MONITORED | PHASE | STALE | NEW) == MONITORED | KEPT
+        self.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT
     }
 
     /// Whether the slot is a monitored range.
     pub fn is_monitored(self) -> bool {
         self.0 & MONITORED != 0
-    }
-
-    /// Whether the region, or the monitored range, is kept but not admitted yet.
-    pub fn is_new(self) -> bool {
-        self.0 & (PHASE | STALE | NEW) == KEPT | NEW
     }
 
     /// How many registrations use the region.
@@ -146,8 +136,7 @@ impl Seen {
         matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)
     }
 
-    /// Whether the slot is kept: other registrations may use it, or could if it were admitted and
-    /// not stale.
+    /// Whether the slot is kept: other registrations may use it, or could if it were not stale.
     pub fn is_kept(self) -> bool {
         self.0 & PHASE == KEPT
     }
@@ -213,25 +202,20 @@ impl State {
         self.0.store(state, Release);
     }
 
-    /// Keeps the region or the monitored range; false if it became stale while it was made. Other
-    /// registrations can take the region once it is admitted.
+    /// Keeps the region or the monitored range, so that other registrations can take the region. False
+    /// if it became stale while it was made.
     pub fn keep(&self) -> bool {
         let mut state = self.0.load(Relaxed);
         loop {
             if state & (PHASE | STALE) != UNKEPT {
                 return false;
             }
-            let kept = state & !PHASE | KEPT | NEW;
+            let kept = state & !PHASE | KEPT;
             match self.change(state, kept) {
                 Ok(()) => return true,
                 Err(now) => state = now,
             }
         }
-    }
-
-    /// Lets other registrations take the region, or rely on the monitored range.
-    pub fn admit(&self) {
-        self.0.fetch_and(!NEW, SeqCst);
     }
 
     /// Takes the region for one more user, if `serves` accepts the region that the state belongs
@@ -371,8 +355,7 @@ mod tests {
     fn kept() -> State {
         let state = State::new();
         state.make();
-        assert!(state.keep() && state.load().is_new() && !state.load().can_be_taken());
-        state.admit();
+        assert!(!state.load().can_be_taken() && state.keep());
         state
     }
 
@@ -385,7 +368,6 @@ mod tests {
         assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
         assert!(!state.claim(), "it has a user");
         assert!(state.keep());
-        state.admit();
         assert_eq!(state.take(state.load()), Some(Grant::Another));
         assert_eq!(state.release(Grant::Own), Some(Left::InUse));
         assert_eq!(state.release(Grant::Own), None, "released already");
@@ -407,9 +389,8 @@ mod tests {
         state.make();
         assert!(!state.release_last(|| ()), "not kept");
         assert!(state.keep() && state.release_last(|| ()));
-        assert!(state.load().is_unused() && state.load().is_new());
+        assert!(state.load().is_unused());
         assert!(!state.release_last(|| ()), "released already");
-        state.admit();
         assert_eq!(state.take(state.load()), Some(Grant::Own));
         assert_eq!(state.take(state.load()), Some(Grant::Another));
         assert!(!state.release_last(|| ()), "there is another use");
@@ -471,10 +452,7 @@ mod tests {
         };
         let is_it = || state.is_monitored_that(|_| true);
         is_nothing_else();
-        assert!(!is_it() && state.keep() && state.load().is_new());
-        is_nothing_else();
-        assert!(!is_it(), "it is not admitted");
-        state.admit();
+        assert!(!is_it() && state.keep());
         is_nothing_else();
         assert!(is_it());
         assert!(state.invalidate() && !is_it());

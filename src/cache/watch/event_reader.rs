@@ -16,6 +16,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
+use rdmamr_sys::clock;
 use rdmamr_sys::futex::{self, Remaining};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::PageRange;
@@ -58,7 +59,7 @@ pub struct Reader {
 /// program is about to filter its system calls.
 pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
     // Either this thread finds that the cache has ended, or the thread that ends it waits for the
-    // reader's rest (`retire.rs`).
+    // reader's rest (`ended.rs`).
     BUSY.store(1, SeqCst);
     fence(SeqCst);
     let refused = |errno| {
@@ -219,7 +220,10 @@ fn drain(file: Userfaultfd, ring: &Ring, messages: &mut [Message]) -> Result<boo
                     write(ring, range, Kind::Changed);
                     counted = true;
                 }
-                Report::Dropping(range) => write(ring, range, Kind::Dropping),
+                Report::Dropping(range) => {
+                    let at = clock::monotonic_by_kernel();
+                    write(ring, range, Kind::Dropping { at });
+                }
                 Report::Moved(from, to) => {
                     write(ring, from, Kind::Changed);
                     write(ring, to, Kind::Changed);

@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The extent of a region: the memory around it, as far as that is mapped without a gap.
-//!
-//! The watch of a region includes the 2 MiB around it, but never reaches across a gap. A later
-//! mapping may fill the gap. This library has not registered such a mapping, and another
-//! userfaultfd of the process may register it.
+//! The extent of a region: the memory that userfaultfd watches for it.
 
 use errno::{errno, set_errno};
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -12,88 +8,84 @@ use rdmamr_sys::pages::{PageRange, page_size};
 /// regions by the same unit.
 pub const CHUNK: u64 = 2 << 20;
 
-/// Returns the pages of a region, extended to its 2 MiB chunks as far as memory is mapped without a
-/// gap.
+/// An extent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Extent {
+    /// Nothing is watched, or not yet.
+    Nothing,
+    /// The region's pages: the kernel refuses other memory in its chunks.
+    Pages,
+    /// The region's chunks, as far as they were mapped without a gap ([`around`]).
+    Chunks,
+}
+
+impl Extent {
+    /// The memory of this extent for a region. What lies behind a gap is not watched for it.
+    pub fn of(self, page_range: PageRange) -> Option<PageRange> {
+        match self {
+            Extent::Nothing => None,
+            Extent::Pages => Some(page_range),
+            Extent::Chunks => Some(page_range.extended(CHUNK)),
+        }
+    }
+
+    /// As a region stores it, in two bits.
+    pub fn in_word(self) -> u32 {
+        self as u32
+    }
+
+    /// The extent that a region stores.
+    pub fn from_word(word: u32) -> Extent {
+        match word & 3 {
+            0 => Extent::Nothing,
+            1 => Extent::Pages,
+            _ => Extent::Chunks,
+        }
+    }
+}
+
+/// The pages of a region, extended to its chunks as far as memory is mapped without a gap. A later
+/// mapping may fill the gap, and another userfaultfd of the process may register it.
+pub fn around(page_range: PageRange) -> PageRange {
+    let chunks = page_range.extended(CHUNK);
+    let before = errno();
+    let around = PageRange::new(
+        reach(page_range.start, chunks.start),
+        reach(page_range.end, chunks.end),
+    );
+    set_errno(before);
+    around
+}
+
+/// How far memory is mapped without a gap from `near` towards `far`.
 ///
 /// Most regions are a mapping of their own, with gaps right beside them, or lie in chunks without a
-/// gap. msync(2) tells that in half the time of mincore(2), which needs a page for its answer.
-pub fn around(page_range: PageRange) -> PageRange {
-    let (chunks, page) = (page_range.extended(CHUNK), page_size());
-    let before = errno();
-    let below =
-        chunks.start < page_range.start && is_mapped(page_range.start - page, page_range.start);
-    let above = page_range.end < chunks.end && is_mapped(page_range.end, page_range.end + page);
-    let most = PageRange {
-        start: if below {
-            chunks.start
-        } else {
-            page_range.start
-        },
-        end: if above { chunks.end } else { page_range.end },
-    };
-    let extent = if most == page_range || is_mapped(most.start, most.end) {
-        most
-    } else {
-        PageRange::new(
-            down(most.start, page_range.start),
-            up(page_range.end, most.end),
-        )
-    };
-    set_errno(before);
-    extent
-}
-
-/// Whether memory is mapped without a gap. An error of any kind means that it may not be.
-fn is_mapped(start: u64, end: u64) -> bool {
-    // SAFETY: without a flag the call changes and writes nothing. It looks at mappings only.
-    unsafe { libc::syscall(libc::SYS_msync, start, end - start, 0) == 0 }
-}
-
-/// The largest number of pages of a chunk that lie beside a region.
-const PAGES: usize = (CHUNK / 4096) as usize;
-
-/// A value that mincore(2) never writes.
-const UNSEEN: u8 = 0xff;
-
-/// Returns how many pages are mapped from `start` on without a gap.
-fn mapped(start: u64, end: u64) -> u64 {
-    let mut seen = [UNSEEN; PAGES];
-    let pages = ((end - start) / page_size()) as usize;
-    // SAFETY: the call writes one byte a page, and part of a chunk has at most `PAGES` pages.
-    unsafe { libc::syscall(libc::SYS_mincore, start, end - start, seen.as_mut_ptr()) };
-    // If a gap ends the kernel's walk, mincore(2) has written the bytes of the pages below the gap.
-    seen.iter()
-        .take(pages)
-        .take_while(|&&byte| byte != UNSEEN)
-        .count() as u64
-}
-
-fn up(start: u64, limit: u64) -> u64 {
-    if start >= limit {
-        return start;
-    }
-    start + mapped(start, limit) * page_size()
-}
-
-fn down(limit: u64, end: u64) -> u64 {
+/// gap.
+fn reach(near: u64, far: u64) -> u64 {
     let page = page_size();
-    let reaches = |start: u64| mapped(start, end) * page == end - start;
-    if end <= limit || !reaches(end - page) {
-        return end;
+    let is_mapped = |to: u64| {
+        let (start, end) = (near.min(to), near.max(to));
+        // SAFETY: without a flag the call changes and writes nothing. It looks at mappings only.
+        unsafe { libc::syscall(libc::SYS_msync, start, end - start, 0) == 0 }
+    };
+    let beside = if far < near { near - page } else { near + page };
+    if near == far || !is_mapped(beside) {
+        return near;
     }
-    if reaches(limit) {
-        return limit;
+    if is_mapped(far) {
+        return far;
     }
-    let (mut gap, mut start) = (limit, end - page);
-    while start - gap > page {
-        let middle = (gap + (start - gap) / 2) & !(page - 1);
-        if reaches(middle) {
-            start = middle;
+    let (mut mapped, mut gap) = (beside, far);
+    while mapped.abs_diff(gap) > page {
+        let middle = mapped.midpoint(gap) & !(page - 1);
+        if is_mapped(middle) {
+            mapped = middle;
         } else {
             gap = middle;
         }
     }
-    start
+    mapped
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

@@ -12,6 +12,8 @@ pub enum Failure {
     File(Errno),
     /// The kernel does not count the changes in flight (`in_flight.rs`).
     NotCounted,
+    /// The kernel does not tell shared memory from private memory.
+    NotTold,
     /// fstat(2) of the file failed.
     Unseen(Errno),
     /// The kernel gave the reader no thread.
@@ -50,6 +52,10 @@ impl Failure {
             Failure::NotCounted => always(format_args!(
                 "regions are not reused once they are released: userfaultfd(2) of this kernel forgets a change of \
                  memory that is in flight when another one ends. Linux does not from 5.15 on"
+            )),
+            Failure::NotTold => always(format_args!(
+                "regions are not reused once they are released: userfaultfd(2) of this kernel does not tell shared \
+                 memory from private memory. Linux does from 5.14 on"
             )),
             Failure::Unseen(errno) => always(format_args!(
                 "regions are not reused once they are released: fstat(2) of the library's userfaultfd fails ({errno})"

@@ -30,10 +30,9 @@ pub fn listen(who: u8) {
 /// Whether the cache has ended, or never starts.
 static RETIRED: AtomicBool = AtomicBool::new(false);
 
-/// From now on no watch starts, and no thread makes a system call for the cache. False if this was
-/// called before.
-pub fn retire() -> bool {
-    !RETIRED.swap(true, SeqCst)
+/// From now on no watch starts, and no thread makes a system call for the cache.
+pub fn retire() {
+    RETIRED.store(true, SeqCst);
 }
 
 /// Whether [`retire`] was called.

@@ -12,14 +12,36 @@ use rdmamr_sys::pages::PageRange;
 
 /// The kind of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
 pub enum Kind {
     /// The range has changed.
     Changed,
-    /// The range's pages are about to be dropped, which may still take a moment.
-    Dropping,
+    /// The range's pages are about to be dropped. The reader has read that at this time, in ns.
+    Dropping { at: u64 },
     /// userfaultfd reports nothing any more.
     Lost,
+}
+
+impl Kind {
+    const KIND: u64 = 3;
+
+    /// As a place stores it: the kind in the lowest two bits, the time above them.
+    fn in_word(self) -> u64 {
+        match self {
+            Kind::Changed => 1,
+            Kind::Dropping { at } => at << 2 | 2,
+            Kind::Lost => 3,
+        }
+    }
+
+    /// What a place stores. An unknown word does not tell which memory has changed, so all of it
+    /// counts as lost.
+    fn from_word(word: u64) -> Kind {
+        match word & Kind::KIND {
+            1 => Kind::Changed,
+            2 => Kind::Dropping { at: word >> 2 },
+            _ => Kind::Lost,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +56,15 @@ struct Place {
     end: AtomicU64,
     kind: AtomicU64,
 }
+
+impl Place {
+    fn range(&self) -> PageRange {
+        PageRange::new(self.start.load(Acquire), self.end.load(Acquire))
+    }
+}
+
+/// How long after its report a drop may happen, in ns.
+const LONGEST: u64 = 1_000_000_000;
 
 /// How many events the ring holds before one is applied.
 const ROOM: usize = if cfg!(any(loom, miri)) { 2 } else { 4096 };
@@ -55,6 +86,10 @@ pub struct Ring {
     written: AtomicU64,
     /// The value of `written` up to which all is applied.
     applied: AtomicU64,
+    /// When the last report of pages that are about to be dropped was written, and when one was last
+    /// left out, or written over too soon. In ns; 0 means never.
+    dropping: AtomicU64,
+    forgotten: AtomicU64,
     places: [Place; ROOM],
 }
 
@@ -75,6 +110,8 @@ impl Ring {
             reading: zero(),
             written: zero(),
             applied: zero(),
+            dropping: zero(),
+            forgotten: zero(),
             places: core::array::from_fn(|_| Place {
                 start: zero(),
                 end: zero(),
@@ -98,13 +135,27 @@ impl Ring {
     pub fn write(&self, event: Event) {
         let written = self.written.load(Relaxed);
         let behind = (written as u32).wrapping_sub(self.applied.load(Acquire) as u32);
-        if behind as usize >= ROOM {
+        let place = self.place(written as u32);
+        let is_full = behind as usize >= ROOM;
+        if let Kind::Dropping { at } = event.kind {
+            self.dropping.store(at, Release);
+        }
+        let latest = self.dropping.load(Relaxed);
+        let left_out = if is_full {
+            event.kind
+        } else {
+            Kind::from_word(place.kind.load(Relaxed))
+        };
+        if matches!(left_out, Kind::Dropping { at } if latest < at + LONGEST) {
+            self.forgotten.store(latest, Relaxed);
+        }
+        if is_full {
             return self.lose();
         }
-        let place = self.place(written as u32);
-        place.start.store(event.range.start, Relaxed);
-        place.end.store(event.range.end, Relaxed);
-        place.kind.store(event.kind as u64, Relaxed);
+        // Release: a thread that sees a part of this event sees that the earlier one is forgotten.
+        place.start.store(event.range.start, Release);
+        place.end.store(event.range.end, Release);
+        place.kind.store(event.kind.in_word(), Release);
         self.written.fetch_add(1, SeqCst);
     }
 
@@ -177,18 +228,106 @@ impl Ring {
             for number in from as u32..to as u32 {
                 let place = self.place(number);
                 each(Some(Event {
-                    range: PageRange::new(place.start.load(Relaxed), place.end.load(Relaxed)),
-                    kind: kind(place.kind.load(Relaxed)),
+                    range: place.range(),
+                    kind: Kind::from_word(place.kind.load(Acquire)),
                 }));
             }
         }
         // The reader may write over these places from now on.
         self.applied.store(to, Release);
     }
+
+    /// Whether pages of a range may be about to be dropped, by a report of the last second. `now` is
+    /// the time in ns. Under the cache's lock, once all is applied.
+    ///
+    /// No other event of userfaultfd comes before its change. A region that is pinned between such a
+    /// report and the drop becomes stale without an event, so the cache keeps no region there. That is
+    /// a bound in time, and not a proof. (An interposed madvise has such an event only if the cache had
+    /// no region there when the call began: otherwise its hook stops watching the memory first.)
+    pub fn may_be_dropping(&self, range: PageRange, now: impl FnOnce() -> u64) -> bool {
+        let latest = self.dropping.load(Acquire);
+        if latest == 0 {
+            return false;
+        }
+        let oldest = now().saturating_sub(LONGEST);
+        if latest <= oldest {
+            return false;
+        }
+        let written = self.written.load(Acquire) as u32;
+        for back in 1..=ROOM as u32 {
+            let place = self.place(written.wrapping_sub(back));
+            let word = place.kind.load(Acquire);
+            match Kind::from_word(word) {
+                Kind::Dropping { at } if at <= oldest => break,
+                Kind::Dropping { .. } if range.overlaps(place.range()) => return true,
+                // Never written.
+                _ if word == 0 => break,
+                _ => {}
+            }
+        }
+        self.forgotten.load(Acquire) > oldest
+    }
 }
 
-fn kind(number: u64) -> Kind {
-    const KINDS: [Kind; 3] = [Kind::Changed, Kind::Dropping, Kind::Lost];
-    // An unknown number does not tell which memory has changed, so all of it counts as lost.
-    KINDS.get(number as usize).copied().unwrap_or(Kind::Lost)
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const STEP: u64 = LONGEST / 10;
+
+    fn range(n: u64) -> PageRange {
+        PageRange::new(n * 100, n * 100 + 10)
+    }
+
+    fn report(ring: &Ring, n: u64, at: u64) {
+        ring.write(Event {
+            range: range(n),
+            kind: Kind::Dropping { at },
+        });
+    }
+
+    #[test]
+    fn pages_may_be_dropped_for_a_second() {
+        let ring = Ring::new();
+        let start = 5 * LONGEST;
+        assert!(!ring.may_be_dropping(PageRange::ALL, || 1));
+        report(&ring, 1, start);
+        report(&ring, 2, start + STEP);
+        let may_be = |n, now| ring.may_be_dropping(range(n), || now);
+        assert!(may_be(1, start) && may_be(1, start + LONGEST - 1) && may_be(2, start + LONGEST));
+        assert!(!may_be(1, start + LONGEST) && !may_be(2, start + STEP + LONGEST));
+        assert!(!may_be(3, start));
+    }
+
+    #[test]
+    fn no_report_is_forgotten_before_its_time() {
+        let ring = Ring::new();
+        let start = 5 * LONGEST;
+        let other = Event {
+            range: range(0),
+            kind: Kind::Changed,
+        };
+        report(&ring, 1, start);
+        (1..ROOM).for_each(|_| ring.write(other));
+        ring.apply(|_| ());
+        assert!(ring.may_be_dropping(range(1), || start));
+        assert!(!ring.may_be_dropping(range(2), || start));
+        // Written over.
+        ring.write(other);
+        ring.apply(|_| ());
+        assert!(ring.may_be_dropping(range(1), || start + LONGEST - 1));
+        assert!(!ring.may_be_dropping(range(1), || start + LONGEST));
+        // Left out, because the ring is full.
+        (0..ROOM).for_each(|_| ring.write(other));
+        report(&ring, 1, start + 2 * LONGEST);
+        assert!(ring.is_behind() && ring.may_be_dropping(range(1), || start + 2 * LONGEST));
+        ring.apply(|_| ());
+        // An old one does no harm.
+        report(&ring, 1, start + 4 * LONGEST);
+        (1..ROOM).for_each(|_| ring.write(other));
+        ring.apply(|_| ());
+        report(&ring, 2, start + 6 * LONGEST);
+        assert!(!ring.may_be_dropping(range(1), || start + 6 * LONGEST));
+        assert!(ring.may_be_dropping(range(2), || start + 6 * LONGEST));
+    }
 }

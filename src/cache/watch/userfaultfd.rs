@@ -67,8 +67,18 @@ struct WriteProtect {
     mode: u64,
 }
 const UFFDIO_WRITEPROTECT: libc::c_ulong = ioc(READ_WRITE, 0x06, size_of::<WriteProtect>());
+#[repr(C)]
+struct Continue {
+    start: u64,
+    len: u64,
+    mode: u64,
+    /// The number of bytes that the kernel has mapped, or its negative errno.
+    mapped: i64,
+}
+const UFFDIO_CONTINUE: libc::c_ulong = ioc(READ_WRITE, 0x07, size_of::<Continue>());
 const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
 const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
+const _: () = assert!(UFFDIO_CONTINUE == 0xc020_aa07);
 
 /// The kernel reports changes, but not for memory that is registered for write protection. x86-64
 /// supports that from Linux 5.7 on, arm64 from 6.10 on.
@@ -112,6 +122,17 @@ impl Message {
             _ => Report::Other,
         }
     }
+}
+
+/// The kind of watched memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Memory {
+    /// Private, and of no file: only this process can change it.
+    Private,
+    /// Some of it is shared memory, or of a file of shared memory.
+    Shared,
+    /// The kernel does not answer now, or it is in too many mappings.
+    Unknown,
 }
 
 /// A file of userfaultfd.
@@ -292,6 +313,71 @@ impl Userfaultfd {
         unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_UNREGISTER, range) == 0 }
     }
 
+    /// The kind of these pages, which this file watches.
+    ///
+    /// UFFDIO_CONTINUE maps pages of shared memory that the file has already, as a read of them
+    /// would. For private memory of no file the kernel always refuses it with EINVAL
+    /// (`mfill_atomic`, mm/userfaultfd.c). A question about several mappings gives ENOENT, so it is
+    /// asked again about less.
+    pub fn memory(self, range: PageRange) -> Memory {
+        const QUESTIONS: u32 = 64;
+        let (mut at, mut len) = (range.start, range.bytes());
+        for _ in 0..QUESTIONS {
+            let mut question = Continue {
+                start: at,
+                len,
+                mode: 0,
+                mapped: 0,
+            };
+            // SAFETY: local argument.
+            let answer = unsafe {
+                libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_CONTINUE, &raw mut question)
+            };
+            let refusal = if answer == 0 { 0 } else { errno().0 };
+            match refusal {
+                libc::EINVAL if at + len == range.end => return Memory::Private,
+                libc::EINVAL => (at, len) = (at + len, range.end - at - len),
+                libc::ENOENT if len > page_size() => len = (len / 2).next_multiple_of(page_size()),
+                libc::ENOENT => return Memory::Unknown,
+                libc::EAGAIN if question.mapped <= 0 => return Memory::Unknown,
+                _ => return Memory::Shared,
+            }
+        }
+        Memory::Unknown
+    }
+
+    /// Whether [`Userfaultfd::memory`] tells shared memory from private memory, as from Linux 5.14 on,
+    /// or else shared memory cannot be watched, as before 5.19.
+    pub fn tells_shared_memory(self) -> bool {
+        let (size, flags) = (page_size(), libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let page = unsafe {
+            let read = libc::PROT_READ;
+            libc::syscall(
+                libc::SYS_mmap,
+                null_mut::<u8>(),
+                size,
+                read,
+                flags,
+                -1,
+                0usize,
+            )
+        };
+        if page == -1 {
+            return false;
+        }
+        let range = PageRange::new(page as u64, page as u64 + size);
+        let tells = match self.register(range) {
+            Ok(()) => self.memory(range) == Memory::Shared,
+            Err(errno) => errno.0 == libc::EINVAL,
+        };
+        // Unregistered first: nobody reads an event of this.
+        self.unregister(range);
+        // SAFETY: this function mapped the page, and nothing else uses it.
+        unsafe { libc::syscall(libc::SYS_munmap, page, size) };
+        tells
+    }
+
     /// Asks whether an event is in flight. The kernel always refuses to protect a range of length
     /// 0, with EAGAIN if an event is in flight (`userfaultfd_writeprotect`, fs/userfaultfd.c:
     /// `mmap_changing`).
@@ -441,6 +527,59 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
+
+    /// Maps eight pages with a read of each: of no file, or of this one.
+    fn mapped(sharing: i32, fd: i32) -> PageRange {
+        let page = page_size() as usize;
+        let (size, rights) = (8 * page, libc::PROT_READ | libc::PROT_WRITE);
+        let anonymous = if fd < 0 { libc::MAP_ANONYMOUS } else { 0 };
+        let flags = sharing | anonymous | libc::MAP_POPULATE;
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let memory = unsafe { libc::mmap(null_mut(), size, rights, flags, fd, 0) };
+        assert_ne!(memory, libc::MAP_FAILED);
+        let start = memory.addr() as u64;
+        PageRange::new(start, start + size as u64)
+    }
+
+    #[test]
+    fn the_kernel_tells_kinds_of_memory() {
+        let Ok(file) = Userfaultfd::open() else {
+            return;
+        };
+        assert!(file.tells_shared_memory());
+        // SAFETY: the name ends with a NUL.
+        let memfd = unsafe { libc::memfd_create(c"kind".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: the call takes no pointers.
+        assert_eq!(unsafe { libc::ftruncate(memfd, 1 << 20) }, 0);
+        let ask = |range: PageRange| file.register(range).map(|()| file.memory(range));
+        for (sharing, fd, kind) in [
+            (libc::MAP_PRIVATE, -1, Memory::Private),
+            (libc::MAP_SHARED, -1, Memory::Shared),
+            (libc::MAP_PRIVATE, memfd, Memory::Shared),
+            (libc::MAP_SHARED, memfd, Memory::Shared),
+        ] {
+            let range = mapped(sharing, fd);
+            // Before Linux 5.19 shared memory cannot be watched.
+            let told = ask(range).unwrap_or(Memory::Shared);
+            assert_eq!(told, kind, "{sharing} {fd}");
+            // In several mappings.
+            let page = page_size();
+            let second = PageRange::new(range.start + page, range.start + 2 * page);
+            let address = core::ptr::with_exposed_provenance_mut(second.start as usize);
+            // SAFETY: the page is this test's own.
+            unsafe { libc::mprotect(address, page as usize, libc::PROT_READ) };
+            assert_eq!(ask(range).unwrap_or(Memory::Shared), kind, "{sharing} {fd}");
+            file.unregister(PageRange::new(range.end - page, range.end));
+            assert_ne!(
+                file.memory(range),
+                Memory::Private,
+                "not all of it is watched"
+            );
+            file.unregister(range);
+        }
+        file.close();
+        Userfaultfd(memfd).close();
+    }
 
     /// The properties that the library relies on hold for a file of the device as for one of the
     /// system call.

@@ -24,7 +24,7 @@
 use crate::watch::counts::Counts;
 use crate::watch::event_reader::keeps_apart;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::{Fence, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, Memory, Userfaultfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
@@ -147,10 +147,11 @@ impl WatchFd {
         Fence::Lost(errno)
     }
 
-    /// Has the kernel report changes of these pages from now on. The range may have holes.
-    pub fn register(&self, range: PageRange) -> Result<(), Errno> {
+    /// Has the kernel report changes of memory from now on. The memory may have holes. Returns the
+    /// kind of these pages, which lie in it.
+    pub fn register(&self, range: PageRange, pages: PageRange) -> Result<Memory, Errno> {
         let file = self.file().filter(|_| TABLE.is_here()).ok_or(NOT_OURS)?;
-        let registered = file.register(range);
+        let registered = file.register(range).map(|()| file.memory(pages));
         // A raw system call may have put another userfaultfd there, which has taken the memory.
         self.prove()?;
         // Nor may the number have moved, and the file that took it.
@@ -312,7 +313,8 @@ mod tests {
                 // SAFETY: `fd` is the test's own.
                 let put = unsafe { libc::syscall(libc::SYS_dup3, epoll, fd, 0) };
                 assert_eq!(put, fd.into());
-                assert_eq!(number.register(PageRange::new(0, 4096)), Err(NOT_OURS));
+                let page = PageRange::new(0, 4096);
+                assert_eq!(number.register(page, page), Err(NOT_OURS));
                 number.close();
                 assert!(identity(fd).is_ok(), "it is not ours");
                 Userfaultfd::of_fd(fd).close();

@@ -2,21 +2,21 @@
 //! The watch as the cache uses it.
 
 use crate::watch::event_reader::{self, Reader};
-use crate::watch::extent;
+use crate::watch::extent::{self, Extent};
 use crate::watch::failure::Failure;
 use crate::watch::in_flight;
 use crate::watch::in_place;
 use crate::watch::listeners::is_retired;
 use crate::watch::mappings::Mappings;
 use crate::watch::one_thread::OneThread;
-use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::proc;
 
 /// The watch of a process.
@@ -40,13 +40,14 @@ pub struct Watch {
 pub enum Unwatched {
     /// This process may not use userfaultfd.
     Refused,
-    /// userfaultfd cannot watch that memory, or another userfaultfd watches it.
+    /// userfaultfd cannot watch that memory, or another userfaultfd watches it, or other processes can
+    /// change it.
     Memory,
     /// The memory has pages of hugetlb. Regions near it may have lost their watch.
     HugePages,
     /// The process is short of mappings.
     Limit,
-    /// Another thread is changing the address space.
+    /// Another thread is changing the address space, or the kernel does not answer.
     Busy,
 }
 
@@ -96,6 +97,9 @@ impl Watch {
             let which = identity(file.fd()).map_err(|errno| closed(Failure::Unseen(errno)))?;
             if !in_flight::are_counted(file) {
                 return Err(closed(Failure::NotCounted));
+            }
+            if !file.tells_shared_memory() {
+                return Err(closed(Failure::NotTold));
             }
             let is_apart = event_reader::start(file, self.reader)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
@@ -151,20 +155,14 @@ impl Watch {
         works.then_some(&WATCH_FD)
     }
 
-    /// Watches a region's memory, and the memory around it, so that huge pages stay whole and
-    /// neighbours need no further mapping. Watches only the region's own pages if the memory `known`
-    /// around it is watched for another region, or if the kernel refuses the larger range because of
-    /// other memory near it.
+    /// Watches a region's memory and that around it, so that huge pages stay whole and neighbours need
+    /// no further mapping. Watches only the region's own pages if the kernel refuses
+    /// more because of other memory in it.
     ///
     /// `claim` receives the memory that is the cache's from now on. Its call precedes the
     /// registration with the kernel: a report of a change that comes right after the registration
     /// must find the claim.
-    pub fn watch(
-        &self,
-        page_range: PageRange,
-        known: Option<PageRange>,
-        claim: impl Fn(Option<PageRange>),
-    ) -> Result<(), Unwatched> {
+    pub fn watch(&self, page_range: PageRange, claim: impl Fn(Extent)) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
@@ -172,16 +170,12 @@ impl Watch {
         if !self.mappings.has_room() {
             return Err(Unwatched::Limit);
         }
-        let around = if known.is_some() {
-            page_range
-        } else {
-            extent::around(page_range)
-        };
-        claim(known.or(Some(around)));
-        let mut registered = number.register(around);
-        if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && around != page_range {
-            claim(Some(page_range));
-            registered = number.register(page_range);
+        let around = extent::around(page_range);
+        claim(Extent::Chunks);
+        let mut registered = number.register(around, page_range);
+        if !matches!(registered, Ok(_) | Err(HUGE_PAGES)) && around != page_range {
+            claim(Extent::Pages);
+            registered = number.register(page_range, page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
@@ -189,8 +183,8 @@ impl Watch {
             number.unregister(around);
             registered = Err(Errno(libc::EBADF));
         }
-        registered.map_err(|errno| {
-            claim(None);
+        let refused = |errno: Errno| {
+            claim(Extent::Nothing);
             match errno.0 {
                 libc::ENOMEM => {
                     self.mappings.ran_out();
@@ -200,14 +194,28 @@ impl Watch {
                 _ if errno == HUGE_PAGES => Unwatched::HugePages,
                 _ => Unwatched::Memory,
             }
-        })
+        };
+        // The kernel describes the mappings that will be pinned, or their change is reported.
+        match registered.map_err(refused)? {
+            Memory::Private => Ok(()),
+            Memory::Shared => Err(Unwatched::Memory),
+            Memory::Unknown => Err(Unwatched::Busy),
+        }
     }
 
-    /// Stops watching memory that the cache has registered and no region needs. (The kernel refuses
-    /// if the range has other memory by now. Then some stays watched.)
-    pub fn unwatch(&self, range: PageRange) {
-        if let Some(number) = self.watch_fd() {
-            number.unregister(range);
+    /// Stops watching memory of the cache's. False if the kernel refuses: userfaultfd cannot watch some
+    /// of it.
+    pub fn unwatch(&self, range: PageRange) -> bool {
+        self.watch_fd()
+            .is_none_or(|number| number.unregister(range))
+    }
+
+    /// The same, for the parts of a range that userfaultfd can watch.
+    pub fn unwatch_parts(&self, range: PageRange) {
+        if !self.unwatch(range) && range.pages() > 1 {
+            let middle = range.start + range.pages() / 2 * page_size();
+            self.unwatch_parts(PageRange::new(range.start, middle));
+            self.unwatch_parts(PageRange::new(middle, range.end));
         }
     }
 
