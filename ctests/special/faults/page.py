@@ -50,7 +50,7 @@ FAULTS = [
     ("the clock steps by an hour and by a year", "regions are reused", DEVICE, "faults_device", "clock"),
     ("kill -9 at a random moment, 1 000 times", "the kernel has no region of it", DEVICE, "faults_device", "killed .SIGKILL|processes work"),
     ("SIGSTOP and SIGCONT, 1 000 times under traffic", "registrations and traffic go on", DEVICE, "faults_device", "SIGSTOP"),
-    ("a tracer attaches to all threads, and detaches", "registrations and traffic go on; a tracer that waits for ever ([limits.md](../limits.md#the-librarys-thread)) is killed", DEVICE, "faults_device", "strace|in order"),
+    ("a tracer attaches to all threads, and detaches", "registrations and traffic go on; a tracer that waits for ever ([limits.md](../limits.md#the-librarys-threads-and-descriptor)) is killed", DEVICE, "faults_device", "strace|in order"),
     ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "tasks", "collector"),
     ("fork beside idle regions", "the child has none of them", HOST, "tasks", "fork"),
     ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "child_outlives_watch", ""),
