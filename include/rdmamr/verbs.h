@@ -67,10 +67,9 @@ extern struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
  * ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
  * is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
  * RDMAMR_CACHE_MAX_IDLE_BYTES allow, or than an eighth of what the rdma cgroup or the device has
- * left; a fork() while more than 128 KiB are released, or after a region in huge pages of hugetlbfs was
- * cached; a shortage of memory; a change of the
- * mapping of the pages by the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions
- * of either kind.
+ * left; a fork() while more than 128 KiB are released; a shortage of memory; a change of the mapping
+ * of the pages by the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either
+ * kind.
  *
  * Any thread may call this function at any time.
  *

@@ -89,8 +89,8 @@ pub fn each_idle(
 }
 
 /// Called when this thread is about to fork. Has the kernel deregister the idle regions, unless
-/// they are small together, and none was ever in huge pages. Otherwise the kernel would copy their
-/// pages for the child, which takes memory, and more time than to register them again.
+/// they are small together. Otherwise the kernel would copy their pages for the child, which takes
+/// memory, and more time than to register them again.
 ///
 /// This function runs like an interposed memory call (`change.rs`): fork handlers of the program
 /// may hold locks of its malloc. To stop watching the memory takes four times as long as to
