@@ -13,7 +13,7 @@
 //! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
 //! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `claims.rs`,
-//!   `totals.rs`: operations on it without the lock. `locked.rs`, `extents.rs`:
+//!   `totals.rs`: operations on it without the lock. `locked.rs`, `watched.rs`:
 //!   operations under the lock.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it.
 
@@ -33,7 +33,6 @@ pub mod cause;
 mod claims;
 pub mod dispatch;
 pub mod ended;
-mod extents;
 mod find;
 pub mod instance;
 pub mod layout;
@@ -55,3 +54,4 @@ mod slots;
 pub mod start;
 mod totals;
 pub mod watch;
+mod watched;

@@ -14,7 +14,7 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
-use crate::watch::extent::{CHUNK, Extent};
+use crate::watch::extent::CHUNK;
 use crate::watch::ring::{Event, Kind};
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -218,7 +218,7 @@ impl Test {
                 let Some(id) = made else {
                     return Ok(());
                 };
-                self.regions.region(id).claim_extent(Extent::Pages);
+                self.regions.region(id).set_watched(true);
                 let pinned = self.pin(lookup_key.page_range);
                 self.known.insert(
                     id,
@@ -544,14 +544,14 @@ fn a_spent_region_is_told_from_a_later_one() {
     assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));
 }
 
-/// A region whose extent the kernel watches.
-fn watched(locked: &Locked<'_>, page_range: PageRange, extent: Extent) -> Id {
+/// A region that the kernel watches.
+fn watched(locked: &Locked<'_>, page_range: PageRange) -> Id {
     let id = locked.make(&LookupKey {
         page_range,
         ..of_page(0)
     });
     let id = id.unwrap();
-    locked.regions().region(id).claim_extent(extent);
+    locked.regions().region(id).set_watched(true);
     id
 }
 
@@ -562,7 +562,7 @@ fn nothing_is_kept_beside_the_end_of_a_watch() {
     let regions = new_cache();
     let locked = regions.lock();
     let first = of_page(0).page_range;
-    let ending = watched(&locked, first, Extent::Chunks);
+    let ending = watched(&locked, first);
     regions.region(ending).begin_unwatching();
     let meanwhile = locked.make(&of_page(1)).unwrap();
     let far = locked.make(&of_page(39)).unwrap();
@@ -650,9 +650,9 @@ proptest! {
             match step {
                 Watching::Watch { range, chunks } => {
                     let page_range = Mapping::range(range);
-                    let extent = if chunks { Extent::Chunks } else { Extent::Pages };
-                    all.push(watched(&locked, page_range, extent));
-                    mapping.pages(extent.of(page_range).unwrap()).fill(true);
+                    all.push(watched(&locked, page_range));
+                    let around = if chunks { page_range.extended(CHUNK) } else { page_range };
+                    mapping.pages(around).fill(true);
                 }
                 Watching::End(_) if all.is_empty() => {}
                 Watching::End(which) => {

@@ -149,18 +149,8 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
         };
         region.begin_unwatching();
         drop(locked);
-        unwatch(cache, region, part);
+        cache.watch.unwatch_for(region.page_range(), part);
         from = part.end;
-    }
-}
-
-/// Stops watching a part of a region's chunks. Memory that was mapped there since may not be watched.
-fn unwatch(cache: &Cache, region: &CachedRegion, part: PageRange) {
-    if cache.watch.unwatch(part) {
-        return;
-    }
-    if let Some(part) = region.extent().and_then(|extent| extent.common(part)) {
-        cache.watch.unwatch_parts(part);
     }
 }
 
@@ -168,7 +158,8 @@ fn unwatch(cache: &Cache, region: &CachedRegion, part: PageRange) {
 pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
     let mut from = 0;
     while let Some(part) = locked.unneeded(id, from) {
-        unwatch(cache, locked.regions().region(id), part);
+        let page_range = locked.regions().region(id).page_range();
+        cache.watch.unwatch_for(page_range, part);
         from = part.end;
     }
     locked.end(id);

@@ -214,7 +214,7 @@ impl Cache {
         if change::is_under_way() {
             return Err(Unwatched::Busy);
         }
-        let claim = |extent| region.claim_extent(extent);
+        let claim = |is_watched| region.set_watched(is_watched);
         let watched = self.watch.watch(region.page_range(), claim);
         if watched == Err(Unwatched::HugePages) {
             match self.regions.lock_of_program() {

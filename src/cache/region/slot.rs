@@ -9,7 +9,6 @@
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
-use crate::watch::extent::Extent;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_policy::Range;
@@ -68,7 +67,7 @@ pub struct CachedRegion {
     pub children: [AtomicLink; 2],
     /// The number of the claim that ends this region.
     pub claim: AtomicU64,
-    /// The extent ([`Extent::in_word`]), and the flag [`UNWATCHING`].
+    /// 1 if memory is watched for the region, [`UNWATCHING`], or 0.
     watched: AtomicU32,
     /// In a remotely accessible region: when a user first released it, as the cleaner has found;
     /// `NEVER` before that.
@@ -87,9 +86,9 @@ pub const LEFT: i32 = -1;
 /// one in 2^32, counts as released when it is released again.
 pub const NEVER: u32 = 0;
 
-/// In `CachedRegion::watched`: the region ends, and a thread that does not hold the lock ends the watch
-/// of its extent.
-const UNWATCHING: u32 = 4;
+/// In `CachedRegion::watched`: the region ends, and a thread that does not hold the lock ends its
+/// watch.
+const UNWATCHING: u32 = 2;
 
 impl CachedRegion {
     /// Prepares the slot for a region, or for a monitored range, which has no domain and no access.
@@ -109,7 +108,7 @@ impl CachedRegion {
         self.refusals.store(0, Relaxed);
         self.released.store(NEVER, Relaxed);
         self.first_released.store(NEVER, Relaxed);
-        self.claim_extent(Extent::Nothing);
+        self.set_watched(false);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -138,26 +137,24 @@ impl CachedRegion {
         PageRange { start, end }
     }
 
-    /// Sets the extent: the memory that userfaultfd watches for the region from now on.
-    pub fn claim_extent(&self, extent: Extent) {
-        self.watched.store(extent.in_word(), Relaxed);
+    /// From now on userfaultfd watches memory in the chunks of the region for it, or nothing.
+    pub fn set_watched(&self, is_watched: bool) {
+        self.watched.store(u32::from(is_watched), Relaxed);
     }
 
-    /// The memory that is watched for the region. `None` if the region is not watched, or not watched
-    /// yet.
-    pub fn extent(&self) -> Option<PageRange> {
-        Extent::from_word(self.watched.load(Relaxed)).of(self.page_range())
+    /// Whether memory is watched for the region. False also if it is not watched yet.
+    pub fn is_watched(&self) -> bool {
+        self.watched.load(Relaxed) != 0
     }
 
-    /// A thread is about to end the watch of the extent. Under the cache's lock.
+    /// A thread is about to end the watch. Under the cache's lock.
     pub fn begin_unwatching(&self) {
-        let watched = self.watched.load(Relaxed);
-        self.watched.store(watched | UNWATCHING, Relaxed);
+        self.watched.store(UNWATCHING, Relaxed);
     }
 
-    /// Whether a thread ends the watch of the extent.
+    /// Whether a thread ends the watch.
     pub fn is_unwatching(&self) -> bool {
-        self.watched.load(Relaxed) & UNWATCHING != 0
+        self.watched.load(Relaxed) == UNWATCHING
     }
 
     /// The address of the protection domain.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The extent of a region: the memory that userfaultfd watches for it.
+//! The memory that is watched for a region: its chunks, as far as they are mapped without a gap.
 
 use errno::{errno, set_errno};
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -8,78 +8,45 @@ use rdmamr_sys::pages::{PageRange, page_size};
 /// regions by the same unit.
 pub const CHUNK: u64 = 2 << 20;
 
-/// An extent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Extent {
-    /// Nothing is watched, or not yet.
-    Nothing,
-    /// The region's pages: the kernel refuses other memory in its chunks.
-    Pages,
-    /// The region's chunks, as far as they were mapped without a gap ([`around`]).
-    Chunks,
-}
-
-impl Extent {
-    /// The memory of this extent for a region. What lies behind a gap is not watched for it.
-    pub fn of(self, page_range: PageRange) -> Option<PageRange> {
-        match self {
-            Extent::Nothing => None,
-            Extent::Pages => Some(page_range),
-            Extent::Chunks => Some(page_range.extended(CHUNK)),
-        }
-    }
-
-    /// As a region stores it, in two bits.
-    pub fn in_word(self) -> u32 {
-        self as u32
-    }
-
-    /// The extent that a region stores.
-    pub fn from_word(word: u32) -> Extent {
-        match word & 3 {
-            0 => Extent::Nothing,
-            1 => Extent::Pages,
-            _ => Extent::Chunks,
-        }
-    }
-}
-
 /// The pages of a region, extended to its chunks as far as memory is mapped without a gap. A later
 /// mapping may fill the gap, and another userfaultfd of the process may register it.
 pub fn around(page_range: PageRange) -> PageRange {
     let chunks = page_range.extended(CHUNK);
     let before = errno();
-    let around = PageRange::new(
-        reach(page_range.start, chunks.start),
-        reach(page_range.end, chunks.end),
-    );
+    let around = if is_mapped(chunks) {
+        chunks
+    } else {
+        PageRange::new(
+            reach(page_range.start, chunks.start),
+            reach(page_range.end, chunks.end),
+        )
+    };
     set_errno(before);
     around
 }
 
+/// Whether memory is mapped without a gap. An error of any kind means that it may not be.
+fn is_mapped(range: PageRange) -> bool {
+    // SAFETY: without a flag the call changes and writes nothing. It looks at mappings only.
+    unsafe { libc::syscall(libc::SYS_msync, range.start, range.bytes(), 0) == 0 }
+}
+
 /// How far memory is mapped without a gap from `near` towards `far`.
-///
-/// Most regions are a mapping of their own, with gaps right beside them, or lie in chunks without a
-/// gap.
+/// Most regions that are not in whole chunks are a mapping of their own, with gaps right beside them.
 fn reach(near: u64, far: u64) -> u64 {
     let page = page_size();
-    let is_mapped = |to: u64| {
-        let (start, end) = (near.min(to), near.max(to));
-        // SAFETY: without a flag the call changes and writes nothing. It looks at mappings only.
-        unsafe { libc::syscall(libc::SYS_msync, start, end - start, 0) == 0 }
-    };
+    let is_mapped_to = |to: u64| is_mapped(PageRange::new(near.min(to), near.max(to)));
     let beside = if far < near { near - page } else { near + page };
-    if near == far || !is_mapped(beside) {
+    if near == far || !is_mapped_to(beside) {
         return near;
     }
-    if is_mapped(far) {
+    if is_mapped_to(far) {
         return far;
     }
     let (mut mapped, mut gap) = (beside, far);
     while mapped.abs_diff(gap) > page {
         let middle = mapped.midpoint(gap) & !(page - 1);
-        if is_mapped(middle) {
+        if is_mapped_to(middle) {
             mapped = middle;
         } else {
             gap = middle;

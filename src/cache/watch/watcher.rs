@@ -2,7 +2,7 @@
 //! The watch as the cache uses it.
 
 use crate::watch::event_reader::{self, Reader};
-use crate::watch::extent::{self, Extent};
+use crate::watch::extent;
 use crate::watch::failure::Failure;
 use crate::watch::in_flight;
 use crate::watch::in_place;
@@ -16,7 +16,7 @@ use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
 
 /// The watch of a process.
@@ -156,13 +156,12 @@ impl Watch {
     }
 
     /// Watches a region's memory and that around it, so that huge pages stay whole and neighbours need
-    /// no further mapping. Watches only the region's own pages if the kernel refuses
-    /// more because of other memory in it.
+    /// no further mapping. Watches only the region's own pages if the kernel refuses more because of
+    /// other memory in it.
     ///
-    /// `claim` receives the memory that is the cache's from now on. Its call precedes the
-    /// registration with the kernel: a report of a change that comes right after the registration
-    /// must find the claim.
-    pub fn watch(&self, page_range: PageRange, claim: impl Fn(Extent)) -> Result<(), Unwatched> {
+    /// `claim` is told whether memory is watched from now on. Its call precedes the registration with
+    /// the kernel: a report of a change that comes right after the registration must find the claim.
+    pub fn watch(&self, page_range: PageRange, claim: impl Fn(bool)) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
@@ -171,10 +170,9 @@ impl Watch {
             return Err(Unwatched::Limit);
         }
         let around = extent::around(page_range);
-        claim(Extent::Chunks);
+        claim(true);
         let mut registered = number.register(around, page_range);
         if !matches!(registered, Ok(_) | Err(HUGE_PAGES)) && around != page_range {
-            claim(Extent::Pages);
             registered = number.register(page_range, page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
@@ -184,7 +182,7 @@ impl Watch {
             registered = Err(Errno(libc::EBADF));
         }
         let refused = |errno: Errno| {
-            claim(Extent::Nothing);
+            claim(false);
             match errno.0 {
                 libc::ENOMEM => {
                     self.mappings.ran_out();
@@ -204,19 +202,17 @@ impl Watch {
     }
 
     /// Stops watching memory of the cache's. False if the kernel refuses: userfaultfd cannot watch some
-    /// of it.
+    /// of it, or nothing is mapped there.
     pub fn unwatch(&self, range: PageRange) -> bool {
         self.watch_fd()
             .is_none_or(|number| number.unregister(range))
     }
 
-    /// The same, for the parts of a range that userfaultfd can watch.
-    pub fn unwatch_parts(&self, range: PageRange) {
-        if !self.unwatch(range) && range.pages() > 1 {
-            let middle = range.start + range.pages() / 2 * page_size();
-            self.unwatch_parts(PageRange::new(range.start, middle));
-            self.unwatch_parts(PageRange::new(middle, range.end));
-        }
+    /// Stops watching a part of the chunks of a region. If memory of another kind has been mapped there
+    /// since, what adjoins the region, or else its pages.
+    pub fn unwatch_for(&self, page_range: PageRange, part: PageRange) {
+        let tries = |range: PageRange| range.common(part).is_some_and(|part| self.unwatch(part));
+        let _ = self.unwatch(part) || tries(extent::around(page_range)) || tries(page_range);
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The extents of the cache's regions: which memory userfaultfd watches for which region. Regions that
-//! share a chunk share what is watched there. When the last of them ends, so does the watch.
-//!
-//! An extent may contain memory that is not watched any more, because a change has ended its watch.
+//! Which memory userfaultfd watches for which region: memory in the region's chunks. Regions that share
+//! a chunk share what is watched there. When the last of them ends, so does the watch.
 
 use crate::cause::Cause;
 use crate::layout::Regions;
@@ -28,16 +26,14 @@ impl Locked<'_> {
     /// chunks that no other region needs. At most [`UNWATCH_AT_MOST`] bytes.
     pub fn unneeded(&self, id: Id, from: u64) -> Option<PageRange> {
         let region = self.regions().region(id);
-        region.extent()?;
-        // Another region, which has ended, may have had all of them watched.
         let chunks = region.page_range().extended(CHUNK);
         let mut part = PageRange::new(chunks.start.max(from), chunks.end);
-        if part.start >= part.end {
+        if !region.is_watched() || part.start >= part.end {
             return None;
         }
         self.regions().near(part, |other, region| {
             // A region that is not watched needs nothing. One that is not watched yet is not kept.
-            if other == id || region.is_unwatching() || region.extent().is_none() {
+            if other == id || region.is_unwatching() || !region.is_watched() {
                 return true;
             }
             // The regions come in the order of their addresses.
@@ -70,7 +66,8 @@ impl Locked<'_> {
     pub fn watched_in(&self, range: PageRange) -> Option<PageRange> {
         let mut watched = None::<PageRange>;
         self.regions().near(range, |_, region| {
-            if let Some(part) = region.extent().and_then(|extent| extent.common(range)) {
+            let part = region.page_range().extended(CHUNK).common(range);
+            if let Some(part) = part.filter(|_| region.is_watched()) {
                 watched = Some(watched.map_or(part, |other| other.joined_with(part)));
             }
             true
@@ -104,10 +101,8 @@ impl Locked<'_> {
     /// The watch near an ending region has ended beside the registrations of new regions there,
     /// which may have lost theirs: no other registration may use them.
     pub fn invalidate_unkept_near(&self, id: Id) {
-        let Some(extent) = self.regions().region(id).extent() else {
-            return;
-        };
-        self.regions().near(extent, |other, region| {
+        let page_range = self.regions().region(id).page_range();
+        self.regions().near(page_range, |other, region| {
             if !region.state.load().is_kept() {
                 self.invalidate(other, Cause::Fence);
             }
