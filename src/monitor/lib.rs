@@ -238,7 +238,9 @@ impl Monitor {
             return;
         };
         drop(locked);
-        let watched = cache.watch_memory(id).is_ok() && !kernel_mr::is_fork_protected();
+        let watched = cache.watch_memory(id).is_ok()
+            && cache.watch.is_private(page_range).is_ok()
+            && !kernel_mr::is_fork_protected();
         let Some(locked) = cache.lock_and_apply() else {
             // The range is not kept, so no answer for it is yes, and libfabric is told to end the
             // entry.

@@ -265,6 +265,7 @@ impl Cache {
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
     fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>) {
+        let watched = watched.and_then(|()| self.watch.is_private(lookup_key.page_range));
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),

@@ -313,12 +313,12 @@ impl Userfaultfd {
         unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_UNREGISTER, range) == 0 }
     }
 
-    /// The kind of these pages, which this file watches.
+    /// The kind of these pages, which this file watches, and which are pinned.
     ///
-    /// UFFDIO_CONTINUE maps pages of shared memory that the file has already, as a read of them
-    /// would. For private memory of no file the kernel always refuses it with EINVAL
-    /// (`mfill_atomic`, mm/userfaultfd.c). A question about several mappings gives ENOENT, so it is
-    /// asked again about less.
+    /// For private memory of no file the kernel always refuses UFFDIO_CONTINUE with EINVAL
+    /// (`mfill_atomic`, mm/userfaultfd.c). For shared memory it gives EEXIST, since the first page is
+    /// there. (If it were not, the call would map it, even in the place of a guard page.) A question
+    /// about several mappings gives ENOENT, so it is asked again about less.
     pub fn memory(self, range: PageRange) -> Memory {
         const QUESTIONS: u32 = 64;
         let (mut at, mut len) = (range.start, range.bytes());

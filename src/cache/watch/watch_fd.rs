@@ -147,18 +147,29 @@ impl WatchFd {
         Fence::Lost(errno)
     }
 
-    /// Has the kernel report changes of memory from now on. The memory may have holes. Returns the
-    /// kind of these pages, which lie in it.
-    pub fn register(&self, range: PageRange, pages: PageRange) -> Result<Memory, Errno> {
+    /// Has the kernel report changes of these pages from now on. The range may have holes. Whether they
+    /// are registered with our file, [`WatchFd::memory`] proves.
+    pub fn register(&self, range: PageRange) -> Result<(), Errno> {
         let file = self.file().filter(|_| TABLE.is_here()).ok_or(NOT_OURS)?;
-        let registered = file.register(range).map(|()| file.memory(pages));
-        // A raw system call may have put another userfaultfd there, which has taken the memory.
-        self.prove()?;
-        // Nor may the number have moved, and the file that took it.
+        let registered = file.register(range);
+        // The number may have moved, and the file that took it has the memory.
         if !self.is(file.fd()) {
             return Err(NOT_OURS);
         }
-        registered
+        registered.or_else(|errno| self.prove().and(Err(errno)))
+    }
+
+    /// The kind of these pages, which are registered and pinned.
+    pub fn memory(&self, pages: PageRange) -> Result<Memory, Errno> {
+        let file = self.file().filter(|_| TABLE.is_here()).ok_or(NOT_OURS)?;
+        let memory = file.memory(pages);
+        // A raw system call may have put another userfaultfd there, which has taken the memory.
+        self.prove()?;
+        if self.is(file.fd()) {
+            Ok(memory)
+        } else {
+            Err(NOT_OURS)
+        }
     }
 
     /// Ends the registration of memory that is registered with our file. Returns false if part of
@@ -313,8 +324,7 @@ mod tests {
                 // SAFETY: `fd` is the test's own.
                 let put = unsafe { libc::syscall(libc::SYS_dup3, epoll, fd, 0) };
                 assert_eq!(put, fd.into());
-                let page = PageRange::new(0, 4096);
-                assert_eq!(number.register(page, page), Err(NOT_OURS));
+                assert_eq!(number.register(PageRange::new(0, 4096)), Err(NOT_OURS));
                 number.close();
                 assert!(identity(fd).is_ok(), "it is not ours");
                 Userfaultfd::of_fd(fd).close();

@@ -171,9 +171,9 @@ impl Watch {
         }
         let around = extent::around(page_range);
         claim(true);
-        let mut registered = number.register(around, page_range);
-        if !matches!(registered, Ok(_) | Err(HUGE_PAGES)) && around != page_range {
-            registered = number.register(page_range, page_range);
+        let mut registered = number.register(around);
+        if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && around != page_range {
+            registered = number.register(page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
@@ -181,7 +181,7 @@ impl Watch {
             number.unregister(around);
             registered = Err(Errno(libc::EBADF));
         }
-        let refused = |errno: Errno| {
+        registered.map_err(|errno| {
             claim(false);
             match errno.0 {
                 libc::ENOMEM => {
@@ -192,12 +192,19 @@ impl Watch {
                 _ if errno == HUGE_PAGES => Unwatched::HugePages,
                 _ => Unwatched::Memory,
             }
-        };
-        // The kernel describes the mappings that will be pinned, or their change is reported.
-        match registered.map_err(refused)? {
-            Memory::Private => Ok(()),
-            Memory::Shared => Err(Unwatched::Memory),
-            Memory::Unknown => Err(Unwatched::Busy),
+        })
+    }
+
+    /// Whether these pages, which are watched and pinned, are private memory: other processes change
+    /// shared memory without an event. The kernel describes the mapping that was pinned, or its change
+    /// has been reported since.
+    pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
+        let number = self.watch_fd().ok_or(Unwatched::Refused)?;
+        match number.memory(page_range) {
+            Ok(Memory::Private) => Ok(()),
+            Ok(Memory::Shared) => Err(Unwatched::Memory),
+            Ok(Memory::Unknown) => Err(Unwatched::Busy),
+            Err(_) => Err(Unwatched::Refused),
         }
     }
 
