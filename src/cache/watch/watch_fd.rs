@@ -296,6 +296,7 @@ fn hold_mmap_lock() -> bool {
 #[cfg(all(test, not(loom), not(miri)))]
 mod tests {
     use super::*;
+    use rdmamr_sys::helper_thread;
 
     /// The tests close numbers that another test's file could get.
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());
@@ -332,6 +333,22 @@ mod tests {
             assert!(matches!(number.fence(), Fence::Lost(_)));
         }
         Userfaultfd::of_fd(epoll).close();
+    }
+
+    #[test]
+    fn memory_of_another_userfaultfd_is_not_ours() {
+        let _one = ONE_AT_A_TIME.lock();
+        let (Some((number, fd)), Ok(another)) = (open(), Userfaultfd::open()) else {
+            return;
+        };
+        let page = helper_thread::map(page_size() as usize).unwrap().addr() as u64;
+        let page = PageRange::new(page, page + page_size());
+        // SAFETY: `fd` is the test's own.
+        let put = unsafe { libc::syscall(libc::SYS_dup3, another.fd(), fd, 0) };
+        assert_eq!(put, fd.into());
+        assert_eq!(number.register(page), Ok(()), "the other file has it");
+        assert_eq!(number.memory(page), Err(NOT_OURS));
+        [another, Userfaultfd::of_fd(fd)].map(Userfaultfd::close);
     }
 
     #[test]
