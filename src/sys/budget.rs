@@ -17,22 +17,6 @@ impl<const AT_ONCE: u64> Budget<AT_ONCE> {
     /// How long a thread that never returns from the work excludes the others, in ns.
     const LONGEST: u64 = 1_000_000_000;
 
-    /// Whether the work may be done now.
-    pub fn allows(&self, now: u64) -> bool {
-        now >= self.next.load(Relaxed)
-    }
-
-    /// The work took from `start` to `end`.
-    pub fn spend(&self, start: u64, end: u64) {
-        self.spend_from(self.next.load(Relaxed), start, end);
-    }
-
-    fn spend_from(&self, next: u64, start: u64, end: u64) {
-        let next = next.max(end.saturating_sub(AT_ONCE * Self::PART));
-        let spent = Self::PART * end.saturating_sub(start);
-        self.next.store(next + spent, Relaxed);
-    }
-
     /// Does the work, if it may be done now and no other thread is doing it.
     pub fn within<R>(&self, now: impl Fn() -> u64, work: impl FnOnce() -> R) -> Option<R> {
         let (start, next) = (now(), self.next.load(Relaxed));
@@ -46,14 +30,11 @@ impl<const AT_ONCE: u64> Budget<AT_ONCE> {
             return None;
         }
         let result = work();
-        self.spend_from(next, start, now());
+        let end = now();
+        let next = next.max(end.saturating_sub(AT_ONCE * Self::PART));
+        let spent = Self::PART * end.saturating_sub(start);
+        self.next.store(next + spent, Relaxed);
         Some(result)
-    }
-
-    /// Has the next work wait until this time.
-    #[doc(hidden)]
-    pub fn wait_until(&self, next: u64) {
-        self.next.store(next, Relaxed);
     }
 }
 
@@ -67,15 +48,12 @@ mod tests {
     #[test]
     fn work_takes_a_tenth_of_the_time() {
         let budget = Budget::<{ SECOND / 10 }>::default();
-        let (read, mut now, mut reads) = (1_000_000, 5 * SECOND, 0);
-        let end = now + 3 * SECOND;
-        while now < end {
-            if budget.allows(now) {
-                budget.spend(now, now + read);
-                reads += 1;
-                now += read;
-            }
-            now += read / 10;
+        let (read, now, mut reads) = (1_000_000, Cell::new(5 * SECOND), 0);
+        let end = now.get() + 3 * SECOND;
+        while now.get() < end {
+            let work = || now.set(now.get() + read);
+            reads += usize::from(budget.within(|| now.get(), work).is_some());
+            now.set(now.get() + read / 10);
         }
         // 100 ms at once, and 100 ms of each second after that.
         assert!((350..450).contains(&reads), "{reads}");

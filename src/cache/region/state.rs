@@ -141,11 +141,6 @@ impl Seen {
         self.0 & PHASE == KEPT
     }
 
-    /// Whether the slot is a region, or a monitored range, and so is in the tree.
-    pub fn is_linked(self) -> bool {
-        matches!(self.0 & PHASE, UNKEPT | KEPT | ENDING)
-    }
-
     /// Whether the region has no user and will get none.
     pub fn is_spent(self) -> bool {
         self.is_unused() && self.0 & (PHASE | STALE) != KEPT
@@ -444,7 +439,7 @@ mod tests {
         state.make_monitored();
         let is_nothing_else = || {
             let seen = state.load();
-            assert!(seen.is_monitored() && seen.is_linked());
+            assert!(seen.is_monitored());
             assert!(!seen.is_registered() && !seen.is_unused() && !seen.is_spent());
             assert!(!seen.can_be_taken() && !seen.is_handle() && !seen.is_ending());
             assert_eq!(state.release(Grant::Own), None);
