@@ -216,10 +216,13 @@ impl Watch {
     }
 
     /// Stops watching a part of the chunks of a region. If memory of another kind has been mapped there
-    /// since, what adjoins the region, or else its pages.
+    /// since, what adjoins the region, or else its pages. So too before Linux 6.16, where memory behind
+    /// a gap may be another userfaultfd's, and would be the library's for a moment.
     pub fn unwatch_for(&self, page_range: PageRange, part: PageRange) {
         let tries = |range: PageRange| range.common(part).is_some_and(|part| self.unwatch(part));
-        let _ = self.unwatch(part) || tries(extent::around(page_range)) || tries(page_range);
+        let _ = event_reader::keeps_apart() && self.unwatch(part)
+            || tries(extent::around(page_range))
+            || tries(page_range);
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
