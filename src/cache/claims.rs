@@ -16,13 +16,14 @@ impl Regions {
         // Counted before the claim, so that no waiting thread finds the region ending while
         // `ending` is 0.
         self.ending.fetch_add(1, SeqCst);
-        if !region.state.claim() {
-            self.ending.fetch_sub(1, SeqCst);
-            return false;
-        }
-        let claim = self.claims.fetch_add(1, Relaxed) + 1;
+        // Numbered before the claim: a flush that finds the region ending waits for this number.
+        let claim = self.claims.fetch_add(1, SeqCst) + 1;
         region.claim.store(claim, Relaxed);
-        true
+        let is_claimed = region.state.claim();
+        if !is_claimed {
+            self.ending.fetch_sub(1, SeqCst);
+        }
+        is_claimed
     }
 
     /// Records that a claimed region has ended, or that its claim is taken back.
@@ -35,7 +36,7 @@ impl Regions {
     }
 
     pub fn claims(&self) -> u64 {
-        self.claims.load(Relaxed)
+        self.claims.load(SeqCst)
     }
 
     /// Whether a region is claimed and not yet ended.

@@ -36,7 +36,7 @@ pub enum End {
     Task = 1,
     /// The program filters its system calls, seccomp(2). It allows those that it makes itself; a call
     /// of the cache may kill it. From now on no thread of the program makes a system call for the
-    /// cache, and its threads make none.
+    /// cache.
     Filter = 2,
     /// The program has given memory a protection key. The access that a registration gets depends on
     /// the calling thread's rights to the key, which a thread changes without a system call.

@@ -7,15 +7,16 @@
 //! as long as its translation is provably unchanged. `docs/proof.md` has the argument, in numbered
 //! lemmas, each with the code that upholds it and the test that fails without that code.
 //!
-//! - `region/`: a slot, its state (the state of a region in one atomic), lists of slots.
+//! - `dispatch/`: the entry of each call that the cache may serve. `admission.rs`: whether it may.
+//! - `region/`: a slot, its state (one atomic), lists of slots.
 //! - `find/`: the look-up without a lock, the tree by address, the filter of memory without
 //!   regions.
 //! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
+//! - `watch/`: userfaultfd, the reader of its events, the ring, the fence.
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
-//! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `claims.rs`,
-//!   `totals.rs`: operations on it without the lock. `locked.rs`, `watched.rs`:
-//!   operations under the lock.
-//! - `instance.rs`: the cache of this process; `start.rs` makes it.
+//! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `totals.rs`: operations
+//!   on it without the lock. `locked.rs`, `watched.rs`, `claims.rs`: operations under the lock.
+//! - `instance.rs`: the cache of this process; `start.rs` makes it, `ended.rs` ends it for good.
 
 /// The second size; the first one in tests and in the models, whose few regions must fill the tables.
 macro_rules! tiny_or {

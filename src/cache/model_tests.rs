@@ -16,6 +16,7 @@ use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
 use crate::watch::extent::CHUNK;
 use crate::watch::ring::{Event, Kind};
+use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
@@ -218,7 +219,9 @@ impl Test {
                 let Some(id) = made else {
                     return Ok(());
                 };
-                self.regions.region(id).set_watched(true);
+                let region = self.regions.region(id);
+                region.set_watched();
+                region.fd.store(3, Relaxed);
                 let pinned = self.pin(lookup_key.page_range);
                 self.known.insert(
                     id,
@@ -551,7 +554,7 @@ fn watched(locked: &Locked<'_>, page_range: PageRange) -> Id {
         ..of_page(0)
     });
     let id = id.unwrap();
-    locked.regions().region(id).set_watched(true);
+    locked.regions().region(id).set_watched();
     id
 }
 

@@ -121,7 +121,7 @@ fn make_calls() {
         asks_service: false,
     });
     if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {
-        let _ = (watch.is_on(), watch.watch(range, |_| ()));
+        let _ = (watch.is_on(), watch.watch(range));
         let _ = (watch.is_private(range), watch.fence());
     }
     // SAFETY: `map` returned the page, which is not used any more.

@@ -75,18 +75,6 @@ impl Locked<'_> {
         watched.filter(|watched| watched.bytes() <= UNWATCH_AT_MOST)
     }
 
-    /// The kernel has refused to watch memory of a new region, and may have ended the watch of memory
-    /// near it, of other regions.
-    pub fn invalidate_near(&self, id: Id) {
-        let page_range = self.regions().region(id).page_range();
-        self.regions().near(page_range, |other, _| {
-            if other != id {
-                self.invalidate(other, Cause::Fence);
-            }
-            true
-        });
-    }
-
     /// Whether memory near a region stops being watched just now. Its own watch may be the one that
     /// ends.
     pub fn is_unwatching_near(&self, page_range: PageRange) -> bool {

@@ -43,19 +43,11 @@ fn kept_in(first: c_uint, last: c_uint, closes: bool) -> Option<c_int> {
 }
 
 /// The library's number is not one of the program's, so there is nothing to close.
-///
-/// The C library's close is a cancellation point, and a thread that is cancelled there never
-/// returns here. So a raw system call closes a device's number, and the thread is cancelled at its
-/// next cancellation point.
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn close(fd: c_int) -> c_int {
     if kept_in(fd as c_uint, fd as c_uint, true).is_some() {
         errno::set_errno(errno::Errno(libc::EBADF));
         return -1;
-    }
-    if ret::always(false, || DEVICE_FILES.may_be(fd)) {
-        // SAFETY: same contract: the argument is the caller's.
-        return (unsafe { libc::syscall(libc::SYS_close, fd) }) as c_int;
     }
     call_next!(CLOSE(fd), SYS_close)
 }

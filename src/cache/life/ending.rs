@@ -162,6 +162,8 @@ pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
         cache.watch.unwatch_for(page_range, part);
         from = part.end;
     }
+    // A thread that does not hold the lock may have just had its region watched.
+    locked.invalidate_unkept_near(id);
     locked.end(id);
 }
 
@@ -214,9 +216,11 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
         }
         regions.wait_for_an_end(Duration::from_millis(1));
     }
-    // What regions in use and those nearby still need watched.
+    // What regions in use and those nearby still need watched. The lock is free meanwhile: no region
+    // there is kept while the range is noted.
     let locked = regions.lock_in_call();
-    if let Some(watched) = locked.and_then(|locked| locked.watched_in(range)) {
+    let watched = locked.and_then(|locked| locked.watched_in(range));
+    if let Some(watched) = watched {
         // If the kernel refuses, it has an event for the change.
         cache.watch.unwatch(watched);
     }

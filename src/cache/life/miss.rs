@@ -14,7 +14,6 @@ use crate::life::hit::{Answer, hit};
 use crate::locked::{By, Locked};
 use crate::region::key::LookupKey;
 use crate::region::link::Id;
-use crate::region::slot::LEFT;
 use crate::region::state::Grant;
 use crate::released::RELEASED;
 use crate::watch::watcher::Unwatched;
@@ -163,15 +162,13 @@ impl Cache {
                     return Ok(self.regions.region(id).object());
                 }
                 Err(error) => {
-                    // This cause also ends the watch of the memory, so that no mapping stays split.
-                    let region = self.regions.region(id);
-                    region.cause.store(Cause::Flush.in_word(), Relaxed);
                     match ending::leave(self, id, By::Program) {
                         Some(locked) => locked.end(id),
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
                         None => {
-                            region.fd.store(LEFT, Relaxed);
+                            let region = self.regions.region(id);
+                            region.cause.store(Cause::Flush.in_word(), Relaxed);
                             region.device.store(direct.address(), Relaxed);
                             let device = kernel_mr::counted_at(direct.address());
                             // The thread that ends the region subtracts this again.
@@ -210,19 +207,13 @@ impl Cache {
     /// Beside another thread's call that may change any memory it is not watched, since it would not be
     /// kept.
     pub fn watch_memory(&self, id: Id) -> Result<(), Unwatched> {
-        let region = self.regions.region(id);
         if change::is_under_way() {
             return Err(Unwatched::Busy);
         }
-        let claim = |is_watched| region.set_watched(is_watched);
-        let watched = self.watch.watch(region.page_range(), claim);
-        if watched == Err(Unwatched::HugePages) {
-            match self.regions.lock_of_program() {
-                Some(locked) => locked.invalidate_near(id),
-                None => self.regions.ring.lose(),
-            }
-        }
-        watched
+        let region = self.regions.region(id);
+        // Before the kernel knows: whoever learns of a change right after that must find it.
+        region.set_watched();
+        self.watch.watch(region.page_range())
     }
 
     /// First has userfaultfd watch the memory, then has the kernel pin and register it.
@@ -269,7 +260,7 @@ impl Cache {
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
-            Unwatched::Memory | Unwatched::HugePages => counter!(bypassed_memory),
+            Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
             Unwatched::Busy => counter!(bypassed_busy),
         });

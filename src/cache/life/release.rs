@@ -40,9 +40,11 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     };
     let id = handle.region;
     match regions.release(handle, cache.cleaner.now()) {
-        Some(Left::InUse) => true,
-        Some(Left::Idle) => {
-            left_idle(cache, id);
+        Some(left @ (Left::InUse | Left::Idle)) => {
+            // The age of a remote region counts from its first release, though it is still in use.
+            if left == Left::Idle || cache.cleaner.is_dormant() {
+                left_idle(cache, id);
+            }
             true
         }
         Some(Left::Spent(generation)) => {
@@ -55,7 +57,8 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     }
 }
 
-/// A region has become idle: wakes the cleaner if it sleeps, and ends the region if the cache is full.
+/// A region was released: wakes the cleaner if it sleeps, and ends the region if the cache is full and it
+/// is idle.
 #[inline(never)]
 fn left_idle(cache: &Cache, id: Id) {
     let regions = cache.regions;

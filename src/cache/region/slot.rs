@@ -67,7 +67,7 @@ pub struct CachedRegion {
     pub children: [AtomicLink; 2],
     /// The number of the claim that ends this region.
     pub claim: AtomicU64,
-    /// 1 if memory is watched for the region, [`UNWATCHING`], or 0.
+    /// [`WATCHED`] if memory may be watched for the region, [`UNWATCHING`], or 0.
     watched: AtomicU32,
     /// In a remotely accessible region: when a user first released it, as the cleaner has found;
     /// `NEVER` before that.
@@ -86,8 +86,9 @@ pub const LEFT: i32 = -1;
 /// one in 2^32, counts as released when it is released again.
 pub const NEVER: u32 = 0;
 
-/// In `CachedRegion::watched`: the region ends, and a thread that does not hold the lock ends its
-/// watch.
+/// Values of `CachedRegion::watched`. `UNWATCHING`: the region ends, and a thread that does not hold the
+/// lock ends its watch.
+const WATCHED: u32 = 1;
 const UNWATCHING: u32 = 2;
 
 impl CachedRegion {
@@ -108,7 +109,8 @@ impl CachedRegion {
         self.refusals.store(0, Relaxed);
         self.released.store(NEVER, Relaxed);
         self.first_released.store(NEVER, Relaxed);
-        self.set_watched(false);
+        self.watched.store(0, Relaxed);
+        self.fd.store(LEFT, Relaxed);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -137,12 +139,12 @@ impl CachedRegion {
         PageRange { start, end }
     }
 
-    /// From now on userfaultfd watches memory in the chunks of the region for it, or nothing.
-    pub fn set_watched(&self, is_watched: bool) {
-        self.watched.store(u32::from(is_watched), Relaxed);
+    /// From now on userfaultfd may watch memory in the chunks of the region for it.
+    pub fn set_watched(&self) {
+        self.watched.store(WATCHED, Relaxed);
     }
 
-    /// Whether memory is watched for the region. False also if it is not watched yet.
+    /// Whether memory may be watched for the region. False also if it is not watched yet.
     pub fn is_watched(&self) -> bool {
         self.watched.load(Relaxed) != 0
     }

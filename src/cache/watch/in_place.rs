@@ -66,9 +66,13 @@ pub fn look() -> bool {
 /// calls this one's (AddressSanitizer's). The first call of this function comes before the process
 /// has a cache, and finds this out by an munmap.
 pub fn are_in_place() -> bool {
-    if KNOWN.load(Relaxed) == 0 {
-        let known = if probe() { IN_PLACE } else { PASSED_BY };
-        KNOWN.store(known, Relaxed);
+    // Another thread that asks meanwhile takes it that they do not.
+    if KNOWN
+        .compare_exchange(0, PASSED_BY, Relaxed, Relaxed)
+        .is_ok()
+        && probe()
+    {
+        KNOWN.store(IN_PLACE, Relaxed);
     }
     KNOWN.load(Relaxed) == IN_PLACE
 }

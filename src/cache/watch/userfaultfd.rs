@@ -53,7 +53,7 @@ struct Register {
     ioctls: u64,
 }
 const UFFDIO_REGISTER: libc::c_ulong = ioc(READ_WRITE, 0x00, size_of::<Register>());
-/// The range has huge pages of hugetlb. What was registered of it is registered no more.
+/// The range is registered, and has huge pages of hugetlb.
 pub const HUGE_PAGES: Errno = Errno(libc::ENODEV);
 
 /// In `Register::ioctls`: UFFDIO_ZEROPAGE.
@@ -280,8 +280,7 @@ impl Userfaultfd {
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes. The
-    /// explicit huge pages of hugetlb are refused: a machine has few, and an idle region would hold
-    /// them.
+    /// explicit huge pages of hugetlb are told: a machine has few, and an idle region would hold them.
     ///
     /// The kernel's answer has the ioctls that work on all of the range. Huge pages are recognised
     /// by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros.
@@ -298,11 +297,11 @@ impl Userfaultfd {
         if result != 0 {
             return Err(errno());
         }
-        if register.ioctls & CAN_ZERO == 0 {
-            self.unregister(range);
-            return Err(HUGE_PAGES);
+        if register.ioctls & CAN_ZERO != 0 {
+            Ok(())
+        } else {
+            Err(HUGE_PAGES)
         }
-        Ok(())
     }
 
     /// Ends the registration. Returns false if part of the range cannot be registered at all.

@@ -24,7 +24,7 @@
 use crate::watch::counts::Counts;
 use crate::watch::event_reader::keeps_apart;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::{Fence, Memory, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
@@ -181,7 +181,9 @@ impl WatchFd {
     /// (fs/userfaultfd.c, `userfaultfd_unregister`), and the program may have given the memory to
     /// another since. Only the file that has the memory can register it again.
     pub fn unregister(&self, range: PageRange) -> bool {
-        let is_ours = |file: &Userfaultfd| keeps_apart() || file.register(range).is_ok();
+        let is_ours = |file: &Userfaultfd| {
+            keeps_apart() || matches!(file.register(range), Ok(()) | Err(HUGE_PAGES))
+        };
         let file = self.file().filter(|_| TABLE.is_here()).filter(is_ours);
         file.is_some_and(|file| file.unregister(range))
     }

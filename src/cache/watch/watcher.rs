@@ -41,10 +41,8 @@ pub enum Unwatched {
     /// This process may not use userfaultfd.
     Refused,
     /// userfaultfd cannot watch that memory, or another userfaultfd watches it, or other processes can
-    /// change it.
+    /// change it, or it is scarce (hugetlb).
     Memory,
-    /// The memory has pages of hugetlb. Regions near it may have lost their watch.
-    HugePages,
     /// The process is short of mappings.
     Limit,
     /// Another thread is changing the address space, or the kernel does not answer.
@@ -157,11 +155,8 @@ impl Watch {
 
     /// Watches a region's memory and that around it, so that huge pages stay whole and neighbours need
     /// no further mapping. Watches only the region's own pages if the kernel refuses more because of
-    /// other memory in it.
-    ///
-    /// `claim` is told whether memory is watched from now on. Its call precedes the registration with
-    /// the kernel: a report of a change that comes right after the registration must find the claim.
-    pub fn watch(&self, page_range: PageRange, claim: impl Fn(bool)) -> Result<(), Unwatched> {
+    /// other memory in it. Some of it may be watched after an error too.
+    pub fn watch(&self, page_range: PageRange) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
         }
@@ -170,7 +165,6 @@ impl Watch {
             return Err(Unwatched::Limit);
         }
         let around = extent::around(page_range);
-        claim(true);
         let mut registered = number.register(around);
         if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && around != page_range {
             registered = number.register(page_range);
@@ -181,17 +175,13 @@ impl Watch {
             number.unregister(around);
             registered = Err(Errno(libc::EBADF));
         }
-        registered.map_err(|errno| {
-            claim(false);
-            match errno.0 {
-                libc::ENOMEM => {
-                    self.mappings.ran_out();
-                    Unwatched::Limit
-                }
-                libc::EBADF => Unwatched::Refused,
-                _ if errno == HUGE_PAGES => Unwatched::HugePages,
-                _ => Unwatched::Memory,
+        registered.map_err(|errno| match errno.0 {
+            libc::ENOMEM => {
+                self.mappings.ran_out();
+                Unwatched::Limit
             }
+            libc::EBADF => Unwatched::Refused,
+            _ => Unwatched::Memory,
         })
     }
 
