@@ -6,9 +6,10 @@
 //! instead.
 //!
 //! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found: an
-//! archive for each target (`ctests/fuzz/archive`).
+//! archive for each target (`ctests/fuzz/archive`), which `xz` unpacks.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[cfg(fuzzing)]
@@ -85,11 +86,14 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
             above
                 .join("ctests/fuzz/corpus")
                 .join(name)
-                .with_extension("tar")
+                .with_extension("tar.xz")
         })
         .find(|archive| archive.is_file());
     archive.map_or(Vec::new(), |archive| {
-        files(&std::fs::read(archive).unwrap())
+        let unpacked = Command::new("xz").arg("-dc").arg(archive).output();
+        let unpacked = unpacked.expect("xz unpacks the corpus");
+        assert!(unpacked.status.success(), "{unpacked:?}");
+        files(&unpacked.stdout)
     })
 }
 
