@@ -211,6 +211,43 @@ bool vm_flag(const void *page, const char *flag)
 	return found;
 }
 
+long smaps_kib(const void *memory, size_t length, const char *field)
+{
+	FILE *smaps = fopen("/proc/self/smaps", "re");
+	unsigned long start, end;
+	long sum = 0, kib;
+	bool inside = false;
+	char line[4096];
+
+	must(smaps);
+	while (fgets(line, sizeof(line), smaps)) {
+		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
+			inside = start < (uintptr_t)memory + length && end > (uintptr_t)memory;
+		else if (inside && !strncmp(line, field, strlen(field)) && sscanf(line + strlen(field), ": %ld", &kib) == 1)
+			sum += kib;
+	}
+	must(fclose(smaps) == 0);
+	return sum;
+}
+
+bool find_mapping(const char *rights, const char *word, char **start, char **end)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	unsigned long first, last;
+	char line[4096], access[5];
+	bool found = false;
+
+	must(maps);
+	while (fgets(line, sizeof(line), maps))
+		if (sscanf(line, "%lx-%lx %4s", &first, &last, access) == 3 && !strcmp(access, rights) && strstr(line, word)) {
+			*start = (char *)first;
+			*end = (char *)last;
+			found = true;
+		}
+	must(fclose(maps) == 0);
+	return found;
+}
+
 long populated(const void *memory, size_t length)
 {
 	static uint64_t entries[PAGE];

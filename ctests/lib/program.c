@@ -53,6 +53,16 @@ void in_thread(void *(*function)(void *), void *argument)
 	must(pthread_join(thread, NULL) == 0);
 }
 
+static void *nothing(void *argument)
+{
+	return argument;
+}
+
+void second_thread(void)
+{
+	in_thread(nothing, NULL);
+}
+
 int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags)
 {
 	const uint32_t offset = (uint32_t)(offsetof(struct seccomp_data, args) + (size_t)argument * sizeof(uint64_t));

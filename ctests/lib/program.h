@@ -56,6 +56,9 @@ int in_forked(int (*function)(void));
  */
 void in_thread(void *(*function)(void *), void *argument);
 
+/* A thread that does nothing. */
+void second_thread(void);
+
 /*
  * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) if the argument
  * of this index, counted from 0, has this value. It applies to this thread, and to the threads and

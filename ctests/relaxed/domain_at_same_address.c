@@ -23,11 +23,6 @@ static bool is_hit(char *memory, size_t length)
 	return stub_registered() == before;
 }
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
-
 static void next_domain(void)
 {
 	char *memory = idle();
@@ -38,7 +33,7 @@ static void next_domain(void)
 		size_t length = round % 2 ? PAGE : SIZE;
 
 		if (round == ROUNDS)
-			in_thread(nothing, NULL);
+			second_thread();
 		domain = *stub_pd();
 		is_hit(fresh, SIZE);
 		missed += !is_hit(fresh, SIZE);

@@ -13,7 +13,6 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include "../../lib/stub_rows.h"
@@ -97,7 +96,7 @@ static void wait_for(int state)
 		usleep(100);
 }
 
-enum change { UNMAP, UNMAP_PAGE, REPLACE, MOVE_AWAY, MOVE_ONTO, DROP, DROP_RAW, PROTECT };
+enum change { UNMAP, UNMAP_RAW, UNMAP_PAGE, REPLACE, MOVE_AWAY, MOVE_ONTO, DROP, DROP_RAW, PROTECT };
 
 /* Of SOME bytes. */
 static void change(enum change how, char *memory)
@@ -107,6 +106,7 @@ static void change(enum change how, char *memory)
 
 	switch (how) {
 	case UNMAP: must(munmap(memory, SOME) == 0); break;
+	case UNMAP_RAW: must(raw_munmap(memory, SOME) == 0); break;
 	case UNMAP_PAGE: must(munmap(memory + PAGE, PAGE) == 0); break;
 	case REPLACE: must(mmap(memory, SOME, READ_WRITE, OWN | MAP_FIXED, -1, 0) == memory); break;
 	case MOVE_AWAY: other = new_place(SOME); must(mremap(memory, SOME, SOME, flags, other) == other); break;
@@ -225,84 +225,13 @@ static void grows_down(void)
 
 static void keyed(void)
 {
-	char *memory = with_region(SOME, SOME), *elsewhere = with_region(SOME, SOME);
-	int key = row->value ? pkey_alloc(0, 0) : 0;
+	char *memory = with_region(SOME, SOME);
+	int key = pkey_alloc(0, 0);
 
 	if (key < 0)
 		skip_all("the processor has no protection keys");
-	must(pkey_mprotect(memory, 0, READ_WRITE, 7) == 0 && (!row->value || pkey_mprotect(memory, SOME, READ_WRITE, 0) == 0));
-	is(hits_of(elsewhere, SOME), TIMES, "pkey_mprotect of nothing, or of the default key, changes nothing");
-	if (row->value) {
-		must(pkey_mprotect(memory, SOME, READ_WRITE, key) == 0);
-		is(hits_of(memory, SOME), 0, "memory with a protection key is not reused");
-	}
-}
-
-/* What it leaves. */
-
-/* The thread's signals are those from before the call, whatever it announces. */
-static void signals_stay(void)
-{
-	char *from = with_region(SOME, SOME), *to = with_region(SOME, SOME);
-	sigset_t before = { 0 }, after = { 0 };
-
-	must(sigprocmask(SIG_BLOCK, NULL, &before) == 0);
-	must(mremap(from, SOME, SOME, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
-	must(mprotect(to, SOME, PROT_READ) == 0 && mprotect(to, SOME, READ_WRITE) == 0);
-	hits_of(to, SOME);
-	must(mremap(to, SOME, 2 * SOME, MREMAP_MAYMOVE) != MAP_FAILED);
-	must(sigprocmask(SIG_BLOCK, NULL, &after) == 0);
-	ok(!memcmp(&before, &after, sizeof(before)), "the mask is the same");
-}
-
-static void large_region(void)
-{
-	enum { ROOM = 3, MANY = 1000, MUNMAPS = 3000 };
-	size_t large = 8UL << 30;
-	char *huge = mmap(NULL, large, READ_WRITE, OWN | MAP_NORESERVE, -1, 0);
-	char *small = mmap(NULL, (size_t)MANY * ROOM * PAGE, READ_WRITE, OWN, -1, 0);
-	struct rdmamr_stats before;
-	struct ibv_mr *mr;
-	int hits = 0;
-
-	must(huge != MAP_FAILED && small != MAP_FAILED);
-	mr = reg(huge, large);
-	for (int round = 0; round < 3; round++) {
-		for (long n = 0; n < MANY; n++)
-			hit(small + n * ROOM * PAGE, PAGE);
-		usleep(200000);
-	}
-	before = stats();
-	for (int n = 0; n < MUNMAPS; n++) {
-		char *other = mmap(NULL, 64UL << 20, PROT_READ, OWN, -1, 0);
-
-		must(other != MAP_FAILED && munmap(other, 64UL << 20) == 0);
-	}
-	for (long n = 0; n < MANY; n++)
-		hits += hit(small + n * ROOM * PAGE, PAGE);
-	is(hits, MANY, "%d munmaps: %d other regions are all reused", MUNMAPS, MANY);
-	is((long long)(stats().stale_avoided_hook - before.stale_avoided_hook), 0, "and none was invalidated");
-	dereg(mr);
-	must(munmap(huge, large) == 0 && munmap(small, (size_t)MANY * ROOM * PAGE) == 0);
-}
-
-/* Regions that were registered once, so that the cache has not asked about their memory yet. */
-static void beside_files(void)
-{
-	enum { REGIONS = 50 };
-	static char *memory[REGIONS];
-	int fd = memfd_create("file", MFD_CLOEXEC), hits = 0;
-
-	must(fd >= 0 && ftruncate(fd, SOME) == 0);
-	for (int n = 0; n < REGIONS; n++) {
-		memory[n] = pages(SOME / PAGE);
-		must(arrives(memory[n], SOME));
-	}
-	must(ftruncate(fd, 0) == 0 && ftruncate(fd, SOME) == 0);
-	must(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, PAGE) == 0 && close(fd) == 0);
-	for (int n = 0; n < REGIONS; n++)
-		hits += hit(memory[n], SOME);
-	is(hits, REGIONS, "%d regions elsewhere are reused", REGIONS);
+	must(pkey_mprotect(memory, SOME, READ_WRITE, key) == 0);
+	is(hits_of(memory, SOME), 0, "the memory is not reused");
 }
 
 /* Beside a call that has not returned, or that a handler has left. */
@@ -510,113 +439,49 @@ static long registered(void)
 }
 
 /*
- * A raw system call: the pages are free as soon as the library has read the event, and not only at
- * the next tick of the cache's thread, which ticks eight times a second. A round begins when the
- * region of the round before has ended: if regions ended at ticks alone, the next tick would be
- * nearly 125 ms away. A busy machine gives the library's threads no processor in time: half of the
- * rounds of one try are enough.
+ * Regions of one mapping share the watch of the 2 MiB around them. When the memory of one or two of
+ * them goes, the watch of the others must go on: a raw system call that replaces their memory still
+ * ends them, and data lands in the current page.
  */
-static void unpinned_at_once(void)
+
+enum { REGIONS = 5, NONE = REGIONS };
+
+static char *region_in(char *at, int region)
 {
-	enum { ROUNDS_OF_A_TRY = 20 };
-	char *memory = pages(SOME / PAGE);
-	int quick = 0;
+	return at + (1 + region * 20L) * PAGE;
+}
 
-	for (int tries = 0; tries < 50 && quick <= ROUNDS_OF_A_TRY / 2; tries++) {
-		quick = 0;
-		for (int n = 0; n <= ROUNDS_OF_A_TRY; n++) {
-			double begin;
+static void neighbours_change(int first, int second, int replaced)
+{
+	/* A new place begins with a chunk. */
+	char *place = new_place(CHUNK), *page = region_in(place, replaced);
 
-			dereg(reg(memory, SOME));
-			begin = seconds_now();
-			must(raw_munmap(memory, SOME) == 0);
-			while (registered() && seconds_now() < begin + 10)
-				usleep(500);
-			must(!registered() && raw_map_at(memory, SOME));
-			/* The first round begins at any time. */
-			quick += n > 0 && seconds_now() < begin + 0.0625;
+	fresh_at(place, CHUNK);
+	for (int n = 0; n < REGIONS; n++)
+		for (int tries = 0; !hit(region_in(place, n), SOME); tries++)
+			must(tries < 40 && usleep(tries * 5000) == 0);
+	change((enum change)row->value, region_in(place, first));
+	if (second != NONE)
+		change((enum change)row->value, region_in(place, second));
+	/* Other registrations make the cache see the change. */
+	hit(region_in(place, REGIONS), SOME);
+	raw_remap(page, SOME);
+	ok(arrives(page, SOME), "without region %d and %d, data lands in the new page of region %d", first, second, replaced);
+	must(munmap(place, CHUNK) == 0);
+}
+
+static void neighbour_changes(void)
+{
+	for (int first = 0; first < REGIONS; first++)
+		for (int replaced = 0; replaced < REGIONS; replaced++) {
+			int second = 2 * first - replaced;
+
+			if (replaced == first)
+				continue;
+			neighbours_change(first, NONE, replaced);
+			if (second >= 0 && second < REGIONS)
+				neighbours_change(first, second, replaced);
 		}
-	}
-	ok(quick > ROUNDS_OF_A_TRY / 2, "before the next tick, in %d of %d rounds", quick, ROUNDS_OF_A_TRY);
-}
-
-/*
- * The program takes the right to write from a page of a region that is idle, or that other threads
- * register and deregister meanwhile. It ends at once, or a moment later if another thread has the
- * cache's lock or is ending it.
- */
-static char *shared_memory;
-static _Atomic int open_round, inside;
-static _Atomic bool over;
-
-static void *same_memory(void *unused)
-{
-	refused(shared_memory, SOME);
-	return unused;
-}
-
-static void *other_memory(void *unused)
-{
-	char *mine = mmap(NULL, SOME, READ_WRITE, OWN, -1, 0);
-
-	must(mine != MAP_FAILED);
-	hit(mine, SOME);
-	must(munmap(mine, SOME) == 0);
-	return unused;
-}
-
-static void *while_open(void *act)
-{
-	while (!over) {
-		inside++;
-		while (open_round)
-			((void *(*)(void *))act)(NULL);
-		inside--;
-		while (!open_round && !over)
-			sched_yield();
-	}
-	return NULL;
-}
-
-static void protected_in_part(void)
-{
-	enum { PROTECTS = 200, THREADS = 3 };
-	pthread_t threads[THREADS];
-	long left = 0, at_return = 0;
-
-	shared_memory = pages(SOME / PAGE);
-	for (int n = 0; row->of && n < THREADS; n++)
-		must(pthread_create(&threads[n], NULL, while_open, (void *)(uintptr_t)row->of) == 0);
-	for (long round = 0; round < PROTECTS; round++) {
-		must(mprotect(shared_memory, SOME, READ_WRITE) == 0);
-		open_round = 1;
-		for (long n = 0; n <= round % 3; n++)
-			hit(shared_memory, SOME);
-		must(mprotect(shared_memory + round % 16 * PAGE, PAGE, PROT_READ) == 0);
-		at_return += !row->of && registered() != 0;
-		open_round = 0;
-		while (inside)
-			sched_yield();
-		left += !comes(registered() == 0);
-	}
-	over = true;
-	for (int n = 0; row->of && n < THREADS; n++)
-		must(pthread_join(threads[n], NULL) == 0);
-	is(left, 0, "in no round is a region left (%ld were when mprotect returned)", at_return);
-}
-
-static void protected_unseen(void)
-{
-	char *memory = pages(SOME / PAGE);
-
-	for (int n = 0; n < 10; n++) {
-		must(mprotect(memory, SOME, READ_WRITE) == 0);
-		hit(memory, SOME);
-		must(syscall(SYS_mprotect, memory + PAGE, PAGE, PROT_READ) == 0);
-	}
-	ok(registered() > 0, "the library does not see it");
-	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	is(registered(), 0, "and a flush ends the regions");
 }
 
 /*
@@ -660,23 +525,15 @@ static bool unpins_in_time(size_t all)
 	return free;
 }
 
-enum huge { NO_FILE, SHARED_FILE, PRIVATE_FILE, SEGMENT };
+enum huge { NO_FILE, SHARED_FILE };
 
 static char *huge_memory(enum huge kind, int file, size_t length)
 {
-	int id = kind == SEGMENT ? shmget(IPC_PRIVATE, length, IPC_CREAT | SHM_HUGETLB | 0600) : 0;
-	char *memory;
+	char *memory = kind == NO_FILE ? map_huge(length) : MAP_FAILED;
 
-	if (id < 0)
-		skip_all("no segment of huge pages for this user");
-	if (kind == SEGMENT) {
-		memory = shmat(id, NULL, 0);
-		must(shmctl(id, IPC_RMID, NULL) == 0);
-	} else if (kind == NO_FILE) {
-		memory = map_huge(length);
-	} else {
+	if (kind == SHARED_FILE) {
 		must(ftruncate(file, (off_t)length) == 0);
-		memory = mmap(NULL, length, READ_WRITE, kind == SHARED_FILE ? MAP_SHARED : MAP_PRIVATE, file, 0);
+		memory = mmap(NULL, length, READ_WRITE, MAP_SHARED, file, 0);
 	}
 	must(memory != MAP_FAILED);
 	return memory;
@@ -702,14 +559,13 @@ static void huge_pages(void)
 		for (size_t page = 0; page < all; page++)
 			must(arrives(memory + page * HUGE, HUGE) && arrives(memory + page * HUGE + PAGE, PAGE));
 		kept += registered() != 0;
-		/* The kernel goes on reserving pages for a private mapping whose file was cut. */
 		if (row->value == SHARED_FILE) {
 			must(ftruncate(file, 0) == 0);
 			others = map_huge(length);
 			refusals += others == MAP_FAILED;
 			must(others == MAP_FAILED || munmap(others, length) == 0);
 		}
-		must((row->value == SEGMENT ? shmdt(memory) : munmap(memory, length)) == 0);
+		must(munmap(memory, length) == 0);
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0 && ftruncate(file, 0) == 0 && comes(free_pages() >= all));
 	}
 	is(kept, 0, "after none of 50 releases are its huge pages pinned");
@@ -719,6 +575,7 @@ static void huge_pages(void)
 }
 
 #define AT_ONCE(call, how) { call ": the idle region ends at once", ends_at_once, .flags = NO_PINS, .value = (how) }
+#define NEIGHBOURS(how, words) { words " of memory beside regions: their watch goes on", neighbour_changes, how }
 #define OF_HUGE_PAGES(what, kind) { "huge pages, " what ": none stays pinned", huge_pages, .value = (kind), .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
 static const struct row rows[] = {
 	AT_ONCE("munmap", UNMAP),
@@ -733,13 +590,10 @@ static const struct row rows[] = {
 	{ "mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS },
 	{ "a raw mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS, .value = 1 },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
-	{ "a call blocks no signal once it has returned", signals_stay, .flags = NO_PINS },
-	{ "munmaps elsewhere beside a region of 8 GiB", large_region, .flags = NO_PINS },
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },
-	{ "pkey_mprotect of nothing", keyed, .flags = NO_PINS },
-	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS, .value = 1 },
+	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS },
 	{ "registered during mprotect, the first of the process", registered_during_call },
 	{ "registered during mprotect, a later one", registered_during_call, 1 },
 	{ "mprotect of registered memory, often", protection },
@@ -748,16 +602,12 @@ static const struct row rows[] = {
 	{ "mremap beside registered memory and onto it, often", beside, .value = MOVE_ONTO },
 	{ "a raw madvise beside registered memory and of it, often", beside, .value = DROP_RAW },
 	{ "two threads drop and register beside each other", two_threads },
-	{ "a raw munmap: the pages are free before the next tick", unpinned_at_once },
-	{ "a page becomes read-only", protected_in_part },
-	{ "a page becomes read-only, and threads register the same memory", protected_in_part, .of = same_memory },
-	{ "a page becomes read-only, and threads register and unmap other memory", protected_in_part, .of = other_memory },
-	{ "a page becomes read-only by a raw system call (docs/limits.md)", protected_unseen },
-	{ "a file is cut and a hole punched into it", beside_files },
+	NEIGHBOURS(UNMAP, "munmap"),
+	NEIGHBOURS(UNMAP_RAW, "a raw munmap"),
+	NEIGHBOURS(REPLACE, "mmap"),
+	NEIGHBOURS(MOVE_AWAY, "mremap"),
 	OF_HUGE_PAGES("private", NO_FILE),
-	OF_HUGE_PAGES("of a shared mapping of a file", SHARED_FILE),
-	OF_HUGE_PAGES("of a private mapping of a file", PRIVATE_FILE),
-	OF_HUGE_PAGES("of a System V segment", SEGMENT),
+	OF_HUGE_PAGES("of a file", SHARED_FILE),
 };
 
 static void around(void)

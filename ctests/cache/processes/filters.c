@@ -72,11 +72,6 @@ static void set_filter(void)
 		     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 }
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
-
 static void filtered(void)
 {
 	char *used = pages(1), *left = idle(), *big = pages(600);
@@ -86,7 +81,7 @@ static void filtered(void)
 	dereg(reg(big, 600 * PAGE));
 	mr = reg(used, PAGE);
 	if (row->value != ONE_THREAD)
-		in_thread(nothing, NULL);
+		second_thread();
 	once(left);
 	set_filter();
 	is(stub_registered() - stub_deregistered(), 1, "idle regions have ended");

@@ -27,17 +27,12 @@
 #define CLOSE_RANGE_CLOEXEC 4
 #endif
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
-
 /* The number of the cache's file, in a process that has a watch, and several threads. */
 static int watch_number(void)
 {
 	int fd = -1;
 
-	in_thread(nothing, NULL);
+	second_thread();
 	must(userfaultfds(&fd) == 1);
 	return fd;
 }

@@ -30,11 +30,6 @@ enum { HITS = 200 };
 static char *page;
 static pid_t service;
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
-
 /* The number of files in the table of the library's reader. */
 static int files_of_reader(void)
 {
@@ -61,7 +56,7 @@ static void start(void)
 {
 	fence_stub_count((enum fence_kind)row->value);
 	page = pages(1);
-	in_thread(nothing, NULL);
+	second_thread();
 	must(hits(page, 2) == 1 && userfaultfds(NULL) == 1);
 }
 

@@ -1,55 +1,81 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The cache reuses a region once the kernel has shown that its memory is private and of no file.
- * Unknown memory counts as neither: no descriptor is left for a moment, /proc is absent after a
- * chroot, a seccomp filter refuses to open or, halfway through, to read. Registrations succeed all
- * the same, and data lands in the current page.
+ * What the kernel says about the process's mappings. The cache reuses a region once the kernel has
+ * shown that its memory is private and of no file. Unknown memory counts as neither: no descriptor is
+ * left for a moment, /proc is absent after a chroot, a seccomp filter refuses to open or, halfway
+ * through, to read; the first thread has ended, and /proc/self/maps, which is that thread's, is empty.
+ * Registrations succeed all the same, and data lands in the current page.
  *
- * The device is the stand-in, whose pins are real (stub_device.h). Each case is a process of its
- * own.
+ * The watch splits memory into mappings, of which a process may have vm.max_map_count. The cache
+ * leaves half of those that are left to the program, and reads all mappings to count them: near the
+ * limit that must not happen for every few registrations.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
 #include <signal.h>
-#include <stddef.h>
-#include <sys/prctl.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <ucontext.h>
-#include "../../lib/device.h"
-#include "../../lib/program.h"
-#include "../../lib/stub_device.h"
+#include "../../lib/stub_rows.h"
 
-enum { SIZE = 4 * PAGE, ROUNDS = 20, BELOW = 300 };
-enum { STALE = 1, LOST = 2, NOT_AGAIN = 4, SKIPPED = 77 };
 #define PROCMAP_QUERY 0xc0686611u /* Linux 6.11 */
+enum { ROUNDS = 20 };
 
-static bool plain;
-
-static struct ibv_mr *reg(void *memory)
+/* Registers it once more than the cache bypasses it since its range is new. */
+static void lands(void *page)
 {
-	return plain ? ibv_reg_mr(stub_pd(), memory, SIZE, LOCAL_AND_REMOTE) :
-		       ibv_reg_mr_relaxed(stub_pd(), memory, SIZE, LOCAL_AND_REMOTE);
-}
-
-/* A plain registration that bypassed the cache, since its range was new, does not count. */
-static bool lands(void *memory)
-{
-	struct rdmamr_stats before;
-	bool good = true;
+	uint64_t bypassed;
 
 	do {
-		struct ibv_mr *mr;
+		bypassed = stats().bypassed_first;
+		once(page);
+	} while (stats().bypassed_first != bypassed);
+}
 
-		before = stats();
-		mr = reg(memory);
-		must(mr);
-		good = stub_lands(mr) && good;
-		must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
-	} while (good && stats().bypassed_first != before.bypassed_first);
-	return good;
+/* Makes mappings until the process has that many: each second page has other rights. */
+static void crowd(char *at, int wanted)
+{
+	int count = wanted - mappings();
+	char *memory = mmap(at, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	must(count > 0 && memory != MAP_FAILED);
+	for (int n = 0; n < count; n += 2)
+		must(mprotect(memory + (size_t)n * PAGE, PAGE, PROT_READ) == 0);
+}
+
+/* Unknown memory. */
+
+static int file;
+
+/* Shared memory of that file. */
+static char *shared_memory(void)
+{
+	char *page = new_place(PAGE);
+
+	file = memfd_create("memory", MFD_CLOEXEC);
+	must(file >= 0 && ftruncate(file, PAGE) == 0);
+	must(syscall(SYS_mmap, page, (long)PAGE, (long)(PROT_READ | PROT_WRITE), (long)(MAP_SHARED | MAP_FIXED_NOREPLACE), (long)file,
+		     0L) == (long)page);
+	return page;
+}
+
+/* No region of it is reused, since the file is cut. */
+static void is_cut(char *page)
+{
+	for (int round = 0; round < ROUNDS; round++) {
+		long before = stub_registered();
+
+		lands(page);
+		lands(page);
+		must(ftruncate(file, 0) == 0 && ftruncate(file, PAGE) == 0);
+		lands(page);
+		ok(stub_registered() - before >= 3, "cut by ftruncate in round %d: no region is reused", round);
+	}
 }
 
 /* From now on the lowest free number, and all above it, are forbidden. */
@@ -61,17 +87,7 @@ static bool no_descriptor(void)
 	must(next >= 0 && close(next) == 0 && getrlimit(RLIMIT_NOFILE, &limit) == 0);
 	limit.rlim_cur = (rlim_t)next;
 	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-	must(open("/proc/thread-self/maps", O_RDONLY) == -1 && errno == EMFILE);
-	return true;
-}
-
-static void descriptors_again(void)
-{
-	struct rlimit limit;
-
-	must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
-	limit.rlim_cur = limit.rlim_max;
-	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	return open("/proc/thread-self/maps", O_RDONLY) == -1 && errno == EMFILE;
 }
 
 static bool no_proc(void)
@@ -82,59 +98,31 @@ static bool no_proc(void)
 	return chroot(".") == 0 && open("/proc/self/maps", O_RDONLY) == -1;
 }
 
-static bool install(struct sock_filter *filter, size_t count)
-{
-	struct sock_fprog program = { .len = (unsigned short)count, .filter = filter };
-
-	return syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
-}
-
-#define FIELD(name) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, name))
-#define UNLESS(value, skip) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, value, 0, skip)
-#define RETURN(value) BPF_STMT(BPF_RET | BPF_K, value)
-
 static bool no_open(void)
 {
-	struct sock_filter filter[] = {
-		FIELD(nr), UNLESS(SYS_openat, 1), RETURN(SECCOMP_RET_ERRNO | EACCES), RETURN(SECCOMP_RET_ALLOW),
-	};
-
-	return install(filter, sizeof(filter) / sizeof(filter[0])) &&
-	       open("/proc/thread-self/maps", O_RDONLY) == -1 && errno == EACCES;
+	return refuse_calls(SYS_openat, 0, (uint32_t)AT_FDCWD, EACCES) && open("/proc/self/maps", O_RDONLY) == -1;
 }
 
 #ifdef __x86_64__
 /* Replaces a read: past the start of a file it fails. */
 static void read_or_fail(int signal, siginfo_t *info, void *context)
 {
-	ucontext_t *at = context;
-	greg_t *registers = at->uc_mcontext.gregs;
+	greg_t *registers = ((ucontext_t *)context)->uc_mcontext.gregs;
 	struct iovec whole = { (void *)registers[REG_RSI], (size_t)registers[REG_RDX] };
 	int fd = (int)registers[REG_RDI];
 
 	(void)signal;
 	(void)info;
-	if (lseek(fd, 0, SEEK_CUR) != 0)
-		registers[REG_RAX] = -EIO;
-	else
-		registers[REG_RAX] = readv(fd, &whole, 1);
+	registers[REG_RAX] = lseek(fd, 0, SEEK_CUR) ? -EIO : readv(fd, &whole, 1);
 }
 
 /* Nor does the kernel answer about single mappings. */
 static bool no_second_page(void)
 {
 	struct sigaction action = { .sa_sigaction = read_or_fail, .sa_flags = SA_SIGINFO };
-	struct sock_filter filter[] = {
-		FIELD(nr),
-		UNLESS(SYS_ioctl, 3),
-		FIELD(args[1]), UNLESS(PROCMAP_QUERY, 5), RETURN(SECCOMP_RET_ERRNO | ENOTTY),
-		UNLESS(SYS_read, 3),
-		FIELD(args[2]), UNLESS(PAGE, 1), RETURN(SECCOMP_RET_TRAP),
-		RETURN(SECCOMP_RET_ALLOW),
-	};
 
-	return sigaction(SIGSYS, &action, NULL) == 0 && install(filter, sizeof(filter) / sizeof(filter[0]));
+	return sigaction(SIGSYS, &action, NULL) == 0 && refuse_calls(SYS_ioctl, 1, PROCMAP_QUERY, ENOTTY) &&
+	       filter_calls(SYS_read, 2, PAGE, SECCOMP_RET_TRAP, 0) == 0;
 }
 #else
 static bool no_second_page(void)
@@ -143,112 +131,194 @@ static bool no_second_page(void)
 }
 #endif
 
-static const struct way {
-	const char *name;
-	bool (*blind)(void);
-	void (*mend)(void);
-} ways[] = {
-	{ "no descriptor is left", no_descriptor, descriptors_again },
-	{ "a chroot without /proc", no_proc, NULL },
-	{ "a seccomp filter refuses openat", no_open, NULL },
-	{ "a seccomp filter fails a read in mid-file", no_second_page, NULL },
-};
-
-enum { WAYS = sizeof(ways) / sizeof(ways[0]) };
-
-/*
- * So many mappings at low addresses that mappings above them are on a later page of
- * /proc/self/maps.
- */
-static void many_below(void)
+static void unknown(void)
 {
-	char *memory = mmap(new_place(BELOW * PAGE), BELOW * PAGE, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *shared = shared_memory(), *private = pages(1);
+	struct rlimit limit;
+
+	/* Mappings above these are on a later page of /proc/self/maps. */
+	crowd(new_place(2000 * PAGE), mappings() + 300);
+	lands(pages(1));
+	if (!((bool (*)(void))(uintptr_t)row->of)())
+		skip_all("it cannot be had here");
+	is_cut(shared);
+	lands(private);
+	if (row->of == no_descriptor) {
+		must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+		limit.rlim_cur = limit.rlim_max;
+		must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+		ok(comes(hits(private, 1)), "private memory is reused afterwards");
+	}
+}
+
+/* Many regions far apart. Before Linux 6.11 the library reads all mappings to find one, and only so often. */
+
+/* Pages with a hole before each, so that each is a mapping. */
+static char *scattered(long count)
+{
+	char *memory = new_place((size_t)count * 2 * PAGE);
+
+	for (long n = 0; n < count; n++)
+		fresh_at(memory + n * 2 * PAGE, PAGE);
+	return memory;
+}
+
+/* Each is registered that often in turn. Returns the number of hits. */
+static long each(char *memory, long count, int times)
+{
+	long reused = 0;
+
+	for (long n = 0; n < count; n++)
+		reused += hits(memory + n * 2 * PAGE, times);
+	return reused;
+}
+
+static void at_once(void)
+{
+	char question[0x68] = { sizeof(question) };
+	int maps = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC);
+
+	idle();
+	must(maps >= 0);
+	if (ioctl(maps, PROCMAP_QUERY, question) && errno == ENOTTY)
+		skip_all("the kernel answers no question about a mapping");
+	is(each(scattered(row->value), row->value, 2), row->value, "each is reused at once");
+}
+
+/* A page with a reused region needs no further region, even while there is no answer. */
+static void later(void)
+{
+	char *memory = scattered(row->value);
+
+	if (!refuse_calls(SYS_ioctl, 1, PROCMAP_QUERY, ENOTTY))
+		skip_all("no seccomp filter can be had");
+	each(memory, row->value, 3);
+	ok(stats().idle <= (uint64_t)row->value, "no page has two regions idle");
+	ok(comes(each(memory, row->value, 1) == row->value), "after a while each is reused");
+}
+
+/* The number of mappings. */
+
+static void limit_is_near(int left)
+{
+	if (most_mappings() > 300000)
+		skip_all("vm.max_map_count is so large that the test would need much memory");
+	crowd(NULL, most_mappings() - left);
+}
+
+/* The cache counts the mappings when it starts. */
+static void few_left(void)
+{
+	enum { LEFT = 3000, SCATTERED = 1800, WANTED = 200 };
+	const size_t apart = 4 << 20; /* the watch of a region splits its 2 MiB off the mapping */
+	char *memory = mmap(NULL, SCATTERED * apart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	static struct ibv_mr *regions[SCATTERED];
+	static void *mapped[WANTED];
+	int refused = 0, before;
 
 	must(memory != MAP_FAILED);
-	for (int n = 0; n < BELOW; n += 2)
-		must(mprotect(memory + n * PAGE, PAGE, PROT_READ) == 0);
+	limit_is_near(LEFT);
+	before = mappings();
+	for (int n = 0; n < SCATTERED; n++)
+		regions[n] = reg(memory + (size_t)n * apart, PAGE);
+	for (int n = 0; n < WANTED; n++) {
+		mapped[n] = mmap(NULL, PAGE, n % 2 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		refused += mapped[n] == MAP_FAILED;
+	}
+	is(refused, 0, "of %d mappings left, beside %d registrations, the program gets %d", LEFT, SCATTERED, WANTED);
+	for (int n = 0; n < SCATTERED; n++) {
+		char *page = memory + (size_t)n * apart;
+
+		dereg(regions[n]);
+		if (n % 3)
+			must((n % 3 == 1 ? madvise(page, PAGE, MADV_DONTNEED) : (int)syscall(SYS_madvise, page, PAGE, MADV_DONTNEED)) == 0);
+		once(page);
+	}
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	for (int n = 0; n < WANTED; n++)
+		must(munmap(mapped[n], PAGE) == 0);
+	ok(mappings() <= before + SCATTERED / 2, "a flush gives the others back: %d before, %d after", before, mappings());
 }
 
-static bool used_again(char *memory)
+static long long bytes_read(void)
 {
-	struct rdmamr_stats before;
+	FILE *counts = fopen("/proc/self/io", "re");
+	long long bytes = -1;
 
-	for (int tries = 0; tries < 100; tries++) {
-		before = stats();
-		must(lands(memory));
-		if (stats().hits > before.hits)
-			return true;
-		usleep(20000);
-	}
-	return false;
+	if (!counts || fscanf(counts, "rchar: %lld", &bytes) != 1)
+		skip_all("the kernel does not count what a process reads (/proc/self/io)");
+	must(fclose(counts) == 0);
+	return bytes;
 }
 
-static int process(const struct way *way)
+static void counted_seldom(void)
 {
-	int fd = memfd_create("memory", MFD_CLOEXEC), result = 0;
-	char *private = pages(SIZE / PAGE), *shared;
+	enum { MISSES = 3000 };
+	char *page = pages(1);
+	long long size, before;
 
-	plain = getenv("RDMAMR_CACHE") != NULL;
-	must(!stub_open(STUB_PIN));
-	many_below();
-	must(lands(pages(SIZE / PAGE)));
-	must(fd >= 0 && ftruncate(fd, SIZE) == 0);
-	shared = (char *)syscall(SYS_mmap, NULL, (long)SIZE, (long)(PROT_READ | PROT_WRITE), (long)MAP_SHARED, (long)fd, 0L);
-	must(shared != MAP_FAILED);
-	if (!way->blind())
-		return SKIPPED;
-	for (int round = 0; round < ROUNDS; round++) {
-		bool good = lands(shared);
-
-		good = lands(shared) && good;
-		must(ftruncate(fd, 0) == 0 && ftruncate(fd, SIZE) == 0);
-		good = lands(shared) && good;
-		result |= good ? 0 : STALE;
-		result |= lands(private) ? 0 : LOST;
+	limit_is_near(60);
+	before = bytes_read();
+	must(mappings() > 0);
+	size = bytes_read() - before;
+	before = bytes_read();
+	for (int n = 0; n < MISSES; n++) {
+		once(page);
+		remap(page, PAGE);
 	}
-	if (way->mend) {
-		way->mend();
-		result |= used_again(private) ? 0 : NOT_AGAIN;
-	}
-	return result;
+	is((bytes_read() - before) / size > MISSES / 100, 0, "of %d registrations that miss, not each hundredth reads all mappings", MISSES);
 }
 
-static void examine(int way, bool cache)
+/* After the end of the first thread. */
+
+static void shared_by_other(void)
 {
-	const char *settings[] = { "RDMAMR_CACHE_LINGER=" FOREVER, cache ? "RDMAMR_CACHE=all" : NULL, NULL };
-	const char *calls = cache ? "plain calls" : "relaxed calls";
-	char number[4];
-	int result;
-
-	snprintf(number, sizeof(number), "%d", way);
-	result = once_more(number, settings);
-	if (result == SKIPPED) {
-		skip(ways[way].name, "it cannot be had here");
-		return;
-	}
-	must(result < SKIPPED);
-	ok(!(result & STALE), "%s, %s: shared memory is cut, and data lands in the current page", ways[way].name, calls);
-	ok(!(result & LOST), "%s, %s: and in private memory too", ways[way].name, calls);
-	if (ways[way].mend)
-		ok(!(result & NOT_AGAIN), "%s, %s: whose region is reused afterwards", ways[way].name, calls);
+	is_cut(shared_memory());
 }
+
+static void private_of_other(void)
+{
+	served(idle(), HIT, "private memory");
+}
+
+static pthread_t first;
+
+static void *other(void *unused)
+{
+	must(pthread_join(first, NULL) == 0);
+	((void (*)(void))(uintptr_t)row->of)();
+	row_ends();
+	return unused;
+}
+
+static void first_ends(void)
+{
+	pthread_t thread;
+
+	first = pthread_self();
+	must(pthread_create(&thread, NULL, other, NULL) == 0);
+	pthread_exit(NULL);
+}
+
+#define MANY_IDLE .flags = NO_PINS, .settings = "RDMAMR_CACHE_MAX_IDLE=100000 RDMAMR_CACHE_MAX_IDLE_BYTES=1G"
+
+static const struct row rows[] = {
+	{ "no descriptor is left", unknown, .of = no_descriptor, .flags = BOTH_CALLS },
+	{ "a chroot without /proc", unknown, .of = no_proc, .flags = BOTH_CALLS },
+	{ "a seccomp filter refuses openat", unknown, .of = no_open, .flags = BOTH_CALLS },
+	{ "a seccomp filter fails a read in mid-file", unknown, .of = no_second_page, .flags = BOTH_CALLS },
+	{ "the first thread has ended, shared memory", first_ends, .of = shared_by_other, .flags = BOTH_CALLS },
+	{ "the first thread has ended, private memory", first_ends, .of = private_of_other, .flags = BOTH_CALLS },
+	{ "the first thread has ended, and few mappings are left", first_ends, .of = few_left },
+	{ "few mappings are left", few_left },
+	{ "near the limit the mappings are seldom counted", counted_seldom, .flags = NO_PINS },
+	{ "1000 regions far apart", at_once, 1000, MANY_IDLE },
+	{ "20000 regions far apart", at_once, 20000, MANY_IDLE },
+	{ "1000 regions far apart, all mappings read", later, 1000, MANY_IDLE },
+};
 
 int main(int argc, char **argv)
 {
-	const char *why;
-
-	if (argc == 2)
-		_exit(process(&ways[atoi(argv[1])]));
-	why = stub_open(STUB_PIN);
-	if (why)
-		skip_all(why);
-	must(lands(pages(SIZE / PAGE)));
-	if (stats().bypassed_watch)
-		skip_all("userfaultfd is refused here");
-	for (int way = 0; way < WAYS; way++) {
-		examine(way, false);
-		examine(way, true);
-	}
-	return done_testing();
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
 }

@@ -45,11 +45,6 @@ int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 	return next(run, stack, flags, argument, parent, tls, child);
 }
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
-
 /* The number of times that the library has printed this. */
 static int times(const char *words)
 {
@@ -128,7 +123,7 @@ static void device_serves(void)
 		skip_all("there is no such device (before Linux 6.1), or not for this user");
 	refuse_userfaultfd();
 	is(hits(page, 2), 1, "regions are reused");
-	in_thread(nothing, NULL);
+	second_thread();
 	for (int n = 0; n < 100; n++) {
 		once(page);
 		map_over(page);
@@ -147,13 +142,40 @@ static void device_is_roots(void)
 	says_once("vm.unprivileged_userfaultfd=1");
 	says_once("seccomp profile");
 	says_once(DEVICE);
+	is(times("reuses regions"), 0, "the library promises nothing that it cannot do");
+}
+
+/* As before Linux 5.7. The library calls the stand-in's ioctl, which makes its calls by number. */
+static void lacks_write_protection(long number, const long argument[6])
+{
+	static struct uffdio_api scratch;
+	long *changed = (long *)(uintptr_t)argument;
+	struct uffdio_api *api = (void *)argument[2];
+
+	if (number != SYS_ioctl || argument[1] != (long)UFFDIO_API || stub_syscall(SYS_ioctl, argument[0], UFFDIO_API, api))
+		return;
+	api->features &= ~(uint64_t)UFFD_FEATURE_PAGEFAULT_FLAG_WP;
+	/* The library's own call has a file of its own. */
+	scratch.api = UFFD_API;
+	changed[0] = stub_syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	changed[2] = (long)&scratch;
+}
+
+static void no_write_protection(void)
+{
+	stub_before = lacks_write_protection;
+	none_reused(page);
+	row_rights = IBV_ACCESS_LOCAL_WRITE;
+	none_reused(page);
+	says_once("write protection");
+	is(times("reuses regions"), 0, "the library promises nothing that it cannot do");
 }
 
 static void fence_is_refused(void)
 {
 	char *other = idle();
 
-	in_thread(nothing, NULL);
+	second_thread();
 	leave_idle(page);
 	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
 	/* Where the service of "rdmamr fence" runs, a hit asks the kernel only after such a change. */
@@ -210,7 +232,8 @@ static const struct row rows[] = {
 	{ "threads run out", runs_out, THREADS },
 	{ "userfaultfd(2) is refused, and the device is there", device_serves },
 	{ "userfaultfd(2) is refused, and the device is there for a user", device_serves, 0444 },
-	{ "userfaultfd(2) is refused, and the device as well", device_is_roots },
+	{ "userfaultfd(2) is refused, and the device as well", device_is_roots, .flags = BOTH_CALLS, .settings = "RDMAMR_LOG=info" },
+	{ "userfaultfd has no write protection", no_write_protection, .flags = BOTH_CALLS, .settings = "RDMAMR_LOG=info" },
 	{ "the kernel does not let the library ask", fence_is_refused },
 	{ "the kernel does not let the library name its file", file_cannot_be_named },
 	{ "the kernel does not let the reader read", monitor_cannot_read },

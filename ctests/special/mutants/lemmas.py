@@ -134,7 +134,7 @@ MUTANTS = [
      "suite", "fence_client"),
     # A hook after the effect, and one that counts for the task that makes the call.
     ("W11", "../tool/src/fence/programs.rs", "pub const AT_ENTRY: u32 = 24;", "pub const AT_ENTRY: u32 = 25;",
-     "service", "moved_meanwhile"),
+     "service", "moved a raw mremap moves"),
     ("W11", "../tool/src/fence/programs.rs", 'code.load(U64, 1, 1, btf.field("mm_struct", "owner")?);', "code.call(158);\n        code.copy(1, 0);",
      "service", "fence"),
     ("drivers", "uverbs/driver.rs", 'Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, ', 'Driver { ..direct(RDMA_DRIVER_IRDMA, ',
@@ -194,7 +194,8 @@ def outcome(kind, test):
             raise SystemExit(f"mutants: the suite of providers did not run on {test}:\n{tap[-3000:]}{done.stderr[-3000:]}")
     elif kind == "service":
         tool = WORK / "cargo" / "release" / "rdmamr"
-        preloaded = ["env", f"LD_PRELOAD={ROOT}/target/release/librdmamr.so", f"target/ctests/{test}"]
+        program, *words = test.split(maxsplit=1)
+        preloaded = ["env", f"LD_PRELOAD={ROOT}/target/release/librdmamr.so", f"target/ctests/{program}", *words]
         command = ["ctests/tool/fence.sh", tool, "target/ctests"] if test == "fence" else ["ctests/cache/beside/with_fence.sh", tool, *preloaded]
         done = subprocess.run(["vm/retry", "vm/run", "-k", "6.12", "--", *command], cwd=ROOT, capture_output=True, text=True)
         tap = done.stdout

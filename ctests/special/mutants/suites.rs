@@ -8,18 +8,16 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 16] = [
+const SUITES: [&str; 14] = [
     "unwatched",
-    "first_thread_ended",
     "mappings_unknown",
-    "far_apart_used_again",
     "regions_ended",
     "starts_later",
     "callers",
     "loaded_by_dlopen",
     "plain_first",
     "shortages",
-    "moved_in_pieces",
+    "moved",
     "trace_fails",
     "filters",
     "settings",

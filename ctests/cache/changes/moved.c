@@ -1,0 +1,591 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Registered memory is moved: by mremap(2), by realloc inside the C library, as one mapping or as
+ * several, beside other threads. The watch of a part of a mapping splits it, and mremap accepts a
+ * single mapping (Linux 6.17: several, of which it stops at the first that a userfaultfd watches). A
+ * program that could move its memory still can, to the same effect, and a registration gets the
+ * memory that is at its address.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h).
+ */
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include "../../lib/stub_rows.h"
+
+#ifndef MREMAP_DONTUNMAP
+#define MREMAP_DONTUNMAP 4
+#endif
+enum { MIB = 1 << 20, CHUNK = 2 * MIB, LARGE = 3 * CHUNK, TO = MREMAP_MAYMOVE | MREMAP_FIXED };
+enum { READ_WRITE = PROT_READ | PROT_WRITE, OWN = MAP_PRIVATE | MAP_ANONYMOUS, SHARED = MAP_SHARED | MAP_ANONYMOUS };
+
+static void leave(void *at, size_t length)
+{
+	for (int time = 0; time < 2; time++)
+		dereg(reg(at, length));
+}
+
+/* The byte at an address; -1 if it cannot be read. */
+static int there(const char *at)
+{
+	unsigned char byte;
+	struct iovec from = { (void *)(uintptr_t)at, 1 }, to = { &byte, 1 };
+
+	return process_vm_readv(getpid(), &to, 1, &from, 1, 0) == 1 ? byte : -1;
+}
+
+/* To an address that the kernel chooses: a page at row->value was registered. */
+
+static void watched_in_part(void)
+{
+	char *at = new_place(LARGE), *moved;
+	size_t size = *(const size_t *)row->of;
+
+	fresh_at(at, LARGE);
+	leave_idle(at + row->value);
+	memset(at, 7, LARGE);
+	moved = mremap(at, LARGE, size, MREMAP_MAYMOVE);
+	if (!ok(moved != MAP_FAILED, "it is moved"))
+		return;
+	ok(moved[0] == 7 && moved[row->value] == 7 && moved[5 * MIB - 1] == 7, "with its content");
+	once(moved + row->value);
+	if (moved != at)
+		fresh_at(at, LARGE);
+	once(at + row->value);
+}
+
+/* Many small regions, one of which ends last, since its memory has changed when they are flushed. */
+static void flushed(void)
+{
+	enum { COUNT = CHUNK / PAGE / 3 };
+	static struct ibv_mr *regions[COUNT];
+	char *at = new_place(LARGE);
+	int before = mappings();
+
+	fresh_at(at, LARGE);
+	for (int n = 0; n < COUNT; n++)
+		regions[n] = reg(at + 3 * n * PAGE, PAGE);
+	for (int n = 0; n < COUNT; n++)
+		dereg(regions[n]);
+	must(madvise(at + 300 * PAGE, PAGE, MADV_DONTNEED) == 0);
+	/* This makes the cache see the change before the flush. */
+	ok(stats().idle >= COUNT - 1, "many small regions are idle");
+	is(ibv_flush_relaxed_mr(stub_pd()), 0, "they are flushed");
+	ok(mappings() <= before + 8, "and leave the memory unsplit: %d mappings before, %d after", before, mappings());
+	ok(mremap(at, LARGE, 2 * LARGE, MREMAP_MAYMOVE) != MAP_FAILED, "and it can be moved");
+}
+
+/*
+ * To a fixed address. The kernel unmaps the target before it refuses several mappings. A thread that
+ * maps memory at an unmapped target must not lose it, and must get nothing of a move that succeeds
+ * without the library.
+ */
+
+enum { ROUNDS = 100, MARK = 0x5a, MOVED = 7 };
+static char *target;
+static _Atomic bool wanted;
+static enum { WAITS, TRIES, HAS } _Atomic taker;
+
+static void *take(void *nothing)
+{
+	for (;;) {
+		bool has = false;
+
+		while (!wanted)
+			sched_yield();
+		taker = TRIES;
+		while (wanted && !has)
+			has = syscall(SYS_mmap, target, (long)LARGE, READ_WRITE, OWN | MAP_FIXED_NOREPLACE, -1, 0L) == (long)target;
+		if (has)
+			memset(target, MARK, LARGE);
+		while (wanted)
+			sched_yield();
+		taker = has ? HAS : WAITS;
+	}
+	return nothing;
+}
+
+static void to_taken_place(void)
+{
+	int moved = 0, taken = 0, kept = 0, right = 0;
+	pthread_t thread;
+
+	target = new_place(LARGE);
+	must(pthread_create(&thread, NULL, take, NULL) == 0);
+	for (int round = 0; round < ROUNDS; round++) {
+		char *source = new_place(LARGE), *got;
+
+		fresh_at(source, LARGE);
+		memset(source, MOVED, LARGE);
+		if (row->value > 1)
+			must(mprotect(source + 5 * MIB, PAGE, PROT_READ) == 0);
+		leave(source + 3 * MIB, PAGE);
+		must(mmap(target, LARGE, PROT_NONE, OWN | MAP_FIXED, -1, 0) == target);
+		taker = WAITS;
+		wanted = true;
+		while (taker != TRIES)
+			sched_yield();
+		got = mremap(source, LARGE, LARGE, TO, target);
+		must(got == target || errno == EFAULT);
+		wanted = false;
+		while (taker == TRIES)
+			sched_yield();
+		moved += got == target;
+		right += got == target && there(target) == MOVED;
+		taken += taker == HAS;
+		kept += taker == HAS && there(target) == MARK && there(target + LARGE - 1) == MARK;
+		munmap(source, LARGE);
+		munmap(target, LARGE);
+	}
+	if (row->value == 1) {
+		is(moved, ROUNDS, "every move succeeds");
+		is(taken, 0, "no other thread gets the target");
+	}
+	is(right, moved, "the moved data is at the target, %d times", moved);
+	is(kept, taken, "a mapping that another thread makes there stays, %d times", taken);
+}
+
+/*
+ * Several mappings, to a fixed address: the call's answer and the memory afterwards are those of the
+ * same mappings at another place, where nothing is registered.
+ */
+
+enum { PAGES = 16 };
+static int file;
+
+/* The outcome: the answer, and the first byte of each page of the source and the target. */
+struct outcome {
+	int err, there[2 * PAGES];
+};
+
+static void map(char *place, int first, int count, int protection, int flags)
+{
+	char *at = place + first * PAGE;
+
+	must(mmap(at, (size_t)count * PAGE, protection, flags | MAP_FIXED, flags & MAP_ANONYMOUS ? -1 : file, 0) == at);
+	for (int page = 0; protection & PROT_WRITE && page < count; page++)
+		at[page * PAGE] = (char)(first + page + 1);
+}
+
+/* Registers it, if this is the place for that. */
+static void use(char *place, int first, int count, bool registered)
+{
+	for (int round = 0; registered && round < 2; round++) {
+		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), place + first * PAGE, (size_t)count * PAGE, LOCAL_AND_REMOTE);
+
+		must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+	}
+}
+
+static void others_follow(char *place, bool registered)
+{
+	map(place, 0, 4, READ_WRITE, OWN);
+	map(place, 4, 4, READ_WRITE, SHARED);
+	map(place, 12, 4, READ_WRITE, MAP_PRIVATE);
+	use(place, 0, 2, registered);
+}
+
+static void in_the_middle(char *place, bool registered)
+{
+	map(place, 0, 4, READ_WRITE, SHARED);
+	map(place, 8, 4, READ_WRITE, OWN);
+	use(place, 9, 1, registered);
+}
+
+static void behind_a_hole(char *place, bool registered)
+{
+	map(place, 0, 4, READ_WRITE, OWN);
+	map(place, 8, 4, READ_WRITE, OWN);
+	use(place, 9, 1, registered);
+}
+
+static void refused(char *place, bool registered)
+{
+	map(place, 0, 4, PROT_NONE, OWN);
+	map(place, 4, 4, PROT_READ, MAP_PRIVATE);
+	use(place, 0, 4, registered);
+}
+
+static void replaced(char *place, bool registered)
+{
+	map(place, 0, PAGES, READ_WRITE, OWN);
+	use(place, 2, 10, registered);
+	map(place, 4, 4, READ_WRITE, OWN);
+}
+
+static void replaced_past_library(char *place, bool registered)
+{
+	char *part = place + 4 * PAGE;
+
+	map(place, 0, PAGES, READ_WRITE, OWN);
+	use(place, 2, 10, registered);
+	must(syscall(SYS_mmap, part, 4L * PAGE, READ_WRITE, OWN | MAP_FIXED, -1, 0L) == (long)part);
+}
+
+static struct outcome outcome_of(bool registered)
+{
+	char *place = new_place(3 * PAGES * PAGE), *to = place + 2 * PAGES * PAGE, *moved;
+	struct outcome outcome = { 0 };
+
+	((void (*)(char *, bool))(uintptr_t)row->of)(place, registered);
+	moved = mremap(place, PAGES * PAGE, PAGES * PAGE, TO | (int)row->value, to);
+	outcome.err = moved == MAP_FAILED ? errno : 0;
+	for (int page = 0; page < PAGES; page++) {
+		outcome.there[page] = there(place + page * PAGE);
+		outcome.there[PAGES + page] = there(to + page * PAGE);
+	}
+	return outcome;
+}
+
+static void several(void)
+{
+	struct outcome without, with;
+
+	file = memfd_create("file", MFD_CLOEXEC);
+	must(file >= 0 && ftruncate(file, PAGES * PAGE) == 0);
+	without = outcome_of(false);
+	with = outcome_of(true);
+	is(with.err, without.err, "the same answer (%s)", without.err ? strerrorname_np(without.err) : "they move");
+	ok(!memcmp(with.there, without.there, sizeof(with.there)), "the same memory at both places");
+}
+
+/*
+ * realloc grows a large block of the C library by an mremap inside the C library. It must still move
+ * the pages and not copy them: a copy touches each page of a new block, and the kernel counts that.
+ */
+
+enum { SIZE = 64 * MIB, FEW = SIZE / PAGE / 8 };
+
+static char *block_of(size_t size)
+{
+	char *block = malloc(size);
+
+	must(block);
+	for (size_t at = 0; at < size; at += PAGE)
+		block[at] = (char)(at / PAGE + 1);
+	return block;
+}
+
+/* Two times, since the first leaves the block in another place. */
+static char *grown(char *block)
+{
+	for (int time = 1; time <= 2; time++) {
+		long before = faults(), more;
+		int wrong = 0;
+
+		block = realloc(block, SIZE + (size_t)time * 4 * MIB);
+		must(block);
+		more = faults() - before;
+		ok(more < FEW, "realloc %d touches few pages: %ld of %d", time, more, SIZE / PAGE);
+		for (size_t at = 0; at < SIZE; at += PAGE)
+			wrong += block[at] != (char)(at / PAGE + 1);
+		is(wrong, 0, "realloc %d leaves the data", time);
+		leave(block + 20 * MIB, MIB);
+		once(block + 20 * MIB);
+		/* The device has written to one page. */
+		block[20 * MIB] = (char)(20 * MIB / PAGE + 1);
+	}
+	return block;
+}
+
+static void a_part(char *block) { leave(block + SIZE / 2, MIB); }
+static void in_use(char *block) { reg(block + SIZE / 2, MIB); }
+static void all_of_it(char *block) { leave(block, SIZE); }
+
+static void many_parts(char *block)
+{
+	for (size_t at = MIB; at < SIZE; at += 7 * MIB)
+		leave(block + at, 3 * PAGE);
+}
+
+/*
+ * A region lies across a boundary of 2 MiB, the unit of the watch, and another in one of the two
+ * units. The watch of both units ends, whichever region the cache finds first.
+ */
+static void across(char *block)
+{
+	char *boundary = (char *)(((uintptr_t)block + SIZE / 2) & ~(uintptr_t)(CHUNK - 1));
+
+	leave(boundary - PAGE, 2 * PAGE);
+	leave(boundary + row->value * PAGE, PAGE);
+}
+
+static void beside(char *block)
+{
+	char *other = block_of(4 * MIB), *third = block_of(SIZE);
+
+	(void)block;
+	leave(other, 4 * MIB);
+	leave(other + 3 * MIB, PAGE);
+	grown(third);
+}
+
+static void before_6_16(void)
+{
+	int one = open_userfaultfd(0), other = open_userfaultfd(0);
+	struct uffdio_register watch = { .range = { (uintptr_t)pages(1), PAGE }, .mode = UFFDIO_REGISTER_MODE_WP };
+
+	if (ioctl(one, UFFDIO_REGISTER, &watch) || !ioctl(other, UFFDIO_UNREGISTER, &watch.range))
+		skip_all("before Linux 6.16 a watch without a region stays");
+	close(one);
+	close(other);
+}
+
+/* A region so large that its watch outlives it. */
+static void ended(char *block)
+{
+	before_6_16();
+	leave(block + SIZE / 2, 16 * MIB);
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+}
+
+/* A call changes a page of a large region. The rest of the region stays watched. */
+static void changed_in_part(char *block)
+{
+	char *changed = block + 20 * MIB;
+
+	before_6_16();
+	reg(block + MIB, 40 * MIB);
+	must(madvise(changed - (uintptr_t)changed % PAGE, PAGE, MADV_DONTNEED) == 0);
+	*changed = (char)(20 * MIB / PAGE + 1);
+}
+
+/* The kernel counts each touched page, unless it is huge. Each block is a mapping of its own. */
+static char *large_block(void)
+{
+	must(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) == 0 && mallopt(M_MMAP_THRESHOLD, MIB) == 1);
+	return block_of(SIZE);
+}
+
+static void reallocated(void)
+{
+	char *block = large_block();
+
+	((void (*)(char *))(uintptr_t)row->of)(block);
+	grown(block);
+}
+
+/* Without growth the region stays as it is. */
+static void same_size(void)
+{
+	char *block = large_block();
+	uint64_t hits;
+
+	leave(block + SIZE / 2, MIB);
+	hits = stats().hits;
+	must((block = realloc(block, SIZE - 100)) != NULL);
+	leave(block + SIZE / 2, MIB);
+	is((long long)(stats().hits - hits), 2, "the region is reused");
+}
+
+/*
+ * Before realloc's mremap the library stops watching what is watched of the block, and at that moment
+ * another thread registers a page of the block. The kernel reports no change of that page any more, so
+ * its region must not be reused when new memory is there.
+ */
+
+enum { BLOCK = 64 * PAGE };
+/* The end of a watch that covers this address waits until it is NULL. */
+static _Atomic(char *) held;
+static _Atomic bool waits;
+
+static void hold(long number, const long argument[6])
+{
+	const struct uffdio_range *range = (const void *)argument[2];
+
+	if (number != SYS_ioctl || argument[1] != (long)UFFDIO_UNREGISTER)
+		return;
+	while (held && (uintptr_t)held - range->start < range->len) {
+		waits = true;
+		stub_syscall(SYS_sched_yield);
+	}
+}
+
+static void *enlarge(void *block)
+{
+	char *other = realloc(block, 64 * BLOCK);
+
+	must(other && other != block);
+	return other;
+}
+
+static void registered_during_realloc(void)
+{
+	char *block, *page;
+	pthread_t thread;
+
+	must(mallopt(M_MMAP_THRESHOLD, BLOCK / 2) == 1 && (block = malloc(BLOCK)));
+	page = (char *)((uintptr_t)block & ~(uintptr_t)(PAGE - 1)) + 16 * PAGE;
+	memset(block, 1, BLOCK);
+	dereg(reg(page, PAGE));
+	/* The mapping of the block is whole no more. */
+	must(munmap(page + 8 * PAGE, PAGE) == 0);
+	fresh_at(page + 8 * PAGE, PAGE);
+	stub_before = hold;
+	held = page;
+	must(pthread_create(&thread, NULL, enlarge, block) == 0);
+	ok(comes(waits), "the watch is about to end");
+	dereg(reg(page, PAGE));
+	held = NULL;
+	must(pthread_join(thread, NULL) == 0);
+	fresh_at(page, PAGE);
+	once(page);
+}
+
+/*
+ * One thread moves registered memory by mremap. Another sees its data at the new address and
+ * registers the old one, all before mremap has returned: no region of the moved pages may serve it.
+ *
+ * This does not hold for a raw system call (docs/limits.md): the kernel moves the pages before it
+ * marks the change as in flight. The test prints how often the race is lost, and judges it only if
+ * the service "rdmamr fence" has the kernel count the change before the move.
+ */
+
+enum { RACES = 60 };
+static char *from, *to;
+static _Atomic int go, done;
+static sigjmp_buf out;
+
+static void *mover(void *argument)
+{
+	go = 1;
+	must((row->value ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, TO, to) : mremap(from, SIZE, SIZE, TO, to)) == to);
+	done = 1;
+	return argument;
+}
+
+static void jump(int number)
+{
+	(void)number;
+	siglongjmp(out, 1);
+}
+
+/* Whether the page is there. An access to a missing page waits until mremap has returned. */
+static bool sees(volatile const char *page)
+{
+	return sigsetjmp(out, 1) ? false : *page == 7;
+}
+
+/* The target is one to which page tables cannot move as a whole: it begins at another page of its 2 MiB. */
+static void places(void)
+{
+	from = new_place(2 * (SIZE + CHUNK));
+	to = from + SIZE + CHUNK + PAGE;
+	fresh_at(from, SIZE);
+	must(madvise(from, SIZE, MADV_NOHUGEPAGE) == 0);
+	memset(from, 7, SIZE);
+}
+
+/* The seconds that the kernel takes, with no other thread beside it. */
+static double alone(void)
+{
+	double begun;
+
+	places();
+	begun = seconds_now();
+	mover(NULL);
+	begun = seconds_now() - begun;
+	must(munmap(to, SIZE) == 0);
+	return begun;
+}
+
+static void meanwhile(void)
+{
+	int seen = 0, hits = 0, stale = 0;
+	double length = alone();
+
+	must(signal(SIGSEGV, jump) != SIG_ERR);
+	for (int round = 0; round < RACES; round++) {
+		pthread_t thread;
+		bool sees_it;
+		double begun;
+
+		places();
+		leave(from, SIZE);
+		go = done = 0;
+		must(pthread_create(&thread, NULL, mover, NULL) == 0);
+		while (!go)
+			sched_yield();
+		do {
+			begun = seconds_now();
+			while (seconds_now() < begun + length * (round % 20) / 20)
+				continue;
+			sees_it = sees(to);
+			/* The library's mremap has work to do before the kernel moves the pages. */
+		} while (!row->value && !sees_it && !done);
+		if (sees_it && !done) {
+			long registered = stub_registered();
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), from, SIZE, LOCAL_AND_REMOTE);
+
+			seen++;
+			if (mr && stub_registered() == registered) {
+				hits++;
+				/* The device writes to the pages that moved. */
+				stale += stub_write(&(struct ibv_mr){ .addr = from, .length = 1, .lkey = mr->lkey }, 9) == 0 &&
+					 ((volatile char *)to)[0] == 9;
+			}
+			must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+		}
+		must(pthread_join(thread, NULL) == 0 && munmap(to, SIZE) == 0);
+	}
+	printf("# of %d registrations of the old address %d got a region, and %d one of the pages that moved\n", seen, hits, stale);
+	if (!row->value || stats().fence_asked)
+		is(stale, 0, "none of %d registrations gets a region of the pages that moved", seen);
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	is(stub_registered() - stub_deregistered(), 0, "the device has no region left");
+}
+
+#define PART(words, at, size) { "mremap, " words, watched_in_part, at, &(const size_t){ size } }
+#define SEVERAL(words, flags, prepare) { "mremap of several mappings, " words, several, flags, prepare }
+#define REALLOC(words, prepare, value) { "realloc, " words, reallocated, value, prepare }
+#define MEANWHILE(call, raw) { "registered while " call " moves it", meanwhile, raw, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
+
+static const struct row rows[] = {
+	PART("its first page was registered", 0, 2 * LARGE),
+	PART("a page inside was registered", 3 * MIB, 2 * LARGE),
+	PART("a page inside was registered, and it shrinks", 3 * MIB, 5 * MIB),
+	{ "mremap after a flush", flushed },
+	{ "mremap of one mapping to a place that another thread wants", to_taken_place, 1 },
+	{ "mremap of two mappings to a place that another thread wants", to_taken_place, 2 },
+	SEVERAL("memory of other kinds follows", 0, others_follow),
+	SEVERAL("the registered memory is in the middle", 0, in_the_middle),
+	SEVERAL("its registration was refused", 0, refused),
+	SEVERAL("a part was replaced", 0, replaced),
+	SEVERAL("a part was replaced by a raw system call", 0, replaced_past_library),
+	SEVERAL("the old mappings are to stay", MREMAP_DONTUNMAP, others_follow),
+	SEVERAL("the old mappings are to stay, and the first is not registered", MREMAP_DONTUNMAP, behind_a_hole),
+	REALLOC("a part of the block was registered", a_part, 0),
+	REALLOC("a part of the block is registered", in_use, 0),
+	REALLOC("many parts of the block were registered", many_parts, 0),
+	REALLOC("a region across a boundary and one below were registered", across, -9),
+	REALLOC("a region across a boundary and one above were registered", across, 9),
+	REALLOC("all of the block was registered", all_of_it, 0),
+	REALLOC("memory beside the block was registered", beside, 0),
+	REALLOC("a large region in the block has ended", ended, 0),
+	REALLOC("a large region in the block has changed in part", changed_in_part, 0),
+	{ "realloc, the size stays", same_size },
+	{ "registered during realloc", registered_during_realloc },
+	MEANWHILE("mremap", false),
+	MEANWHILE("a raw mremap", true),
+};
+
+static void around(void)
+{
+	if (!uffd_features())
+		skip_all("no memory can be watched here");
+	on_stub();
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, around);
+}
