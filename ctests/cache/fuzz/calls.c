@@ -21,8 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#ifndef PROT_GROWSDOWN
-#define PROT_GROWSDOWN 0x01000000
+#ifndef PROT_GROWSUP
 #define PROT_GROWSUP 0x02000000
 #endif
 enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, DONTNEED_LOCKED = 24 };
@@ -33,15 +32,13 @@ static const size_t segment_sizes[SEGMENTS] = { 4 * PAGE, 9 * PAGE - 100, 20 * P
 
 int step_number;
 bool calm_sequence;
-static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd, spare[2];
+static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
 /*
  * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
  * left apart when one grew down to another, or at the ends of an mmap that a limit refused, and
  * joins none without its descriptor (docs/limits.md).
  */
 static bool page_by_page;
-bool library_lost_its_file;
-int forks;
 /*
  * Whether a raw system call has mapped memory. The kernel does not merge it with watched memory
  * around it, and later cannot (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
@@ -241,7 +238,7 @@ static void remap_step(const struct step *step)
 	if (old_length > PAGE && !(moves_pieces && is_move(flags, old_length, new_length)) &&
 	    (in_pieces || crosses_chunk(old, old_length)))
 		old_length = new_length = PAGE;
-	if (old_length > PAGE && (page_by_page || library_lost_its_file))
+	if (old_length > PAGE && page_by_page)
 		old_length = new_length = PAGE;
 	result = make_remap(raw, old, old_length, new_length, flags, new);
 	if (result != -1 && !is_inside((char *)result)) {
@@ -269,20 +266,19 @@ static void remap_step(const struct step *step)
 	}
 }
 
-static void protect(const struct step *step, int more)
+static void protect_step(const struct step *step)
 {
 	static const int list[] = { PROT_READ, PROT_NONE, PROT_WRITE, PROT_READ | PROT_WRITE };
 	char *at = odd_at(step);
 	size_t length = odd_length(step);
 	uint32_t how = step->word[1] % 16;
-	int protection = list[step->word[0] % 4] | more;
+	int protection = list[step->word[0] % 4] | (step->word[2] % 16 ? 0 : PROT_GROWSUP);
 	bool raw = step->raw, by_key = how >= 14;
 	long result;
 
 	if (how == 0)
 		protection |= 0x40; /* no such right */
-	if (raw && (protection & 3) != 3 &&
-	    (raw_is_known_to_differ(at, length) || protection & PROT_GROWSDOWN))
+	if ((protection & 3) != 3 && raw_is_known_to_differ(at, length))
 		raw = false;
 	begin(by_key ? "pkey_mprotect" : "mprotect", raw, at, length);
 	note(", %#x)", protection);
@@ -292,16 +288,6 @@ static void protect(const struct step *step, int more)
 	else
 		result = raw ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
 	note_result(result);
-}
-
-static void protect_step(const struct step *step)
-{
-	protect(step, step->word[2] % 16 ? 0 : PROT_GROWSUP);
-}
-
-static void protect_down_step(const struct step *step)
-{
-	protect(step, PROT_GROWSDOWN);
 }
 
 /*
@@ -420,17 +406,6 @@ static void detach_step(const struct step *step)
 	begin("shmdt", step->raw, at, 0);
 	note(")");
 	note_result(step->raw ? syscall(SYS_shmdt, at) : shmdt(at));
-}
-
-static void remap_file_pages_step(const struct step *step)
-{
-	char *at = odd_at(step);
-	size_t length = odd_length(step), page = step->word[0] % 32;
-
-	begin("remap_file_pages", step->raw, at, length);
-	note(", page %zu)", page);
-	note_result(step->raw ? syscall(SYS_remap_file_pages, at, length, 0, page, 0) :
-				 remap_file_pages(at, length, 0, page, 0));
 }
 
 static void cut_file(uint32_t word, bool raw)
@@ -558,191 +533,30 @@ static void fork_step(const struct step *step)
 	must(waitpid(pid, &status, 0) == pid);
 	if (!status)
 		must(read(to_parent[0], &sum, sizeof(sum)) == sizeof(sum));
-	forks++;
 	note(" status %#x, sees %016llx", (unsigned int)status, (unsigned long long)sum);
 }
 
-/*
- * A task that shares the memory and is no thread of this process changes memory, and ends, or is
- * killed: by itself, or by this process in the call. Then the kernel does not report the change to
- * the library. The call is on much memory, so that the signal comes during the call.
- */
-enum { EXITS, KILLS_ITSELF, IS_KILLED };
-enum { LARGE = 64 << 20 };
-
-static struct {
-	const struct step *step;
-	char *at;
-	size_t length;
-	int how;
-} task;
-
-static int in_task(void *argument)
-{
-	uint32_t change = task.how == IS_KILLED ? 0 : task.step->word[1] % 3;
-	bool raw = task.how == IS_KILLED || task.step->raw;
-	long result;
-
-	if (change == 0)
-		result = raw ? syscall(SYS_munmap, task.at, task.length) : munmap(task.at, task.length);
-	else if (change == 1)
-		result = syscall(SYS_madvise, task.at, task.length, MADV_DONTNEED);
-	else
-		result = syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
-				 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)task.at ? 0 : -1;
-	if (task.how != IS_KILLED)
-		note_result(result);
-	if (task.how == KILLS_ITSELF)
-		syscall(SYS_kill, syscall(SYS_getpid), SIGKILL);
-	syscall(SYS_exit, 0);
-	return argument != NULL;
-}
-
-static bool is_gone(char *at)
-{
-	unsigned char there;
-
-	return syscall(SYS_mincore, at, PAGE, &there) != 0;
-}
-
-/* Runs the task. Returns false if the kernel makes none. */
-static bool run_task(const struct step *step)
-{
-	static _Alignas(16) char stack[1 << 20];
-	int flags = CLONE_VM | SIGCHLD | (step->word[0] % 2 ? CLONE_FILES | CLONE_FS | CLONE_SIGHAND : 0);
-	pid_t pid = clone(in_task, stack + sizeof(stack), flags, NULL), ended = 0;
-
-	if (pid < 0) {
-		note_result(-1);
-		return false;
-	}
-	while (task.how == IS_KILLED && !ended && !is_gone(task.at)) {
-		ended = waitpid(pid, NULL, WNOHANG);
-		must(ended >= 0);
-	}
-	if (task.how == IS_KILLED && !ended)
-		must(kill(pid, SIGKILL) == 0);
-	while (!ended) {
-		ended = waitpid(pid, NULL, 0);
-		must(ended == pid || errno == EINTR);
-		ended = ended == pid ? pid : 0;
-	}
-	happened(task.how == EXITS ? TASK_ENDED : TASK_KILLED);
-	return true;
-}
-
-/* If the program has new memory after the change, an older region would be stale. */
-static void killed_in_call(const struct step *step)
-{
-	char *at = (char *)0x200100000000;
-	size_t length = step->count * (size_t)PAGE;
-
-	note("clone(CLONE_VM), a task is killed in munmap: mmap");
-	if (mmap(at, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at) {
-		note_result(-1);
-		return;
-	}
-	must(madvise(at, LARGE, MADV_NOHUGEPAGE) == 0);
-	for (size_t page = 0; page < LARGE; page += PAGE)
-		at[page] = 1;
-	use_memory(at, length, 4);
-	task.at = at;
-	task.length = LARGE;
-	if (run_task(step)) {
-		must(is_gone(at));
-		note_result(syscall(SYS_mmap, at, length, PROT_READ | PROT_WRITE,
-				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (long)at ? 0 : -1);
-		use_memory(at, length, 4);
-	}
-	note(" munmap");
-	note_result(munmap(at, LARGE));
-}
-
-static void clone_step(const struct step *step)
-{
-	/* Then the cache cannot stop watching memory (docs/limits.md). */
-	library_lost_its_file |= are_files_refused();
-	task.step = step;
-	task.how = (int)(step->word[2] % 3);
-	if (task.how == IS_KILLED) {
-		killed_in_call(step);
-		return;
-	}
-	task.at = at_of(step);
-	task.length = length_of(step);
-	begin("clone(CLONE_VM), a task changes", step->raw, task.at, task.length);
-	note(") and %s:", task.how == EXITS ? "ends" : "kills itself");
-	use_memory(task.at, task.length, 4);
-	if (!run_task(step))
-		return;
-	is_new(task.at, task.length);
-	in_pieces = true;
-	if (step->first < PLACE_PAGES && step->word[4] % 4) {
-		note_result(syscall(SYS_mmap, task.at, task.length, PROT_READ | PROT_WRITE,
-				    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0));
-		use_memory(task.at, task.length, 4);
-	}
-}
-
-/* As a daemon does, and as a program that uses its descriptors' numbers as it likes. */
-static void close_files_step(const struct step *step)
-{
-	(void)step;
-	page_by_page = library_lost_its_file = true;
-	note("close_range(50)");
-	note_result(syscall(SYS_close_range, 50, UINT_MAX, 0));
-}
-
-static void dup_over_step(const struct step *step)
-{
-	static const char *const names[] = { "a pipe", "a memfd" };
-	uint32_t which = step->word[0] % 2;
-	char text[16] = { 0 };
-	int number = 60 + (int)(step->word[1] % 3);
-
-	page_by_page = library_lost_its_file = true;
-	note("dup2(%s, %d)", names[which], number);
-	note_result(dup2(which ? files[MEMFD] : spare[1], number));
-	if (which == 0 && !are_files_refused()) {
-		note(" write");
-		note_result(write(number, "of the program", 14));
-		note(" read");
-		note_result(read(spare[0], text, sizeof(text)));
-		note(" %s", text);
-	}
-}
-
 const struct kind kinds[] = {
-	{ "mmap", 150, map_step, NULL },
-	{ "munmap", 50, unmap_step, NULL },
-	{ "mremap", 110, remap_step, NULL },
-	{ "mprotect", 50, protect_step, NULL },
-	{ "mprotect down", 5, protect_down_step,
-	  "docs/limits.md: PROT_GROWSDOWN reaches further where the library has joined mappings that a stack left apart" },
-	{ "madvise", 120, advise_step, NULL },
-	{ "process_madvise", 30, process_advise_step, NULL },
-	{ "brk", 40, break_step, NULL },
-	{ "shmat", 40, attach_step, NULL },
-	{ "shmdt", 30, detach_step, NULL },
-	{ "remap_file_pages", 10, remap_file_pages_step,
-	  "docs/limits.md: EINVAL where the watch has split the mapping" },
-	{ "ftruncate", 20, cut_step, NULL },
-	{ "fallocate", 20, punch_step, NULL },
-	{ "pwrite", 15, write_file_step, NULL },
-	{ "pread", 15, read_into_step, NULL },
-	{ "mlock", 25, lock_step, NULL },
-	{ "msync", 8, sync_step, NULL },
-	{ "write", 110, write_step, NULL },
-	{ "fork", 20, fork_step, NULL },
-	{ "no files", 2, no_files_step, NULL },
-	{ "limit", 12, limit_step, NULL },
-	{ "clone", 2, clone_step, NULL },
-	{ "realloc", 10, realloc_step, NULL },
-	{ "close files", 1, close_files_step, NULL },
-	{ "dup over", 2, dup_over_step, NULL },
-	{ "register", 330, register_step, NULL },
-	{ "deregister", 150, deregister_step, NULL },
-	{ "device", 50, device_step, NULL },
+	{ "mmap", 150, map_step },
+	{ "munmap", 50, unmap_step },
+	{ "mremap", 110, remap_step },
+	{ "mprotect", 50, protect_step },
+	{ "madvise", 120, advise_step },
+	{ "process_madvise", 30, process_advise_step },
+	{ "brk", 40, break_step },
+	{ "shmat", 40, attach_step },
+	{ "shmdt", 30, detach_step },
+	{ "ftruncate", 20, cut_step },
+	{ "fallocate", 20, punch_step },
+	{ "pwrite", 15, write_file_step },
+	{ "pread", 15, read_into_step },
+	{ "mlock", 25, lock_step },
+	{ "msync", 8, sync_step },
+	{ "write", 110, write_step },
+	{ "fork", 20, fork_step },
+	{ "register", 330, register_step },
+	{ "deregister", 150, deregister_step },
+	{ "device", 50, device_step },
 };
 const int kinds_count = sizeof(kinds) / sizeof(*kinds);
 
@@ -779,7 +593,7 @@ void calls_open(void)
 	files[DISK] = pattern_file(mkstemp(name), file_pages[DISK]);
 	must(unlink(name) == 0);
 	files[ZERO] = open("/dev/zero", O_RDWR | O_CLOEXEC);
-	must(files[ZERO] >= 0 && pipe2(to_parent, O_CLOEXEC) == 0 && pipe2(spare, O_CLOEXEC | O_NONBLOCK) == 0);
+	must(files[ZERO] >= 0 && pipe2(to_parent, O_CLOEXEC) == 0);
 	pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
 	must(pidfd >= 0);
 	for (int n = 0; n < SEGMENTS; n++) {
@@ -790,43 +604,12 @@ void calls_open(void)
 	look_windows();
 }
 
-const char *const events[EVENTS] = {
-	[GROWN] = "a block grows in place or by its pages",
-	[TASK_ENDED] = "a task of clone ends",
-	[TASK_KILLED] = "a task of clone is killed",
-	[NO_ADDRESSES] = "RLIMIT_AS refuses",
-	[NO_DATA] = "RLIMIT_DATA refuses",
-	[NO_PINS] = "RLIMIT_MEMLOCK refuses",
-	[NO_PROCESSES] = "RLIMIT_NPROC refuses",
-	[NO_FILES] = "RLIMIT_NOFILE refuses",
-};
-static int times[sizeof(kinds) / sizeof(*kinds)], event_times[EVENTS];
-
-void happened(enum event event)
-{
-	event_times[event]++;
-}
-
-void cannot_happen(enum event event)
-{
-	event_times[event] = -1;
-}
-
 void note_counts(void)
 {
 	for (int n = 0; n < kinds_count; n++) {
 		note("# kind %d %d", n, times[n]);
 		note_end();
 	}
-	for (int n = 0; n < EVENTS; n++) {
-		note("# event %d %d", n, event_times[n]);
-		note_end();
-	}
-}
-
-bool lowers_limits(const struct step *step)
-{
-	return kinds[step->kind].run == limit_step || kinds[step->kind].run == no_files_step;
 }
 
 void run_step(const struct step *step)

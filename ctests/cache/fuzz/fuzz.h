@@ -2,8 +2,7 @@
 /*
  * The differential fuzzer of memory calls. memory.c compares the runs of a sequence, steps.c draws
  * the sequences, calls.c makes the calls, look.c writes the memory as a program sees it, and
- * regions.c registers memory and lets the device read and write it. limits.c lowers the process's
- * limits, and beyond.c makes calls that need memory of their own.
+ * regions.c registers memory and lets the device read and write it.
  *
  * Most memory is in two windows. A page has a number: the first PLACE_PAGES are the place, at a
  * fixed address around a boundary of 2 MiB; the rest are the heap, above the initial break.
@@ -18,9 +17,6 @@
 #include "../../lib/tap.h"
 
 enum { PLACE_PAGES = 96, HEAP_PAGES = 24, ALL_PAGES = PLACE_PAGES + HEAP_PAGES, REGIONS = 6, WORDS = 8 };
-
-/* The number of the first user as whom a run may run (memory.c). */
-enum { FIRST_USER = 0x100000 };
 
 /* A step of a sequence: a kind of call, where, and drawn words that the kind makes arguments of. */
 struct step {
@@ -48,7 +44,6 @@ struct kind {
 	const char *name;
 	unsigned int weight; /* how often it is drawn */
 	void (*run)(const struct step *step);
-	const char *later;   /* why it is not drawn yet; with CHECK_LATER=1 it is */
 };
 extern const struct kind kinds[];
 extern const int kinds_count;
@@ -59,38 +54,16 @@ void calls_open(void);
 /* Makes the call of a step, and writes its answer to the log. */
 void run_step(const struct step *step);
 
-/* Whether the step changes limits of the process. */
-bool lowers_limits(const struct step *step);
-
-/*
- * Events that must have happened in some sequence, so that a kind of step whose calls all fail is
- * noticed.
- */
-enum event {
-	GROWN, TASK_ENDED, TASK_KILLED,
-	NO_ADDRESSES, NO_DATA, NO_PINS, NO_PROCESSES, NO_FILES, EVENTS
-};
-extern const char *const events[EVENTS];
-void happened(enum event event);
-/* The kernel has no such call. */
-void cannot_happen(enum event event);
-/* Writes how often each kind and each event has occurred, as comments, which are not compared. */
+/* Writes how often each kind has occurred, as comments, which are not compared. */
 void note_counts(void);
 
 /* The number of the running step; it is also the value that the step writes to memory. */
 extern int step_number;
 /* Whether the sequence drops no pages by raw system calls. */
 extern bool calm_sequence;
-/*
- * Whether the library may be unable to stop watching memory, so that realloc copies
- * (docs/limits.md).
- */
-extern bool library_lost_its_file;
 
 /* Whether the kernel is this one or a later one. */
 bool is_linux(int major, int minor);
-/* How often the program has forked. */
-extern int forks;
 
 /* --- look.c */
 
@@ -123,46 +96,9 @@ void register_step(const struct step *step);
 void deregister_step(const struct step *step);
 void device_step(const struct step *step);
 void regions_close(void);
-/*
- * Registers memory some times in turn; each time the device reads and writes, and the program
- * compares.
- */
-void use_memory(char *at, size_t length, uint32_t how);
-/*
- * Returns a region of this memory, NULL if it cannot be registered. The caller ends it in the same
- * step.
- */
-struct ibv_mr *hold_memory(char *at, size_t length);
-void device_writes_held(const struct ibv_mr *mr);
-void let_go_memory(struct ibv_mr *mr);
-/* Ends the regions, cached ones included. */
-void end_regions(void);
-/* Registers that much memory. 0, or -1 with an errno. */
-long pins_too_much(size_t length);
-/* Whether the stand-in pins a page, without the library. */
-bool can_pin_page(void);
-/*
- * Registers that much memory and that much other memory in turn. The cache keeps regions of some of
- * it.
- */
-void pins_in_turn(size_t length, uint32_t how);
 /* Whether any of these pages was registered since it was mapped. */
 bool was_registered(const void *at, size_t length);
 /* These pages are new ones. */
 void is_new(const void *at, size_t length);
-
-/* --- limits.c */
-
-void limit_step(const struct step *step);
-void no_files_step(const struct step *step);
-void raise_old_limits(void);
-/* Whether a limit refuses files now. */
-bool are_files_refused(void);
-/* Whether less memory than usual can be pinned: then no region is held beyond its step. */
-bool are_pins_limited(void);
-
-/* --- beyond.c */
-
-void realloc_step(const struct step *step);
 
 #endif

@@ -2,11 +2,9 @@
 /*
  * The cache changes nothing that a program can see of its memory: random sequences of memory calls,
  * by the C library and by raw system calls, with registrations between, run without the library and
- * with it (RDMAMR_CACHE=all and =local). In some sequences tasks of clone(CLONE_VM) make some of
- * the calls, and in some the process has no privileges, so that its limits bind. After each step
- * both runs write the call's answer and the memory as the process sees it: contents, faults,
- * mappings. The logs must be equal. After each registration the device reads and writes by the
- * region, so that a stale one shows too.
+ * with it (RDMAMR_CACHE=all and =local). After each step both runs write the call's answer and the
+ * memory as the process sees it: contents, faults, mappings. The logs must be equal. After each
+ * registration the device reads and writes by the region, so that a stale one shows too.
  *
  * Usage: fuzz_memory [STEPS]: sequences of that many steps in sum. The seeds are 1, 2, 3, ...
  * FIXED_SEEDS, so that a check of the same source does the same each time: a difference that a new
@@ -15,16 +13,14 @@
  *
  * The test prints the first difference with the shortest sequence found that shows it, and with the
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
- * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_LATER=1 also
- * draws the calls that are not drawn yet (kinds in calls.c). CHECK_GUARD=N is the number of seconds
- * that a run may take. CHECK_SHOW=N prints the sequence, and all that is seen after step N.
+ * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_GUARD=N is the
+ * number of seconds that a run may take. CHECK_SHOW=N prints the sequence, and all that is seen after
+ * step N.
  *
  * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
  */
 #include "fuzz.h"
-#include <limits.h>
 #include <pthread.h>
-#include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -71,50 +67,14 @@ static void take(const struct step *step, bool with_thread)
 		return;
 	}
 	if (!second.is_there) {
-		pthread_attr_t attributes;
-		int err;
-
 		must(sem_init(&second.go, 0, 0) == 0 && sem_init(&second.done, 0, 0) == 0);
-		/* So small that it fits a limit that leaves some (limits.c). */
-		must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, 1 << 18) == 0);
-		err = pthread_create(&second.thread, &attributes, second_thread, NULL);
-		if (err) {
-			note("no thread: %s, ", strerrorname_np(err));
-			run_step(step);
-			return;
-		}
+		must(pthread_create(&second.thread, NULL, second_thread, NULL) == 0);
 		second.is_there = true;
 	}
 	second.step = step;
 	sem_post(&second.go);
 	while (sem_wait(&second.done))
 		;
-}
-
-static int in_task(void *step)
-{
-	run_step(step);
-	syscall(SYS_exit, 0);
-	return 0;
-}
-
-/* A task that shares the memory and is no thread of this process takes the step, and ends. */
-static void take_in_task(const struct step *step)
-{
-	static _Alignas(16) char stack[1 << 20];
-	int flags = CLONE_VM | CLONE_FILES | CLONE_FS | CLONE_SIGHAND | SIGCHLD;
-	pid_t task;
-
-	/* Then the cache cannot stop watching memory (docs/limits.md). The task's step asks for this. */
-	library_lost_its_file |= are_files_refused();
-	task = clone(in_task, stack + sizeof(stack), flags, (void *)step);
-	if (task < 0) {
-		note("no task: %s, ", strerrorname_np(errno));
-		run_step(step);
-		return;
-	}
-	while (waitpid(task, NULL, 0) != task)
-		must(errno == EINTR);
 }
 
 /* Waits until the first thread has ended, so that the rest is the same in each run. */
@@ -139,10 +99,9 @@ static void *run(void *argument)
 	const struct order *order = argument;
 	struct draw from = { order->seed };
 	bool with_thread = below(&from, 3) > 0;
-	int every = below(&from, 2) ? 1 : 5, tasks_from;
+	int every = below(&from, 2) ? 1 : 5;
 
 	calm_sequence = below(&from, 3) > 0;
-	tasks_from = below(&from, 8) ? order->count : (int)below(&from, (uint32_t)order->count);
 	draw_steps(order->seed, steps, order->count);
 	look_open(LOG_FD);
 	regions_open();
@@ -153,12 +112,7 @@ static void *run(void *argument)
 		if (!order->keep[n])
 			continue;
 		step_number = n + 1;
-		raise_old_limits();
-		/* A task has limits of its own. */
-		if (n >= tasks_from && n % 4 == 0 && !lowers_limits(&steps[n]))
-			take_in_task(&steps[n]);
-		else
-			take(&steps[n], with_thread);
+		take(&steps[n], with_thread);
 		if (n % every == 0 || shown)
 			note(" | pages %016llx", (unsigned long long)look_pages(false));
 		if (n % 4 == 3 || shown)
@@ -218,12 +172,6 @@ struct log {
 };
 static const char *preload;
 
-/*
- * Some sequences run as a user without privileges, whom the limits of pinned memory and of
- * processes bind. The kernel counts both by user, so each run is a user of its own.
- */
-static bool may_be_user;
-
 bool is_linux(int major, int minor)
 {
 	struct utsname kernel;
@@ -231,51 +179,6 @@ bool is_linux(int major, int minor)
 
 	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &has[0], &has[1]) == 2);
 	return has[0] > major || (has[0] == major && has[1] >= minor);
-}
-
-static bool become_user(void)
-{
-	uid_t user = FIRST_USER + (uid_t)getpid();
-
-	return setresgid(user, user, user) == 0 && setresuid(user, user, user) == 0;
-}
-
-static bool is_user(uint64_t seed)
-{
-	struct draw from = { seed + 2 };
-
-	return may_be_user && below(&from, 3) == 0;
-}
-
-/* Whether such a user can start this program and the library. */
-static bool can_be_user(void)
-{
-	const char *device = getenv("CHECK_DEVICE");
-	char path[PATH_MAX] = { 0 };
-	int status;
-	pid_t pid;
-
-	/*
-	 * A device's file may belong to another user. Before Linux 6.13 io_uring counts earlier pins
-	 * for a while.
-	 */
-	if ((device && *device) || !is_linux(6, 13) || geteuid() || readlink("/proc/self/exe", path, sizeof(path) - 1) <= 0)
-		return false;
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
-	if (pid == 0) {
-		char *files = strdup(preload);
-
-		if (!become_user() || access(path, X_OK))
-			_exit(1);
-		for (char *file = strtok(files, ": "); file; file = strtok(NULL, ": "))
-			if (access(file, R_OK))
-				_exit(1);
-		_exit(0);
-	}
-	must(waitpid(pid, &status, 0) == pid);
-	return status == 0;
 }
 
 static pid_t start(const struct order *order, const char *cache, int log)
@@ -303,7 +206,6 @@ static pid_t start(const struct order *order, const char *cache, int log)
 		unsetenv("LD_PRELOAD");
 	}
 	personality(ADDR_NO_RANDOMIZE);
-	must(!is_user(order->seed) || become_user());
 	execl("/proc/self/exe", "fuzz_memory", "--run", seed, count, show, keep, NULL);
 	must(!"execl");
 	return -1;
@@ -355,12 +257,8 @@ static void count_hits(const char *text)
 	}
 }
 
-/*
- * How often each kind of step, and each required event, has occurred in the runs without the
- * library.
- */
-static long *kind_times, event_times[EVENTS];
-static bool event_missing[EVENTS];
+/* How often each kind of step has occurred in the runs without the library. */
+static long *kind_times;
 
 static void count_steps(const char *text)
 {
@@ -369,17 +267,12 @@ static void count_steps(const char *text)
 	if (!kind_times)
 		kind_times = calloc((size_t)kinds_count, sizeof(*kind_times));
 	must(kind_times);
-	for (text = strstr(text, "\n# "); text; text = strstr(text + 1, "\n# ")) {
-		if (sscanf(text, "\n# kind %d %d", &n, &times) == 2 && n >= 0 && n < kinds_count) {
+	for (text = strstr(text, "\n# "); text; text = strstr(text + 1, "\n# "))
+		if (sscanf(text, "\n# kind %d %d", &n, &times) == 2 && n >= 0 && n < kinds_count)
 			kind_times[n] += times;
-		} else if (sscanf(text, "\n# event %d %d", &n, &times) == 2 && n >= 0 && n < EVENTS) {
-			event_missing[n] |= times < 0;
-			event_times[n] += times > 0 ? times : 0;
-		}
-	}
 }
 
-/* A kind of step that never occurs, or whose calls never have their effect, would compare nothing. */
+/* A kind of step that never occurs would compare nothing. */
 static void each_has_come(bool judged)
 {
 	int missing = 0;
@@ -387,17 +280,10 @@ static void each_has_come(bool judged)
 	printf("# steps:");
 	for (int n = 0; n < kinds_count; n++) {
 		printf(" %s %ld%s", kinds[n].name, kind_times[n], n < kinds_count - 1 ? "," : "\n");
-		missing += !kind_times[n] && (!kinds[n].later || getenv("CHECK_LATER"));
-	}
-	printf("# of these:");
-	for (int n = 0; n < EVENTS; n++) {
-		bool possible = !event_missing[n] && (may_be_user || (n != NO_PINS && n != NO_PROCESSES));
-
-		printf(" %s %ld%s%s", events[n], event_times[n], possible ? "" : " (not here)", n < EVENTS - 1 ? "," : "\n");
-		missing += possible && !event_times[n];
+		missing += !kind_times[n];
 	}
 	if (judged)
-		is(missing, 0, "each kind of step has occurred, and has had its effect");
+		is(missing, 0, "each kind of step has occurred");
 }
 
 /* Runs the sequence without and with the library. Returns whether the logs differ. */
@@ -547,7 +433,6 @@ int main(int argc, char **argv)
 	}
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);
-	may_be_user = can_be_user();
 	if (!one && !from && sum > FIXED_SEEDS * (long)count)
 		printf("# seeds 1 to %d, then from %llu on, %d steps each\n", FIXED_SEEDS,
 		       (unsigned long long)fresh + FIXED_SEEDS, count);

@@ -58,11 +58,6 @@ void regions_open(void)
 	}
 	domains[0] = stub_pd();
 	domains[1] = stub_other_pd();
-	/*
-	 * Before any limit: if there is no memory to note a device, libibverbs makes its registrations,
-	 * and this device has no provider.
-	 */
-	must(pins_too_much(PAGE) == 0);
 }
 
 static bool has_library(void)
@@ -310,91 +305,12 @@ void register_step(const struct step *step)
 		if (access & IBV_ACCESS_LOCAL_WRITE)
 			device_writes(held[n].mr, true);
 	}
-	if (again == BEHIND && !are_pins_limited())
+	if (again == BEHIND)
 		register_again(3, domains[domain], at, length, access);
-	if (briefly || are_pins_limited())
+	if (briefly)
 		end_region(n);
 }
 
-void use_memory(char *at, size_t length, uint32_t how)
-{
-	bool relaxed = how % 3 == 0;
-
-	mark(at, length, true);
-	for (uint32_t times = 1 + how / 3 % 3; times > 0; times--) {
-		struct ibv_mr *mr = make(domains[0], at, length, LOCAL_AND_REMOTE, relaxed);
-		int err;
-
-		if (!mr) {
-			note(" registration");
-			note_result(-1);
-			return;
-		}
-		device_reads(mr, true);
-		device_writes(mr, true);
-		err = unmake(mr, relaxed);
-		if (err)
-			note(" dereg: %s", strerrorname_np(err));
-	}
-}
-
-struct ibv_mr *hold_memory(char *at, size_t length)
-{
-	struct ibv_mr *mr;
-
-	mark(at, length, true);
-	mr = make(domains[0], at, length, LOCAL_AND_REMOTE, false);
-	note(" held");
-	note_result(mr ? 0 : -1);
-	return mr;
-}
-
-void device_writes_held(const struct ibv_mr *mr)
-{
-	device_writes(mr, false);
-}
-
-void let_go_memory(struct ibv_mr *mr)
-{
-	int err = unmake(mr, false);
-
-	note(" dereg: %s", err ? strerrorname_np(err) : "0");
-}
-
-void end_regions(void)
-{
-	for (int n = 0; n < REGIONS; n++)
-		if (held[n].mr)
-			end_region(n);
-	for (int n = 0; n < 2 && has_library(); n++)
-		ibv_flush_relaxed_mr(domains[n]);
-}
-
-enum { OWN = 32 * PAGE };
-static _Alignas(PAGE) char own_memory[2][OWN];
-
-bool can_pin_page(void)
-{
-	struct ibv_mr *mr = stub_register(domains[0], own_memory[0], PAGE, LOCAL_AND_REMOTE);
-
-	return mr && stub_deregister(mr) == 0;
-}
-
-void pins_in_turn(size_t length, uint32_t how)
-{
-	must(length <= OWN);
-	for (int n = 0; n < 4; n++)
-		use_memory(own_memory[n % 2], length, how + (uint32_t)n);
-}
-
-long pins_too_much(size_t length)
-{
-	struct ibv_mr *mr;
-
-	must(length <= OWN);
-	mr = make(domains[0], own_memory[0], length, LOCAL_AND_REMOTE, false);
-	return mr ? unmake(mr, false) : -1;
-}
 
 void deregister_step(const struct step *step)
 {

@@ -17,21 +17,14 @@ uint32_t below(struct draw *from, uint32_t limit)
 
 static int draw_kind(struct draw *from)
 {
-	static int later = -1;
 	uint32_t sum = 0, at;
+	int n = 0;
 
-	if (later < 0)
-		later = getenv("CHECK_LATER") != NULL;
-	for (int n = 0; n < kinds_count; n++)
-		sum += kinds[n].later && !later ? 0 : kinds[n].weight;
-	at = below(from, sum);
-	for (int n = 0;; n++) {
-		uint32_t weight = kinds[n].later && !later ? 0 : kinds[n].weight;
-
-		if (at < weight)
-			return n;
-		at -= weight;
-	}
+	for (int kind = 0; kind < kinds_count; kind++)
+		sum += kinds[kind].weight;
+	for (at = below(from, sum); at >= kinds[n].weight; n++)
+		at -= kinds[n].weight;
+	return n;
 }
 
 /* Recently drawn pages, for ranges that meet. */

@@ -10,7 +10,6 @@
  * does not take the cache for dead. A handler that interrupts a thread inside the library, and
  * threads of the library that do not run for a while, make no call fail and no region stale.
  */
-#include <linux/netlink.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
@@ -108,7 +107,6 @@ static void writes_first(void)
 
 static struct ibv_mr *live;
 
-static int does_nothing(void) { return 0; }
 static int holds_no_watch(void) { return userfaultfds(NULL); }
 static int unmaps(void) { return munmap(memory, SIZE) != 0; }
 static int discards(void) { return syscall(SYS_madvise, memory, SIZE, MADV_DONTNEED) != 0; }
@@ -243,85 +241,6 @@ static void busy_parent(void)
 	is(wrong, 0, "20 children end");
 }
 
-/*
- * RDMAV_FORK_SAFE: libibverbs keeps registered memory from children, as long as it is registered, if
- * it cannot ask the kernel whether it copies that memory for them. The cache then serves no call.
- */
-
-enum { SECONDS = 4 };
-
-/* The number of the first pages that are kept from children: "dc" in the flags. */
-static int kept_from_children(void)
-{
-	FILE *file = fopen("/proc/self/smaps", "r");
-	uintptr_t start = 0, end = 0, from = (uintptr_t)memory, to = from + SIZE;
-	char line[512];
-	int count = 0;
-
-	must(file);
-	while (fgets(line, sizeof(line), file)) {
-		uintptr_t first, last;
-
-		if (sscanf(line, "%lx-%lx ", &first, &last) == 2) {
-			start = first;
-			end = last;
-		}
-		if (strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " dc") && start < to && end > from)
-			count += (int)(((end < to ? end : to) - (start > from ? start : from)) / PAGE);
-	}
-	fclose(file);
-	return count;
-}
-
-static void *uses(void *argument)
-{
-	unsigned int seed = (unsigned int)(uintptr_t)argument;
-	double until = seconds_now() + SECONDS;
-	long failed = 0;
-
-	while (seconds_now() < until) {
-		char *page = memory + rand_r(&seed) % COUNT * PAGE;
-		struct ibv_mr *mr = register_region(pair.pd, page, PAGE, rand_r(&seed) % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
-
-		failed += !mr || deregister_region(mr) != 0;
-	}
-	return (void *)failed;
-}
-
-static int writes_to_it(void)
-{
-	memset(memory, 1, SIZE);
-	return 0;
-}
-
-static void fork_safe(void)
-{
-	pthread_t threads[3];
-	struct ibv_mr *mr;
-	long failed = 0;
-
-	must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
-	relaxed_open(&pair);
-	mr = reg_with(memory, SIZE, LOCAL_AND_REMOTE);
-	is(kept_from_children(), COUNT, "registered memory is kept from children");
-	let_go(mr);
-	is(kept_from_children(), 0, "children get it again when it is deregistered");
-	ok(stats().bypassed_fork > 0 && stats().misses == 0, "the cache serves no relaxed call");
-	for (uintptr_t n = 0; n < 3; n++)
-		must(pthread_create(&threads[n], NULL, uses, (void *)(n + 1)) == 0);
-	for (int n = 0; n < 3; n++) {
-		void *result;
-
-		must(pthread_join(threads[n], &result) == 0);
-		failed += (long)result;
-	}
-	is(failed, 0, "three threads use the same pages");
-	is(ibv_flush_relaxed_mr(pair.pd), 0, "and flush");
-	is(kept_from_children(), 0, "after that children get all of it");
-	is(in_forked(writes_to_it), 0, "a child can write to it");
-	relaxed_end(&pair);
-}
-
 /* exec. */
 
 static char inherited[32];
@@ -369,40 +288,6 @@ static int executes(void)
 	return 127;
 }
 
-static void new_program(void (*starts)(void))
-{
-	relaxed_open(&pair);
-	control(&pair, "before", memory, PAGE);
-	starts();
-	still(&pair, "after it", memory, PAGE);
-	relaxed_end(&pair);
-}
-
-static void forks_and_executes(void)
-{
-	is(in_forked(executes), 0, "no descriptor is inherited");
-}
-
-static void spawns(void)
-{
-	pid_t pid;
-
-	must(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
-	is(child_status(pid), 0, "no descriptor is inherited");
-	is(system("exit 7"), 7 << 8, "system() has its status");
-}
-
-static void vforks_and_executes(void)
-{
-	pid_t pid = vfork();
-
-	if (!pid) {
-		execv("/proc/self/exe", arguments);
-		_exit(127);
-	}
-	is(child_status(pid), 0, "no descriptor is inherited");
-}
-
 /* Becomes another program, with a region idle and one in use. */
 static int is_replaced(void)
 {
@@ -443,10 +328,24 @@ static void by_daemon(void)
 	is(wrong, 0, "the daemon unmaps and registers, plainly, on a device that it has opened");
 }
 
+enum { FORK, SPAWN, VFORK };
+
 static void by_program(void)
 {
+	pid_t pid = 0;
+
 	snprintf(inherited, sizeof(inherited), "%llx", (unsigned long long)descriptors());
-	new_program((void (*)(void))(uintptr_t)row->of);
+	relaxed_open(&pair);
+	control(&pair, "before", memory, PAGE);
+	if (row->value == SPAWN)
+		must(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
+	else
+		pid = row->value == FORK ? forks() : vfork();
+	if (!pid)
+		_exit(executes());
+	is(child_status(pid), 0, "no descriptor is inherited");
+	still(&pair, "after it", memory, PAGE);
+	relaxed_end(&pair);
 }
 
 /* A process with another number changes its parent's memory. */
@@ -564,8 +463,8 @@ static void interrupted(void)
 }
 
 /*
- * The library's threads do not run for a while. Until they run, an unmap may take its time, but no
- * registration meanwhile or afterwards is stale.
+ * A debugger holds the library's threads for a while. Until they run, an unmap may take its time, but
+ * no registration meanwhile or afterwards is stale.
  */
 
 enum { MOST = 64, STARVED_MS = 300, ROUNDS = 3 };
@@ -577,46 +476,6 @@ static void *raw_unmaps(void *at)
 {
 	must(raw_munmap(at, PAGE) == 0);
 	return NULL;
-}
-
-static void starved(void (*starve)(void), void (*end)(void))
-{
-	char *spot = memory + PAGE, *elsewhere = pages(1);
-	int stale = 0;
-	pthread_t thread;
-
-	for (int round = 0; round < ROUNDS; round++) {
-		if (round == 2) /* after the changes of the last round */
-			control_later(&pair, "running", spot, PAGE);
-		else
-			control(&pair, "running", spot, PAGE);
-		must(lands(&pair, elsewhere, PAGE));
-		/* Another thread unmaps and waits for them; this one uses the address that it has unmapped. */
-		starve();
-		must(pthread_create(&thread, NULL, raw_unmaps, spot) == 0);
-		while (!raw_map_at(spot, PAGE))
-			must(errno == EEXIST);
-		stale += !lands(&pair, spot, PAGE);
-		stale += !lands(&pair, elsewhere, PAGE);
-		end();
-		must(pthread_join(thread, NULL) == 0);
-		stale += !lands(&pair, spot, PAGE);
-
-		/* This thread waits for them by itself. */
-		control(&pair, "running again", spot, PAGE);
-		starve();
-		switch (round) {
-		case 0: raw_remap(spot, PAGE); break;
-		case 1: must(syscall(SYS_madvise, spot, PAGE, MADV_DONTNEED) == 0); break;
-		default: remap(spot, PAGE);
-		}
-		stale += !lands(&pair, spot, PAGE);
-		end();
-		stale += !lands(&pair, spot, PAGE);
-	}
-	is(stale, 0, "data always landed in the current page");
-	control(&pair, "at the end", elsewhere, PAGE);
-	control(&pair, "at the end", spot, PAGE);
 }
 
 static pid_t debugger;
@@ -651,64 +510,44 @@ static void let_them_go(void)
 	must(child_status(debugger) == 0);
 }
 
-static pthread_t spinner;
-static volatile bool spinning;
-
-static void *spins(void *argument)
+static void starved(void)
 {
-	double until = seconds_now() + STARVED_MS / 1e3;
+	char *spot = memory + PAGE, *elsewhere = pages(1);
+	int stale = 0;
+	pthread_t thread;
 
-	spinning = true;
-	while (seconds_now() < until)
-		;
-	return argument;
-}
+	for (int round = 0; round < ROUNDS; round++) {
+		if (round == 2) /* after the changes of the last round */
+			control_later(&pair, "running", spot, PAGE);
+		else
+			control(&pair, "running", spot, PAGE);
+		must(lands(&pair, elsewhere, PAGE));
+		/* Another thread unmaps and waits for them; this one uses the address that it has unmapped. */
+		hold();
+		must(pthread_create(&thread, NULL, raw_unmaps, spot) == 0);
+		while (!raw_map_at(spot, PAGE))
+			must(errno == EEXIST);
+		stale += !lands(&pair, spot, PAGE);
+		stale += !lands(&pair, elsewhere, PAGE);
+		let_them_go();
+		must(pthread_join(thread, NULL) == 0);
+		stale += !lands(&pair, spot, PAGE);
 
-static void occupy(void)
-{
-	struct sched_param priority = { .sched_priority = 10 };
-	pthread_attr_t attr;
-	cpu_set_t one;
-
-	CPU_ZERO(&one);
-	CPU_SET(1, &one);
-	for (int n = 0; n < count; n++)
-		must(sched_setaffinity(library[n], sizeof(one), &one) == 0);
-	pthread_attr_init(&attr);
-	must(pthread_attr_setaffinity_np(&attr, sizeof(one), &one) == 0);
-	must(pthread_attr_setinheritsched(&attr, PTHREAD_EXPLICIT_SCHED) == 0);
-	must(pthread_attr_setschedpolicy(&attr, SCHED_FIFO) == 0 && pthread_attr_setschedparam(&attr, &priority) == 0);
-	spinning = false;
-	must(pthread_create(&spinner, &attr, spins, NULL) == 0);
-	while (!spinning)
-		usleep(100);
-}
-
-static void vacate(void)
-{
-	must(pthread_join(spinner, NULL) == 0);
-}
-
-static void held_by_debugger(void)
-{
-	starved(hold, let_them_go);
-}
-
-static void real_time_thread(void)
-{
-	struct sched_param best = { .sched_priority = sched_get_priority_max(SCHED_FIFO) };
-	cpu_set_t zero, all;
-
-	must(sched_getaffinity(0, sizeof(all), &all) == 0);
-	CPU_ZERO(&zero);
-	CPU_SET(0, &zero);
-	if (CPU_COUNT(&all) < 2 || !CPU_ISSET(0, &all) || !CPU_ISSET(1, &all))
-		skip_all("it takes processors 0 and 1");
-	if (sched_setscheduler(0, SCHED_FIFO, &best))
-		skip_all("no real-time threads for this user");
-	must(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){ 0 }) == 0 && sched_setaffinity(0, sizeof(zero), &zero) == 0);
-	starved(occupy, vacate);
-	must(sched_setaffinity(0, sizeof(all), &all) == 0);
+		/* This thread waits for them by itself. */
+		control(&pair, "running again", spot, PAGE);
+		hold();
+		switch (round) {
+		case 0: raw_remap(spot, PAGE); break;
+		case 1: must(syscall(SYS_madvise, spot, PAGE, MADV_DONTNEED) == 0); break;
+		default: remap(spot, PAGE);
+		}
+		stale += !lands(&pair, spot, PAGE);
+		let_them_go();
+		stale += !lands(&pair, spot, PAGE);
+	}
+	is(stale, 0, "data always landed in the current page");
+	control(&pair, "at the end", elsewhere, PAGE);
+	control(&pair, "at the end", spot, PAGE);
 }
 
 static void threads_starved(void)
@@ -720,7 +559,7 @@ static void threads_starved(void)
 	control(&pair, "before", memory + PAGE, PAGE);
 	count = new_threads(before, had, library, MOST);
 	ok(count > 0, "the library has %d threads", count);
-	((void (*)(void))(uintptr_t)row->of)();
+	starved();
 	relaxed_end(&pair);
 }
 
@@ -731,7 +570,6 @@ static const struct row rows[] = {
 	{ "the child writes first, the region is idle", writes_first, CHILD_FIRST },
 	{ "the parent writes first, the region is in use", writes_first, IN_USE },
 	{ "the child writes first, the region is in use", writes_first, CHILD_FIRST | IN_USE },
-	{ "a child does nothing", child_acts, .of = does_nothing },
 	{ "a child looks for userfaultfds", child_acts, .of = holds_no_watch },
 	{ "a child flushes its parent's domain", child_acts, .of = flushes },
 	{ "a child deregisters its parent's region", child_acts, .of = deregisters },
@@ -740,10 +578,9 @@ static const struct row rows[] = {
 	{ "a child registers on a device of its own", child_acts, .of = registers },
 	{ "the parent changes memory beside a child", parent_changes },
 	{ "children of a parent that registers in another thread", busy_parent },
-	{ "RDMAV_FORK_SAFE", fork_safe, .flags = NO_PAIR, .settings = "RDMAV_FORK_SAFE=1 CHECK_CALLS RDMAMR_CACHE" },
-	{ "fork and exec", by_program, .of = forks_and_executes, .flags = OPENS },
-	{ "posix_spawn", by_program, .of = spawns, .flags = OPENS },
-	{ "vfork and exec", by_program, .of = vforks_and_executes, .flags = OPENS },
+	{ "fork and exec", by_program, FORK, .flags = OPENS },
+	{ "posix_spawn", by_program, SPAWN, .flags = OPENS },
+	{ "vfork and exec", by_program, VFORK, .flags = OPENS },
 	{ "exec with regions idle and in use", by_exec, .flags = OPENS },
 	{ "a daemon", by_daemon, .flags = OPENS },
 	{ "a child of vfork unmaps and maps", vfork_child_changes, false },
@@ -751,8 +588,7 @@ static const struct row rows[] = {
 	{ "a handler changes the address space", interrupted, CHANGES },
 	{ "a handler registers", interrupted, REGISTERS },
 	{ "a handler changes the address space and registers", interrupted, BOTH },
-	{ "a debugger holds the library's threads", threads_starved, .of = held_by_debugger, .flags = NO_PAIR },
-	{ "a real-time thread has their processor", threads_starved, .of = real_time_thread, .flags = NO_PAIR },
+	{ "a debugger holds the library's threads", threads_starved, .flags = NO_PAIR },
 };
 
 int main(int argc, char **argv)

@@ -432,125 +432,25 @@ static void world_stopped(void)
  * without the cache. The stand-in's counts in the child are those of the moment of the fork.
  */
 
-enum { REGIONS = 16, BYTES = 2 << 20, ALL = REGIONS * BYTES, FORKS = 200 };
-enum { A_WHILE_AFTER = 1, CHILD_OF_A_CHILD = 2 };
-
-static void leave_all_idle(void)
+static int registered(void)
 {
-	for (int n = 0; n < REGIONS; n++)
-		dereg(reg(memory + (long)n * BYTES, BYTES));
-}
-
-static void large_memory(void)
-{
-	memory = mmap(NULL, ALL, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(memory != MAP_FAILED && madvise(memory, ALL, MADV_NOHUGEPAGE) == 0);
-	memset(memory, 1, ALL);
-}
-
-/* Whether this process shares all of the memory with another. */
-static bool shares_all(void)
-{
-	FILE *file = fopen("/proc/self/smaps", "re");
-	unsigned long start = 0, end = 0;
-	char line[512];
-	long sum = 0, kib;
-
-	must(file);
-	while (fgets(line, sizeof(line), file)) {
-		if (strchr(line, '-') && sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			continue;
-		if (sscanf(line, "Shared_Dirty: %ld", &kib) == 1 && start >= (unsigned long)memory &&
-		    end <= (unsigned long)memory + ALL)
-			sum += kib;
-	}
-	fclose(file);
-	return sum == ALL >> 10;
-}
-
-/* Twice the number of regions, and one if the memory is shared. */
-static int sees(void)
-{
-	return (int)(stub_registered() - stub_deregistered()) * 2 + shares_all();
-}
-
-static int forks_and_sees(void)
-{
-	return in_forked(sees);
-}
-
-/* On kernels whose io_uring gives pages back a second later (6.1), the shared memory proves nothing. */
-static void large_and_given_back(bool *gives_back)
-{
-	large_memory();
-	must(ibv_dereg_mr(ibv_reg_mr(stub_pd(), memory, BYTES, LOCAL_AND_REMOTE)) == 0);
-	*gives_back = in_forked(sees) == 1;
-	if (!*gives_back)
-		skip("the shared memory after a fork", "this kernel's io_uring gives pages back late");
+	return (int)(stub_registered() - stub_deregistered());
 }
 
 static void fork_beside_idle(void)
 {
-	bool gives_back;
-	int seen;
+	char *held[] = { idle(), idle(), idle() };
+	struct ibv_mr *mr = reg(held[0], PAGE);
 
-	large_and_given_back(&gives_back);
-	leave_all_idle();
-	if (row->value & A_WHILE_AFTER)
+	if (row->value)
 		usleep(300000);
-	is(stub_registered() - stub_deregistered(), REGIONS, "before the fork all regions are idle");
-	seen = in_forked(row->value & CHILD_OF_A_CHILD ? forks_and_sees : sees);
-	is(seen >> 1, 0, "none is registered when the child begins");
-	ok(seen & 1 || !gives_back, "the child shares the memory");
-	leave_all_idle();
-	is(ibv_flush_relaxed_mr(stub_pd()), 0, "the cache goes on");
-}
-
-static void fork_beside_one_in_use(void)
-{
-	struct ibv_mr *mr, *again;
-	struct rdmamr_stats before;
-
-	large_memory();
-	mr = reg(memory, BYTES);
-	is(in_forked(sees) >> 1, 1, "it is still registered when the child begins");
+	is(registered(), 3, "one is in use, and two are idle");
+	is(in_forked(registered), 1, "the one in use is still registered when the child begins");
 	ok(stub_lands(mr), "its data lands in the parent");
-	before = stats();
-	again = reg(memory, BYTES);
-	is((long long)(stats().hits - before.hits), 1, "it is shared");
-	dereg(again);
 	dereg(mr);
-	is(in_forked(sees) >> 1, 0, "until its last user has gone");
-}
-
-static void *registers(void *unused)
-{
-	while (!done)
-		leave_all_idle();
-	return unused;
-}
-
-static void *forks(void *unused)
-{
-	for (int n = 0; n < FORKS; n++)
-		must(in_forked(ends_well) == RIGHT);
-	return unused;
-}
-
-static void threads_fork(void)
-{
-	pthread_t registering, forking[2];
-
-	large_memory();
-	must(pthread_create(&registering, NULL, registers, NULL) == 0);
-	for (int n = 0; n < 2; n++)
-		must(pthread_create(&forking[n], NULL, forks, NULL) == 0);
-	for (int n = 0; n < 2; n++)
-		must(pthread_join(forking[n], NULL) == 0);
-	done = true;
-	must(pthread_join(registering, NULL) == 0);
-	is(ibv_flush_relaxed_mr(stub_pd()), 0, "all have come to their end");
-	is(stub_registered() - stub_deregistered(), 0, "no region is left");
+	is(registered(), 1, "it is idle");
+	is(in_forked(registered), 0, "until the next fork");
+	served(held[0], FRESH, "after it");
 }
 
 /*
@@ -658,12 +558,8 @@ static const struct row rows[] = {
 	{ "a collector has stopped a thread in a registration", collector, IN_A_REGISTRATION, .settings = "RDMAMR_CACHE=all" },
 	{ "a collector has stopped a thread in a deregistration", collector, IN_A_DEREGISTRATION, .settings = "RDMAMR_CACHE=all" },
 	{ "a collector that has stopped a thread anywhere unmaps memory", world_stopped, ANYWHERE },
-	{ "fork at once after the deregistration", fork_beside_idle, 0 },
-	{ "fork a while after it", fork_beside_idle, A_WHILE_AFTER },
-	{ "fork at once, a child of the child", fork_beside_idle, CHILD_OF_A_CHILD },
-	{ "fork a while after, a child of the child", fork_beside_idle, A_WHILE_AFTER | CHILD_OF_A_CHILD },
-	{ "fork beside a region in use", fork_beside_one_in_use },
-	{ "two threads fork while one registers", threads_fork },
+	{ "fork at once after a deregistration", fork_beside_idle, false },
+	{ "fork a while after it", fork_beside_idle, true },
 	{ "fork during a memory call of another thread", forked_during_call },
 	{ "a fork handler makes the first registrations", started_in_fork_handler, .flags = NO_PINS, .settings = "RDMAMR_CACHE_LINGER" },
 };
