@@ -9,10 +9,10 @@
  */
 #include <malloc.h>
 #include <pthread.h>
-#include <sys/wait.h>
 #include <time.h>
 #include "../lib/observe.h"
 
+#define FRESH PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS
 enum { THREADS = 2, SLOTS = 12, COMMON = 4, COMMON_LENGTH = 8 * PAGE, MAX_PAGES = 24 };
 
 /* Memory that a thread registers, and its region while it has one. */
@@ -96,7 +96,7 @@ static void get_memory(struct worker *worker, struct slot *slot)
 	slot->mapped = chance(worker, 3);
 	if (slot->mapped) {
 		slot->length = (1 + chance(worker, MAX_PAGES)) * PAGE;
-		slot->memory = mmap(NULL, slot->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		slot->memory = mmap(NULL, slot->length, FRESH, -1, 0);
 		must(slot->memory != MAP_FAILED);
 	} else {
 		/* Within the heap, and above the size from which on malloc maps. */
@@ -117,9 +117,9 @@ static void give_back(struct worker *worker, struct slot *slot)
 		must(syscall(SYS_munmap, slot->memory, slot->length) == 0);
 }
 
-static void *map_over(void *memory, size_t length)
+static void *change_page(char *page, bool raw)
 {
-	return mmap(memory, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+	return raw ? (void *)syscall(SYS_mmap, page, PAGE, FRESH | MAP_FIXED, -1, 0) : mmap(page, PAGE, FRESH | MAP_FIXED, -1, 0);
 }
 
 /*
@@ -134,13 +134,12 @@ static void change_mapping(struct worker *worker, struct slot *slot)
 	switch (chance(worker, 5)) {
 	case 0: /* the other thread may be faster, and get the address */
 		give_back(worker, slot);
-		got = mmap(slot->memory, slot->length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		got = mmap(slot->memory, slot->length, FRESH, -1, 0);
 		must(got != MAP_FAILED);
 		slot->memory = got;
 		break;
 	case 1:
-		must((raw ? (void *)syscall(SYS_mmap, page, PAGE, PROT_READ | PROT_WRITE,
-					    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) : map_over(page, PAGE)) == page);
+		must(change_page(page, raw) == page);
 		break;
 	case 2:
 		must((raw ? (int)syscall(SYS_madvise, page, PAGE, MADV_DONTNEED) : madvise(page, PAGE, MADV_DONTNEED)) == 0);
@@ -232,7 +231,6 @@ static void use_common(struct worker *worker)
 static void fork_one(struct worker *worker)
 {
 	unsigned int kind = chance(worker, 3);
-	int status;
 	pid_t pid;
 
 	fflush(stdout);
@@ -249,11 +247,8 @@ static void fork_one(struct worker *worker)
 			exit(0); /* with all destructors */
 		_exit(0);
 	}
-	must(waitpid(pid, &status, 0) == pid);
-	if (status) {
-		printf("# a child of kind %u ended with status %#x\n", kind, status);
-		worker->wrong_children++;
-	}
+	if (child_status(pid))
+		wrong(&worker->wrong_children, "a child ended badly", 0);
 	worker->forked++;
 }
 
@@ -328,31 +323,6 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* A thread that was joined may still be visible for an instant. */
-static int threads_settle_at(int most)
-{
-	int count = entries("/proc/self/task");
-
-	for (int tries = 0; count > most && tries < 100; tries++) {
-		usleep(10000);
-		count = entries("/proc/self/task");
-	}
-	return count;
-}
-
-static long pinned_kib(void)
-{
-	FILE *file = fopen("/proc/self/status", "r");
-	char line[256];
-	long kib = -1;
-
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		sscanf(line, "VmPin: %ld kB", &kib);
-	fclose(file);
-	return kib;
-}
-
 int main(int argc, char **argv)
 {
 	double seconds = argc > 1 ? atof(argv[1]) : 30;
@@ -386,14 +356,7 @@ int main(int argc, char **argv)
 	printf("# %ld steps: %ld registrations (%ld again after EAGAIN), %ld checks of data, %ld changes of memory (%ld under a "
 	       "region), %ld flushes, %ld children, %ld refused\n", sum.steps, sum.registered, sum.again, sum.checked,
 	       sum.changed, sum.under, sum.flushed, sum.forked, sum.refused);
-	printf("# cache: %llu hits (%llu shared), %llu misses, %llu bypassed; ended by flush %llu, watermark %llu, linger %llu, "
-	       "pressure %llu, hook %llu, event %llu, fence %llu\n", (unsigned long long)now_stats.hits,
-	       (unsigned long long)now_stats.shared, (unsigned long long)now_stats.misses,
-	       (unsigned long long)bypassed(&now_stats), (unsigned long long)now_stats.flushed_flush,
-	       (unsigned long long)now_stats.flushed_watermark, (unsigned long long)now_stats.flushed_linger,
-	       (unsigned long long)now_stats.flushed_pressure, (unsigned long long)now_stats.flushed_hook,
-	       (unsigned long long)now_stats.flushed_event, (unsigned long long)now_stats.flushed_fence);
-
+	show((struct rdmamr_stats){ 0 }, now_stats);
 	is(sum.wrong_data, 0, "data was where the program sees it, in %ld checks", sum.checked);
 	is(sum.wrong_calls, 0, "every call had its proper result");
 	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
@@ -411,11 +374,9 @@ int main(int argc, char **argv)
 	/* With RDMAMR_CACHE the cache has kept it. */
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "flushed");
 	is((long long)stats().live, 0, "no region is left");
-	if (pinned_kib() < 0)
-		skip("pinned memory", "this kernel does not say");
-	else
-		is(pinned_kib(), 0, "no memory is pinned");
-	ok(threads_settle_at(threads) <= threads, "no thread is left over");
+	is(pinned(), 0, "no memory is pinned");
+	/* A thread that was joined may still be visible for an instant. */
+	ok(comes(entries("/proc/self/task") <= threads), "no thread is left over");
 	is(entries("/proc/self/fd"), files, "no file is left over");
 	pair_close(&pair);
 	return done_testing();

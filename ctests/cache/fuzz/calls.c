@@ -35,8 +35,8 @@ bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
 /*
  * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
- * left apart when one grew down to another, or at the ends of an mmap that a limit refused, and
- * joins none without its descriptor (docs/limits.md).
+ * left apart when one grew down to another, or at the ends of an mmap that the kernel refused
+ * (docs/limits.md).
  */
 static bool page_by_page;
 /*

@@ -106,19 +106,6 @@ static void rights_are_exact(void)
 	}
 }
 
-static void part_of_one_in_use(void)
-{
-	int access = (int)row->value;
-	struct ibv_mr *whole = served(pair.pd, memory, 4 * PAGE, LW), *part = served(pair.pd, memory + 2 * PAGE, 100, access);
-
-	ok(made() && whole->lkey != part->lkey && whole != part, "it has an object and a key of its own");
-	ok(!part->rkey || write_refused(&pair, memory + 2 * PAGE, part->rkey), "which is no rkey");
-	ok(!access || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "data lands by the part");
-	is(ibv_dereg_mr(whole), 0, "the whole is deregistered");
-	ok(!access || lands_by_lkey(&pair, part, memory + 2 * PAGE, 100), "data lands by the part still");
-	is(ibv_dereg_mr(part), 0, "the part too");
-}
-
 /*
  * Without the cache a remote peer reaches the registered bytes, with it their pages, and never
  * more.
@@ -260,31 +247,6 @@ static void twice(void)
 	}
 }
 
-static void domains(void)
-{
-	struct ibv_pd *pd = ibv_alloc_pd(pair.context), *again;
-	int regions = kernel_regions(pair.context);
-	struct ibv_mr *one, *other;
-
-	must(pd);
-	one = served(pd, memory, PAGE, access_of_row);
-	other = plain(pd, memory, PAGE, access_of_row);
-	is(ibv_dealloc_pd(pd), EBUSY, "a domain with two regions");
-	is(ibv_dereg_mr(one), 0, "one ends");
-	is(ibv_dealloc_pd(pd), EBUSY, "a domain with one region");
-	ok(kernel_has_key(pair.context, other->lkey), "which is unaffected");
-	is(ibv_dereg_mr(other), 0, "it ends");
-	/* The refused call has ended the one that was idle. */
-	is(kernel_regions(pair.context), regions + is_cached(access_of_row), "and is cached, if the cache is on");
-	is(ibv_dealloc_pd(pd), 0, "a domain with none");
-	is(kernel_regions(pair.context), regions, "ends with them");
-	again = ibv_alloc_pd(pair.context);
-	must(again);
-	one = served(again, memory, PAGE, access_of_row);
-	ok(made(), "the next domain has none of its regions");
-	must(ibv_dereg_mr(one) == 0 && ibv_dealloc_pd(again) == 0);
-}
-
 static int (*handle_dealloc_pd)(struct ibv_pd *), (*handle_close_device)(struct ibv_context *);
 
 /* Devices are closed with an idle region: in order or without the end of the domain, in turn; by handle or not. */
@@ -409,26 +371,6 @@ static void many(void)
 
 static struct ibv_mr *second;
 
-static int exits(void)
-{
-	exit(0);
-}
-
-static int registers(void)
-{
-	struct ibv_context *context = open_device();
-	struct ibv_pd *pd = ibv_alloc_pd(context);
-	int wrong = 0;
-
-	must(pd);
-	for (int round = 0; round < 3; round++) {
-		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, LW);
-
-		wrong |= !mr || ibv_dereg_mr(mr) != 0;
-	}
-	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 1;
-}
-
 /* A child has the parent's file, and can end its regions, but not those of the cache. */
 static int ends_one(void)
 {
@@ -436,25 +378,20 @@ static int ends_one(void)
 	return 0;
 }
 
-static void children(void)
+static void child(void)
 {
-	static int (*const acts[])(void) = { exits, registers, ends_one };
+	struct ibv_mr *used = served(pair.pd, memory, PAGE, access_of_row);
+	uint64_t counted;
 
-	for (size_t n = 0; n < sizeof(acts) / sizeof(acts[0]); n++) {
-		struct ibv_mr *used = served(pair.pd, memory, PAGE, access_of_row);
-		uint64_t counted;
-
-		second = plain(pair.pd, memory, PAGE, access_of_row);
-		must(ibv_dereg_mr(served(pair.pd, memory + 2 * PAGE, PAGE, access_of_row)) == 0);
-		counted = stats().idle;
-		is(in_forked(acts[n]), 0, "child %zu", n);
-		ok(data_lands(used, memory, PAGE, access_of_row), "the parent's region works after that");
-		is((long long)stats().idle, (long long)counted, "as many are idle");
-		ok(lands_with(&pair, memory + 2 * PAGE, PAGE, access_of_row), "and serve");
-		is(ibv_dereg_mr(used), 0, "the parent deregisters");
-		is(ibv_dereg_mr(second), acts[n] == ends_one && !is_cached(access_of_row) ? ENOENT : 0,
-		   "both; a region that the child has ended is gone");
-	}
+	second = plain(pair.pd, memory, PAGE, access_of_row);
+	must(ibv_dereg_mr(served(pair.pd, memory + 2 * PAGE, PAGE, access_of_row)) == 0);
+	counted = stats().idle;
+	is(in_forked(ends_one), 0, "the child ends");
+	ok(data_lands(used, memory, PAGE, access_of_row), "the parent's region works after that");
+	is((long long)stats().idle, (long long)counted, "as many are idle");
+	ok(lands_with(&pair, memory + 2 * PAGE, PAGE, access_of_row), "and serve");
+	is(ibv_dereg_mr(used), 0, "the parent deregisters");
+	is(ibv_dereg_mr(second), is_cached(access_of_row) ? 0 : ENOENT, "both; a region that the child has ended is gone");
 }
 
 /*
@@ -608,107 +545,6 @@ static void changed(void)
 	   "each registration is counted as ended once");
 }
 
-enum { THREADS = 2, SLOTS = 6, STEPS = 400, OWN = 4 * PAGE };
-
-struct worker {
-	pthread_t thread;
-	unsigned int seed;
-	char *own;
-	struct ibv_mr *mrs[SLOTS];
-	int access[SLOTS];
-	long remapped, wrong_data, wrong_calls;
-};
-
-static unsigned int chance(struct worker *worker, unsigned int of)
-{
-	return (unsigned int)rand_r(&worker->seed) % of;
-}
-
-static void check(struct worker *worker, int slot)
-{
-	static pthread_mutex_t traffic = PTHREAD_MUTEX_INITIALIZER;
-	struct ibv_mr *mr = worker->mrs[slot];
-
-	pthread_mutex_lock(&traffic);
-	worker->wrong_data += !works(mr, mr->addr, mr->length, worker->access[slot]);
-	pthread_mutex_unlock(&traffic);
-}
-
-static void end(struct worker *worker, int slot)
-{
-	worker->wrong_calls += deregs[chance(worker, DEREGS)](worker->mrs[slot]) != 0;
-	worker->mrs[slot] = NULL;
-}
-
-/*
- * New pages for the worker's own memory, when none of it is registered: in one call, since between
- * an unmap and a map another thread's malloc could take the place.
- */
-static void remap_own(struct worker *worker)
-{
-	const int access = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_POPULATE;
-
-	for (int slot = 0; slot < SLOTS; slot++)
-		if (worker->mrs[slot] && (char *)worker->mrs[slot]->addr >= worker->own &&
-		    (char *)worker->mrs[slot]->addr < worker->own + OWN)
-			end(worker, slot);
-	must((chance(worker, 2) ? (void *)syscall(SYS_mmap, worker->own, (long)OWN, access, flags, -1, 0L) :
-				  mmap(worker->own, OWN, access, flags, -1, 0)) == worker->own);
-	worker->remapped++;
-}
-
-static void *work(void *argument)
-{
-	struct worker *worker = argument;
-
-	for (int step = 0; step < STEPS; step++) {
-		int slot = (int)chance(worker, SLOTS), reg = (int)chance(worker, REGS);
-		/* Few addresses, so that regions are shared and reused. */
-		size_t from = chance(worker, 2) * PAGE + chance(worker, 2) * 64;
-		char *at = (chance(worker, 2) ? memory : worker->own) + from;
-
-		if (!chance(worker, 12)) {
-			remap_own(worker);
-			continue;
-		}
-		if (worker->mrs[slot]) {
-			check(worker, slot);
-			end(worker, slot);
-			continue;
-		}
-		worker->access[slot] = rights[chance(worker, 2)];
-		worker->mrs[slot] = regs[reg](pair.pd, at, PAGE * (1 + chance(worker, 2)), worker->access[slot]);
-		worker->wrong_calls += !worker->mrs[slot];
-		if (worker->mrs[slot] && chance(worker, 2))
-			check(worker, slot);
-	}
-	for (int slot = 0; slot < SLOTS; slot++)
-		if (worker->mrs[slot]) {
-			check(worker, slot);
-			end(worker, slot);
-		}
-	return NULL;
-}
-
-static void mixed(void)
-{
-	struct worker workers[THREADS] = { 0 };
-
-	since = stats();
-	for (int n = 0; n < THREADS; n++) {
-		workers[n].own = pages(OWN / PAGE);
-		workers[n].seed = 17 + (unsigned int)n;
-		must(pthread_create(&workers[n].thread, NULL, work, &workers[n]) == 0);
-	}
-	for (int n = 0; n < THREADS; n++) {
-		must(pthread_join(workers[n].thread, NULL) == 0);
-		is(workers[n].wrong_calls, 0, "thread %d: each call has succeeded", n);
-		is(workers[n].wrong_data, 0, "%ld times new pages: data was always in the right place", workers[n].remapped);
-	}
-	ok((stats().hits > since.hits) == is_cached(LW), "regions were reused if the cache is on (%lld times)",
-	   (long long)(stats().hits - since.hits));
-}
-
 static void handles_alone(void)
 {
 	struct rdmamr_stats after;
@@ -742,8 +578,6 @@ static void handles_alone(void)
 static const struct row rows[] = {
 	EACH("local write", rights_are_exact, LW),
 	EACH("local read", rights_are_exact, 0),
-	EACH("a part of a region in use, local write", part_of_one_in_use, LW),
-	EACH("a part of a region in use, local read", part_of_one_in_use, 0),
 	EACH("remote read", rights_are_exact, RR),
 	EACH("remote write", rights_are_exact, LW | RW),
 	EACH("remote write and read", rights_are_exact, LW | RW | RR),
@@ -759,17 +593,15 @@ static const struct row rows[] = {
 	EACH("an iova, ibv_reg_mr_iova2", iovas, 1),
 	EACH("an iova, ibv_reg_mr_ex", iovas, 2),
 	BOTH("registered twice", twice, 0),
-	BOTH("domains that end", domains, 0),
 	BOTH("devices that are closed", devices, 0),
 	BOTH("imported regions", imported, 0),
 	BOTH("many regions", many, 0),
-	BOTH("children", children, 0),
+	BOTH("a child ends its parent's region", child, 0),
 	EACH("by handle, all", handles_alone, 0),
 	BOTH("by handle, each call with each end", combinations, 0),
 	EACH("by handle, a change of access", changed, IBV_REREG_MR_CHANGE_ACCESS),
 	EACH("by handle, a change of translation", changed, IBV_REREG_MR_CHANGE_TRANSLATION),
 	EACH("by handle, a change by an unknown flag", changed, 1 << 6),
-	EACH("by handle, mixed in two threads", mixed, 0),
 	EACH("by handle, devices that are closed", devices, 1, "local"),
 };
 
