@@ -316,66 +316,12 @@ static void file(struct place *place)
 	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, fd, 0));
 }
 
-static void file_on_disk(struct place *place)
-{
-	char path[] = "/tmp/rdmamr-changes-XXXXXX";
-	int fd = mkostemp(path, O_CLOEXEC);
-
-	must(fd >= 0 && unlink(path) == 0 && ftruncate(fd, SIZE) == 0);
-	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, fd, 0));
-}
-
 /* The program's own copies of the pages, which a truncation takes and a hole does not. */
 static void private_file(struct place *place)
 {
 	int fd = memfd();
 
 	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_PRIVATE, fd, 0));
-}
-
-static void private_file_on_disk(struct place *place)
-{
-	file_on_disk(place);
-	must(mmap(place->at, SIZE, READ_WRITE, MAP_PRIVATE | MAP_FIXED, place->fd, 0) == place->at);
-}
-
-static void file_mapped_unseen(struct place *place)
-{
-	int fd = memfd();
-
-	of_others(place, fd, raw_map(NULL, SIZE, MAP_SHARED, fd));
-}
-
-/* Shared memory stays shared when it moves. */
-static void file_moved(struct place *place)
-{
-	char *to = new_place(SIZE);
-
-	file(place);
-	must(mremap(place->at, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
-	of_others(place, place->fd, to);
-}
-
-static void file_moved_unseen(struct place *place)
-{
-	char *to = new_place(SIZE);
-
-	file(place);
-	must(raw_move(place->at, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
-	of_others(place, place->fd, to);
-}
-
-/* So does the part by which it grows. */
-static void file_grown(struct place *place)
-{
-	char *room = new_place(2 * SIZE);
-	int fd = memfd();
-
-	must(mmap(room, HALF, READ_WRITE, MAP_SHARED | MAP_FIXED_NOREPLACE, fd, 0) == room);
-	must(mremap(room, HALF, SIZE, 0) == room);
-	of_others(place, fd, room);
-	place->ranges[0].at += HALF;
-	place->ranges[0].length = HALF;
 }
 
 static void segment(struct place *place)
@@ -457,12 +403,6 @@ static void block_with_one_behind(struct place *place)
 	must(place->other > place->at);
 }
 
-static void block_of_a_thread(struct place *place)
-{
-	block_at_the_end(place);
-	must(place->at > (char *)sbrk(0)); /* a heap of its own */
-}
-
 void release(struct place *place)
 {
 	if (place->release)
@@ -522,15 +462,6 @@ static int map_over_page(struct place *place, const struct way *way)
 	return 0;
 }
 
-static int file_over_page(struct place *place, const struct way *way)
-{
-	place->fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-	must(place->fd >= 0);
-	must(way->map(place->at + HALF, PAGE, MAP_PRIVATE | MAP_FIXED, place->fd) == place->at + HALF);
-	place->unkept = true;
-	return 0;
-}
-
 static int shared_over_page(struct place *place, const struct way *way)
 {
 	place->fd = memfd_create("shared", MFD_CLOEXEC);
@@ -563,14 +494,6 @@ static int move_back(struct place *place, const struct way *way)
 static int move_onto(struct place *place, const struct way *way)
 {
 	must(way->move(apart(SIZE), SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, place->at) == place->at);
-	return 0;
-}
-
-static int move_page_onto(struct place *place, const struct way *way)
-{
-	char *to = place->at + 3 * PAGE;
-
-	must(way->move(apart(PAGE), PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
 	return 0;
 }
 
@@ -611,18 +534,13 @@ static int advise_some(struct place *place, const struct way *way, size_t first,
 
 #define ADVICE(name, first, count, advice) MAKES(name, advise_some(place, way, first, count, advice))
 ADVICE(discard, 0, COUNT, MADV_DONTNEED)
-ADVICE(discard_first, 0, 1, MADV_DONTNEED)
 ADVICE(discard_middle, 5, 1, MADV_DONTNEED)
-ADVICE(discard_last, COUNT - 1, 1, MADV_DONTNEED)
 ADVICE(discard_locked, 0, COUNT, MADV_DONTNEED_LOCKED)
-ADVICE(discard_locked_page, 3, 1, MADV_DONTNEED_LOCKED)
 ADVICE(remove_pages, 0, COUNT, MADV_REMOVE)
 ADVICE(advise_free, 0, COUNT, MADV_FREE)
 ADVICE(advise_cold, 0, COUNT, MADV_COLD)
 ADVICE(advise_pageout, 0, COUNT, MADV_PAGEOUT)
-ADVICE(advise_willneed, 0, COUNT, MADV_WILLNEED)
 ADVICE(advise_hugepage, 0, COUNT, MADV_HUGEPAGE)
-ADVICE(advise_nohugepage, 0, COUNT, MADV_NOHUGEPAGE)
 ADVICE(advise_populate, 0, COUNT, MADV_POPULATE_WRITE)
 
 /*
@@ -640,14 +558,6 @@ static int guard(struct place *place, const struct way *way)
 	if (way->advise(place->at + 2 * PAGE, PAGE, GUARD_INSTALL))
 		return -1;
 	return way->advise(place->at + 2 * PAGE, PAGE, GUARD_REMOVE);
-}
-
-/* In glibc, this advice does nothing at all. */
-static int advise_by_posix(struct place *place, const struct way *way)
-{
-	(void)way;
-	errno = posix_madvise(place->at, SIZE, POSIX_MADV_DONTNEED);
-	return errno ? -1 : 0;
 }
 
 static int remove_by_other(struct place *place, const struct way *way)
@@ -670,31 +580,6 @@ static int truncate_and_grow(struct place *place, const struct way *way)
 {
 	must(way->resize(place->fd, 0) == 0);
 	return way->resize(place->fd, SIZE);
-}
-
-static int truncate_by_open(struct place *place, const struct way *way)
-{
-	char path[40];
-	int fd;
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", place->fd);
-	fd = open(path, O_RDWR | O_TRUNC | O_CLOEXEC);
-	must(fd >= 0 && close(fd) == 0);
-	return way->resize(place->fd, SIZE);
-}
-
-/* Of one page, in the middle. */
-static int punch_page(struct place *place, const struct way *way)
-{
-	return way == &ways[RAW] ? (int)syscall(SYS_fallocate, place->fd, HOLE, 3L * PAGE, (long)PAGE) :
-				   fallocate(place->fd, HOLE, 3 * PAGE, PAGE);
-}
-
-/* The first page becomes another one of the file. */
-static int exchange_page(struct place *place, const struct way *way)
-{
-	must(way->resize(place->fd, SIZE + PAGE) == 0);
-	return (int)syscall(SYS_remap_file_pages, place->at, (long)PAGE, 0L, (long)COUNT, 0L);
 }
 
 static void attach(struct place *place, const struct way *way, int flags)
@@ -724,13 +609,6 @@ static int attach_over(struct place *place, const struct way *way)
 	return 0;
 }
 
-static int detach_and_map(struct place *place, const struct way *way)
-{
-	detach(place, way);
-	place->unkept = false;
-	return map_new(way, place->at, SIZE);
-}
-
 MAKES(make_readable, way->protect(place->at, SIZE, PROT_READ))
 MAKES(make_unreachable, way->protect(place->at, SIZE, PROT_NONE))
 MAKES(make_writable, way->protect(place->at, SIZE, READ_WRITE))
@@ -750,18 +628,13 @@ static int fork_and_write(struct place *place, const struct way *way)
 	return 0;
 }
 
-static int heap_ends_earlier(struct place *place, const struct way *way, size_t by)
+static int give_heap_back(struct place *place, const struct way *way)
 {
-	char *end = place->at + SIZE;
-
-	must(sbrk(0) == end); /* nothing else moved it */
-	must(way->set_break(end - by) == 0);
-	must(way->set_break(end) == 0);
+	must(sbrk(0) == place->at + SIZE); /* nothing else moved it */
+	must(way->set_break(place->at) == 0);
+	must(way->set_break(place->at + SIZE) == 0);
 	return 0;
 }
-
-MAKES(give_heap_back, heap_ends_earlier(place, way, SIZE))
-MAKES(give_heap_page_back, heap_ends_earlier(place, way, PAGE))
 
 /* Allocates the block again, which must get the same address. */
 static int allocate_again(struct place *place)
@@ -777,40 +650,6 @@ static int free_large(struct place *place, const struct way *way)
 {
 	(void)way;
 	free(place->at);
-	return allocate_again(place);
-}
-
-/* The block has no room to grow, so that realloc moves it. */
-static int reallocate_large(struct place *place, const struct way *way)
-{
-	char *volatile was = place->at; /* an address, valid after the block has moved away */
-	size_t behind = ((uintptr_t)was + malloc_usable_size(place->at) + PAGE - 1) & ~(uintptr_t)(PAGE - 1);
-
-	(void)way;
-	if (mmap((void *)behind, PAGE, PROT_NONE, ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == MAP_FAILED)
-		must(errno == EEXIST);
-	place->at = realloc(place->at, 2 * BIG);
-	must(place->at && place->at != was);
-	/*
-	 * The first page began with the block's header, so the mapping was one page longer than the
-	 * block.
-	 */
-	fresh_at(was - 16, BIG + PAGE);
-	place->ranges[0].what = "where it was";
-	place->ranges[1] = (struct range){ "where it is", place->at, BIG, false, LANDS };
-	place->count = 2;
-	return 0;
-}
-
-static int free_at_the_end(struct place *place, const struct way *way)
-{
-	char *end = sbrk(0);
-
-	(void)way;
-	must(place->at < end && place->at + BLOCK <= end); /* from the heap, not a mapping of its own */
-	must(mallopt(M_TRIM_THRESHOLD, 64 << 10) == 1);
-	free(place->at);
-	must((char *)sbrk(0) < end);
 	return allocate_again(place);
 }
 
@@ -834,19 +673,6 @@ static int trim_in_the_middle(struct place *place, const struct way *way)
 	return allocate_again(place);
 }
 
-/* The heap of a thread ends by madvise or by a mapping over it. */
-static int free_in_a_thread(struct place *place, const struct way *way)
-{
-	const char *volatile seen = place->at; /* its memory stays readable */
-
-	(void)way;
-	must(mallopt(M_TRIM_THRESHOLD, 64 << 10) == 1);
-	memset(place->at, 1, BLOCK);
-	free(place->at);
-	must(seen[BLOCK / 2] == 0);
-	return allocate_again(place);
-}
-
 #define CALLS (BY(LIBRARY) | BY(RAW))
 #define PROTECTING (BY(LIBRARY) | BY(SIBLING))
 
@@ -867,21 +693,14 @@ const struct change changes[] = {
 	  .sibling = "mmap64" },
 	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(RAW), anonymous,
 	  .steps = { { map_over_page, ANEW } }, .sibling = "mmap64" },
-	{ "a private file mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
-	  .steps = { { file_over_page, ANEW } },
-	  .sibling = "mmap64" },
 	{ "a shared mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
 	  .steps = { { shared_over_page, ANEW } },
 	  .sibling = "mmap64" },
 
 	{ "`MADV_DONTNEED`", CALLS | BY(SELF) | BY(RING) | BY(WORKER), CALLS, anonymous,
 	  .steps = { { discard, ANEW } } },
-	{ "`MADV_DONTNEED` of the first page", CALLS, 0, anonymous, .steps = { { discard_first, ANEW } } },
 	{ "`MADV_DONTNEED` of a page in the middle", CALLS, 0, anonymous, .steps = { { discard_middle, ANEW } } },
-	{ "`MADV_DONTNEED` of the last page", CALLS, 0, anonymous, .steps = { { discard_last, ANEW } } },
 	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, ANEW } },
-	  .since = LINUX(5, 18) },
-	{ "`MADV_DONTNEED_LOCKED` of one page", CALLS, 0, locked, .steps = { { discard_locked_page, ANEW } },
 	  .since = LINUX(5, 18) },
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, ANEW } },
 	  .since = LINUX(6, 13), .limits = BY(RAW) },
@@ -891,19 +710,14 @@ const struct change changes[] = {
 	  .steps = { { advise_pageout, EITHER } } },
 	{ "`MADV_COLLAPSE`", CALLS | BY(SELF) | BY(PROCESS), 0, huge, .steps = { { advise_collapse, EITHER } },
 	  .since = LINUX(6, 1) },
-	{ "`MADV_WILLNEED`", CALLS, 0, anonymous, .steps = { { advise_willneed, EITHER } } },
 	{ "`MADV_HUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_hugepage, EITHER } } },
-	{ "`MADV_NOHUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_nohugepage, EITHER } } },
 	{ "`MADV_POPULATE_WRITE`", CALLS, 0, anonymous,
 	  .steps = { { advise_populate, EITHER } }, .since = LINUX(5, 14) },
-	{ "`posix_madvise` with `POSIX_MADV_DONTNEED`", BY(LIBRARY), 0, anonymous,
-	  .steps = { { advise_by_posix, EITHER } } },
 
 	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, ANEW } } },
 	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous,
 	  .steps = { { move_away, ANEW }, { move_back, LANDS } } },
 	{ "`mremap` with `MREMAP_FIXED` onto it", CALLS, BY(LIBRARY), anonymous, .steps = { { move_onto, ANEW } } },
-	{ "`mremap` of one page onto it", CALLS, 0, anonymous, .steps = { { move_page_onto, ANEW } } },
 	{ "`mremap` that grows it in place", CALLS, 0, half, .steps = { { grow, ANEW } } },
 	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, ANEW } } },
 	{ "`mremap` with `MREMAP_DONTUNMAP`", CALLS, 0, anonymous, .steps = { { move_without_unmapping, ANEW } } },
@@ -912,29 +726,13 @@ const struct change changes[] = {
 	{ "`MADV_REMOVE` through another mapping", CALLS, BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
 	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", CALLS | BY(WORKER) | BY(PROCESS), BY(LIBRARY), file,
 	  .steps = { { punch, ANEW } } },
-	{ "`fallocate` of one page with `FALLOC_FL_PUNCH_HOLE`", CALLS, 0, file, .steps = { { punch_page, ANEW } } },
-	{ "a hole below a private mapping", CALLS, 0, private_file, .steps = { { punch, EITHER } } },
-	{ "a hole below a private mapping of a file on disk", BY(LIBRARY), 0, private_file_on_disk, .steps = { { punch, EITHER } } },
 	{ "`ftruncate` to 0 and back", CALLS | BY(SIBLING) | BY(PROCESS), BY(LIBRARY), file,
 	  .steps = { { truncate_and_grow, ANEW } }, .sibling = "truncate" },
-	{ "`open` with `O_TRUNC`", BY(LIBRARY), 0, file, .steps = { { truncate_by_open, ANEW } } },
-	{ "`ftruncate` of a file on disk", BY(LIBRARY), 0, file_on_disk, .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate`, mapped by a raw system call", BY(RAW), 0, file_mapped_unseen,
-	  .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate`, moved by `mremap`", BY(RAW), 0, file_moved, .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate`, moved by a raw system call", BY(RAW), 0, file_moved_unseen, .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate`, the part by which a mapping has grown", BY(RAW), 0, file_grown,
-	  .steps = { { truncate_and_grow, ANEW } } },
 	{ "`ftruncate` below a private mapping", CALLS | BY(PROCESS), 0, private_file,
 	  .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate` below a private mapping of a file on disk", BY(LIBRARY), 0, private_file_on_disk,
-	  .steps = { { truncate_and_grow, ANEW } } },
-	{ "`remap_file_pages`", BY(RAW), 0, file, .steps = { { exchange_page, ANEW } } },
 	{ "`shmdt`, `shmat` of another segment", CALLS, BY(LIBRARY), segment, .steps = { { attach_other, ANEW } } },
-	{ "`shmat` with `SHM_REMAP` of another segment", CALLS, 0, segment, .steps = { { attach_over, ANEW } } },
 	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous,
 	  .steps = { { attach_over, ANEW } }, .limits = BY(RAW) },
-	{ "`shmdt`, `mmap`", CALLS, 0, segment, .steps = { { detach_and_map, ANEW } } },
 
 	{ "`mprotect` to read-only and back", PROTECTING | BY(RAW), BY(LIBRARY), anonymous,
 	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
@@ -949,21 +747,12 @@ const struct change changes[] = {
 	{ "the end of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
 	  .steps = { { give_heap_back, ANEW } },
 	  .flags = NOT_BY_THREAD, .sibling = "sbrk" },
-	{ "the last page of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
-	  .steps = { { give_heap_page_back, ANEW } }, NOT_BY_THREAD, .sibling = "sbrk" },
 	{ "`free`, `malloc` of a large block", BY(LIBRARY), 0, large_block,
 	  .steps = { { free_large, ANEW } }, .flags = ONCE },
-	{ "`realloc` of a large block", BY(LIBRARY), 0, large_block,
-	  .steps = { { reallocate_large, ANEW } }, .flags = ONCE },
 	{ "`malloc_trim` at the end of the heap", BY(LIBRARY), 0, block_at_the_end,
 	  .steps = { { trim_at_the_end, ANEW } }, .flags = ONCE },
-	{ "`free` at the end of the heap", BY(LIBRARY), 0, block_at_the_end,
-	  .steps = { { free_at_the_end, ANEW } }, .flags = ONCE },
 	{ "`malloc_trim` in the middle of the heap", BY(LIBRARY), 0, block_with_one_behind,
 	  .steps = { { trim_in_the_middle, ANEW } }, .flags = ONCE },
-	{ "`free` in the heap of a thread", BY(LIBRARY), 0, block_of_a_thread,
-	  .steps = { { free_in_a_thread, ANEW } },
-	  .flags = ONCE | IN_A_THREAD },
 };
 const size_t change_count = sizeof(changes) / sizeof(changes[0]);
 

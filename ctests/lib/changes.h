@@ -87,8 +87,7 @@ struct step {
 enum {
 	ONCE = 1,         /* only with an idle region of all rights: the change depends on the state of malloc */
 	NOT_BY_THREAD = 2,/* not from another thread */
-	IN_A_THREAD = 4,  /* the place and the change are another thread's */
-	UNKNOWN_AFTER = 8,/* the kernel may take the pages at any time after the change */
+	UNKNOWN_AFTER = 4,/* the kernel may take the pages at any time after the change */
 };
 
 struct change {

@@ -165,6 +165,23 @@ void raw_remap(void *memory, size_t length)
 	must(raw_map_at(memory, length) == memory);
 }
 
+void renew(enum renewal how, char *memory, size_t length)
+{
+	const int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
+
+	switch (how) {
+	case BY_MUNMAP: remap(memory, length); break;
+	case BY_RAW_MUNMAP: raw_remap(memory, length); break;
+	case BY_FIXED: must(mmap(memory, length, access, kind | MAP_FIXED, -1, 0) == memory); break;
+	case BY_MADVISE: must(madvise(memory, length, MADV_DONTNEED) == 0); break;
+	default:
+		/* It cannot grow where it is. The kernel chooses the place, since UCX's hook does not forward one. */
+		mmap(memory + length, 1, PROT_NONE, kind | MAP_FIXED_NOREPLACE, -1, 0);
+		must(mremap(memory, length, 2 * length, MREMAP_MAYMOVE) != MAP_FAILED);
+		fresh_at(memory, length);
+	}
+}
+
 bool all_zero(const char *memory, size_t length)
 {
 	for (size_t n = 0; n < length; n++) {

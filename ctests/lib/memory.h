@@ -60,6 +60,10 @@ void remap(void *memory, size_t length);
 /* The same by raw system calls. */
 void raw_remap(void *memory, size_t length);
 
+/* Ways in which memory gets new pages at its address: calls that the library interposes, but one. */
+enum renewal { BY_MUNMAP, BY_RAW_MUNMAP, BY_FIXED, BY_MADVISE, BY_MREMAP, RENEWALS };
+void renew(enum renewal how, char *memory, size_t length);
+
 /* Whether the mapping of a page has a flag of smaps, such as "dc": its line VmFlags. */
 bool vm_flag(const void *page, const char *flag);
 

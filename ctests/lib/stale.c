@@ -75,15 +75,8 @@ static const char *expected_result(const struct change *change)
 	}
 }
 
-struct run {
-	const struct change *change;
-	int way;
-};
-
-static void *try_change(void *argument)
+static void try_change(const struct change *change, int way)
 {
-	const struct run *run = argument;
-	const struct change *change = run->change;
 	struct place place = { .fd = -1 };
 	enum result result = HIT, after;
 	uint64_t keys[3] = { 0 };
@@ -93,19 +86,18 @@ static void *try_change(void *argument)
 	for (int k = 0; k < place.count; k++)
 		must(!place.ranges[k].before || look(&place.ranges[k], &keys[k]) != STALE);
 	for (n = 0; n < 2 && change->steps[n].make; n++) {
-		if (change->steps[n].make(&place, &ways[run->way])) {
+		if (change->steps[n].make(&place, &ways[way])) {
 			printf("-|this kernel refuses it: %s|\n", strerrorname_np(errno));
 			release(&place);
-			return NULL;
+			return;
 		}
-		after = look_at_all(change, &change->steps[n], run->way, &place, keys);
+		after = look_at_all(change, &change->steps[n], way, &place, keys);
 		result = after > result ? after : result;
 	}
 	printf("%s|", results[result]);
-	printf("%s|%s\n", results[look_at_all(change, &change->steps[n - 1], run->way, &place, keys)],
+	printf("%s|%s\n", results[look_at_all(change, &change->steps[n - 1], way, &place, keys)],
 	       expected_result(change));
 	release(&place);
-	return NULL;
 }
 
 void try_changes(const struct cache *of, struct pair *connected, char **arguments)
@@ -121,8 +113,6 @@ void try_changes(const struct cache *of, struct pair *connected, char **argument
 	must(seen_mr);
 	for (size_t n = 0; n < change_count; n++) {
 		for (int way = 0; way < WAYS; way++) {
-			struct run run = { &changes[n], way };
-
 			if (!((shown ? changes[n].shown : changes[n].by) & BY(way)) || number++ < from)
 				continue;
 			/* A reader must see the name of a change that does not end. */
@@ -131,10 +121,8 @@ void try_changes(const struct cache *of, struct pair *connected, char **argument
 			alarm(shown ? 10 : 100);
 			if (changes[n].limits & BY(way))
 				printf("-|a limit that README lists|\n");
-			else if (changes[n].flags & IN_A_THREAD)
-				in_thread(try_change, &run);
 			else
-				try_change(&run);
+				try_change(changes + n, way);
 		}
 	}
 	must(ibv_dereg_mr(seen_mr) == 0);

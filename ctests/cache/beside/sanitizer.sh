@@ -19,7 +19,7 @@ fi
 
 build() { # OUTPUT [ARGUMENT...]
 	"$cc" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -O1 -g -fno-omit-frame-pointer -fsanitize=address -I"$here/../../../include" \
-		"$here/asan.c" "$here/../../lib/stub_device.c" "$here"/../../lib/{device,memory,tap}.c -o "$@" -libverbs -lpthread
+		"$here/asan.c" "$here/../../lib/stub_device.c" "$here"/../../lib/{device,memory,program,rows,stub_rows,tap}.c -o "$@" -libverbs -lpthread
 }
 check "a program is compiled for AddressSanitizer" build "$work/alone"
 check "and linked with the library" build "$work/linked" -L"$work" -lrdmamr

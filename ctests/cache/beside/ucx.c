@@ -7,7 +7,6 @@
  * its hooks. Each row is tried without the library first. The device is that of stub_device.h.
  */
 #include <dlfcn.h>
-#include <sys/syscall.h>
 #include "../../lib/stub_rows.h"
 
 /* From UCX's <ucm/api/ucm.h>, so that the program compiles without it. */
@@ -22,10 +21,9 @@ union ucm_event {
 typedef void (*ucm_callback)(int type, union ucm_event *event, void *argument);
 typedef signed char (*ucm_set_handler)(int events, int priority, ucm_callback callback, void *argument);
 
-enum { SIZE = 8 * PAGE };
 enum order { IN_FRONT, BEHIND, BEFORE_REGIONS, AFTER_REGIONS };
 
-static char *watched;      /* of SIZE: UCX must see changes here */
+static char *watched;      /* a page: UCX must see changes here */
 static volatile long seen; /* the number of changes that it saw */
 
 static void on_unmapped(int type, union ucm_event *event, void *argument)
@@ -33,7 +31,7 @@ static void on_unmapped(int type, union ucm_event *event, void *argument)
 	uintptr_t start = (uintptr_t)event->vm_unmapped.address, end = start + event->vm_unmapped.size;
 
 	(void)type, (void)argument;
-	if (start < (uintptr_t)watched + SIZE && (uintptr_t)watched < end)
+	if (start < (uintptr_t)watched + PAGE && (uintptr_t)watched < end)
 		seen = seen + 1;
 }
 
@@ -47,74 +45,14 @@ static bool load_ucx(bool preloaded)
 	return set_handler(UCM_EVENT_VM_UNMAPPED, 0, on_unmapped, NULL) == 0;
 }
 
-static bool lands(char *memory, bool *anew)
-{
-	static unsigned char value;
-	long before = stub_registered();
-	struct ibv_mr *mr;
-	bool good;
-
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), memory, SIZE, IBV_ACCESS_LOCAL_WRITE)))
-		must(errno == EAGAIN);
-	*anew = stub_registered() > before;
-	value++;
-	memset(memory, ~value, SIZE);
-	good = stub_write(mr, value) == 0;
-	for (int n = 0; n < SIZE; n++)
-		good = good && (unsigned char)memory[n] == value;
-	must(ibv_dereg_mr_relaxed(mr) == 0);
-	return good;
-}
-
-static bool used_again(char *memory)
-{
-	bool anew = true;
-
-	/* The cache keeps no region for a while where pages were dropped. */
-	for (int tries = 0; tries < 50 && anew; tries++) {
-		if (tries > 5)
-			usleep(100000);
-		if (!lands(memory, &anew))
-			return false;
-	}
-	return !anew;
-}
-
-static char *map(void *where, size_t length, int flags)
-{
-	char *memory = mmap(where, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-
-	must(memory != MAP_FAILED);
-	return memory;
-}
-
-enum change { MUNMAP, FIXED, MADVISE, MREMAP, RAW, CHANGES };
-static const char *const names[] = {
-	"munmap and mmap", "mmap with MAP_FIXED over a page", "madvise", "mremap away and mmap", "munmap by a raw system call",
-};
-
-/* `memory` has a page behind it that belongs to others. */
-static void change(enum change how, char *memory)
-{
-	switch (how) {
-	case MUNMAP: must(munmap(memory, SIZE) == 0); break;
-	case FIXED: map(memory + PAGE, PAGE, MAP_FIXED); return;
-	case MADVISE: must(madvise(memory, 2 * PAGE, MADV_DONTNEED) == 0); return;
-	/* Not to an address of ours: UCX's hook does not forward the fifth argument. */
-	case MREMAP: must(mremap(memory, SIZE, 2 * SIZE, MREMAP_MAYMOVE) != MAP_FAILED); break;
-	default: must(raw_munmap(memory, SIZE) == 0);
-	}
-	must(map(memory, SIZE, MAP_FIXED_NOREPLACE) == memory);
-}
-
 /* Without the library: whether UCX can do that at all. */
 static int control(enum order order)
 {
 	must(freopen("/dev/null", "w", stdout) && !ibv_reg_mr_relaxed && dlopen("libibverbs.so.1", RTLD_NOW));
 	alarm(5);
-	watched = map(NULL, SIZE, 0);
+	watched = pages(1);
 	load_ucx(order <= BEHIND);
-	must(munmap(watched, SIZE) == 0);
+	must(munmap(watched, PAGE) == 0);
 	_exit(seen ? 0 : 1);
 }
 
@@ -139,28 +77,27 @@ static void in_order(void)
 
 static void beside_ucx(void)
 {
-	char *memory = map(NULL, SIZE + PAGE, 0);
-	bool landed, anew;
+	static const char *const names[RENEWALS] = { "munmap and mmap", "the same by raw system calls", "mmap with MAP_FIXED", "madvise",
+						    "mremap away and mmap" };
 
 	if (!getenv("UCX_STARTED"))
 		in_order();
-	must(mprotect(memory + SIZE, PAGE, PROT_NONE) == 0);
 	/*
 	 * As a program that uses UCX: a library that is loaded after UCX in mode "reloc" mixes its
 	 * allocator and libc's.
 	 */
 	must(ibv_reg_mr_relaxed && dlopen("libibverbs.so.1", RTLD_NOW) && !stub_open(STUB_PIN));
-	watched = memory;
+	watched = pages(1);
 	if (row->value == AFTER_REGIONS)
-		must(lands(memory, &anew));
+		once(watched);
 	ok(load_ucx(row->value <= BEHIND), "UCX installs its watch");
-	for (int how = 0; how < CHANGES; how++) {
-		ok(used_again(memory), "%s: before it, the region is reused", names[how]);
+	for (int how = 0; how < RENEWALS; how++) {
+		leave_idle(watched);
+		served(watched, HIT, names[how]);
 		seen = 0;
-		change(how, memory);
-		ok(how == RAW || seen > 0, "%s: UCX saw it", names[how]);
-		landed = lands(memory, &anew);
-		ok(landed && anew, "%s: registered anew, and data lands in the current page", names[how]);
+		renew((enum renewal)how, watched, PAGE);
+		ok(how == BY_RAW_MUNMAP || seen > 0, "%s: UCX saw it", names[how]);
+		is(hits(watched, 1), 0, "%s: registered anew", names[how]);
 	}
 	ok(ibv_flush_relaxed_mr(stub_pd()) == 0 && stub_registered() == stub_deregistered(), "a flush leaves nothing");
 	/* UCX's destructors may fail on code that it has overwritten, which is not our concern. */

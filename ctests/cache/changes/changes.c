@@ -223,10 +223,8 @@ static void not_made(const struct run *run)
 		is(deregister_region(run->old), 0, "%s: deregistered", situations[run->situation]);
 }
 
-static void *whole_run(void *argument)
+static void whole_run(struct run *run)
 {
-	struct run *run = argument;
-
 	run->place = (struct place){ .fd = -1 };
 	run->change->place(&run->place);
 	run->access = access_in(run->situation);
@@ -243,7 +241,6 @@ static void *whole_run(void *argument)
 	}
 	(run->refused ? not_made : afterwards)(run);
 	release(&run->place);
-	return NULL;
 }
 
 static void try_change(void)
@@ -258,10 +255,7 @@ static void try_change(void)
 	for (; run.situation < (change->flags & ONCE ? 1 : SITUATIONS); run.situation++) {
 		if (run.situation == BY_THREAD && change->flags & NOT_BY_THREAD)
 			continue;
-		if (change->flags & IN_A_THREAD)
-			in_thread(whole_run, &run);
-		else
-			whole_run(&run);
+		whole_run(&run);
 		must(ibv_flush_relaxed_mr(pair.pd) == 0);
 		refused = refused ? refused : run.refused;
 	}

@@ -105,29 +105,6 @@ static void local_stays(void)
 	ok(keeps_key(IBV_ACCESS_LOCAL_WRITE, 10), "without remote rights it stays, for twice the time");
 }
 
-static void in_use_over_its_age(void)
-{
-	struct rdmamr_stats before;
-	struct ibv_mr *held = NULL;
-	uint32_t key = 0;
-
-	for (int tries = 0; !held && tries < 20; tries++) {
-		key = key_now(LOCAL_AND_REMOTE);
-		held = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
-		if (held->lkey != key) {
-			let_go(held);
-			held = NULL;
-		}
-	}
-	must(held);
-	ok(changes_key(key), "a further registration gets a new key");
-	ok(lands_in(&pair, held, memory, PAGE), "the present use goes on: data lands");
-	before = stats();
-	let_go(held);
-	ok(!kernel_has_key(pair.context, key), "and the region ends with it");
-	ok(stats().flushed_linger > before.flushed_linger, "which is counted");
-}
-
 static void none_kept(void)
 {
 	for (int n = 0; n < 6; n++) {
@@ -203,23 +180,6 @@ static void all_at_once(void)
 	at_once(2, 128);
 	at_once(1, 512);
 	control(&pair, "within the limits", memory, PAGE);
-}
-
-/* Of so many pages, one after the other, none in use beyond its turn: at no time more than that. */
-static void in_turn(void)
-{
-	enum { TIMES = 30 };
-	size_t length = (size_t)row->value * PAGE;
-	char *all = pages(TIMES * (size_t)row->value);
-	struct rdmamr_stats before = stats();
-	int over = 0;
-
-	for (size_t n = 0; n < TIMES; n++) {
-		must(lands(&pair, all + n * length, length));
-		over += over < 3 && !comes(within());
-	}
-	is(over, 0, "never more than allowed");
-	ok(stats().flushed_watermark - before.flushed_watermark >= TIMES - MOST, "the others have ended");
 }
 
 static void older_first(void)
@@ -339,9 +299,7 @@ static void pinned_by_idle(struct ibv_pd *other)
 
 #define HERE (memory + 40 * PAGE)
 enum { SIZE = WANTED * PAGE };
-static struct ibv_mr *by_macro(void) { return ibv_reg_mr(pair.pd, HERE, SIZE, LOCAL_AND_REMOTE); }
 static struct ibv_mr *by_function(void) { return (ibv_reg_mr)(pair.pd, HERE, SIZE, LOCAL_AND_REMOTE); }
-static struct ibv_mr *by_iova(void) { return ibv_reg_mr_iova(pair.pd, HERE, SIZE, (uintptr_t)HERE, LOCAL_AND_REMOTE); }
 static struct ibv_mr *by_relaxed(void) { return ibv_reg_mr_relaxed(pair.pd, HERE, SIZE, LOCAL_AND_REMOTE); }
 static struct ibv_mr *by_iova2(void)
 {
@@ -419,11 +377,8 @@ static const struct row rows[] = {
 	{ "age, in use", stays_in_use, HALF_A_SECOND },
 	{ "age, reused again and again", reused_again_and_again, HALF_A_SECOND },
 	{ "age, reused without remote rights", local_stays, HALF_A_SECOND },
-	{ "age, in use over its age", in_use_over_its_age, HALF_A_SECOND },
 	{ "age, no time at all", none_kept, .settings = "RDMAMR_CACHE_LINGER=0" },
 	{ "age, by default", by_default, .settings = "RDMAMR_CACHE_LINGER" },
-	{ "number and bytes, of a page in turn", in_turn, 1, FOUR },
-	{ "number and bytes, of 512 KiB in turn", in_turn, 128, FOUR },
 	{ "number and bytes, at once", all_at_once, FOUR },
 	{ "number and bytes, the older first", older_first, FOUR },
 	{ "limits by a call, those without remote rights do not stay", set_before_start, 0, .flags = NO_PAIR },
@@ -431,9 +386,7 @@ static const struct row rows[] = {
 	{ "limits by a call, two regions", set_before_start, 2, .flags = NO_PAIR },
 	{ "limits by a call, a page", set_before_start, 3, .flags = NO_PAIR },
 	{ "limits by a call, wrong calls", set_wrongly, .flags = NO_PAIR },
-	{ "pins, ibv_reg_mr", pins_make_room, .of = by_macro, PINS },
 	{ "pins, ibv_reg_mr, the function", pins_make_room, .of = by_function, PINS },
-	{ "pins, ibv_reg_mr_iova", pins_make_room, .of = by_iova, PINS },
 	{ "pins, ibv_reg_mr_iova2", pins_make_room, .of = by_iova2, PINS },
 	{ "pins, ibv_reg_mr_relaxed", pins_make_room, .of = by_relaxed, PINS },
 	{ "pins, to the last page", pins_to_the_last, PINS },

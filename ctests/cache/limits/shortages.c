@@ -96,20 +96,6 @@ static void of_driver(void)
 
 enum { REGIONS = 800, COUNT = 400 };
 
-static void part_in_turn(void)
-{
-	char *memory = pages(2 * COUNT);
-	int most = 0;
-
-	stub_have(REGIONS);
-	for (int n = 0; n < COUNT; n++) {
-		once(memory + 2L * n * PAGE);
-		most = (int)stats().idle > most ? (int)stats().idle : most;
-	}
-	ok(most <= REGIONS / 8, "of %d regions at most an eighth is idle: %d", REGIONS, most);
-	ok(most >= REGIONS / 16, "and not much less: %d", most);
-}
-
 /* Regions in use leave fewer. */
 static void part_at_once(void)
 {
@@ -233,7 +219,7 @@ static void nothing_split(void)
 
 /* Address space. The cache starts small, in less than a MiB, and grows as far as the limit allows. */
 
-enum { ROOM = 1 << 20, MANY = 10000, TURNS = 40, MANY_ROOM = 24 << 20 };
+enum { ROOM = 1 << 20, MANY = 10000, TURNS = 40 };
 
 /* A number of /proc/self/status in bytes. */
 static long status(const char *field)
@@ -270,21 +256,6 @@ static void little_space(void)
 
 	limit_by((int)row->value, ROOM);
 	ok(comes_back(page), "regions are reused");
-}
-
-/* The library remembers 8192 ranges, so with this many plain ones some are forgotten in between. */
-static void space_for_many(void)
-{
-	char *many = pages(MANY);
-	int reused = 0;
-
-	limit_by(RLIMIT_AS, MANY_ROOM);
-	for (int time = 0; time < TURNS && reused <= MANY / 10 * 9; time++) {
-		reused = 0;
-		for (size_t n = 0; n < MANY; n++)
-			reused += hits(many + n * PAGE, 1);
-	}
-	ok(reused > MANY / 10 * 9, "%d of %d regions are reused", reused, MANY);
 }
 
 /* More regions than fit: each registration works. */
@@ -336,7 +307,6 @@ static const struct row rows[] = {
 	DRIVER("vmw_pvrdma", RDMA_DRIVER_VMW_PVRDMA, EFAULT, EFAULT, LONGEST, EINVAL),
 	DRIVER("ocrdma", RDMA_DRIVER_OCRDMA, EAGAIN, EFAULT, LONGEST, EINVAL),
 	DRIVER("cxgb4", RDMA_DRIVER_CXGB4, ENOMEM, ENOMEM, LONGEST, EINVAL),
-	{ "the idle part of a device, in turn", part_in_turn, .flags = NO_PINS },
 	{ "the idle part of a device, at once", part_at_once, .flags = NO_PINS },
 	{ "a device that is gone", device_gone, .flags = PLAIN_CALLS },
 	{ "a registration is refused, EAGAIN", same_errno, EAGAIN, .flags = NO_PINS },
@@ -350,7 +320,6 @@ static const struct row rows[] = {
 	{ "a deregistration is refused, EBUSY", tried_again, EBUSY, .flags = NO_PINS },
 	{ "RLIMIT_AS leaves 1 MiB", little_space, RLIMIT_AS, .flags = UNPINNED },
 	{ "RLIMIT_DATA leaves 1 MiB", little_space, RLIMIT_DATA, .flags = UNPINNED },
-	{ "RLIMIT_AS leaves 24 MiB for 10000 regions", space_for_many, .flags = UNPINNED },
 	{ "RLIMIT_AS leaves 1 MiB for 10000 regions in use", until_full, RLIMIT_AS, .flags = UNPINNED },
 	{ "RLIMIT_DATA leaves 1 MiB for 10000 regions in use", until_full, RLIMIT_DATA, .flags = UNPINNED },
 	{ "mlockall", all_resident, .flags = UNPINNED },

@@ -116,14 +116,6 @@ static void filtered_first(void)
 	row_ends();
 }
 
-static void named(void)
-{
-	char name[16];
-
-	must(prctl(PR_SET_NAME, "a name") == 0 && prctl(PR_GET_NAME, name) == 0);
-	ok(!strcmp(name, "a name"), "the thread has its name");
-}
-
 /* Runs in a child of vfork, on its parent's memory and stack. */
 static int filters_child(void)
 {
@@ -236,7 +228,6 @@ static const struct row rows[] = {
 	{ "a filter of all threads, set as libseccomp does", filtered, AS_LIBSECCOMP },
 	{ "a filter by prctl before the first relaxed registration", filtered_first, BY_PRCTL },
 	{ "a filter as libseccomp's before the first relaxed registration", filtered_first, AS_LIBSECCOMP },
-	{ "another call of prctl", named, .then = HIT },
 	{ "a vfork child gives up privileges", child_gives_up, .then = HIT },
 	{ "a vfork child filters its calls", child_filters, .then = HIT },
 	{ "a vfork child gives up privileges, and then the process", both_give_up, .then = PLAIN },

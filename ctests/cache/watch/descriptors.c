@@ -131,14 +131,6 @@ static void closed_from(void)
 	served(page, PLAIN, "memory mapped anew");
 }
 
-static void becomes_a_pipe(void)
-{
-	int ends[2];
-
-	must(pipe(ends) == 0 && dup2(ends[0], watch_number()) >= 0);
-	raw_remap(idle_page, PAGE);
-}
-
 static void becomes_a_socket(void)
 {
 	char text[64] = "";
@@ -182,16 +174,6 @@ static void child_keeps_file(void)
 	is(in_forked(writes_there), 0, "the child has the pipe");
 }
 
-static int has_watch(void)
-{
-	return userfaultfds(NULL);
-}
-
-static void not_in_child(void)
-{
-	is(in_forked(has_watch), 0, "the child has no number of the file, whose events no thread would read");
-}
-
 /* The cache's threads begin with a copy of the program's table of descriptors. */
 static void closed_after_start(void)
 {
@@ -199,17 +181,6 @@ static void closed_after_start(void)
 	dereg(reg(pages(1), PAGE));
 	must(close(ends[1]) == 0);
 	ok(has_ended(ends[0]), "the pipe has ended");
-}
-
-static void closed_later(void)
-{
-	char byte;
-
-	must(pipe(ends) == 0);
-	idle();
-	watch_number();
-	must(close(ends[1]) == 0);
-	is(read(ends[0], &byte, 1), 0, "the pipe has ended");
 }
 
 /*
@@ -498,23 +469,6 @@ static void few_numbers(void)
 	is(open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO, "the program's next file gets the lowest number");
 }
 
-/* A thread of the library that opened files in the program's table, for a moment, would take it. */
-static void lowest_number(void)
-{
-	enum { SECONDS = 8, REGIONS = 8 };
-	double until = seconds_now() + SECONDS;
-	long looked = 0, taken = 0;
-
-	for (int n = 0; n < REGIONS; n++)
-		idle();
-	close(STDIN_FILENO);
-	while (seconds_now() < until)
-		for (int times = 0; times < 1000; times++, looked++)
-			taken += fcntl(STDIN_FILENO, F_GETFD) >= 0;
-	is(taken, 0, "the number of a closed standard input stays free, in %ld looks", looked);
-	is(open("/dev/null", O_RDONLY), STDIN_FILENO, "the program's next file gets it");
-}
-
 /*
  * The device's number. The kernel ends the regions with the file. The library deregisters nothing
  * through the number afterwards, since it may belong to another device, and writes nothing to it.
@@ -605,13 +559,10 @@ static const struct row rows[] = {
 	{ "a raw system call closes the number, and the program's file is there", own_file_there, .then = PLAIN, .times = 3 },
 	{ "close_range and dup3 that close nothing", nothing_closed, .then = FRESH, .times = 3 },
 	{ "the number is closed by a raw system call", closed_from, .then = PLAIN, .times = 20 },
-	{ "the number becomes a pipe", becomes_a_pipe, .then = FRESH, .times = 3 },
 	{ "the number becomes a socket", becomes_a_socket, .then = FRESH, .times = 3 },
 	{ "no number is allowed any more", no_numbers_left, .times = 3 },
 	{ "the number becomes a pipe, and a child is forked", child_keeps_file, .then = HIT, .times = 3 },
-	{ "a forked child", not_in_child, .then = HIT, .times = 3 },
 	{ "a file is closed as soon as the cache has started", closed_after_start, .times = 50 },
-	{ "a file is closed later", closed_later, .times = 3 },
 	{ "the number is closed while standard error has no reader", nobody_reads, .then = PLAIN, .times = 3 },
 	{ "the number becomes an epoll file", replaced, DUP2, epoll_file, .times = 5 },
 	{ "the number becomes an epoll file by dup3", replaced, DUP3, epoll_file, .times = 5 },
@@ -627,7 +578,6 @@ static const struct row rows[] = {
 	{ "a flush in another table", other_device, false, .times = 5 },
 	{ "a thread with a table of its own ends", table_ends, .flags = BOTH_CALLS },
 	FEW(24), FEW(48), FEW(60), FEW(63), FEW(64), FEW(65), FEW(1024),
-	{ "standard input is closed for eight seconds", lowest_number, .flags = NO_PINS },
 	DEVICE("close", by_close),
 	DEVICE("closefrom", by_closefrom),
 	DEVICE("close_range", by_close_range),

@@ -233,68 +233,6 @@ static void forks(void)
 	all_hits(HITS, 0, NULL);
 }
 
-/* A child that had no cache before asks for itself. */
-enum { COUNTED = 42, LATE_CHILD = 43 };
-
-static int is_counted(void)
-{
-	start();
-	if (is_late())
-		return LATE_CHILD;
-	return comes(hits(page, 1) && stats().fence_asked > 0) && are_hits(HITS, 0, NULL) ? COUNTED : 1;
-}
-
-static void forks_first(void)
-{
-	int status = in_forked(is_counted);
-
-	if (status == LATE_CHILD) {
-		kill(service, SIGKILL);
-		row_again();
-	}
-	is(status, COUNTED, "the child has counters");
-	start_counted();
-	is(*fence_stub.asked, 2, "the service is asked twice");
-}
-
-/* A program that replaces itself has the counters again. */
-static void replaced(void)
-{
-	if (!getenv("CHECK_REPLACED")) {
-		start_counted();
-		must(setenv("CHECK_REPLACED", "1", 1) == 0);
-		row_again();
-	}
-	counted();
-}
-
-static void locks_all(void)
-{
-	if (mlockall(MCL_CURRENT | MCL_FUTURE))
-		skip_all("this process may not lock its memory");
-	start_counted();
-	all_hits(HITS, 0, NULL);
-}
-
-static void few_addresses(void)
-{
-	struct rlimit limit;
-	FILE *file = fopen("/proc/self/statm", "r");
-	long size = 0;
-
-	must(file && fscanf(file, "%ld", &size) == 1);
-	fclose(file);
-	/* The cache has room for its own first parts, and the counters have none. */
-	limit.rlim_cur = limit.rlim_max = (rlim_t)size * PAGE + (2 << 20);
-	must(setrlimit(RLIMIT_AS, &limit) == 0);
-	fence_stub_count((enum fence_kind)row->value);
-	page = pages(1);
-	hits(page, 2);
-	usleep(50000);
-	once(page);
-	is((long long)stats().fence_asked, 0, "there are no counters");
-}
-
 /* The counters do not make a thread in another table of descriptors hit. */
 static void *elsewhere(void *unused)
 {
@@ -307,40 +245,6 @@ static void tables_apart(void)
 {
 	start_counted();
 	in_thread(elsewhere, NULL);
-	all_hits(HITS, 0, NULL);
-}
-
-/* Threads that hit while the counters move. */
-static void *hitting(void *stale)
-{
-	char *memory = pages(1);
-
-	for (int n = 0; n < 20000; n++) {
-		struct ibv_mr *mr = reg(memory, PAGE);
-
-		if (!stub_lands(mr))
-			atomic_fetch_add((_Atomic int *)stale, 1);
-		dereg(mr);
-	}
-	return NULL;
-}
-
-static void many_threads(void)
-{
-	pthread_t threads[4];
-	_Atomic int stale = 0;
-
-	start_counted();
-	for (int n = 0; n < 4; n++)
-		must(pthread_create(threads + n, NULL, hitting, &stale) == 0);
-	for (int n = 0; n < 2000; n++) {
-		moves_once();
-		usleep(10);
-	}
-	for (int n = 0; n < 4; n++)
-		must(pthread_join(threads[n], NULL) == 0);
-	hits(page, 1);
-	is(stale, 0, "no region is stale");
 	all_hits(HITS, 0, NULL);
 }
 
@@ -416,13 +320,8 @@ static const struct row rows[] = {
 	{ "the kernel stops to count", stops, SERVES },
 	{ "a processor skips counts", skips, SERVES },
 	{ "a child of a process with counters", forks, SERVES },
-	{ "a child before its parent's start", forks_first, SERVES },
-	{ "execve", replaced, SERVES },
-	{ "mlockall", locks_all, SERVES },
-	{ "no room for the counters (RLIMIT_AS)", few_addresses, SERVES },
 	{ "a seccomp filter while a service hangs", filtered, NEVER_ANSWERS },
 	{ "a thread in another table of descriptors", tables_apart, SERVES },
-	{ "four threads while the counters move", many_threads, SERVES },
 };
 
 int main(int argc, char **argv)
