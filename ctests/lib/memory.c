@@ -139,6 +139,18 @@ int most_mappings(void)
 	return most;
 }
 
+/* Each second page has other rights. */
+void crowd(char *there, int wanted)
+{
+	int count = wanted - mappings();
+	char *memory = mmap(there, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	must(count > 0 && memory != MAP_FAILED);
+	for (int n = 0; n < count; n += 2)
+		must(mprotect(memory + (size_t)n * PAGE, PAGE, PROT_READ) == 0);
+	must(mappings() >= wanted - 16);
+}
+
 int raw_munmap(void *memory, size_t length)
 {
 	return (int)syscall(SYS_munmap, memory, length);

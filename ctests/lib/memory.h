@@ -82,6 +82,9 @@ int mappings(void);
 /* The limit on that number: vm.max_map_count. */
 int most_mappings(void);
 
+/* Makes mappings, by a hint there, until the process has that many. */
+void crowd(char *there, int wanted);
+
 /* The process's minor faults: one for each page that it has touched first, however large. */
 long faults(void);
 

@@ -80,18 +80,6 @@ bool kernel_has_key(struct ibv_context *context, uint32_t lkey)
 	return false;
 }
 
-uint64_t kernel_longest(struct ibv_context *context)
-{
-	struct kernel_region list[MOST_REGIONS];
-	int count = device_regions(context, list, MOST_REGIONS);
-	uint64_t longest = 0;
-
-	for (int n = 0; n < count; n++)
-		if (list[n].pid == (uint32_t)getpid() && list[n].length > longest)
-			longest = list[n].length;
-	return longest;
-}
-
 void as_root(void)
 {
 	if (geteuid())

@@ -29,9 +29,6 @@ int device_regions(struct ibv_context *context, struct kernel_region *list, int 
 /* Whether any region of the device has this lkey. A deregistered region has none. */
 bool kernel_has_key(struct ibv_context *context, uint32_t lkey);
 
-/* The length of the longest region of this process. */
-uint64_t kernel_longest(struct ibv_context *context);
-
 /* Skips the program unless root runs it. First in a test that asks for keys. */
 void as_root(void);
 

@@ -83,12 +83,6 @@ void relaxed_end(struct pair *pair)
 	is(stats().live, 0, "at the end: no region is left");
 }
 
-int relaxed_close(struct pair *pair)
-{
-	relaxed_end(pair);
-	return done_testing();
-}
-
 int status_is_good(int status, const char *what)
 {
 	if (status != IBV_WC_SUCCESS)

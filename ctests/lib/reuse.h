@@ -66,9 +66,6 @@ void relaxed_open(struct pair *pair);
 /* Flushes, checks that the kernel has no relaxed region left, and closes the pair. */
 void relaxed_end(struct pair *pair);
 
-/* The same, and ends the report: return relaxed_close(&pair). */
-int relaxed_close(struct pair *pair);
-
 /*
  * Whether data lands both ways in the page that the program sees: by the region's rkey if `remote`
  * (it needs remote write and read), else by its lkey (it needs local write). Tests all of the memory

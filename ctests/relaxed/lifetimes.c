@@ -292,22 +292,6 @@ static void domain_of_plain(void)
 	none_in_kernel();
 }
 
-/* The queue pairs hold this domain, whatever its regions do. */
-static void domain_of_queue_pairs(void)
-{
-	struct ibv_mr *mr;
-	bool hit;
-
-	control(&pair, "before it", memory, PAGE);
-	is(ibv_dealloc_pd(pair.pd), EBUSY, "the domain is busy");
-	either(&pair, "after that", memory, PAGE);
-	control(&pair, "after that", memory, PAGE);
-	mr = registered(pair.pd, memory, &hit);
-	is(ibv_dealloc_pd(pair.pd), EBUSY, "with a region too");
-	ok(lands_in(&pair, mr, memory, PAGE), "and data lands by that region");
-	let_go(mr);
-}
-
 /* A region of one domain serves that one only, now and when its memory belongs to another domain. */
 static void another_domain(void)
 {
@@ -391,23 +375,6 @@ static void device_with_used(void)
 	control(&pair, "the same memory, in the device that is open", memory, PAGE);
 	remap(memory, 16 * PAGE);
 	anew(&pair, "that memory, mapped anew", memory, PAGE);
-}
-
-static void device_twice(void)
-{
-	struct ibv_context *contexts[2] = { open_device(), open_device() };
-	struct ibv_pd *pds[2] = { ibv_alloc_pd(contexts[0]), ibv_alloc_pd(contexts[1]) };
-	struct rdmamr_stats before = stats();
-
-	must(pds[0] && pds[1]);
-	pins = pinned();
-	idle_in(pds[0], memory);
-	ok(!idle_in(pds[1], memory), "an idle region of another open of the device does not serve");
-	must(ibv_dealloc_pd(pds[0]) == 0);
-	is(ibv_close_device(contexts[0]), 0, "one of the two is closed");
-	ok(idle_in(pds[1], memory), "the other keeps its own");
-	is(ibv_dealloc_pd(pds[1]) | ibv_close_device(contexts[1]), 0, "the other is closed");
-	nothing_pinned(&before);
 }
 
 /* Flushes beside everything else. */
@@ -518,11 +485,9 @@ static const struct row rows[] = {
 	{ "two threads deregister the same", two_threads },
 	{ "a domain with regions in use and idle", domain_busy, .flags = ROOT | BOTH_CALLS },
 	{ "a domain with a plain region", domain_of_plain, .flags = ROOT | BOTH_CALLS },
-	{ "the domain of queue pairs", domain_of_queue_pairs, .flags = ROOT | BOTH_CALLS },
 	{ "another domain, and the next one", another_domain, .flags = ROOT | BOTH_CALLS },
 	{ "a device with idle regions", device_with_idle, PERTURBED },
 	{ "a device with regions in use", device_with_used, PERTURBED },
-	{ "a device that is open twice", device_twice, PERTURBED },
 	{ "flushes beside hits", flushes_beside_hits, .flags = ROOT },
 };
 

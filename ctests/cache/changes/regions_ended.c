@@ -96,7 +96,7 @@ static void wait_for(int state)
 		usleep(100);
 }
 
-enum change { UNMAP, UNMAP_RAW, UNMAP_PAGE, REPLACE, MOVE_AWAY, MOVE_ONTO, DROP, DROP_RAW, PROTECT };
+enum change { UNMAP, UNMAP_RAW, UNMAP_PAGE, REPLACE, MOVE_AWAY, DROP, DROP_RAW, PROTECT };
 
 /* Of SOME bytes. */
 static void change(enum change how, char *memory)
@@ -110,7 +110,6 @@ static void change(enum change how, char *memory)
 	case UNMAP_PAGE: must(munmap(memory + PAGE, PAGE) == 0); break;
 	case REPLACE: must(mmap(memory, SOME, READ_WRITE, OWN | MAP_FIXED, -1, 0) == memory); break;
 	case MOVE_AWAY: other = new_place(SOME); must(mremap(memory, SOME, SOME, flags, other) == other); break;
-	case MOVE_ONTO: must(mremap(pages(SOME / PAGE), SOME, SOME, flags, memory) == memory); break;
 	case DROP: must(madvise(memory, SOME, MADV_DONTNEED) == 0); break;
 	case DROP_RAW: must(syscall(SYS_madvise, memory, SOME, MADV_DONTNEED) == 0); break;
 	case PROTECT: must(mprotect(memory, SOME, PROT_READ) == 0); break;
@@ -182,32 +181,6 @@ static void just_dropped(void)
 	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
 		must(tries < 500 && usleep(20000) == 0);
 	is(hits_of(memory, SOME), TIMES, "a while later it is");
-}
-
-/*
- * The kernel moves a single mapping, so the old and the new memory must be one. The call that
- * replaces waits 20 ms at most for the cache's lock. On a busy machine that can be too short: then
- * the watch stays, and the two are never one.
- */
-static void replaced_and_moved(void)
-{
-	enum { ALL = 64 * PAGE };
-	const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
-	bool good = false;
-
-	for (int tries = 0; tries < 10 && !good; tries++) {
-		char *memory = with_region(ALL, ALL), *place = new_place(ALL);
-		void *moved;
-
-		change(REPLACE, memory + 16 * PAGE);
-		memset(memory, 7, ALL);
-		moved = row->value ? (void *)syscall(SYS_mremap, memory, ALL, 2 * ALL, flags, place) :
-				 mremap(memory, ALL, 2 * ALL, flags, place);
-		must(moved == place || errno == EFAULT);
-		good = moved == place && place[ALL - 1] == 7;
-		munmap(moved == place ? place : memory, moved == place ? 2 * ALL : ALL);
-	}
-	ok(good, "moved");
 }
 
 static void grows_down(void)
@@ -329,108 +302,6 @@ static void registered_during_call(void)
 	must(mprotect(memory, SOME, READ_WRITE) == 0);
 	is(refused(memory, SOME), 0, "writable again, it is registered");
 	must(munmap(memory, 8 << 20) == 0);
-}
-
-/* Many changes. */
-
-/*
- * A chunk with a region in use and an idle one, so that the cache watches it. The program changes
- * memory beside them again and again: the cache notes that it has no region there, and the calls take
- * no lock.
- */
-static char *chunk;
-static struct ibv_mr *in_use;
-enum { ROUNDS = 100, AT = CHUNK / 2 };
-
-static void chunk_begin(void)
-{
-	chunk = (char *)(((uintptr_t)pages(4 * CHUNK / PAGE) + CHUNK - 1) & ~((uintptr_t)CHUNK - 1));
-	in_use = reg(chunk, PAGE);
-	must(arrives(chunk + 4 * PAGE, PAGE) && arrives(chunk + CHUNK + 4 * PAGE, PAGE));
-}
-
-static void chunk_end(void)
-{
-	ok(stub_lands(in_use), "the region in use is the same all the time");
-	dereg(in_use);
-}
-
-/* Makes the same call many times beside registered memory, then on registered memory. */
-static void beside(void)
-{
-	int stale = 0;
-
-	chunk_begin();
-	for (int round = 0; round < ROUNDS; round++) {
-		char *memory = chunk + AT + (size_t)(round % 8) * PAGE;
-
-		for (int times = 0; times < 3; times++)
-			change((enum change)row->value, memory);
-		stale += !arrives(memory, SOME);
-		stale += !arrives(memory, SOME);
-		change((enum change)row->value, memory);
-		stale += !arrives(memory, SOME);
-		/* A larger one, which reaches into the next chunk. */
-		stale += !arrives(memory, CHUNK);
-		change((enum change)row->value, memory);
-		stale += !arrives(memory, CHUNK);
-		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	}
-	is(stale, 0, "data lands in the current memory, in %d rounds", ROUNDS);
-	chunk_end();
-}
-
-/* userfaultfd does not report pages that the program may no longer write to. */
-static void protection(void)
-{
-	uint64_t hits = stats().hits;
-	int refusals = 0;
-
-	chunk_begin();
-	for (int round = 0; round < ROUNDS; round++) {
-		char *memory = chunk + AT + (size_t)(round % 8) * PAGE;
-
-		for (int times = 0; times < 3; times++)
-			must(mprotect(memory, SOME, PROT_READ) == 0 && mprotect(memory, SOME, READ_WRITE) == 0);
-		must(arrives(memory, SOME) && arrives(memory, SOME));
-		change(PROTECT, memory);
-		refusals += refused(memory, SOME);
-		must(mprotect(memory, SOME, READ_WRITE) == 0);
-	}
-	ok(stats().hits > hits, "regions are reused");
-	is(refusals, 4 * ROUNDS, "no registration may write to memory that the program may only read");
-	chunk_end();
-}
-
-/* Two threads drop and register their own pages of the chunk concurrently. */
-static void *drops(void *memory)
-{
-	long stale = 0;
-
-	for (int n = 0; n < 3000; n++) {
-		if (n % 3)
-			change(DROP, memory);
-		else
-			stale += !arrives(memory, SOME);
-		if (n % 7 == 0)
-			stale += !arrives(memory, SOME);
-	}
-	return (void *)stale;
-}
-
-static void two_threads(void)
-{
-	pthread_t threads[2];
-	void *stale;
-
-	chunk_begin();
-	for (int n = 0; n < 2; n++)
-		must(pthread_create(&threads[n], NULL, drops, chunk + AT + (size_t)n * SOME) == 0);
-	for (int n = 0; n < 2; n++) {
-		must(pthread_join(threads[n], &stale) == 0);
-		is((long)stale, 0, "thread %d: data lands in the current memory", n);
-	}
-	chunk_end();
 }
 
 static long registered(void)
@@ -587,8 +458,6 @@ static const struct row rows[] = {
 	{ "a process_madvise that fails", failing_advice, .flags = NO_PINS },
 	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
-	{ "mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS },
-	{ "a raw mremap moves memory that MAP_FIXED has replaced in part", replaced_and_moved, .flags = NO_PINS, .value = 1 },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
@@ -596,12 +465,6 @@ static const struct row rows[] = {
 	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS },
 	{ "registered during mprotect, the first of the process", registered_during_call },
 	{ "registered during mprotect, a later one", registered_during_call, 1 },
-	{ "mprotect of registered memory, often", protection },
-	{ "madvise beside registered memory and of it, often", beside, .value = DROP },
-	{ "mmap beside registered memory and over it, often", beside, .value = REPLACE },
-	{ "mremap beside registered memory and onto it, often", beside, .value = MOVE_ONTO },
-	{ "a raw madvise beside registered memory and of it, often", beside, .value = DROP_RAW },
-	{ "two threads drop and register beside each other", two_threads },
 	NEIGHBOURS(UNMAP, "munmap"),
 	NEIGHBOURS(UNMAP_RAW, "a raw munmap"),
 	NEIGHBOURS(REPLACE, "mmap"),

@@ -77,26 +77,9 @@ static void take(const struct step *step, bool with_thread)
 		;
 }
 
-/* Waits until the first thread has ended, so that the rest is the same in each run. */
-static void wait_for_first(void)
-{
-	char path[64], text[512], state = 0;
-
-	snprintf(path, sizeof(path), "/proc/self/task/%d/stat", (int)getpid());
-	while (state != 'Z') {
-		FILE *file = fopen(path, "r");
-
-		must(file && fgets(text, sizeof(text), file) && strrchr(text, ')'));
-		state = strrchr(text, ')')[2];
-		fclose(file);
-		usleep(100);
-	}
-}
-
-static void *run(void *argument)
+static __attribute__((noreturn)) void run(const struct order *order)
 {
 	static struct step steps[LONGEST];
-	const struct order *order = argument;
 	struct draw from = { order->seed };
 	bool with_thread = below(&from, 3) > 0;
 	int every = below(&from, 2) ? 1 : 5;
@@ -132,27 +115,13 @@ static void *run(void *argument)
 	exit(0);
 }
 
-static void *run_alone(void *argument)
-{
-	wait_for_first();
-	return run(argument);
-}
-
-static int run_order(struct order *order)
+static __attribute__((noreturn)) void run_order(struct order *order)
 {
 	const char *guard = getenv("CHECK_GUARD");
-	struct draw from = { order->seed + 1 };
-	pthread_t thread;
 
 	/* A guard against calls that never return, far above the time of any sequence. */
 	alarm(guard ? (unsigned int)atoi(guard) : 120);
-	if (below(&from, 6)) {
-		run(order);
-	} else { /* the first thread ends by itself */
-		must(pthread_create(&thread, NULL, run_alone, order) == 0);
-		pthread_exit(NULL);
-	}
-	return 1;
+	run(order);
 }
 
 static void read_order(char **argv, struct order *order)
@@ -429,7 +398,7 @@ int main(int argc, char **argv)
 
 	if (argc > 5 && !strcmp(argv[1], "--run")) {
 		read_order(argv, &order);
-		return run_order(&order);
+		run_order(&order);
 	}
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);

@@ -107,7 +107,6 @@ static void writes_first(void)
 
 static struct ibv_mr *live;
 
-static int holds_no_watch(void) { return userfaultfds(NULL); }
 static int unmaps(void) { return munmap(memory, SIZE) != 0; }
 static int discards(void) { return syscall(SYS_madvise, memory, SIZE, MADV_DONTNEED) != 0; }
 
@@ -182,27 +181,6 @@ static void child_acts(void)
 	is(userfaultfds(NULL), 1, "the parent has its watch");
 }
 
-static void parent_changes(void)
-{
-	pid_t pid;
-
-	must(pipe(to_child) == 0);
-	control(&pair, "beside a child", memory, SIZE);
-	pid = forks();
-	if (!pid) {
-		wait_for(to_child);
-		_exit(0);
-	}
-	must(raw_munmap(memory, SIZE) == 0);
-	fresh_at(memory, SIZE);
-	anew(&pair, "unmapped by the parent", memory, SIZE);
-	control(&pair, "again", memory, SIZE);
-	must(madvise(memory, SIZE, MADV_DONTNEED) == 0);
-	anew(&pair, "discarded by the parent", memory, SIZE);
-	tell(to_child);
-	is(child_status(pid), 0, "the child ends");
-}
-
 static volatile bool done;
 
 /* Registers all the time, misses as well as hits. */
@@ -239,6 +217,65 @@ static void busy_parent(void)
 	done = true;
 	must(pthread_join(thread, NULL) == 0);
 	is(wrong, 0, "20 children end");
+}
+
+/*
+ * A child that a raw clone made has the parent's userfaultfd still open when the parent closes it:
+ * memory registered with it would then stop every thread of the parent that unmaps it, until the
+ * child ends. The children end on request, so a parent that waits for one never finishes.
+ */
+
+/* All calls that would wait if the memory were still watched, and no thread read the events. */
+static void changes(char *at)
+{
+	must(syscall(SYS_madvise, at, PAGE, MADV_DONTNEED) == 0);
+	must(mmap(at + PAGE, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == at + PAGE);
+	must(mremap(at, SIZE, PAGE, 0) == at);
+	must(munmap(at, SIZE) == 0);
+}
+
+/* The cache keeps no region for a second where pages were just dropped. */
+static bool is_reused(struct ibv_pd *pd, char *at)
+{
+	struct rdmamr_stats before = stats();
+
+	must(deregister_region(register_region(pd, at, SIZE, LOCAL_AND_REMOTE)) == 0);
+	return reused(before, stats());
+}
+
+/* The parent closes its only device while the children live, and the next device is used as the first. */
+static void device_closed(void)
+{
+	if (!uffd_features())
+		skip_all("userfaultfd is refused here: no memory is watched");
+	for (int again = 0; again < 2; again++) {
+		struct ibv_context *context = open_device();
+		struct ibv_pd *pd = ibv_alloc_pd(context);
+		char *at[3] = { pages(COUNT), pages(COUNT), pages(COUNT) };
+		pid_t children[2];
+
+		must(pd && pipe(to_child) == 0);
+		for (int n = 0; n < 3; n++)
+			ok(comes(is_reused(pd, at[n])), "device %d: a region is reused, so memory is watched", again);
+		for (int n = 0; n < 2; n++) {
+			/* The raw system call runs no handlers. */
+			children[n] = n ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL) : forks();
+			must(children[n] >= 0);
+			if (!children[n]) {
+				wait_for(to_child);
+				_exit(0);
+			}
+		}
+		changes(at[0]);
+		is(ibv_flush_relaxed_mr(pd), 0, "flushed beside children");
+		changes(at[1]);
+		is(ibv_dealloc_pd(pd) | ibv_close_device(context), 0, "the device is closed beside children");
+		changes(at[2]);
+		for (int n = 0; n < 2; n++)
+			tell(to_child);
+		for (int n = 0; n < 2; n++)
+			is(child_status(children[n]), 0, "child %d ends", n);
+	}
 }
 
 /* exec. */
@@ -570,14 +607,13 @@ static const struct row rows[] = {
 	{ "the child writes first, the region is idle", writes_first, CHILD_FIRST },
 	{ "the parent writes first, the region is in use", writes_first, IN_USE },
 	{ "the child writes first, the region is in use", writes_first, CHILD_FIRST | IN_USE },
-	{ "a child looks for userfaultfds", child_acts, .of = holds_no_watch },
 	{ "a child flushes its parent's domain", child_acts, .of = flushes },
 	{ "a child deregisters its parent's region", child_acts, .of = deregisters },
 	{ "a child unmaps the memory", child_acts, .of = unmaps },
 	{ "a child discards the memory by a system call", child_acts, .of = discards },
 	{ "a child registers on a device of its own", child_acts, .of = registers },
-	{ "the parent changes memory beside a child", parent_changes },
 	{ "children of a parent that registers in another thread", busy_parent },
+	{ "the device is closed beside children", device_closed, .flags = NO_PAIR },
 	{ "fork and exec", by_program, FORK, .flags = OPENS },
 	{ "posix_spawn", by_program, SPAWN, .flags = OPENS },
 	{ "vfork and exec", by_program, VFORK, .flags = OPENS },

@@ -6,7 +6,6 @@
  * the cache, to the byte. Each row runs with the cache off, on "local" and on "all".
  */
 #include <dlfcn.h>
-#include <malloc.h>
 #include "../../lib/pair_rows.h"
 
 #define LW IBV_ACCESS_LOCAL_WRITE
@@ -343,32 +342,6 @@ static void imported(void)
 	ok(comes((int)stats().live == live), "none is in use");
 }
 
-/* Objects cost memory until they end, and all must end, in another order than that of their registration. */
-static void many(void)
-{
-	enum { MANY = 2000 };
-	static struct ibv_mr *mrs[MANY];
-	int wrong = 0, alike = 0, regions = kernel_regions(pair.context);
-	struct mallinfo2 heap = { 0 };
-
-	for (int round = 0; round < 3; round++) {
-		for (int n = 0; n < MANY; n++) {
-			/* The cache serves these if it served one before. */
-			mrs[n] = (n ? plain : served)(pair.pd, memory + n % PAGE, 8, access_of_row);
-			alike += n && mrs[n] == mrs[n - 1];
-		}
-		wrong += kernel_regions(pair.context) != regions + MANY;
-		for (int n = 0; n < MANY; n++)
-			wrong += ibv_dereg_mr(mrs[(n * 7) % MANY]) != 0;
-		if (!round)
-			heap = mallinfo2();
-	}
-	is(alike, 0, "%d at once, three times: each has its object", MANY);
-	is(wrong, 0, "each ends");
-	ok(mallinfo2().uordblks <= heap.uordblks + 65536, "and they leak no memory (%zd bytes)",
-	   (ssize_t)(mallinfo2().uordblks - heap.uordblks));
-}
-
 static struct ibv_mr *second;
 
 /* A child has the parent's file, and can end its regions, but not those of the cache. */
@@ -595,7 +568,6 @@ static const struct row rows[] = {
 	BOTH("registered twice", twice, 0),
 	BOTH("devices that are closed", devices, 0),
 	BOTH("imported regions", imported, 0),
-	BOTH("many regions", many, 0),
 	BOTH("a child ends its parent's region", child, 0),
 	EACH("by handle, all", handles_alone, 0),
 	BOTH("by handle, each call with each end", combinations, 0),

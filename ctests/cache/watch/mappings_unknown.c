@@ -37,17 +37,6 @@ static void lands(void *page)
 	} while (stats().bypassed_first != bypassed);
 }
 
-/* Makes mappings until the process has that many: each second page has other rights. */
-static void crowd(char *at, int wanted)
-{
-	int count = wanted - mappings();
-	char *memory = mmap(at, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-	must(count > 0 && memory != MAP_FAILED);
-	for (int n = 0; n < count; n += 2)
-		must(mprotect(memory + (size_t)n * PAGE, PAGE, PROT_READ) == 0);
-}
-
 /* Unknown memory. */
 
 static int file;

@@ -4,44 +4,47 @@
  * (vm.max_map_count) cannot have the watch, which splits mappings: a region of unwatched memory serves
  * its caller alone, even while it is in use, since a raw system call may have replaced the memory.
  *
- * A userfaultfd of the program takes fresh memory, where regions of the cache were until just now and
- * beside regions that are just ending. The program never gets EBUSY, since the cache takes no memory
- * but that of regions; and its watch stays, since the cache ends no watch but its own, even on kernels
- * that let one file end another's (before 6.16).
+ * Another userfaultfd of the process, such as that of libfabric's monitor: the kernel gives the events
+ * of memory to one userfaultfd, and the cache keeps no region of memory that another watches. The
+ * program gets EBUSY for no memory but that of regions, and its watch stays, since the cache ends no
+ * watch but its own. Before Linux 6.16 another userfaultfd may unregister memory that the cache
+ * watches, and from then on the kernel refuses.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
+#include <dlfcn.h>
 #include <linux/userfaultfd.h>
-#include <poll.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include "../../lib/stub_rows.h"
 
-/* The library counts the mappings by the 64th region at the latest. */
-enum { ROUNDS = 100, UNCOUNTED = 64, FREE = 80 };
-
-/* Makes mappings until the process has that many: each second page has other rights. */
-static void crowd(int wanted)
+/* Whether the program sees the device's writes to each page of the memory, which it registers. */
+static bool lands(char *at, size_t count)
 {
-	int count = wanted - mappings();
-	char *memory = mmap(NULL, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	static unsigned char value;
+	struct ibv_mr *mr = reg(at, count * PAGE);
+	bool good = true;
 
-	must(memory != MAP_FAILED);
-	for (int n = 0; n < count; n += 2)
-		must(mprotect(memory + (size_t)n * PAGE, PAGE, PROT_READ) == 0);
-	must(mappings() >= wanted - 16);
+	value++;
+	for (size_t n = 0; n < count; n++) {
+		at[n * PAGE] = (char)~value;
+		good = stub_put(mr, n * PAGE, &value, 1) == 0 && (unsigned char)((volatile char *)at)[n * PAGE] == value && good;
+	}
+	dereg(mr);
+	return good;
 }
 
 static void not_shared(void)
 {
+	/* The library counts the mappings by the 64th region at the latest. */
+	enum { ROUNDS = 100, UNCOUNTED = 64, FREE = 80 };
 	struct rdmamr_stats before;
 	int stale = 0, alike = 0;
 
 	if (most_mappings() > 1 << 20)
 		skip_all("vm.max_map_count is very high here");
-	crowd(most_mappings() - FREE);
+	crowd(NULL, most_mappings() - FREE);
 	for (int n = 0; n < UNCOUNTED && !stats().bypassed_limit; n++)
 		once(pages(1));
 	row_rights = (int)row->value;
@@ -65,105 +68,159 @@ static void not_shared(void)
 	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left");
 }
 
-/* The program's userfaultfd. */
+/* Another userfaultfd. It only reads, so that no unmapping thread waits for it. */
 
-enum { CHUNK = 2 << 20, LENGTH = 4 * PAGE, TURNS = 1000 };
-/* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
-static char *const place = (char *)0x10000000000;
-static struct event_count own;
-static _Atomic long busy, lost, rounds_done;
-static _Atomic bool stop;
+static struct event_count other;
 
-static void cache_uses(char *memory)
+static void other_begins(void)
 {
-	dereg(reg(memory, LENGTH));
+	pthread_t reader;
+
+	other.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMAP | UFFD_FEATURE_EVENT_REMOVE);
+	must(other.fd >= 0 && pthread_create(&reader, NULL, count_events, &other) == 0);
 }
 
-/*
- * The program takes fresh memory and unmaps it. The unmap has returned, so the reader has read the
- * event, and the count comes right after.
- */
-static void own_takes(char *memory)
+static int other_takes(char *at, size_t length, uint64_t mode)
 {
-	struct uffdio_register take = { .range = { (uintptr_t)memory, LENGTH }, .mode = UFFDIO_REGISTER_MODE_WP };
-	long heard = own.events;
-	int err;
+	struct uffdio_register registration = { .range = { (uintptr_t)at, length }, .mode = mode };
 
-	fresh_at(memory, LENGTH);
-	/* On one processor, too, other threads get a chance to be in the middle of something. */
-	sched_yield();
-	err = ioctl(own.fd, UFFDIO_REGISTER, &take) ? errno : 0;
-	must(!err || err == EBUSY);
-	busy += err != 0;
-	must(munmap(memory, LENGTH) == 0);
-	for (int waits = 0; !err && own.events == heard && waits < 30000; waits++)
-		waits < 1000 ? sched_yield() : usleep(1000);
-	lost += !err && own.events == heard;
-	rounds_done++;
+	return ioctl(other.fd, UFFDIO_REGISTER, &registration) ? errno : 0;
 }
 
-/* On the other side of a gap in the chunk: regions end and start beside it. */
-static void *beside(void *argument)
+/* The stand-in has an ioctl of its own before the library's. */
+static int unregisters(void *range)
 {
-	while (!stop)
-		own_takes(place + CHUNK / 2);
-	return argument;
+	int (*after)(int, unsigned long, ...) = dlsym(RTLD_NEXT, "ioctl");
+
+	return after(other.fd, UFFDIO_UNREGISTER, range) ? errno : 0;
 }
 
-/*
- * Small regions in one chunk, of which one stays when the others are flushed: then mappings stay
- * split, and the end of any later region joins them.
- */
-static void make_pieces(void)
+static int other_leaves(char *at, size_t length)
 {
-	enum { COUNT = 40 };
-	struct ibv_mr *regions[COUNT], *last;
-	char *memory = place + 4 * CHUNK;
+	return unregisters(&(struct uffdio_range){ (uintptr_t)at, length });
+}
 
-	fresh_at(memory, CHUNK);
-	for (int n = 0; n < COUNT; n++)
-		regions[n] = reg(memory + 3 * n * PAGE, PAGE);
-	last = reg(memory + CHUNK - PAGE, PAGE);
-	for (int n = 0; n < COUNT; n++)
-		dereg(regions[n]);
+/* The program does not notice: its registrations just succeed. */
+static void other_watches_first(void)
+{
+	char *memory = pages(8), *page = memory + 4 * PAGE;
+	uint64_t mode = (uint64_t)row->value;
+	struct rdmamr_stats before;
+	long seen;
+
+	if (mode == UFFDIO_REGISTER_MODE_WP && !(uffd_features() & UFFD_FEATURE_PAGEFAULT_FLAG_WP))
+		skip_all("the kernel's userfaultfd has no write protection");
+	other_begins();
+	is(other_takes(page, PAGE, mode), 0, "another userfaultfd has a page");
+	before = stats();
+	is(hits(page, 2), 0, "of that the cache keeps no region");
+	is((long long)(stats().bypassed_memory - before.bypassed_memory), 2, "which is counted");
+	ok(lands(page - PAGE, 3), "data lands in memory that it watches in part");
+	leave_idle(memory);
+	/* The other's events stay its own, even when the cache ends its regions nearby. */
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	dereg(last);
+	seen = other.events;
+	raw_remap(page, PAGE);
+	ok(comes(other.events > seen), "the other has seen an unmap");
+	once(page);
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	raw_remap(page, PAGE);
+	is(other_takes(page, PAGE, mode), 0, "after a new mapping the other watches it again");
+	is(hits(page, 2), 0, "and again the cache keeps no region");
+	is(other_leaves(page, PAGE), 0, "the other ends its watch");
+	leave_idle(page);
+	served(page, HIT, "then");
 }
 
-static void another_takes(void)
+/* A region in use must not become idle in memory that the cache does not watch. */
+static void other_watches_second(void)
 {
-	pthread_t thread;
+	char *page = idle();
+	struct ibv_mr *mr;
+
+	other_begins();
+	other_takes(page, PAGE, UFFDIO_REGISTER_MODE_MISSING);
+	mr = reg(page, PAGE);
+	ok(stub_lands(mr), "data lands in memory that another userfaultfd has wanted");
+	dereg(mr);
+	raw_remap(page, PAGE);
+	ok(lands(page, 1), "and in a page that was mapped anew");
+}
+
+/* Memory that raw system calls map anew must not count as the registered memory. */
+static void other_unregisters(void)
+{
+	static const struct { const char *name; int page, pages, from, count; } cases[] = {
+		{ "its very pages", 0, 2, 0, 2 }, { "one of its pages", 4, 2, 5, 1 }, { "all memory around it", 8, 1, 0, 16 },
+	};
+	char *memory = pages(16);
+	struct ibv_mr *old;
+
+	other.fd = open_userfaultfd(0);
+	must(other.fd >= 0);
+	for (size_t n = 0; n < sizeof(cases) / sizeof(*cases); n++) {
+		char *at = memory + cases[n].page * PAGE;
+		size_t count = (size_t)cases[n].pages;
+
+		for (int times = 0; times < 3; times++)
+			must(lands(at, count));
+		other_leaves(memory + cases[n].from * PAGE, (size_t)cases[n].count * PAGE);
+		raw_remap(at, count * PAGE);
+		ok(lands(at, count) && lands(at, count), "%s: data lands in the current page", cases[n].name);
+		leave_idle(at);
+	}
+	old = reg(memory + 12 * PAGE, PAGE);
+	other_leaves(memory + 12 * PAGE, PAGE);
+	raw_remap(memory + 12 * PAGE, PAGE);
+	ok(lands(memory + 12 * PAGE, 1), "a region in use: data lands in the current page");
+	dereg(old);
+	ok(lands(memory + 12 * PAGE, 1), "and after its end");
+	is(unregisters((void *)8), EFAULT, "an unmapped argument: EFAULT");
+	is(unregisters(NULL), EFAULT, "none: EFAULT");
+}
+
+/*
+ * The program takes fresh memory, where regions of the cache were until just now, and unmaps it. The
+ * unmap has returned, so the reader has read the event, and the count comes right after.
+ */
+static void in_turn(void)
+{
+	enum { TURNS = 1000 };
+	/* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
+	char *const place = (char *)0x10000000000;
+	int busy = 0, lost = 0;
 
 	idle();
-	own.fd = open_userfaultfd(UFFD_FEATURE_EVENT_UNMAP);
-	must(own.fd >= 0 && pthread_create(&thread, NULL, count_events, &own) == 0);
-	make_pieces();
-	if (!row->value) {
-		for (long round = 0; round < TURNS; round++) {
-			fresh_at(place, LENGTH);
-			cache_uses(place);
-			must(munmap(place, LENGTH) == 0);
-			own_takes(place);
-		}
-	} else {
-		must(pthread_create(&thread, NULL, beside, NULL) == 0);
-		fresh_at(place, LENGTH);
-		while (rounds_done < TURNS / 4) {
-			cache_uses(place);
+	other_begins();
+	for (int turn = 0; turn < TURNS; turn++) {
+		long heard = other.events;
+
+		fresh_at(place, PAGE);
+		dereg(reg(place, PAGE));
+		if (turn % 2)
 			must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-		}
-		stop = true;
-		must(pthread_join(thread, NULL) == 0);
+		must(munmap(place, PAGE) == 0);
+		fresh_at(place, PAGE);
+		/* On one processor, too, other threads get a chance to be in the middle of something. */
+		sched_yield();
+		busy += other_takes(place, PAGE, UFFDIO_REGISTER_MODE_WP) != 0;
+		must(munmap(place, PAGE) == 0);
+		for (int waits = 0; other.events == heard && waits < 30000; waits++)
+			waits < 1000 ? sched_yield() : usleep(1000);
+		lost += other.events == heard;
 	}
-	is(busy, 0, "the program gets its own memory each time, of %ld", rounds_done);
+	is(busy, 0, "the program gets its own memory each time, of %d", TURNS);
 	is(lost, 0, "and sees each unmap");
 }
 
 static const struct row rows[] = {
 	{ "memory without a watch, remote rights", not_shared, LOCAL_AND_REMOTE },
 	{ "memory without a watch, local rights", not_shared, IBV_ACCESS_LOCAL_WRITE },
-	{ "another userfaultfd takes fresh memory in turn with the cache", another_takes, false, .flags = NO_PINS },
-	{ "another userfaultfd takes fresh memory beside regions that are flushed", another_takes, true, .flags = NO_PINS },
+	{ "another userfaultfd watches missing pages", other_watches_first, UFFDIO_REGISTER_MODE_MISSING },
+	{ "another userfaultfd watches for writes", other_watches_first, UFFDIO_REGISTER_MODE_WP },
+	{ "another userfaultfd wants memory that the cache watches", other_watches_second },
+	{ "another userfaultfd unregisters memory", other_unregisters },
+	{ "another userfaultfd takes fresh memory in turn with the cache", in_turn, .flags = NO_PINS },
 };
 
 int main(int argc, char **argv)

@@ -52,7 +52,7 @@ FAULTS = [
     ("a tracer attaches to all threads, and detaches", "registrations and traffic go on; a tracer that waits for ever ([limits.md](../limits.md#the-librarys-threads-and-descriptor)) is killed", DEVICE, "faults_device", "strace|in order"),
     ("a garbage collector stops the world", "nothing waits; no stale region", HOST, "tasks", "collector"),
     ("fork beside idle regions", "the child has none of them", HOST, "tasks", "fork"),
-    ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "child_outlives_watch", ""),
+    ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "children", "device is closed"),
 ]
 
 HEAD = """# What faults do to a program
