@@ -76,6 +76,11 @@ bool refuse_calls(long number, int argument, uint32_t value, int error);
  */
 void copy_file(const char *original, const char *path, const char *const words[][2]);
 
+/* From now on standard error is kept, and said() counts how often it has these words; unheard() ends that. */
+void hear(void);
+void unheard(void);
+int said(const char *words);
+
 double seconds_now(void);
 
 /*

@@ -53,6 +53,14 @@ extern const struct row *row;
  */
 int run_rows(char **argv, const struct row *rows, size_t count, const char *settings, void (*around)(void));
 
+/* The program of the table `rows`. */
+#define RUN_ROWS(settings, around)                                            \
+	int main(int argc, char **argv)                                      \
+	{                                                                    \
+		(void)argc;                                                  \
+		return run_rows(argv, ROWS(rows), settings, around);         \
+	}
+
 /* Ends the row, and the process without its destructors. */
 __attribute__((noreturn)) void row_ends(void);
 

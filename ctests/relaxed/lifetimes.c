@@ -23,15 +23,8 @@ static uint32_t old_key(int access)
 	return key;
 }
 
-static void flushes(struct ibv_pd *pd)
-{
-	is(ibv_flush_relaxed_mr(pd), 0, "flushed");
-}
-
-static void none_in_kernel(void)
-{
-	is(kernel_regions(pair.context), far.others, "the kernel has none");
-}
+static void flushes(struct ibv_pd *pd) { is(ibv_flush_relaxed_mr(pd), 0, "flushed"); }
+static void none_in_kernel(void) { is(kernel_regions(pair.context), far.others, "the kernel has none"); }
 
 /* Makes one registration that the cache looks at, and tells whether it was a hit. */
 static struct ibv_mr *registered(struct ibv_pd *pd, char *at, bool *hit)
@@ -118,10 +111,7 @@ static void key_by_flush(void)
 	is(ibv_dealloc_pd(other), 0, "the other domain ends");
 }
 
-static void discard(void *at, size_t length)
-{
-	must(madvise(at, length, MADV_DONTNEED) == 0);
-}
+static void discard(void *at, size_t length) { must(madvise(at, length, MADV_DONTNEED) == 0); }
 
 static void raw_discard(void *at, size_t length)
 {
@@ -491,8 +481,4 @@ static const struct row rows[] = {
 	{ "flushes beside hits", flushes_beside_hits, .flags = ROOT },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_pair)

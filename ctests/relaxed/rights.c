@@ -26,10 +26,7 @@ static struct ibv_mr *relaxed(char *at, size_t length, int access)
 	return mr;
 }
 
-static void flush(void)
-{
-	must(ibv_flush_relaxed_mr(pair.pd) == 0 && stats().idle == 0);
-}
+static void flush(void) { must(ibv_flush_relaxed_mr(pair.pd) == 0 && stats().idle == 0); }
 
 static bool read_refused(char *at, uint32_t rkey)
 {
@@ -471,8 +468,4 @@ static const struct row rows[] = {
 	{ "the statistics", figures },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_pair)

@@ -111,8 +111,4 @@ static void around(void)
 	(row->then ? on_stub : row->act)();
 }
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), NULL, around);
-}
+RUN_ROWS(NULL, around)

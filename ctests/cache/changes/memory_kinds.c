@@ -87,10 +87,7 @@ static void unloaded(void)
 
 enum { BUFFER = 16 * PAGE, SMALL = 1 << 20, LARGE = 64 << 20 };
 
-static char *page_in(char *room)
-{
-	return (char *)(((uintptr_t)room + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
-}
+static char *page_in(char *room) { return (char *)(((uintptr_t)room + PAGE - 1) & ~(uintptr_t)(PAGE - 1)); }
 
 /* The buffer lies far from the top of the stack, where libc gives pages back when the thread ends. */
 struct thread {
@@ -387,8 +384,4 @@ static void around(void)
 	is((long long)stats().flushed_linger, 0, "no region ended by age");
 }
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, around);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)

@@ -469,10 +469,7 @@ static void jump(int number)
 }
 
 /* Whether the page is there. An access to a missing page waits until mremap has returned. */
-static bool sees(volatile const char *page)
-{
-	return sigsetjmp(out, 1) ? false : *page == 7;
-}
+static bool sees(volatile const char *page) { return sigsetjmp(out, 1) ? false : *page == 7; }
 
 /* The target is one to which page tables cannot move as a whole: it begins at another page of its 2 MiB. */
 static void places(void)
@@ -584,8 +581,4 @@ static void around(void)
 	on_stub();
 }
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, around);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)

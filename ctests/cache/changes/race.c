@@ -25,8 +25,8 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include "../../lib/device.h"
+#include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
 /*
@@ -35,20 +35,20 @@
  */
 char __libc_single_threaded;
 
-enum { PAGES = 4, LENGTH = PAGES * PAGE };
+enum { LENGTH = 4 * PAGE };
+enum { PROTECTION = PROT_READ | PROT_WRITE, OWN = MAP_PRIVATE | MAP_ANONYMOUS };
 /* Far from where the kernel puts mappings by itself, so that no other mapping lands there. */
 static char *const place = (char *)0x10000000000;
 
-enum { LIBC, RAW };           /* how the pages go */
 /*
- * How new ones come: the registering thread maps them as soon as it can, or the other one replaces
- * the old ones by MAP_FIXED, and this one sees it by their content.
+ * The pages go by a call of the C library, or a raw system call. New ones come: the registering thread
+ * maps them as soon as it can, or the other one replaces the old ones by MAP_FIXED, and this one sees
+ * it by their content.
  */
-enum { NOREPLACE, HINT, REPLACED, HOWS };
 struct kind {
-	int way, how;
+	bool raw;
+	enum { NOREPLACE, HINT, REPLACED, HOWS } how;
 	int access;
-	size_t first, count;  /* the pages that are registered when the race is on */
 };
 
 static long rounds = 1000000;
@@ -58,17 +58,7 @@ static long hits, stale, dead, quiet_wrong, quiet_hits, again;
 
 static struct kind kind_of(long round)
 {
-	static const size_t pieces[][2] = { { 0, PAGES }, { 2, 1 }, { 0, 1 } };
-	bool remote = round / 6 & 1;
-	const size_t *piece = pieces[remote ? 0 : (round / 12) % 3];
-
-	return (struct kind){
-		.way = round & 1 ? RAW : LIBC,
-		.how = (int)(round / 2 % HOWS),
-		.access = remote ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE,
-		.first = piece[0],
-		.count = piece[1],
-	};
+	return (struct kind){ round & 1, (int)(round / 2 % HOWS), round / 6 & 1 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE };
 }
 
 /* Busy, since the race is about microseconds; but a machine may have one processor. */
@@ -81,16 +71,13 @@ static void wait_for(_Atomic long *counter, long value)
 
 static void drop_pages(struct kind kind)
 {
-	enum { PROTECTION = PROT_READ | PROT_WRITE, FLAGS = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED };
-
 	if (by_madvise)
-		must((kind.way == RAW ? (int)syscall(SYS_madvise, place, LENGTH, MADV_DONTNEED) :
-					madvise(place, LENGTH, MADV_DONTNEED)) == 0);
+		must((kind.raw ? (int)syscall(SYS_madvise, place, LENGTH, MADV_DONTNEED) : madvise(place, LENGTH, MADV_DONTNEED)) == 0);
 	else if (kind.how == REPLACED)
-		must((kind.way == RAW ? (void *)syscall(SYS_mmap, place, LENGTH, PROTECTION, FLAGS, -1, 0) :
-					mmap(place, LENGTH, PROTECTION, FLAGS, -1, 0)) == place);
+		must((kind.raw ? (void *)syscall(SYS_mmap, place, LENGTH, PROTECTION, OWN | MAP_FIXED, -1, 0) :
+				 mmap(place, LENGTH, PROTECTION, OWN | MAP_FIXED, -1, 0)) == place);
 	else
-		must((kind.way == RAW ? (int)syscall(SYS_munmap, place, LENGTH) : munmap(place, LENGTH)) == 0);
+		must((kind.raw ? raw_munmap(place, LENGTH) : munmap(place, LENGTH)) == 0);
 }
 
 static void *dropper(void *argument)
@@ -110,8 +97,6 @@ static void *dropper(void *argument)
  */
 static void map_place(struct kind kind)
 {
-	int flags = MAP_PRIVATE | MAP_ANONYMOUS | (kind.how == NOREPLACE ? MAP_FIXED_NOREPLACE : 0);
-
 	if (kind.how == REPLACED) {
 		for (int spins = 0; *(volatile char *)place != 0; spins++)
 			if (spins > 5000)
@@ -119,21 +104,21 @@ static void map_place(struct kind kind)
 		return;
 	}
 	for (;;) {
-		char *memory = mmap(place, LENGTH, PROT_READ | PROT_WRITE, flags, -1, 0);
+		char *memory = mmap(place, LENGTH, PROTECTION, OWN | (kind.how == NOREPLACE ? MAP_FIXED_NOREPLACE : 0), -1, 0);
 
 		if (memory == place)
 			return;
 		must(memory != MAP_FAILED || errno == EEXIST);
 		if (memory != MAP_FAILED)
-			must(syscall(SYS_munmap, memory, LENGTH) == 0);
+			must(raw_munmap(memory, LENGTH) == 0);
 	}
 }
 
-static struct ibv_mr *register_pages(struct kind kind)
+static struct ibv_mr *register_place(int access)
 {
 	struct ibv_mr *mr;
 
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), place + kind.first * PAGE, kind.count * PAGE, kind.access))) {
+	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), place, LENGTH, access))) {
 		must(errno == EAGAIN);
 		again++;
 		sched_yield();
@@ -167,10 +152,10 @@ static enum verdict look(const struct ibv_mr *mr, unsigned char value)
 }
 
 /* Registers, looks, deregisters. */
-static enum verdict once(struct kind kind, unsigned char value, bool *hit)
+static enum verdict once(int access, unsigned char value, bool *hit)
 {
 	long before = stub_registered();
-	struct ibv_mr *mr = register_pages(kind);
+	struct ibv_mr *mr = register_place(access);
 	enum verdict verdict;
 
 	*hit = stub_registered() == before;
@@ -179,45 +164,30 @@ static enum verdict once(struct kind kind, unsigned char value, bool *hit)
 	return verdict;
 }
 
-/*
- * Registers memory that the other thread is dropping. The device's write may be lost, so there is
- * nothing to check.
- */
-static void register_meanwhile(struct kind kind, long round)
-{
-	do {
-		*(volatile char *)(place + kind.first * PAGE) = 1;
-		must(ibv_dereg_mr_relaxed(register_pages(kind)) == 0);
-	} while (atomic_load_explicit(&done, memory_order_acquire) < round);
-}
-
 static void race(long round)
 {
-	struct kind kind = kind_of(round), all = kind;
+	struct kind kind = kind_of(round);
+	int next = kind_of(round + 1).access;
 	enum verdict verdict;
 	bool hit;
 
 	*(volatile char *)place = 1;
 	atomic_store_explicit(&go, round, memory_order_release);
-	if (by_madvise)
-		register_meanwhile(kind, round);
-	else
+	if (!by_madvise)
 		map_place(kind);
-	verdict = once(kind, (unsigned char)round, &hit);
+	/* While pages are dropped, the device's write may be lost, so there is nothing to check. */
+	while (by_madvise && atomic_load_explicit(&done, memory_order_acquire) < round) {
+		*(volatile char *)place = 1;
+		must(ibv_dereg_mr_relaxed(register_place(kind.access)) == 0);
+	}
+	verdict = once(kind.access, (unsigned char)round, &hit);
 	hits += hit;
 	stale += verdict == STALE;
 	dead += verdict == DEAD;
-
+	/* When all is quiet, the region that the next round is to find; twice, to see a hit. */
 	wait_for(&done, round);
-	/*
-	 * All is quiet. Registers the region that the next round is to find, with the access of that
-	 * round; twice, to see a hit.
-	 */
-	all.access = kind_of(round + 1).access;
-	all.first = 0;
-	all.count = PAGES;
-	quiet_wrong += once(all, (unsigned char)(round + 85), &hit) != RIGHT;
-	quiet_wrong += once(all, (unsigned char)(round + 170), &hit) != RIGHT;
+	quiet_wrong += once(next, (unsigned char)(round + 85), &hit) != RIGHT;
+	quiet_wrong += once(next, (unsigned char)(round + 170), &hit) != RIGHT;
 	quiet_hits += hit;
 }
 
@@ -231,7 +201,7 @@ static bool used_again_later(void)
 
 	for (int tries = 0; tries < 50 && !hit; tries++) {
 		usleep(100000);
-		quiet_wrong += once(kind_of(1), (unsigned char)tries, &hit) != RIGHT;
+		quiet_wrong += once(kind_of(1).access, (unsigned char)tries, &hit) != RIGHT;
 	}
 	return hit;
 }
@@ -251,7 +221,6 @@ int main(int argc, char **argv)
 	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = pthread_create;
 	int (*join)(pthread_t, void **) = pthread_join;
 	bool expect_stale = false, second_libc = false;
-	struct timespec start, end;
 	pthread_t thread;
 	const char *why;
 
@@ -263,18 +232,12 @@ int main(int argc, char **argv)
 			rounds = atol(argv[n]);
 	}
 	must(rounds > 0 && ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
-	/* The library reads its settings when it is loaded. */
-	if (!getenv("RDMAMR_CACHE_LINGER")) {
-		must(setenv("RDMAMR_CACHE_LINGER", "3600", 1) == 0);
-		execv("/proc/self/exe", argv);
-		must(!"execv");
-	}
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
-	must(mmap(place, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
-	     place);
-	must(ibv_dereg_mr_relaxed(register_pages((struct kind){ .access = kind_of(1).access, .count = PAGES })) == 0);
+	fresh_at(place, LENGTH);
+	must(ibv_dereg_mr_relaxed(register_place(kind_of(1).access)) == 0);
 	if (stats().bypassed_watch)
 		skip_all("userfaultfd is refused here: the cache keeps no region");
 
@@ -291,15 +254,12 @@ int main(int argc, char **argv)
 		ok(__libc_single_threaded, "the first C library knows of one thread");
 	else
 		__libc_single_threaded = expect_stale;
-	clock_gettime(CLOCK_MONOTONIC, &start);
 	for (long round = 1; round <= rounds; round++)
 		race(round);
-	clock_gettime(CLOCK_MONOTONIC, &end);
 	must(join(thread, NULL) == 0);
 
-	printf("# %ld rounds in %ld s: %ld hits in the race, %ld stale, %ld by a key that was gone; %ld registered again "
-	       "after EAGAIN; %ld hits when all was quiet\n", rounds, (long)(end.tv_sec - start.tv_sec), hits, stale, dead,
-	       again, quiet_hits);
+	printf("# %ld rounds: %ld hits in the race, %ld stale; %ld registered again after EAGAIN; %ld hits when all was quiet\n",
+	       rounds, hits, stale, again, quiet_hits);
 	if (expect_stale)
 		ok(stale > 0, "without the fence the test sees stale regions: %ld of %ld", stale, rounds);
 	else

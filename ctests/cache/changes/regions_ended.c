@@ -304,10 +304,7 @@ static void registered_during_call(void)
 	must(munmap(memory, 8 << 20) == 0);
 }
 
-static long registered(void)
-{
-	return stub_registered() - stub_deregistered();
-}
+static long registered(void) { return stub_registered() - stub_deregistered(); }
 
 /*
  * Regions of one mapping share the watch of the 2 MiB around them. When the memory of one or two of
@@ -317,10 +314,7 @@ static long registered(void)
 
 enum { REGIONS = 5, NONE = REGIONS };
 
-static char *region_in(char *at, int region)
-{
-	return at + (1 + region * 20L) * PAGE;
-}
+static char *region_in(char *at, int region) { return at + (1 + region * 20L) * PAGE; }
 
 static void neighbours_change(int first, int second, int replaced)
 {
@@ -373,10 +367,7 @@ static size_t free_pages(void)
 	return number;
 }
 
-static char *map_huge(size_t length)
-{
-	return mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0);
-}
+static char *map_huge(size_t length) { return mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0); }
 
 /*
  * Whether the stand-in unpins pages as soon as it has deregistered them, as a device does. The
@@ -483,8 +474,4 @@ static void around(void)
 	is(registered(), 0, "the device has no region left");
 }
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, around);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)

@@ -54,15 +54,8 @@ static bool some_locked;
 
 /* Arguments. */
 
-static char *at_of(const struct step *step)
-{
-	return page_at(step->first);
-}
-
-static size_t length_of(const struct step *step)
-{
-	return step->count * (size_t)PAGE;
-}
+static char *at_of(const struct step *step) { return page_at(step->first); }
+static size_t length_of(const struct step *step) { return step->count * (size_t)PAGE; }
 
 /* The same, but seldom not of whole pages, empty, or far too long. */
 static char *odd_at(const struct step *step)
@@ -97,10 +90,7 @@ static int a_protection(uint32_t word)
  * Whether this call bypasses the library unseen, so that the library may hand out a region that the
  * kernel would refuse.
  */
-static bool raw_is_known_to_differ(const char *at, size_t length)
-{
-	return was_registered(at, length);
-}
+static bool raw_is_known_to_differ(const char *at, size_t length) { return was_registered(at, length); }
 
 static void begin(const char *call, bool raw, const char *at, size_t length)
 {
@@ -418,10 +408,7 @@ static void cut_file(uint32_t word, bool raw)
 	note_result(raw ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
 }
 
-static void cut_step(const struct step *step)
-{
-	cut_file(step->word[0], step->raw);
-}
+static void cut_step(const struct step *step) { cut_file(step->word[0], step->raw); }
 
 static void punch_step(const struct step *step)
 {

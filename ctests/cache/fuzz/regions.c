@@ -60,10 +60,7 @@ void regions_open(void)
 	domains[1] = stub_other_pd();
 }
 
-static bool has_library(void)
-{
-	return rdmamr_get_stats != NULL;
-}
+static bool has_library(void) { return rdmamr_get_stats != NULL; }
 
 static struct ibv_mr *make(struct ibv_pd *pd, void *at, size_t length, int access, bool relaxed)
 {
@@ -191,10 +188,7 @@ bool was_registered(const void *at, size_t length)
 	return false;
 }
 
-void is_new(const void *at, size_t length)
-{
-	mark(at, length, false);
-}
+void is_new(const void *at, size_t length) { mark(at, length, false); }
 
 static void end_region(int n)
 {

@@ -10,10 +10,7 @@ uint64_t draw(struct draw *draw)
 	return value ^ value >> 31;
 }
 
-uint32_t below(struct draw *from, uint32_t limit)
-{
-	return (uint32_t)((draw(from) >> 32) * limit >> 32);
-}
+uint32_t below(struct draw *from, uint32_t limit) { return (uint32_t)((draw(from) >> 32) * limit >> 32); }
 
 static int draw_kind(struct draw *from)
 {

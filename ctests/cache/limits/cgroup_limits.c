@@ -26,10 +26,7 @@ static bool put(const char *path, const char *text)
 	return done;
 }
 
-static void enter(void)
-{
-	must(put(GROUP "/cgroup.procs", "0"));
-}
+static void enter(void) { must(put(GROUP "/cgroup.procs", "0")); }
 
 static struct ibv_mr *by(bool relaxed, struct ibv_pd *pd, char *at)
 {
@@ -170,8 +167,4 @@ static const struct row rows[] = {
 	{ "no thread left", no_thread_left, BY(PLAIN_CALLS) },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, in_group);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, in_group)

@@ -7,10 +7,7 @@
  */
 #include "../../lib/pair_rows.h"
 
-static void none_in_kernel(void)
-{
-	is(kernel_regions(pair.context), far.others, "the kernel has none");
-}
+static void none_in_kernel(void) { is(kernel_regions(pair.context), far.others, "the kernel has none"); }
 
 /* Age: half a second. */
 
@@ -139,10 +136,7 @@ static void by_default(void)
 
 enum { MOST = 4, MOST_PAGES = 256, TEN = 10 };
 
-static bool within(void)
-{
-	return stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE;
-}
+static bool within(void) { return stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE; }
 
 /* row->value regions of so many pages each are registered, and then deregistered, in order. */
 static void at_once(int count, int length)
@@ -212,10 +206,7 @@ static void older_first(void)
 enum { SIX = 6 };
 #define SAME RDMAMR_UNCHANGED
 
-static int set(struct rdmamr_cache_limits limits)
-{
-	return rdmamr_set_cache_limits(&limits, sizeof(limits));
-}
+static int set(struct rdmamr_cache_limits limits) { return rdmamr_set_cache_limits(&limits, sizeof(limits)); }
 
 /* The number of regions that stay idle. */
 static int stay(int access)
@@ -392,8 +383,4 @@ static const struct row rows[] = {
 	{ "pins, to the last page", pins_to_the_last, PINS },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_pair)

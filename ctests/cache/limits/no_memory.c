@@ -48,27 +48,15 @@ static bool refused(const void *caller)
 }
 #define FROM __builtin_return_address(0)
 
-void *malloc(size_t size)
-{
-	return refused(FROM) ? NULL : __libc_malloc(size);
-}
-void *calloc(size_t number, size_t size)
-{
-	return refused(FROM) ? NULL : __libc_calloc(number, size);
-}
-void *realloc(void *memory, size_t size)
-{
-	return refused(FROM) ? NULL : __libc_realloc(memory, size);
-}
+void *malloc(size_t size) { return refused(FROM) ? NULL : __libc_malloc(size); }
+void *calloc(size_t number, size_t size) { return refused(FROM) ? NULL : __libc_calloc(number, size); }
+void *realloc(void *memory, size_t size) { return refused(FROM) ? NULL : __libc_realloc(memory, size); }
 int posix_memalign(void **memory, size_t align, size_t size)
 {
 	*memory = refused(FROM) ? NULL : __libc_memalign(align, size);
 	return *memory ? 0 : ENOMEM;
 }
-void *aligned_alloc(size_t align, size_t size)
-{
-	return refused(FROM) ? NULL : __libc_memalign(align, size);
-}
+void *aligned_alloc(size_t align, size_t size) { return refused(FROM) ? NULL : __libc_memalign(align, size); }
 
 static int find(struct dl_phdr_info *info, size_t size, void *inside)
 {

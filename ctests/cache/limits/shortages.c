@@ -222,10 +222,7 @@ static void nothing_split(void)
 enum { ROOM = 1 << 20, MANY = 10000, TURNS = 40 };
 
 /* A number of /proc/self/status in bytes. */
-static long status(const char *field)
-{
-	return status_of_self(field) << 10;
-}
+static long status(const char *field) { return status_of_self(field) << 10; }
 
 /*
  * Whether the page is reused: for plain calls at the third use, or later if the cache could not keep a
@@ -325,8 +322,4 @@ static const struct row rows[] = {
 	{ "mlockall", all_resident, .flags = UNPINNED },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -253,10 +253,7 @@ static void working_directory(void)
 	rmdir(directory);
 }
 
-static int makes_user_namespace(void)
-{
-	return unshare(CLONE_NEWUSER) ? errno : 0;
-}
+static int makes_user_namespace(void) { return unshare(CLONE_NEWUSER) ? errno : 0; }
 
 static void user_namespace_before(void)
 {
@@ -309,10 +306,7 @@ static int first_thread_ends(void)
 	pthread_exit(NULL);
 }
 
-static void process_ends(void)
-{
-	is(in_forked((int (*)(void))(uintptr_t)row->of), 0, "the process ends");
-}
+static void process_ends(void) { is(in_forked((int (*)(void))(uintptr_t)row->of), 0, "the process ends"); }
 
 static const struct row rows[] = {
 	{ "errno after calls that succeed", errno_unchanged, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=error" },
@@ -345,8 +339,4 @@ static const struct row rows[] = {
 	{ "the last thread but the library's returns", process_ends, .of = first_thread_ends },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -27,10 +27,7 @@ extern char **environ;
 
 static int to_child[2], to_parent[2];
 
-static void tell(const int *pipe)
-{
-	must(write(pipe[1], "", 1) == 1);
-}
+static void tell(const int *pipe) { must(write(pipe[1], "", 1) == 1); }
 
 static void wait_for(const int *pipe)
 {
@@ -146,16 +143,10 @@ static int registers(void)
 	return wrong;
 }
 
-static int acts(void)
-{
-	return ((int (*)(void))(uintptr_t)row->of)();
-}
+static int acts(void) { return ((int (*)(void))(uintptr_t)row->of)(); }
 
 /* With all destructors. */
-static int acts_and_exits(void)
-{
-	exit(acts());
-}
+static int acts_and_exits(void) { exit(acts()); }
 
 static void child_acts(void)
 {
@@ -413,10 +404,7 @@ enum { SLOTS = 8, RUN = 3, AT_LEAST = 50 };
 static volatile int handled, wrong;
 
 /* SLOTS pages that both use, each between pages that neither uses; and one of the handler's own. */
-static char *slot(int n)
-{
-	return memory + n * 2 * PAGE;
-}
+static char *slot(int n) { return memory + n * 2 * PAGE; }
 
 #define OWN slot(SLOTS)
 
@@ -542,10 +530,7 @@ static void hold(void)
 	must(close(ready[0]) == 0 && close(ready[1]) == 0 && close(go[0]) == 0 && close(go[1]) == 0);
 }
 
-static void let_them_go(void)
-{
-	must(child_status(debugger) == 0);
-}
+static void let_them_go(void) { must(child_status(debugger) == 0); }
 
 static void starved(void)
 {

@@ -49,10 +49,7 @@ static struct sock_filter of_reader[] = { CALL, UNLESS(SYS_pselect6), ALLOW };
 /* All but those by which a child filters once more, execs and ends. */
 static struct sock_filter of_child[] = { CALL, ALLOWED(SYS_execve), ALLOWED(SYS_exit_group), KILL };
 
-static int gives_up_privileges(void)
-{
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-}
+static int gives_up_privileges(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); }
 
 static bool for_all_threads(struct sock_fprog program)
 {
@@ -212,15 +209,8 @@ static void beside_start(bool late)
 	row_ends();
 }
 
-static void before_start_ends(void)
-{
-	beside_start(false);
-}
-
-static void after_prctl_returns(void)
-{
-	beside_start(true);
-}
+static void before_start_ends(void) { beside_start(false); }
+static void after_prctl_returns(void) { beside_start(true); }
 
 static const struct row rows[] = {
 	{ "a filter by prctl, with threads", filtered, BY_PRCTL },
@@ -237,8 +227,4 @@ static const struct row rows[] = {
 	{ "the same start with a reader", after_prctl_returns, SYS_prlimit64 },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -352,8 +352,4 @@ static const struct row rows[] = {
 	{ "a handler needs much of another thread's stack", handler_needs_stack, true, .flags = BOTH_CALLS },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -64,10 +64,7 @@ static void makes_task_first(void)
 }
 
 /* A forked child shares its memory with no other process, whatever tasks its parent has made. */
-static int reuses(void)
-{
-	return hits(pages(1), 6) ? RIGHT : 0;
-}
+static int reuses(void) { return hits(pages(1), 6) ? RIGHT : 0; }
 
 static void child_reuses(void)
 {
@@ -218,10 +215,7 @@ static char *idle_range(void)
 	return range;
 }
 
-static int ends_well(void)
-{
-	return RIGHT;
-}
+static int ends_well(void) { return RIGHT; }
 
 static void *uses_everything(void *in_use)
 {
@@ -392,10 +386,7 @@ static void collector(void)
  * without the cache. The stand-in's counts in the child are those of the moment of the fork.
  */
 
-static int registered(void)
-{
-	return (int)(stub_registered() - stub_deregistered());
-}
+static int registered(void) { return (int)(stub_registered() - stub_deregistered()); }
 
 static void fork_beside_idle(void)
 {
@@ -482,15 +473,8 @@ static void before_fork(void)
 	hits_in_fork += hits(memory, 2);
 }
 
-static void after_fork(void)
-{
-	forking = false;
-}
-
-static int has_watch(void)
-{
-	return userfaultfds(NULL);
-}
+static void after_fork(void) { forking = false; }
+static int has_watch(void) { return userfaultfds(NULL); }
 
 static void started_in_fork_handler(void)
 {
@@ -523,8 +507,4 @@ static const struct row rows[] = {
 	{ "a fork handler makes the first registrations", started_in_fork_handler, .flags = NO_PINS, .settings = "RDMAMR_CACHE_LINGER" },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

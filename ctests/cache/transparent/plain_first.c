@@ -131,10 +131,7 @@ static void costs_nothing(void)
 
 /* Which registration is cached. */
 
-static bool no_cache(void)
-{
-	return userfaultfds(NULL) == 0 && entries("/proc/self/task") == 3;
-}
+static bool no_cache(void) { return userfaultfds(NULL) == 0 && entries("/proc/self/task") == 3; }
 
 static void comes_back(void)
 {
@@ -236,27 +233,6 @@ static void registers(char *page, int access, uint64_t iova)
 	}
 }
 
-static int said_in, own_err;
-
-static void hear(void)
-{
-	said_in = memfd_create("standard error", MFD_CLOEXEC);
-	own_err = dup(STDERR_FILENO);
-	must(said_in >= 0 && own_err >= 0 && dup2(said_in, STDERR_FILENO) == STDERR_FILENO);
-}
-
-/* The number of times that the library has said this. */
-static int said(const char *words)
-{
-	static char text[1 << 16];
-	int count = 0;
-
-	must(pread(said_in, text, sizeof(text) - 1, 0) >= 0);
-	for (char *at = text; (at = strstr(at, words)); at++)
-		count++;
-	return count;
-}
-
 static void reasons(void)
 {
 	char *page = pages(1);
@@ -284,7 +260,7 @@ static void not_served(void)
 {
 	hear();
 	reasons();
-	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO);
+	unheard();
 }
 
 /* Where the kernel's RDMA is loaded, it says that it copies registered memory for children. */
@@ -308,7 +284,7 @@ static void with_fork(void)
 		is(stub_registered(), stub_deregistered(), "each region has ended with its user");
 		is(userfaultfds(NULL), 0, "and the cache has not started");
 	}
-	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO);
+	unheard();
 }
 
 /*
@@ -317,10 +293,7 @@ static void with_fork(void)
  * deallocate, the regions stay cached.
  */
 
-static long provider_answers(void)
-{
-	return row->value;
-}
+static long provider_answers(void) { return row->value; }
 
 static struct ibv_mr *cached(struct ibv_pd *pd, void *page)
 {

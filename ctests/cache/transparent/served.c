@@ -43,10 +43,7 @@ static struct ibv_mr *served(struct ibv_pd *pd, char *at, size_t length, int acc
 }
 
 /* That registration has made a region. */
-static bool made(void)
-{
-	return made_anew(since, stats());
-}
+static bool made(void) { return made_anew(since, stats()); }
 
 /* A registration that is made and ended. Returns whether it was a hit. */
 static bool hit(char *at, size_t length, int access, uint32_t *lkey)
@@ -66,16 +63,10 @@ static bool data_lands(const struct ibv_mr *mr, char *at, size_t length, int acc
 	return all_lands(&pair, mr, at, length, access & RW);
 }
 
-static void flush(void)
-{
-	must(ibv_flush_relaxed_mr(pair.pd) == 0);
-}
+static void flush(void) { must(ibv_flush_relaxed_mr(pair.pd) == 0); }
 
 /* Regions that the cache has kept, beyond those that are in use. */
-static int kept(void)
-{
-	return kernel_regions(pair.context) - far.others;
-}
+static int kept(void) { return kernel_regions(pair.context) - far.others; }
 
 /* Rights. */
 
@@ -584,8 +575,4 @@ static void around(void)
 	on_pair();
 }
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "CHECK_CALLS=plain RDMAMR_CACHE_LINGER=" FOREVER, around);
-}
+RUN_ROWS("CHECK_CALLS=plain RDMAMR_CACHE_LINGER=" FOREVER, around)

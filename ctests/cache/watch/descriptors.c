@@ -148,10 +148,7 @@ static void no_numbers_left(void)
 
 static int fd, ends[2];
 
-static int writes_there(void)
-{
-	return !(fcntl(fd, F_GETFD) >= 0 && write(fd, "x", 1) == 1);
-}
+static int writes_there(void) { return !(fcntl(fd, F_GETFD) >= 0 && write(fd, "x", 1) == 1); }
 
 /* A child closes its copy of the cache's file, and no other file. */
 static void child_keeps_file(void)
@@ -161,10 +158,7 @@ static void child_keeps_file(void)
 	is(in_forked(writes_there), 0, "the child has the pipe");
 }
 
-static int has_watch(void)
-{
-	return userfaultfds(NULL);
-}
+static int has_watch(void) { return userfaultfds(NULL); }
 
 static void not_in_child(void)
 {
@@ -263,10 +257,7 @@ static void races(void)
 	is(stale, 0, "no region of %d is stale", PLACES);
 }
 
-static int epoll_file(void)
-{
-	return epoll_create1(EPOLL_CLOEXEC);
-}
+static int epoll_file(void) { return epoll_create1(EPOLL_CLOEXEC); }
 
 /* It has no events, which no thread would read, and takes memory as the library's does. */
 static int another_userfaultfd(void)
@@ -480,11 +471,7 @@ static void by_close_range(int fd) { must(close_range((unsigned)fd, ~0U, 0) == 0
 static void by_dup2(int fd) { must(dup2(STDOUT_FILENO, fd) == fd); }
 static void by_dup3(int fd) { must(dup3(STDOUT_FILENO, fd, O_CLOEXEC) == fd); }
 static void by_raw_close(int fd) { must(syscall(SYS_close, fd) == 0); }
-
-static void device_number(void)
-{
-	((void (*)(int))(uintptr_t)row->of)(stub_pd()->context->cmd_fd);
-}
+static void device_number(void) { ((void (*)(int))(uintptr_t)row->of)(stub_pd()->context->cmd_fd); }
 
 /* With IS_DEVICE the stand-in answers at the number afterwards too, as another device. */
 static void device_goes(void)
@@ -529,10 +516,7 @@ static void in_vfork_child(int fd)
 	is(child_status(pid), 0, "the child ends");
 }
 
-static int closes_device(void)
-{
-	return close(stub_pd()->context->cmd_fd);
-}
+static int closes_device(void) { return close(stub_pd()->context->cmd_fd); }
 
 static void in_forked_child(int fd)
 {
@@ -588,8 +572,4 @@ static const struct row rows[] = {
 	{ "close of the device's number in a child of fork", device_number, .of = in_forked_child, .then = HIT, .flags = NO_PINS },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

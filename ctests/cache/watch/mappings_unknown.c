@@ -114,10 +114,7 @@ static bool no_second_page(void)
 	       filter_calls(SYS_read, 2, PAGE, SECCOMP_RET_TRAP, 0) == 0;
 }
 #else
-static bool no_second_page(void)
-{
-	return false;
-}
+static bool no_second_page(void) { return false; }
 #endif
 
 static void unknown(void)
@@ -260,15 +257,8 @@ static void counted_seldom(void)
 
 /* After the end of the first thread. */
 
-static void shared_by_other(void)
-{
-	is_cut(shared_memory());
-}
-
-static void private_of_other(void)
-{
-	served(idle(), HIT, "private memory");
-}
+static void shared_by_other(void) { is_cut(shared_memory()); }
+static void private_of_other(void) { served(idle(), HIT, "private memory"); }
 
 static pthread_t first;
 
@@ -306,8 +296,4 @@ static const struct row rows[] = {
 	{ "1000 regions far apart, all mappings read", later, 1000, MANY_IDLE },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -22,7 +22,6 @@
 #include "../../lib/stub_rows.h"
 
 static const char DEVICE[] = "/dev/userfaultfd";
-static int said; /* standard error */
 static bool no_threads;
 static char *page;
 
@@ -45,27 +44,8 @@ int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 	return next(run, stack, flags, argument, parent, tls, child);
 }
 
-/* The number of times that the library has printed this. */
-static int times(const char *words)
-{
-	static char text[8192];
-	int count = 0;
-
-	must(pread(said, text, sizeof(text) - 1, 0) >= 0);
-	for (const char *at = text; (at = strstr(at, words)); at++)
-		count++;
-	return count;
-}
-
-static void says_once(const char *words)
-{
-	is(times(words), 1, "the library says once: %s", words);
-}
-
-static void none_reused(void *at)
-{
-	is(hits(at, 4), 0, "no region is reused");
-}
+static void says_once(const char *words) { is(said(words), 1, "the library says once: %s", words); }
+static void none_reused(void *at) { is(hits(at, 4), 0, "no region is reused"); }
 
 /* row->value: what is short. */
 enum { DESCRIPTORS, THREADS };
@@ -84,11 +64,11 @@ static void runs_out(void)
 	says_once("are not reused for now");
 	says_once(no_threads ? "gives the library no thread" : "userfaultfd(2) failed");
 	says_once(no_threads ? "Resource temporarily unavailable" : "Too many open files");
-	is(times("refused"), 0, "it does not call that a refusal");
+	is(said("refused"), 0, "it does not call that a refusal");
 	no_threads = false;
 	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	ok(comes(hits(page, 1)), "later regions are reused");
-	ok(comes(times("regions are reused from now on") == 1), "the library says so");
+	ok(comes(said("regions are reused from now on") == 1), "the library says so");
 }
 
 /* The device with this mode, in a namespace of this process, for a user who is not root. */
@@ -130,7 +110,7 @@ static void device_serves(void)
 		once(page);
 	}
 	ok(comes(hits(page, 1)), "after 100 changes by raw system calls, none of which it has missed");
-	is(times("are not reused"), 0, "the library complains of nothing");
+	is(said("are not reused"), 0, "the library complains of nothing");
 }
 
 static void device_is_roots(void)
@@ -142,7 +122,7 @@ static void device_is_roots(void)
 	says_once("vm.unprivileged_userfaultfd=1");
 	says_once("seccomp profile");
 	says_once(DEVICE);
-	is(times("reuses regions"), 0, "the library promises nothing that it cannot do");
+	is(said("reuses regions"), 0, "the library promises nothing that it cannot do");
 }
 
 /* As before Linux 5.7. The library calls the stand-in's ioctl, which makes its calls by number. */
@@ -168,7 +148,7 @@ static void no_write_protection(void)
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
 	none_reused(page);
 	says_once("write protection");
-	is(times("reuses regions"), 0, "the library promises nothing that it cannot do");
+	is(said("reuses regions"), 0, "the library promises nothing that it cannot do");
 }
 
 static void fence_is_refused(void)
@@ -182,7 +162,7 @@ static void fence_is_refused(void)
 	map_over(other);
 	none_reused(page);
 	says_once("whether memory is changing (Permission denied");
-	is(times("closed"), 0, "it does not say that the program has closed a descriptor");
+	is(said("closed"), 0, "it does not say that the program has closed a descriptor");
 }
 
 static void file_cannot_be_named(void)
@@ -209,7 +189,7 @@ static void monitor_cannot_read(void)
 	leave_idle(page);
 	must(filter_calls(SYS_read, 2, 32 * sizeof(struct uffd_msg), SECCOMP_RET_ERRNO | EIO, SECCOMP_FILTER_FLAG_TSYNC) == 0);
 	must(pthread_create(&thread, NULL, unmaps, page) == 0);
-	ok(comes(!hits(other, 1) && times("does not let the library read events")), "the cache ends");
+	ok(comes(!hits(other, 1) && said("does not let the library read events")), "the cache ends");
 	none_reused(other);
 	says_once("does not let the library read events");
 	row_ends();
@@ -222,8 +202,7 @@ static void begins(void)
 	if (why)
 		skip_all(why);
 	page = pages(1);
-	said = memfd_create("said", MFD_CLOEXEC);
-	must(said >= 0 && dup2(said, STDERR_FILENO) >= 0);
+	hear();
 	row->act();
 }
 
@@ -239,8 +218,4 @@ static const struct row rows[] = {
 	{ "the kernel does not let the reader read", monitor_cannot_read },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, begins);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, begins)

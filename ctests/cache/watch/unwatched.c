@@ -223,8 +223,4 @@ static const struct row rows[] = {
 	{ "another userfaultfd takes fresh memory in turn with the cache", in_turn, .flags = NO_PINS },
 };
 
-int main(int argc, char **argv)
-{
-	(void)argc;
-	return run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)
