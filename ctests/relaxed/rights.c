@@ -328,56 +328,6 @@ static void edges(void)
 	}
 }
 
-/* Which buffers a region of the pages 4 to 12 serves: those that lie in all of its pages. */
-static void buffers(void)
-{
-	enum { FROM = 4 * PAGE, TO = 12 * PAGE };
-	static const struct {
-		const char *name;
-		size_t from, to;
-		bool served;
-	} cases[] = {
-		{ "all of it", FROM, TO, true },
-		{ "all but a byte at each end", FROM + 1, TO - 1, true },
-		{ "from the end of its first page to the start of its last", FROM + PAGE - 1, TO - PAGE + 1, true },
-		{ "its first page", FROM, FROM + PAGE, false },
-		{ "odd bytes in the middle", FROM + 3 * PAGE + 77, FROM + 5 * PAGE + 82, false },
-		{ "all but its last page", FROM, TO - PAGE, false },
-		{ "a byte more at its end", FROM, TO + 1, false },
-		{ "a byte more at its start", FROM - 1, TO, false },
-		{ "the pages after it", TO, TO + PAGE, false },
-		{ "a range around it", 0, 16 * PAGE, false },
-	};
-
-	for each(n, cases)
-		for (int in_use = 0; in_use < 2; in_use++) {
-			size_t length = cases[n].to - cases[n].from;
-			struct ibv_mr *whole, *mr;
-			struct rdmamr_stats before;
-			uint32_t key;
-			bool served = !cases[n].served;
-
-			/* On a busy machine the cache may still read of a change. */
-			for (int tries = 0; tries < 20 && served != cases[n].served; tries++) {
-				flush();
-				whole = relaxed(memory + FROM, TO - FROM, (int)row->value);
-				key = whole->lkey;
-				if (!in_use)
-					let_go(whole);
-				before = stats();
-				mr = relaxed(memory + cases[n].from, length, (int)row->value);
-				served = reused(before, stats());
-				must(served || made_anew(before, stats()));
-				ok(!served || (mr->lkey == key && (!in_use || mr != whole)), "%s: another object, the same key", cases[n].name);
-				ok(all_lands(&pair, mr, mr->addr, length, row->value != LW), "%s: data lands", cases[n].name);
-				let_go(mr);
-				if (in_use)
-					let_go(whole);
-			}
-			ok(served == cases[n].served, "%s, %s: %s", cases[n].name, in_use ? "in use" : "idle", cases[n].served ? "is served" : "is not served");
-		}
-}
-
 /* Many of one region: as many objects, one key, one region in the kernel, until the last is gone. */
 static void many(void)
 {
@@ -460,8 +410,6 @@ static const struct row rows[] = {
 	{ "which region in use serves which request", serves, true },
 	{ "two buffers in a page", buffers_in_a_page },
 	{ "the pages of a buffer", edges },
-	{ "which buffers a region serves, remote rights", buffers, ALL },
-	{ "which buffers a region serves, local rights", buffers, LW },
 	{ "many of one region, the first ends first", many, true },
 	{ "many of one region, the last ends first", many, false },
 	{ "ibv_rereg_mr of a relaxed region", reregistered },

@@ -541,11 +541,7 @@ static void handles_alone(void)
 #define BOTH(words, act, value) EACH(words ", remote rights", act, value, "remote"), EACH(words ", local rights", act, value, "local")
 static const struct row rows[] = {
 	EACH("local write", rights_are_exact, LW),
-	EACH("local read", rights_are_exact, 0),
 	EACH("remote read", rights_are_exact, RR),
-	EACH("remote write", rights_are_exact, LW | RW),
-	EACH("remote write and read", rights_are_exact, LW | RW | RR),
-	EACH("remote atomic", rights_are_exact, LW | RA),
 	EACH("all remote rights", rights_are_exact, LW | RW | RR | RA),
 	EACH("reach of a region", reach, 0),
 	EACH("keys after the last use", old_keys, 0),
