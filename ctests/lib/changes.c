@@ -57,19 +57,6 @@ CALL(int, library_set_break, (char *end), brk(end))
 CALL(int, sibling_set_break, (char *end), sbrk(end - (char *)sbrk(0)) == (void *)-1 ? -1 : 0)
 /* Leaves the C library's record of the heap's end unchanged. */
 CALL(int, raw_set_break, (char *end), (char *)syscall(SYS_brk, end) == end ? 0 : -1)
-enum { HOLE = FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE };
-CALL(int, library_punch, (int fd, size_t length), fallocate(fd, HOLE, 0, (off_t)length))
-CALL(int, raw_punch, (int fd, size_t length), syscall(SYS_fallocate, fd, HOLE, 0L, (long)length))
-CALL(int, library_resize, (int fd, size_t length), ftruncate(fd, (off_t)length))
-CALL(int, raw_resize, (int fd, size_t length), syscall(SYS_ftruncate, fd, (long)length))
-
-static int sibling_resize(int fd, size_t length)
-{
-	char path[40];
-
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
-	return truncate(path, (off_t)length);
-}
 
 static int advise_process(pid_t pid, void *at, size_t length, int advice)
 {
@@ -85,23 +72,6 @@ static int advise_process(pid_t pid, void *at, size_t length, int advice)
 	return done == (long)length ? 0 : -1;
 }
 CALL(int, self_advise, (void *at, size_t length, int advice), advise_process(getpid(), at, length, advice))
-
-/* The result of a call that a child makes. */
-#define BY_CHILD(call)                                                               \
-	({                                                                           \
-		pid_t child = fork();                                                \
-		int status;                                                          \
-                                                                                     \
-		must(child >= 0);                                                    \
-		if (!child)                                                          \
-			_exit((call) ? errno : 0);                                   \
-		must(waitpid(child, &status, 0) == child && WIFEXITED(status));      \
-		errno = WEXITSTATUS(status);                                         \
-		errno ? -1 : 0;                                                      \
-	})
-CALL(int, process_advise, (void *at, size_t length, int advice), BY_CHILD(advise_process(getppid(), at, length, advice)))
-CALL(int, process_punch, (int fd, size_t length), BY_CHILD(library_punch(fd, length)))
-CALL(int, process_resize, (int fd, size_t length), BY_CHILD(library_resize(fd, length)))
 
 static struct {
 	int fd;
@@ -192,14 +162,6 @@ bool ring_begin_discard(void *at, size_t length, bool worker)
 	return ring_submit(&request);
 }
 
-/* A request to punch has the mode in its length, and the length in its address. */
-static int worker_punch(int fd, size_t length)
-{
-	struct io_uring_sqe request = { .opcode = IORING_OP_FALLOCATE, .flags = IOSQE_ASYNC, .fd = fd, .len = HOLE, .addr = length };
-
-	return ring_does(&request);
-}
-
 static int advise_by_ring(void *at, size_t length, int advice, bool worker)
 {
 	struct io_uring_sqe request = advice_request(at, length, advice, worker);
@@ -210,16 +172,13 @@ CALL(int, ring_advise, (void *at, size_t length, int advice), advise_by_ring(at,
 CALL(int, worker_advise, (void *at, size_t length, int advice), advise_by_ring(at, length, advice, true))
 
 const struct way ways[WAYS] = {
-	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break, library_punch, library_resize },
-	[RAW] = { .map = raw_map, .unmap = raw_munmap, .move = raw_move, .advise = raw_advise,
-		   .protect = raw_protect, .set_break = raw_set_break, .punch = raw_punch, .resize = raw_resize },
+	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break },
+	[RAW] = { raw_map, raw_munmap, raw_move, raw_advise, raw_protect, raw_set_break },
 	[MIXED] = { .map = library_map, .unmap = raw_munmap },
-	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break,
-		      .resize = sibling_resize },
+	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break },
 	[SELF] = { .advise = self_advise },
 	[RING] = { .advise = ring_advise },
-	[WORKER] = { .advise = worker_advise, .punch = worker_punch },
-	[PROCESS] = { .advise = process_advise, .punch = process_punch, .resize = process_resize },
+	[WORKER] = { .advise = worker_advise },
 };
 
 /* The places. */
@@ -571,15 +530,15 @@ static int remove_by_other(struct place *place, const struct way *way)
 
 static int punch(struct place *place, const struct way *way)
 {
-	if (way == &ways[WORKER])
-		place->emptied = place->at;
-	return way->punch(place->fd, SIZE);
+	(void)way;
+	return fallocate(place->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SIZE);
 }
 
 static int truncate_and_grow(struct place *place, const struct way *way)
 {
-	must(way->resize(place->fd, 0) == 0);
-	return way->resize(place->fd, SIZE);
+	(void)way;
+	must(ftruncate(place->fd, 0) == 0);
+	return ftruncate(place->fd, SIZE);
 }
 
 static void attach(struct place *place, const struct way *way, int flags)
@@ -705,10 +664,10 @@ const struct change changes[] = {
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, ANEW } },
 	  .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
-	{ "`MADV_COLD`", CALLS | BY(SELF) | BY(PROCESS), 0, anonymous, .steps = { { advise_cold, EITHER } } },
-	{ "`MADV_PAGEOUT`", CALLS | BY(SELF) | BY(PROCESS), BY(LIBRARY), anonymous,
+	{ "`MADV_COLD`", CALLS | BY(SELF), 0, anonymous, .steps = { { advise_cold, EITHER } } },
+	{ "`MADV_PAGEOUT`", CALLS | BY(SELF), BY(LIBRARY), anonymous,
 	  .steps = { { advise_pageout, EITHER } } },
-	{ "`MADV_COLLAPSE`", CALLS | BY(SELF) | BY(PROCESS), 0, huge, .steps = { { advise_collapse, EITHER } },
+	{ "`MADV_COLLAPSE`", CALLS | BY(SELF), 0, huge, .steps = { { advise_collapse, EITHER } },
 	  .since = LINUX(6, 1) },
 	{ "`MADV_HUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_hugepage, EITHER } } },
 	{ "`MADV_POPULATE_WRITE`", CALLS, 0, anonymous,
@@ -722,13 +681,13 @@ const struct change changes[] = {
 	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, ANEW } } },
 	{ "`mremap` with `MREMAP_DONTUNMAP`", CALLS, 0, anonymous, .steps = { { move_without_unmapping, ANEW } } },
 
-	{ "`MADV_REMOVE` of shared memory", CALLS, 0, shared, .steps = { { remove_pages, ANEW } } },
-	{ "`MADV_REMOVE` through another mapping", CALLS, BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
-	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", CALLS | BY(WORKER) | BY(PROCESS), BY(LIBRARY), file,
+	{ "`MADV_REMOVE` of shared memory", BY(LIBRARY), 0, shared, .steps = { { remove_pages, ANEW } } },
+	{ "`MADV_REMOVE` through another mapping", BY(LIBRARY), BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
+	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", BY(LIBRARY), BY(LIBRARY), file,
 	  .steps = { { punch, ANEW } } },
-	{ "`ftruncate` to 0 and back", CALLS | BY(SIBLING) | BY(PROCESS), BY(LIBRARY), file,
-	  .steps = { { truncate_and_grow, ANEW } }, .sibling = "truncate" },
-	{ "`ftruncate` below a private mapping", CALLS | BY(PROCESS), 0, private_file,
+	{ "`ftruncate` to 0 and back", BY(LIBRARY), BY(LIBRARY), file,
+	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate` below a private mapping", BY(LIBRARY), 0, private_file,
 	  .steps = { { truncate_and_grow, ANEW } } },
 	{ "`shmdt`, `shmat` of another segment", CALLS, BY(LIBRARY), segment, .steps = { { attach_other, ANEW } } },
 	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous,
@@ -765,7 +724,6 @@ const char *change_name(const struct change *change, int way)
 		[SELF] = " by `process_madvise`",
 		[RING] = " by an io_uring",
 		[WORKER] = " by a worker of an io_uring",
-		[PROCESS] = " by another process",
 	};
 	static char name[200];
 

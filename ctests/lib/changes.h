@@ -23,7 +23,6 @@ enum {
 	SELF,    /* process_madvise on the process itself */
 	RING,    /* an io_uring, in the submitting thread */
 	WORKER,  /* a kernel worker of an io_uring */
-	PROCESS, /* another process */
 	WAYS,
 };
 #define BY(way) (1u << (way))
@@ -39,8 +38,6 @@ struct way {
 	int (*advise)(void *at, size_t length, int advice);
 	int (*protect)(void *at, size_t length, int rights);
 	int (*set_break)(char *end);
-	int (*punch)(int fd, size_t length);
-	int (*resize)(int fd, size_t length);
 };
 extern const struct way ways[WAYS];
 

@@ -140,7 +140,7 @@ int most_mappings(void)
 }
 
 /* Each second page has other rights. */
-void crowd(char *there, int wanted)
+void fill_mappings(char *there, int wanted)
 {
 	int count = wanted - mappings();
 	char *memory = mmap(there, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

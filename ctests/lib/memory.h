@@ -83,7 +83,7 @@ int mappings(void);
 int most_mappings(void);
 
 /* Makes mappings, by a hint there, until the process has that many. */
-void crowd(char *there, int wanted);
+void fill_mappings(char *there, int wanted);
 
 /* The process's minor faults: one for each page that it has touched first, however large. */
 long faults(void);

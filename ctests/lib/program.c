@@ -58,7 +58,7 @@ static void *nothing(void *argument)
 	return argument;
 }
 
-void second_thread(void)
+void become_threaded(void)
 {
 	in_thread(nothing, NULL);
 }
@@ -111,19 +111,19 @@ void copy_file(const char *original, const char *path, const char *const words[]
 
 static int kept = -1, own_err;
 
-void hear(void)
+void hear_errors(void)
 {
 	kept = memfd_create("standard error", MFD_CLOEXEC);
 	own_err = dup(STDERR_FILENO);
 	must(kept >= 0 && own_err >= 0 && dup2(kept, STDERR_FILENO) == STDERR_FILENO);
 }
 
-void unheard(void)
+void hear_no_more(void)
 {
 	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO && close(own_err) == 0);
 }
 
-int said(const char *words)
+int times_said(const char *words)
 {
 	static char text[1 << 16];
 	ssize_t got = pread(kept, text, sizeof(text) - 1, 0);

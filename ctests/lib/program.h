@@ -57,7 +57,7 @@ int in_forked(int (*function)(void));
 void in_thread(void *(*function)(void *), void *argument);
 
 /* A thread that does nothing. */
-void second_thread(void);
+void become_threaded(void);
 
 /*
  * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) if the argument
@@ -76,10 +76,10 @@ bool refuse_calls(long number, int argument, uint32_t value, int error);
  */
 void copy_file(const char *original, const char *path, const char *const words[][2]);
 
-/* From now on standard error is kept, and said() counts how often it has these words; unheard() ends that. */
-void hear(void);
-void unheard(void);
-int said(const char *words);
+/* From now on standard error is kept, and times_said() counts how often it has these words; hear_no_more() ends that. */
+void hear_errors(void);
+void hear_no_more(void);
+int times_said(const char *words);
 
 double seconds_now(void);
 

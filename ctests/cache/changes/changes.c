@@ -212,12 +212,9 @@ static void afterwards(const struct run *run)
 /* After a change that the kernel refuses, the region is as good as before. */
 static void not_made(const struct run *run)
 {
-	bool seen = run->way == LIBRARY || run->way == PROCESS || run->situation == IN_USE || run->place.unkept;
+	bool seen = run->way == LIBRARY || run->situation == IN_USE || run->place.unkept;
 
-	/*
-	 * The hook of the C library's function may end the region before the kernel refuses. The other
-	 * process is a child, and the library ends idle regions before a fork.
-	 */
+	/* The hook of the C library's function may end the region before the kernel refuses. */
 	examine(run, &run->place.ranges[0], seen ? EITHER : KEPT);
 	if (run->old)
 		is(deregister_region(run->old), 0, "%s: deregistered", situations[run->situation]);

@@ -78,7 +78,7 @@ static void filtered(void)
 	dereg(reg(big, 600 * PAGE));
 	mr = reg(used, PAGE);
 	if (row->value != ONE_THREAD)
-		second_thread();
+		become_threaded();
 	once(left);
 	set_filter();
 	is(stub_registered() - stub_deregistered(), 1, "idle regions have ended");

@@ -244,7 +244,7 @@ static void reasons(void)
 	ok(after.hits - before.hits == TIMES - 2 && after.misses - before.misses == 1,
 	   "the cache serves a plain registration whose range was registered before");
 	is((long long)(after.bypassed_first - before.bypassed_first), 1, "counted: a range that is registered for the first time");
-	is(said("the cache reuses regions, remotely accessible ones included: a key stays valid after ibv_dereg_mr for 600 s"),
+	is(times_said("the cache reuses regions, remotely accessible ones included: a key stays valid after ibv_dereg_mr for 600 s"),
 	   1, "RDMAMR_LOG=info says once what the program gives up");
 	registers(page, LOCAL_AND_REMOTE, (uintptr_t)page + PAGE);
 	is((long long)(stats().bypassed_address - before.bypassed_address), TIMES, "counted: an iova of its own");
@@ -253,14 +253,14 @@ static void reasons(void)
 	after = stats();
 	ok(after.hits - before.hits == TIMES - 2 && after.bypassed_first - before.bypassed_first == 1 &&
 	   after.bypassed_fork == before.bypassed_fork, "and nothing else");
-	is(said("RDMAMR_CACHE=all is without effect"), 0, "and not that RDMAMR_CACHE is without effect");
+	is(times_said("RDMAMR_CACHE=all is without effect"), 0, "and not that RDMAMR_CACHE is without effect");
 }
 
 static void not_served(void)
 {
-	hear();
+	hear_errors();
 	reasons();
-	unheard();
+	hear_no_more();
 }
 
 /* Where the kernel's RDMA is loaded, it says that it copies registered memory for children. */
@@ -268,7 +268,7 @@ static void with_fork(void)
 {
 	char *page = pages(1);
 
-	hear();
+	hear_errors();
 	must(ibv_fork_init() == 0);
 	if (ibv_is_fork_initialized() == IBV_FORK_UNNEEDED) {
 		reasons();
@@ -276,7 +276,7 @@ static void with_fork(void)
 		registers(page, LOCAL_AND_REMOTE, (uintptr_t)page);
 		is((long long)stats().bypassed_fork, TIMES - 1, "counted: ibv_fork_init was called, once the range is registered again");
 		is((long long)(stats().hits + stats().misses), 0, "the cache serves no plain call");
-		is(said("RDMAMR_CACHE=all is without effect"), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
+		is(times_said("RDMAMR_CACHE=all is without effect"), 1, "RDMAMR_LOG=info says once that RDMAMR_CACHE is without effect");
 		for (int n = 0; n < TIMES; n++)
 			dereg(reg(page, PAGE));
 		is((long long)stats().bypassed_fork, 2 * TIMES - 1, "counted: relaxed calls get regions of their own");
@@ -284,7 +284,7 @@ static void with_fork(void)
 		is(stub_registered(), stub_deregistered(), "each region has ended with its user");
 		is(userfaultfds(NULL), 0, "and the cache has not started");
 	}
-	unheard();
+	hear_no_more();
 }
 
 /*
@@ -361,7 +361,7 @@ static void next_domain(void)
 		size_t length = round % 2 ? PAGE : BUFFER;
 
 		if (round == ROUNDS)
-			second_thread();
+			become_threaded();
 		domain = *stub_pd();
 		is_hit(fresh, BUFFER);
 		missed += !is_hit(fresh, BUFFER);

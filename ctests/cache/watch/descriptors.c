@@ -32,7 +32,7 @@ static int watch_number(void)
 {
 	int fd = -1;
 
-	second_thread();
+	become_threaded();
 	must(userfaultfds(&fd) == 1);
 	return fd;
 }

@@ -56,7 +56,7 @@ static void start(void)
 {
 	fence_stub_count((enum fence_kind)row->value);
 	page = pages(1);
-	second_thread();
+	become_threaded();
 	must(hits(page, 2) == 1 && userfaultfds(NULL) == 1);
 }
 

@@ -123,7 +123,7 @@ static void unknown(void)
 	struct rlimit limit;
 
 	/* Mappings above these are on a later page of /proc/self/maps. */
-	crowd(new_place(2000 * PAGE), mappings() + 300);
+	fill_mappings(new_place(2000 * PAGE), mappings() + 300);
 	lands(pages(1));
 	if (!((bool (*)(void))(uintptr_t)row->of)())
 		skip_all("it cannot be had here");
@@ -189,7 +189,7 @@ static void limit_is_near(int left)
 {
 	if (most_mappings() > 300000)
 		skip_all("vm.max_map_count is so large that the test would need much memory");
-	crowd(NULL, most_mappings() - left);
+	fill_mappings(NULL, most_mappings() - left);
 }
 
 /* The cache counts the mappings when it starts. */

@@ -44,7 +44,7 @@ int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 	return next(run, stack, flags, argument, parent, tls, child);
 }
 
-static void says_once(const char *words) { is(said(words), 1, "the library says once: %s", words); }
+static void says_once(const char *words) { is(times_said(words), 1, "the library says once: %s", words); }
 static void none_reused(void *at) { is(hits(at, 4), 0, "no region is reused"); }
 
 /* row->value: what is short. */
@@ -64,11 +64,11 @@ static void runs_out(void)
 	says_once("are not reused for now");
 	says_once(no_threads ? "gives the library no thread" : "userfaultfd(2) failed");
 	says_once(no_threads ? "Resource temporarily unavailable" : "Too many open files");
-	is(said("refused"), 0, "it does not call that a refusal");
+	is(times_said("refused"), 0, "it does not call that a refusal");
 	no_threads = false;
 	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
 	ok(comes(hits(page, 1)), "later regions are reused");
-	ok(comes(said("regions are reused from now on") == 1), "the library says so");
+	ok(comes(times_said("regions are reused from now on") == 1), "the library says so");
 }
 
 /* The device with this mode, in a namespace of this process, for a user who is not root. */
@@ -103,14 +103,14 @@ static void device_serves(void)
 		skip_all("there is no such device (before Linux 6.1), or not for this user");
 	refuse_userfaultfd();
 	is(hits(page, 2), 1, "regions are reused");
-	second_thread();
+	become_threaded();
 	for (int n = 0; n < 100; n++) {
 		once(page);
 		map_over(page);
 		once(page);
 	}
 	ok(comes(hits(page, 1)), "after 100 changes by raw system calls, none of which it has missed");
-	is(said("are not reused"), 0, "the library complains of nothing");
+	is(times_said("are not reused"), 0, "the library complains of nothing");
 }
 
 static void device_is_roots(void)
@@ -122,7 +122,7 @@ static void device_is_roots(void)
 	says_once("vm.unprivileged_userfaultfd=1");
 	says_once("seccomp profile");
 	says_once(DEVICE);
-	is(said("reuses regions"), 0, "the library promises nothing that it cannot do");
+	is(times_said("reuses regions"), 0, "the library promises nothing that it cannot do");
 }
 
 /* As before Linux 5.7. The library calls the stand-in's ioctl, which makes its calls by number. */
@@ -148,21 +148,21 @@ static void no_write_protection(void)
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
 	none_reused(page);
 	says_once("write protection");
-	is(said("reuses regions"), 0, "the library promises nothing that it cannot do");
+	is(times_said("reuses regions"), 0, "the library promises nothing that it cannot do");
 }
 
 static void fence_is_refused(void)
 {
 	char *other = idle();
 
-	second_thread();
+	become_threaded();
 	leave_idle(page);
 	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
 	/* Where the service of "rdmamr fence" runs, a hit asks the kernel only after such a change. */
 	map_over(other);
 	none_reused(page);
 	says_once("whether memory is changing (Permission denied");
-	is(said("closed"), 0, "it does not say that the program has closed a descriptor");
+	is(times_said("closed"), 0, "it does not say that the program has closed a descriptor");
 }
 
 static void file_cannot_be_named(void)
@@ -189,7 +189,7 @@ static void monitor_cannot_read(void)
 	leave_idle(page);
 	must(filter_calls(SYS_read, 2, 32 * sizeof(struct uffd_msg), SECCOMP_RET_ERRNO | EIO, SECCOMP_FILTER_FLAG_TSYNC) == 0);
 	must(pthread_create(&thread, NULL, unmaps, page) == 0);
-	ok(comes(!hits(other, 1) && said("does not let the library read events")), "the cache ends");
+	ok(comes(!hits(other, 1) && times_said("does not let the library read events")), "the cache ends");
 	none_reused(other);
 	says_once("does not let the library read events");
 	row_ends();
@@ -202,7 +202,7 @@ static void begins(void)
 	if (why)
 		skip_all(why);
 	page = pages(1);
-	hear();
+	hear_errors();
 	row->act();
 }
 

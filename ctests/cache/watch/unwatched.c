@@ -44,7 +44,7 @@ static void not_shared(void)
 
 	if (most_mappings() > 1 << 20)
 		skip_all("vm.max_map_count is very high here");
-	crowd(NULL, most_mappings() - FREE);
+	fill_mappings(NULL, most_mappings() - FREE);
 	for (int n = 0; n < UNCOUNTED && !stats().bypassed_limit; n++)
 		once(pages(1));
 	row_rights = (int)row->value;
