@@ -17,7 +17,7 @@
  * number of seconds that a run may take. CHECK_SHOW=N prints the sequence, and all that is seen after
  * step N.
  *
- * The device is CHECK_DEVICE, or the stand-in, whose pins are real (stub_device.h).
+ * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include "fuzz.h"
 #include <pthread.h>

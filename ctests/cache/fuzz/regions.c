@@ -4,20 +4,18 @@
  * memory and writes to it, and the program compares: a region of other pages than the program's is
  * stale.
  *
- * The device is the stand-in (stub_device.h), whose pins are real, or CHECK_DEVICE.
+ * The device is the stand-in (stub_device.h), whose pins are real.
  */
 #include "fuzz.h"
 #include "../../lib/observe.h"
 #include "../../lib/stub_device.h"
 
-static struct pair pair;
 static struct ibv_pd *domains[2];
-static bool real;
 
 static struct {
 	struct ibv_mr *mr;
 	int access;
-	bool relaxed, reachable;
+	bool relaxed;
 } held[REGIONS];
 
 /* The arguments of recent registrations: a repeated one can be a hit. */
@@ -28,30 +26,10 @@ static struct {
 } lately[4];
 static bool registered[ALL_PAGES];
 
-/*
- * The device has refused a request, so the pair is unusable. Requests that it had taken may end later,
- * with other answers if the cache has kept a deregistered region.
- */
-static bool refused;
-
-static _Alignas(PAGE) unsigned char far_memory[2 << 14];
-static struct ibv_mr *far_mr;
-
 void regions_open(void)
 {
-	const char *why;
+	const char *why = stub_open(STUB_PIN);
 
-	real = getenv("CHECK_DEVICE") && *getenv("CHECK_DEVICE");
-	if (real) {
-		pair_open(&pair);
-		domains[0] = pair.pd;
-		domains[1] = ibv_alloc_pd(pair.context);
-		far_mr = ibv_reg_mr_iova2(pair.pd, far_memory, sizeof(far_memory), (uintptr_t)far_memory,
-					  LOCAL_AND_REMOTE);
-		must(domains[1] && far_mr);
-		return;
-	}
-	why = stub_open(STUB_PIN);
 	if (why) {
 		printf("%s\n", why);
 		exit(77);
@@ -64,9 +42,9 @@ static bool has_library(void) { return rdmamr_get_stats != NULL; }
 
 static struct ibv_mr *make(struct ibv_pd *pd, void *at, size_t length, int access, bool relaxed)
 {
-	if (!has_library() && !real)
+	if (!has_library())
 		return stub_register(pd, at, length, access);
-	if (relaxed && has_library())
+	if (relaxed)
 		return ibv_reg_mr_relaxed(pd, at, length, access);
 	/* The parentheses suppress the macro of verbs.h, which would choose the call. */
 	return (ibv_reg_mr)(pd, at, length, access);
@@ -74,33 +52,9 @@ static struct ibv_mr *make(struct ibv_pd *pd, void *at, size_t length, int acces
 
 static int unmake(struct ibv_mr *mr, bool relaxed)
 {
-	if (!has_library() && !real)
+	if (!has_library())
 		return stub_deregister(mr);
-	return relaxed && has_library() ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr);
-}
-
-/* The device reads. 0, or an errno or a status. */
-static int get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
-{
-	int status;
-
-	if (!real)
-		return stub_get(mr, at, to, length);
-	status = pair_write(&pair, mr, (char *)mr->addr + at, length, (uintptr_t)far_memory, far_mr->rkey);
-	/* The data of a completed write need not be there yet; after a read behind it, it is. */
-	if (status == IBV_WC_SUCCESS)
-		status = pair_read(&pair, far_mr, far_memory + sizeof(far_memory) / 2, 8, (uintptr_t)far_memory,
-				   far_mr->rkey);
-	memcpy(to, far_memory, length);
-	return status;
-}
-
-static int put(const struct ibv_mr *mr, size_t at, const void *from, size_t length)
-{
-	if (!real)
-		return stub_put(mr, at, from, length);
-	memcpy(far_memory, from, length);
-	return pair_read(&pair, mr, (char *)mr->addr + at, length, (uintptr_t)far_memory, far_mr->rkey);
+	return relaxed ? ibv_dereg_mr_relaxed(mr) : ibv_dereg_mr(mr);
 }
 
 static uint64_t hash_of(const unsigned char *bytes, size_t length)
@@ -118,8 +72,6 @@ static void device_reads(const struct ibv_mr *mr, bool compare)
 	uint64_t sum = 0;
 	bool stale = false;
 
-	if (refused)
-		return;
 	for (int piece = 0; piece < 8; piece++) {
 		size_t at = piece < 7 ? (size_t)piece * PAGE : length - PAGE;
 		size_t size = at < length && length - at < PAGE ? length - at : PAGE;
@@ -128,9 +80,8 @@ static void device_reads(const struct ibv_mr *mr, bool compare)
 
 		if (at >= length)
 			break;
-		err = get(mr, at, bytes, size);
+		err = stub_get(mr, at, bytes, size);
 		if (err) {
-			refused = real;
 			note(" device-get-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
@@ -149,14 +100,11 @@ static void device_writes(const struct ibv_mr *mr, bool compare)
 	uint64_t value = 0xd000000000000000 | (uint64_t)step_number << 16;
 	bool stale = false;
 
-	if (refused)
-		return;
 	for (size_t at = 0, n = 0; at + 8 <= mr->length && n < 8; at += PAGE, n++) {
 		uint64_t written = value + n, seen = 0;
-		int err = put(mr, at, &written, 8), fault;
+		int err = stub_put(mr, at, &written, 8), fault;
 
 		if (err) {
-			refused = real;
 			note(" device-put-error %d%s", err, err < 0 ? strerrorname_np(errno) : "");
 			return;
 		}
@@ -291,14 +239,11 @@ void register_step(const struct step *step)
 	}
 	held[n].relaxed = relaxed;
 	held[n].access = access;
-	held[n].reachable = !real || domain == 0;
 	note(" = 0%s", held[n].mr->addr == at && held[n].mr->length == length && held[n].mr->pd == domains[domain] ?
 	     "" : ", another region");
-	if (held[n].reachable) {
-		device_reads(held[n].mr, true);
-		if (access & IBV_ACCESS_LOCAL_WRITE)
-			device_writes(held[n].mr, true);
-	}
+	device_reads(held[n].mr, true);
+	if (access & IBV_ACCESS_LOCAL_WRITE)
+		device_writes(held[n].mr, true);
 	if (again == BEHIND)
 		register_again(3, domains[domain], at, length, access);
 	if (briefly)
@@ -321,7 +266,7 @@ void device_step(const struct step *step)
 	int n = (int)(step->word[0] % REGIONS);
 
 	note("device(%d)", n);
-	if (!held[n].mr || !held[n].reachable)
+	if (!held[n].mr)
 		return;
 	device_reads(held[n].mr, false);
 	if (held[n].access & IBV_ACCESS_LOCAL_WRITE && step->word[1] % 2)

@@ -325,35 +325,10 @@ static int is_replaced(void)
 	return executes();
 }
 
-/* A daemon: the process that had the cache is gone, its child registers on a device of its own. */
-static int becomes_daemon(void)
-{
-	int wrong;
-
-	relaxed_open(&pair);
-	must(lands(&pair, memory, PAGE) && lands(&pair, memory + 2 * PAGE, PAGE));
-	must(daemon(1, 1) == 0);
-	wrong = (munmap(memory, PAGE) != 0 || raw_munmap(memory + 2 * PAGE, PAGE) != 0) << 8;
-	wrong |= (stats().idle != 0 || stats().hits != 0) << 9;
-	memory = pages(COUNT);
-	wrong |= registers() | (pinned() != 0) << 10;
-	return write(to_parent[1], &wrong, sizeof(wrong)) == sizeof(wrong) ? 0 : 1;
-}
-
 static void by_exec(void)
 {
 	snprintf(inherited, sizeof(inherited), "%llx", (unsigned long long)descriptors());
 	is(in_forked(is_replaced), 0, "nothing is inherited, pinned or registered");
-}
-
-static void by_daemon(void)
-{
-	int wrong = -1;
-
-	must(pipe(to_parent) == 0);
-	is(in_forked(becomes_daemon), 0, "the daemon's parent ends");
-	must(read(to_parent[0], &wrong, sizeof(wrong)) == sizeof(wrong));
-	is(wrong, 0, "the daemon unmaps and registers, plainly, on a device that it has opened");
 }
 
 enum { FORK, SPAWN, VFORK };
@@ -603,7 +578,6 @@ static const struct row rows[] = {
 	{ "posix_spawn", by_program, SPAWN, .flags = OPENS },
 	{ "vfork and exec", by_program, VFORK, .flags = OPENS },
 	{ "exec with regions idle and in use", by_exec, .flags = OPENS },
-	{ "a daemon", by_daemon, .flags = OPENS },
 	{ "a child of vfork unmaps and maps", vfork_child_changes, false },
 	{ "a child of vfork discards by a raw system call", vfork_child_changes, true },
 	{ "a handler changes the address space", interrupted, CHANGES },
