@@ -80,7 +80,6 @@ static void unloaded(void)
 	anew(&pair, "memory where they were", memory, PAGE);
 	if (old)
 		is(deregister_region(old), 0, "they are deregistered");
-	must(munmap(memory, PAGE) == 0);
 }
 
 /* The stack of an ended thread is used again at the same address with other pages. */
@@ -163,7 +162,6 @@ static void grows_down(void)
 		if (!time)
 			must(raw_munmap(grown, MORE) == 0);
 	}
-	must(munmap(grown, FIRST + MORE) == 0);
 }
 
 /*
@@ -233,7 +231,6 @@ static void upgraded(void)
 	is(deregister_region(writes), 0, "and the second");
 	ok(reads_anew(memory, first, &before), "without the right to write again");
 	ok(lands_with(&pair, memory, SIZE, second), "with it again");
-	must(munmap(memory, SIZE) == 0);
 }
 
 /*

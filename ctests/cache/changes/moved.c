@@ -328,36 +328,6 @@ static void beside(char *block)
 	grown(third);
 }
 
-static void before_6_16(void)
-{
-	int one = open_userfaultfd(0), other = open_userfaultfd(0);
-	struct uffdio_register watch = { .range = { (uintptr_t)pages(1), PAGE }, .mode = UFFDIO_REGISTER_MODE_WP };
-
-	if (ioctl(one, UFFDIO_REGISTER, &watch) || !ioctl(other, UFFDIO_UNREGISTER, &watch.range))
-		skip_all("before Linux 6.16 a watch without a region stays");
-	close(one);
-	close(other);
-}
-
-/* A region so large that its watch outlives it. */
-static void ended(char *block)
-{
-	before_6_16();
-	leave(block + SIZE / 2, 16 * MIB);
-	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-}
-
-/* A call changes a page of a large region. The rest of the region stays watched. */
-static void changed_in_part(char *block)
-{
-	char *changed = block + 20 * MIB;
-
-	before_6_16();
-	reg(block + MIB, 40 * MIB);
-	must(madvise(changed - (uintptr_t)changed % PAGE, PAGE, MADV_DONTNEED) == 0);
-	*changed = (char)(20 * MIB / PAGE + 1);
-}
-
 /* The kernel counts each touched page, unless it is huge. Each block is a mapping of its own. */
 static char *large_block(void)
 {
@@ -566,8 +536,6 @@ static const struct row rows[] = {
 	REALLOC("a region across a boundary and one above were registered", across, 9),
 	REALLOC("all of the block was registered", all_of_it, 0),
 	REALLOC("memory beside the block was registered", beside, 0),
-	REALLOC("a large region in the block has ended", ended, 0),
-	REALLOC("a large region in the block has changed in part", changed_in_part, 0),
 	{ "realloc, the size stays", same_size },
 	{ "registered during realloc", registered_during_realloc },
 	MEANWHILE("mremap", false),

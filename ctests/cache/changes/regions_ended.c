@@ -156,7 +156,6 @@ static void half_advised(void)
 		skip_all("this kernel makes no guard pages by it");
 	ok(!hit(memory, SOME), "the region is not reused");
 	munmap(memory, SOME + PAGE);
-	must(close(self) == 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
 }
 
 /*
@@ -301,7 +300,6 @@ static void registered_during_call(void)
 	is(refused(memory, SOME), 4, "and when it has returned");
 	must(mprotect(memory, SOME, READ_WRITE) == 0);
 	is(refused(memory, SOME), 0, "writable again, it is registered");
-	must(munmap(memory, 8 << 20) == 0);
 }
 
 static long registered(void) { return stub_registered() - stub_deregistered(); }
