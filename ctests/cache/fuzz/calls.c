@@ -546,6 +546,7 @@ const struct kind kinds[] = {
 	{ "device", 50, device_step },
 };
 const int kinds_count = sizeof(kinds) / sizeof(*kinds);
+static int times[sizeof(kinds) / sizeof(*kinds)];
 
 static int pattern_file(int fd, int pages)
 {

@@ -96,22 +96,24 @@ static bool registers(bool must_succeed)
 	return true;
 }
 
+/* Success, or a failure for want of memory if that may be. */
+static bool fine(ssize_t result, bool must_succeed) { return result >= 0 || (result == -FI_ENOMEM && !must_succeed); }
+
 /* A registration that a thread of the library makes, with its result as an event. */
 static bool registers_later(struct fid_domain *domain, struct fid_eq *eq, bool must_succeed)
 {
-	struct fid_mr *mr = NULL;
 	struct fi_eq_err_entry error = { 0 };
+	struct fid_mr *mr = NULL;
 	struct fi_eq_entry entry;
 	uint32_t event;
 	ssize_t got;
 	int ret = fi_domain_bind(domain, &eq->fid, FI_REG_MR);
 	bool good;
 
+	if (!ret)
+		ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL);
 	if (ret)
-		return ret == -FI_ENOMEM && !must_succeed;
-	ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL);
-	if (ret)
-		return ret == -FI_ENOMEM && !must_succeed;
+		return fine(ret, must_succeed);
 	got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
 	good = got == sizeof entry;
 	if (got == -FI_EAVAIL)
@@ -123,56 +125,44 @@ static bool registers_later(struct fid_domain *domain, struct fid_eq *eq, bool m
 static bool registers_for_fabric(bool must_succeed)
 {
 	struct rdmamr_domain_attr attr = {
-		.size = sizeof attr,
-		.api_version = FI_VERSION(1, 17),
-		.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED,
+		.size = sizeof attr, .api_version = FI_VERSION(1, 17), .mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED,
 	};
 	struct fi_eq_attr eq_attr = { .flags = FI_WRITE, .wait_obj = FI_WAIT_FD };
 	struct fid_domain *domain = NULL;
 	struct fid_mr *regions[64] = { NULL };
+	struct fi_eq_entry entry = { 0 };
 	struct fid_eq *eq = NULL;
-	bool good = true;
-	int ret;
+	int ret = rdmamr_domain_open(stub_pd(), &attr, &domain, NULL);
+	bool good = fine(ret, must_succeed);
 
-	ret = rdmamr_domain_open(stub_pd(), &attr, &domain, NULL);
-	good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
 	if (ret == 0) {
 		for (int n = 0; n < 64; n++) {
 			ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1000 + n, 0, &regions[n], NULL);
-			good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
+			good = fine(ret, must_succeed) && good;
 			if (ret)
 				regions[n] = NULL;
 		}
 		for (int n = 0; n < 64; n++)
-			good = good && (!regions[n] || fi_close(&regions[n]->fid) == 0);
-		good = good && fi_close(&domain->fid) == 0;
+			good = (!regions[n] || fi_close(&regions[n]->fid) == 0) && good;
+		good = fi_close(&domain->fid) == 0 && good;
 	}
 	ret = rdmamr_eq_open(FI_VERSION(1, 17), &eq_attr, &eq, NULL);
-	good = good && (ret == 0 || (ret == -FI_ENOMEM && !must_succeed));
-	if (ret == 0) {
-		struct fi_eq_entry entry = { 0 };
-
-		domain = NULL;
-		if (rdmamr_domain_open(stub_pd(), &attr, &domain, NULL) == 0) {
-			good = registers_later(domain, eq, must_succeed) && good;
-			good = fi_close(&domain->fid) == 0 && good;
-		}
-		good = good && fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)-1, 0) == -FI_ENOMEM;
-		good = good && fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)1 << 60, 0) == -FI_ENOMEM;
-		for (int n = 0; n < 64; n++) {
-			ssize_t wrote = fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0);
-
-			good = good && (wrote == sizeof entry || (wrote == -FI_ENOMEM && !must_succeed));
-		}
-		good = good && fi_close(&eq->fid) == 0;
+	good = fine(ret, must_succeed) && good;
+	if (ret)
+		return good;
+	domain = NULL;
+	if (rdmamr_domain_open(stub_pd(), &attr, &domain, NULL) == 0) {
+		good = registers_later(domain, eq, must_succeed) && good;
+		good = fi_close(&domain->fid) == 0 && good;
 	}
-	return good;
+	good = fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)-1, 0) == -FI_ENOMEM && good;
+	good = fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)1 << 60, 0) == -FI_ENOMEM && good;
+	for (int n = 0; n < 64; n++)
+		good = fine(fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0), must_succeed) && good;
+	return fi_close(&eq->fid) == 0 && good;
 }
 
-static bool registers_all(bool must_succeed)
-{
-	return registers(must_succeed) && registers_for_fabric(must_succeed);
-}
+static bool registers_all(bool must_succeed) { return registers(must_succeed) && registers_for_fabric(must_succeed); }
 
 enum { GOOD, WRONG, NONE_REFUSED };
 static long number;
