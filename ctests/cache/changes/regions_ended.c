@@ -206,6 +206,21 @@ static void keyed(void)
 	is(hits_of(memory, SOME), 0, "the memory is not reused");
 }
 
+/* Memory that others can change without an event: a file is cut. */
+static void cut(void)
+{
+	int file = memfd_create("memory", MFD_CLOEXEC);
+	char *memory;
+
+	must(file >= 0 && ftruncate(file, SOME) == 0);
+	memory = mmap(NULL, SOME, READ_WRITE, (int)row->value, file, 0);
+	must(memory != MAP_FAILED);
+	for (int round = 0; round < 20; round++) {
+		is(hits(memory, 3), 0, "no region is reused, round %d", round);
+		must(ftruncate(file, 0) == 0 && ftruncate(file, SOME) == 0);
+	}
+}
+
 /* Beside a call that has not returned, or that a handler has left. */
 
 static void *thread_unmaps(void *memory)
@@ -448,6 +463,8 @@ static const struct row rows[] = {
 	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
+	{ "shared memory of a file that is cut", cut, MAP_SHARED, .flags = BOTH_CALLS },
+	{ "private memory of a file that is cut", cut, MAP_PRIVATE, .flags = BOTH_CALLS },
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },

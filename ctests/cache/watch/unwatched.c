@@ -17,6 +17,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include "../../lib/stub_rows.h"
 
 /* Whether the program sees the device's writes to each page of the memory, which it registers. */
@@ -35,6 +36,13 @@ static bool lands(char *at, size_t count)
 	return good;
 }
 
+static void limit_is_near(int left)
+{
+	if (most_mappings() > 300000)
+		skip_all("vm.max_map_count is so large that the test would need much memory");
+	fill_mappings(NULL, most_mappings() - left);
+}
+
 static void not_shared(void)
 {
 	/* The library counts the mappings by the 64th region at the latest. */
@@ -42,9 +50,7 @@ static void not_shared(void)
 	struct rdmamr_stats before;
 	int stale = 0, alike = 0;
 
-	if (most_mappings() > 1 << 20)
-		skip_all("vm.max_map_count is very high here");
-	fill_mappings(NULL, most_mappings() - FREE);
+	limit_is_near(FREE);
 	for (int n = 0; n < UNCOUNTED && !stats().bypassed_limit; n++)
 		once(pages(1));
 	row_rights = (int)row->value;
@@ -66,6 +72,108 @@ static void not_shared(void)
 	ok(stats().bypassed_limit + stats().bypassed_watch >= before.bypassed_limit + 2 * ROUNDS, "no memory was watched");
 	is((long long)stats().idle, (long long)before.idle, "none is cached");
 	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left");
+}
+
+/* The number of mappings. The cache leaves half of those that are left to the program. */
+
+/* The cache counts the mappings when it starts. */
+static void few_left(void)
+{
+	enum { LEFT = 3000, SCATTERED = 1800, WANTED = 200 };
+	const size_t apart = 4 << 20; /* the watch of a region splits its 2 MiB off the mapping */
+	char *memory = mmap(NULL, SCATTERED * apart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	static struct ibv_mr *regions[SCATTERED];
+	static void *mapped[WANTED];
+	int refused = 0, before;
+
+	must(memory != MAP_FAILED);
+	/* Before Linux 6.17 the kernel never joins parts that were touched apart (docs/limits.md). */
+	memory[0] = 1;
+	limit_is_near(LEFT);
+	before = mappings();
+	for (int n = 0; n < SCATTERED; n++)
+		regions[n] = reg(memory + (size_t)n * apart, PAGE);
+	for (int n = 0; n < WANTED; n++) {
+		mapped[n] = mmap(NULL, PAGE, n % 2 ? PROT_READ : PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+		refused += mapped[n] == MAP_FAILED;
+	}
+	is(refused, 0, "of %d mappings left, beside %d registrations, the program gets %d", LEFT, SCATTERED, WANTED);
+	for (int n = 0; n < SCATTERED; n++) {
+		char *page = memory + (size_t)n * apart;
+
+		dereg(regions[n]);
+		if (n % 3)
+			must((n % 3 == 1 ? madvise(page, PAGE, MADV_DONTNEED) : (int)syscall(SYS_madvise, page, PAGE, MADV_DONTNEED)) == 0);
+		once(page);
+	}
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
+	for (int n = 0; n < WANTED; n++)
+		must(munmap(mapped[n], PAGE) == 0);
+	ok(mappings() <= before + SCATTERED / 2, "a flush gives the others back: %d before, %d after", before, mappings());
+}
+
+static long long bytes_read(void)
+{
+	FILE *counts = fopen("/proc/self/io", "re");
+	long long bytes = -1;
+
+	if (!counts || fscanf(counts, "rchar: %lld", &bytes) != 1)
+		skip_all("the kernel does not count what a process reads (/proc/self/io)");
+	must(fclose(counts) == 0);
+	return bytes;
+}
+
+/* To count the mappings the cache reads all of them: near the limit not for every few registrations. */
+static void counted_seldom(void)
+{
+	enum { MISSES = 3000 };
+	char *page = pages(1);
+	long long size, before;
+
+	limit_is_near(60);
+	before = bytes_read();
+	must(mappings() > 0);
+	size = bytes_read() - before;
+	before = bytes_read();
+	for (int n = 0; n < MISSES; n++) {
+		once(page);
+		remap(page, PAGE);
+	}
+	is((bytes_read() - before) / size > MISSES / 100, 0, "of %d registrations that miss, not each hundredth reads all mappings", MISSES);
+}
+
+/* /proc/self/maps is the first thread's, and empty from then on. */
+static pthread_t first;
+
+static void *other_thread(void *unused)
+{
+	must(pthread_join(first, NULL) == 0);
+	few_left();
+	row_ends();
+	return unused;
+}
+
+static void first_ends(void)
+{
+	pthread_t thread;
+
+	first = pthread_self();
+	must(pthread_create(&thread, NULL, other_thread, NULL) == 0);
+	pthread_exit(NULL);
+}
+
+/* Each is a mapping, and has an extent of its own. */
+static void far_apart(void)
+{
+	char *memory = new_place((size_t)row->value * 2 * PAGE);
+	long reused = 0;
+
+	idle();
+	for (long n = 0; n < row->value; n++) {
+		fresh_at(memory + n * 2 * PAGE, PAGE);
+		reused += hits(memory + n * 2 * PAGE, 2);
+	}
+	is(reused, row->value, "each region is reused at once");
 }
 
 /* Another userfaultfd. It only reads, so that no unmapping thread waits for it. */
@@ -216,6 +324,11 @@ static void in_turn(void)
 static const struct row rows[] = {
 	{ "memory without a watch, remote rights", not_shared, LOCAL_AND_REMOTE },
 	{ "memory without a watch, local rights", not_shared, IBV_ACCESS_LOCAL_WRITE },
+	{ "few mappings are left", few_left },
+	{ "few mappings are left, and the first thread has ended", first_ends },
+	{ "near the limit the mappings are seldom counted", counted_seldom, .flags = NO_PINS },
+	{ "20000 regions far apart", far_apart, 20000, .flags = NO_PINS,
+	  .settings = "RDMAMR_CACHE_MAX_IDLE=100000 RDMAMR_CACHE_MAX_IDLE_BYTES=1G" },
 	{ "another userfaultfd watches missing pages", other_watches_first, UFFDIO_REGISTER_MODE_MISSING },
 	{ "another userfaultfd watches for writes", other_watches_first, UFFDIO_REGISTER_MODE_WP },
 	{ "another userfaultfd wants memory that the cache watches", other_watches_second },

@@ -8,9 +8,8 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 14] = [
+const SUITES: [&str; 13] = [
     "unwatched",
-    "mappings_unknown",
     "regions_ended",
     "starts_later",
     "callers",
