@@ -286,6 +286,7 @@ static char *grown(char *block)
 {
 	for (int time = 1; time <= 2; time++) {
 		long before = faults(), more;
+		struct ibv_mr *mr;
 		int wrong = 0;
 
 		block = realloc(block, SIZE + (size_t)time * 4 * MIB);
@@ -296,7 +297,9 @@ static char *grown(char *block)
 			wrong += block[at] != (char)(at / PAGE + 1);
 		is(wrong, 0, "realloc %d leaves the data", time);
 		leave(block + 20 * MIB, MIB);
-		once(block + 20 * MIB);
+		mr = reg(block + 20 * MIB, MIB);
+		ok(stub_lands(mr), "after realloc %d a registration has the memory of the new place", time);
+		dereg(mr);
 		/* The device has written to one page. */
 		block[20 * MIB] = (char)(20 * MIB / PAGE + 1);
 	}

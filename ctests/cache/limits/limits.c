@@ -102,6 +102,29 @@ static void local_stays(void)
 	ok(keeps_key(IBV_ACCESS_LOCAL_WRITE, 10), "without remote rights it stays, for twice the time");
 }
 
+static void in_use_over_its_age(void)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *held = NULL;
+	uint32_t key = 0;
+
+	for (int tries = 0; !held && tries < 20; tries++) {
+		key = key_now(LOCAL_AND_REMOTE);
+		held = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+		if (held->lkey != key) {
+			let_go(held);
+			held = NULL;
+		}
+	}
+	must(held);
+	ok(changes_key(key), "a further registration gets a new key");
+	ok(lands_in(&pair, held, memory, PAGE), "the present use goes on: data lands");
+	before = stats();
+	let_go(held);
+	ok(!kernel_has_key(pair.context, key), "and the region ends with it");
+	ok(stats().flushed_linger > before.flushed_linger, "which is counted");
+}
+
 static void none_kept(void)
 {
 	for (int n = 0; n < 6; n++) {
@@ -368,6 +391,7 @@ static const struct row rows[] = {
 	{ "age, in use", stays_in_use, HALF_A_SECOND },
 	{ "age, reused again and again", reused_again_and_again, HALF_A_SECOND },
 	{ "age, reused without remote rights", local_stays, HALF_A_SECOND },
+	{ "age, in use over its age", in_use_over_its_age, HALF_A_SECOND },
 	{ "age, no time at all", none_kept, .settings = "RDMAMR_CACHE_LINGER=0" },
 	{ "age, by default", by_default, .settings = "RDMAMR_CACHE_LINGER" },
 	{ "number and bytes, at once", all_at_once, FOUR },
