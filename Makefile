@@ -197,4 +197,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen mdbook ffi_go FORCE
+.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen mdbook FORCE

@@ -54,20 +54,13 @@ $(built)/libctest.a: $(objects)
 	rm -f $@
 	$(AR) rcs $@ $^
 # A benchmark, one of which "make demo" compiles, links neither the library nor libfabric.
-rust  := $(call with,rust)
 bench := $(call with,bench)
 libs   = $(built)/libctest.a -Wl,--as-needed -lfabric -libverbs -lrdmacm -lpthread -ldl -lm
 $(bench): libs = -libverbs -ldl -lm
-$(filter-out $(rust) $(bench),$(tests)): $(built)/libctest.a
-$(filter-out $(rust),$(tests)): ctests/build.mk
+$(filter-out $(bench),$(tests)): $(built)/libctest.a
+$(tests): ctests/build.mk
 	@mkdir -p $(built)/lib
 	$(compile) $(flags_$(build_$(@F))) $(source_$(@F)) $(inputs_$(build_$(@F))) -o $@ $(libs)
-$(rust): $(so)
-	+rustc --edition 2024 $(source_$(@F)) -o $@ -L $(release) -l dylib=rdmamr -l ibverbs
 # Old dependency files name removed sources.
 ctests/%.c ctests/%.h: ;
 -include $(wildcard $(built)/lib/*.d)
-# Without Go its test is skipped.
-ctests: ffi_go
-ffi_go: $(so)
-	@ctests/fabric/languages/go.sh --build $(so) $(built)

@@ -3,16 +3,14 @@
  * Registrations that complete later, each with an event of its own. Four threads make 10 000 of
  * them on one domain while a thread reads the queue; each event is compared with the result of its
  * call. Then one aspect at a time: the visible state of a region under way, closing it then,
- * failures, waiting, data. queue.c and errors.c have the queue's own calls, and binding.
+ * failures, data. queue.c and errors.c have the queue's own calls, waiting, and binding.
  *
  * Usage: async [stress [EACH]]: with the word, only the threads, EACH registrations by each of
  * them, three times over. This is for a build with -fsanitize=address, or -fsanitize=thread.
  * Neither sees inside the library: the one sees the memory that it allocates and frees, the other
  * this program alone. So all data that its threads share is atomic.
  */
-#include "../lib/fabric.h"
-#include "../lib/program.h"
-#include <poll.h>
+#include "common.h"
 #include <pthread.h>
 #include <rdmamr/verbs.h>
 #include <sched.h>
@@ -32,7 +30,7 @@ const char *__tsan_default_suppressions(void)
 }
 #endif
 
-enum { THREADS = 4, LARGE = 64 << 20, MANY = 24, PATIENCE = 300000 /* ms */ };
+enum { THREADS = 4, LARGE = 64 << 20, MANY = 24 };
 
 static struct pair pair;
 static char *large, *beyond; /* much memory, and unmapped memory */
@@ -42,21 +40,9 @@ static long now_ms(void)
 	return (long)(seconds_now() * 1000);
 }
 
-static struct fid_eq *queue_with(int wait)
+static struct fid_domain *asynchronous(struct fid_eq *queue, const struct kind *kind)
 {
-	struct fi_eq_attr attr = { .wait_obj = wait };
-	struct fid_eq *queue = NULL;
-
-	must(rdmamr_eq_open(FI_VERSION(1, 17), &attr, &queue, NULL) == 0 && queue);
-	return queue;
-}
-
-static struct fid_domain *bound_to(struct fid_eq *queue, const struct kind *kind)
-{
-	struct fid_domain *domain = open_kind(pair.pd, kind);
-
-	must(fi_domain_bind(domain, &queue->fid, FI_REG_MR) == 0);
-	return domain;
+	return bound_to(queue, pair.pd, kind);
 }
 
 static int later(struct fid_domain *domain, const void *memory, size_t length, uint64_t access, uint64_t key,
@@ -135,7 +121,7 @@ static struct {
 
 static enum fate fate_of(long number)
 {
-	return fates[number % (long)(sizeof(fates) / sizeof(fates[0]))];
+	return fates[number % (long)(COUNT(fates))];
 }
 
 static uint64_t key_of(long number)
@@ -278,8 +264,8 @@ static void threads(long each)
 	many.calls = calloc((size_t)many.count, sizeof(*many.calls));
 	places = calloc((size_t)many.count, sizeof(struct fid_mr *));
 	must(many.calls && places);
-	many.queue = queue_with(FI_WAIT_UNSPEC);
-	many.domain = bound_to(many.queue, &kinds[OFFSETS]);
+	many.queue = queue_with(FI_WAIT_UNSPEC, 0);
+	many.domain = asynchronous(many.queue, &kinds[OFFSETS]);
 	must(pthread_create(&reader, NULL, reads, NULL) == 0);
 	for (long n = 0; n < THREADS; n++)
 		must(pthread_create(&threads[n], NULL, registers, (void *)n) == 0);
@@ -331,8 +317,8 @@ static void start_many(struct fid_domain *domain, struct fid_mr *mrs[MANY])
 /* Whether a registration was seen under way: on a busy machine all may have ended by then. */
 static bool try_under_way(void)
 {
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
-	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
+	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
 	struct fid_mr *mrs[MANY] = { 0 };
 	struct fi_eq_entry entry;
 	int under_way = 0, early = 0, events = 0;
@@ -391,25 +377,10 @@ static void under_way(void)
 	ok(tries < 20, "registrations report that they are under way");
 }
 
-static bool readable(int fd, int timeout)
-{
-	struct pollfd ready = { .fd = fd, .events = POLLIN };
-
-	return poll(&ready, 1, timeout) == 1 && ready.revents & POLLIN;
-}
-
-static int wait_fd(struct fid_eq *queue)
-{
-	int fd = -1;
-
-	must(fi_control(&queue->fid, FI_GETWAIT, &fd) == 0 && fd >= 0);
-	return fd;
-}
-
 static void closed_early_one_by_one(void)
 {
-	struct fid_eq *queue = queue_with(FI_WAIT_FD);
-	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
+	struct fid_eq *queue = queue_with(FI_WAIT_FD, 0);
+	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
 	struct fid_mr *mrs[MANY] = { 0 };
 	int fd = wait_fd(queue);
 
@@ -445,12 +416,12 @@ static void failures(void)
 		{ "read-only memory", { { constant, PAGE } }, 1, FI_RECV, "read-only" },
 		{ "one of three pieces", { { large, PAGE }, { beyond, PAGE }, { large + 4 * PAGE, PAGE } }, 3, FI_ALL, "EFAULT" },
 	};
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
-	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
+	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
 
 	must(constant != MAP_FAILED && munmap(hole + 2 * PAGE, 4 * PAGE) == 0);
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		struct fi_eq_err_entry error = { 0 }, peeked = { 0 };
+	for (size_t n = 0; n < COUNT(rows); n++) {
+		struct fi_eq_err_entry error = { 0 };
 		struct fi_eq_entry entry;
 		struct fid_mr *mr = NULL;
 		uint32_t event;
@@ -459,16 +430,12 @@ static void failures(void)
 		gives(0, fi_mr_regv(domain, rows[n].iov, rows[n].count, rows[n].access, 0, 5, 0, &mr, &mr));
 		must(mr);
 		gives(-FI_EAVAIL, next(queue, &event, &entry));
-		gives(sizeof(peeked), fi_eq_readerr(queue, &peeked, FI_PEEK));
 		gives(sizeof(error), fi_eq_readerr(queue, &error, 0));
 		holds(error.fid == &mr->fid && error.context == &mr && error.data == 0);
-		holds(peeked.fid == error.fid && peeked.context == error.context && peeked.err == error.err);
 		holds(error.err == FI_EFAULT && error.prov_errno == EFAULT);
 		if (holds(error.err_data && error.err_data_size > 0))
 			ok(strnlen(error.err_data, error.err_data_size) >= strlen(rows[n].words) &&
 			   strstr(error.err_data, rows[n].words), "%.*s", (int)error.err_data_size, (char *)error.err_data);
-		gives(-FI_EAGAIN, fi_eq_readerr(queue, &error, 0));
-		gives(-FI_EAGAIN, read_now(queue));
 		holds(fi_mr_key(mr) == FI_KEY_NOTAVAIL && !fi_mr_desc(mr));
 		gives(0, kernel_regions(pair.context));
 		/* The region is still to be closed; then its key is free. */
@@ -481,59 +448,6 @@ static void failures(void)
 	}
 	close_both(domain, queue);
 	must(munmap(hole, 2 * PAGE) == 0 && munmap(hole + 6 * PAGE, 2 * PAGE) == 0 && munmap(constant, PAGE) == 0);
-}
-
-struct delayed {
-	struct fid_domain *domain;
-	struct fid_mr *mr;
-	int ret;
-};
-
-static void *registers_late(void *argument)
-{
-	struct delayed *delayed = argument;
-
-	usleep(100000);
-	delayed->ret = later(delayed->domain, large, PAGE, FI_ALL, 9, &delayed->mr);
-	return NULL;
-}
-
-static void waiting(void)
-{
-	enum { ROUNDS = 200 };
-	struct fid_eq *queue = queue_with(FI_WAIT_FD), *dumb = queue_with(FI_WAIT_NONE);
-	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
-	struct delayed delayed = { .domain = domain };
-	struct fi_eq_entry entry;
-	struct fid_mr *mr = NULL;
-	pthread_t thread;
-	uint32_t event;
-	int fd = wait_fd(queue);
-
-	about("a descriptor");
-	holds(!readable(fd, 0));
-	for (int n = 0; n < ROUNDS; n++) {
-		must(later(domain, large, PAGE, FI_ALL, 1, &mr) == 0);
-		holds(readable(fd, PATIENCE));
-		holds(fi_eq_read(queue, &event, &entry, sizeof(entry), 0) == sizeof(entry) && entry.context == &mr);
-		holds(!readable(fd, 0));
-		must(fi_close(&mr->fid) == 0);
-	}
-	about("fi_eq_sread, while another thread registers");
-	must(pthread_create(&thread, NULL, registers_late, &delayed) == 0);
-	completes(queue, &delayed.mr);
-	must(pthread_join(thread, NULL) == 0);
-	gives(0, delayed.ret);
-	must(fi_close(&delayed.mr->fid) == 0);
-	close_both(domain, queue);
-
-	about("a queue without a wait object");
-	domain = bound_to(dumb, &kinds[OFFSETS]);
-	must(later(domain, large, PAGE, FI_ALL, 1, &mr) == 0);
-	holds(comes(fi_eq_read(dumb, &event, &entry, sizeof(entry), FI_PEEK) == sizeof(entry)));
-	holds(fi_eq_read(dumb, &event, &entry, sizeof(entry), 0) == sizeof(entry) && entry.fid == &mr->fid);
-	must(fi_close(&mr->fid) == 0);
-	close_both(domain, dumb);
 }
 
 /*
@@ -555,8 +469,8 @@ static int peer_writes(struct fid_domain *domain, uint64_t key, uint64_t at, str
 /* Data moves by a region that completed later. */
 static void data(const struct kind *kind)
 {
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
-	struct fid_domain *domain = bound_to(queue, kind), *peer = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
+	struct fid_domain *domain = asynchronous(queue, kind), *peer = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	char *source = pages(4), *target = pages(8);
 	struct iovec iov[] = { { target, 1000 }, { target + 4 * PAGE, PAGE }, { target + 6 * PAGE, 104 } };
 	struct fi_mr_attr attr = { .mr_iov = iov, .iov_count = 1, .access = FI_ALL, .requested_key = 7 };
@@ -592,8 +506,8 @@ static void data(const struct kind *kind)
 /* A region with an offset of its own may replace others; the caller's thread does that. */
 static void with_offset(void)
 {
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
-	struct fid_domain *domain = bound_to(queue, &kinds[OFFSETS]);
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
+	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
 	struct fid_mr *mr = NULL;
 
 	gives(0, fi_mr_reg(domain, large, PAGE, FI_ALL, 0x10000, 3, RDMAMR_MR_OFFSET, &mr, &mr));
@@ -607,8 +521,8 @@ static void with_offset(void)
 /* The event of a hit is like any other. */
 static void served_by_the_cache(void)
 {
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC);
-	struct fid_domain *domain = bound_to(queue, &kinds[3]);
+	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
+	struct fid_domain *domain = asynchronous(queue, &kinds[3]);
 	char *memory = pages(1);
 
 	must(kinds[3].relaxed && kinds[3].provider_keys);
@@ -645,7 +559,6 @@ int main(int argc, char **argv)
 		as_case(under_way(), "a registration under way");
 		as_case(closed_early_one_by_one(), "regions closed before they are registered");
 		as_case(failures(), "registrations that fail");
-		as_case(waiting(), "threads that wait for events");
 		for (int n = 0; n < KINDS; n++)
 			as_case(data(&kinds[n]), "data, %s", kinds[n].name);
 		as_case(with_offset(), "an offset");

@@ -6,12 +6,9 @@
  * the program gave, and no others. Keys are refused when their region is closed or replaced.
  */
 #define RDMAMR_OLD_NAMES
-#include "../lib/fabric.h"
+#include "common.h"
 
 enum { LIMIT = RDMAMR_MR_IOV_LIMIT, ARENA = 64 * PAGE, SIZE = 3 * PAGE, KEY = 7 };
-
-enum call { REG, REGV, REGATTR, CALLS };
-static const char *const calls[] = { "fi_mr_reg", "fi_mr_regv", "fi_mr_regattr" };
 
 static struct pair pair;
 static char *arena; /* where the buffers are */
@@ -20,24 +17,11 @@ static struct fid_domain *home; /* of `local`: provider keys and virtual address
 static struct fid_mr *source;   /* `local`, as large as the arena twice */
 static struct rdmamr_segment far;
 
-/* A region of these buffers by one of the three calls. */
-static int make(enum call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t access,
-		uint64_t offset, uint64_t key, uint64_t flags, struct fid_mr **mr)
+/* Its context is `pair`. */
+static int make(enum call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t offset, uint64_t key,
+		uint64_t flags, struct fid_mr **mr)
 {
-	struct fi_mr_attr attr = {
-		.mr_iov = iov,
-		.iov_count = count,
-		.access = access,
-		.offset = offset,
-		.requested_key = key,
-		.context = &pair,
-	};
-
-	switch (call) {
-	case REG: return fi_mr_reg(domain, iov->iov_base, iov->iov_len, access, offset, key, flags, mr, &pair);
-	case REGV: return fi_mr_regv(domain, iov, count, access, offset, key, flags, mr, &pair);
-	default: return fi_mr_regattr(domain, &attr, flags, mr);
-	}
+	return make_region(call, domain, iov, count, FI_ALL, offset, key, flags, mr, &pair);
 }
 
 /* A request that must fail breaks the connection: each gets a new one. */
@@ -234,15 +218,15 @@ static void ranges(const struct object *object)
 	gives(pieces_count, count);
 	if (key == pieces[0].rkey)
 		return; /* an rkey does not name its region's bounds: the device checks them */
-	for (size_t n = 0; n < sizeof(outside) / sizeof(*outside); n++) {
+	for (size_t n = 0; n < COUNT(outside); n++) {
 		count = LIMIT;
 		gives(-FI_EINVAL, rdmamr_resolve(object->domain, key, outside[n].at, outside[n].length, got, &count));
 	}
 }
 
 /*
- * Data as a remote peer moves it, in parts of odd sizes, by single ranges over all, and around each
- * border; and by the process itself, with the pieces' lkeys.
+ * Data as a remote peer moves it, in parts of odd sizes, which cross the borders, and at once; and by
+ * the process itself, with the pieces' lkeys.
  */
 static void data(const struct object *object)
 {
@@ -268,18 +252,6 @@ static void data(const struct object *object)
 	moved(&pair, move(object, IBV_WR_RDMA_READ, 0, in, length), "read at once");
 	ok(!memcmp(in, out, length), "and it is the same");
 
-	for (size_t n = 0; n + 1 < layout->pieces; n++) {
-		border += pieces[n].length;
-		fill(out, 10);
-		moved(&pair, move(object, IBV_WR_RDMA_WRITE, border - 5, out, 10), "written across border %zu", n);
-		gather(layout, in);
-		ok(!memcmp(in + border - 5, out, 10), "it is on both sides of border %zu", n);
-		memset(in, 0, 10);
-		moved(&pair, move(object, IBV_WR_RDMA_READ, border - 5, in, 10), "read across border %zu", n);
-		ok(!memcmp(in, out, 10), "and the same from border %zu", n);
-	}
-
-	border = 0;
 	for (size_t n = 0; n < layout->pieces; border += pieces[n++].length) {
 		uint64_t *counter = (uint64_t *)((pieces[n].addr + 7) & ~7ULL);
 		struct rdmamr_segment at;
@@ -324,7 +296,7 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	int made;
 
 	about("%s, %s", layout.name, calls[call]);
-	gives(0, make(call, domain, layout.iov, layout.count, FI_ALL, 0, KEY, 0, &mr));
+	gives(0, make(call, domain, layout.iov, layout.count, 0, KEY, 0, &mr));
 	must(mr);
 	object.mr = mr;
 	holds(mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &pair && mr->fid.ops);
@@ -389,17 +361,9 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 
 static void all_layouts(const struct kind *kind, struct fid_domain *domain)
 {
-	for (size_t n = 0; n < sizeof(layouts) / sizeof(*layouts); n++)
+	for (size_t n = 0; n < COUNT(layouts); n++)
 		for (int call = layouts[n].count == 1 ? REG : REGV; call < CALLS; call++)
 			registers(kind, domain, &layouts[n], call);
-	for (size_t n = 2; n <= LIMIT; n++) {
-		struct layout gaps = { .name = "with gaps", .count = n, .pieces = n, .length = PAGE, .step = 3 * PAGE };
-		struct layout touch = { .name = "that touch", .count = n, .pieces = 1, .length = PAGE, .step = PAGE };
-
-		registers(kind, domain, &gaps, n % 2 ? REGV : REGATTR);
-		if (n <= 4 || n == LIMIT)
-			registers(kind, domain, &touch, n % 2 ? REGV : REGATTR);
-	}
 }
 
 /*
@@ -413,7 +377,7 @@ static void overlaps(const struct kind *kind, struct fid_domain *domain)
 	char *back = local + ARENA;
 	size_t count = LIMIT;
 
-	gives(0, make(REGV, domain, same, 3, FI_ALL, 0, KEY, 0, &object.mr));
+	gives(0, make(REGV, domain, same, 3, 0, KEY, 0, &object.mr));
 	must(object.mr);
 	holds(rdmamr_mr_segments(object.mr, object.pieces, &count) == 0 && count == 3);
 	find_key(&object);
@@ -445,17 +409,17 @@ static void rollback(const struct kind *kind, struct fid_domain *domain)
 	struct fid_mr *mr = untouched;
 
 	must(mprotect(read_only, PAGE, PROT_READ) == 0);
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+	for (size_t n = 0; n < COUNT(rows); n++) {
 		for (size_t bad = 0; bad < (rows[n].bad ? rows[n].count : 1); bad++) {
 			struct layout layout = laid_out((struct layout){ .count = rows[n].count, .length = PAGE, .step = rows[n].step });
 
 			about("buffer %zu of %zu is %p", bad, rows[n].count, (void *)rows[n].bad);
 			if (rows[n].bad)
 				layout.iov[bad].iov_base = rows[n].bad;
-			gives(rows[n].want, make(REGV, domain, layout.iov, rows[n].count, FI_ALL, 0, KEY, 0, &mr));
+			gives(rows[n].want, make(REGV, domain, layout.iov, rows[n].count, 0, KEY, 0, &mr));
 			snprintf(words, sizeof(words), "%p", (void *)rows[n].bad);
 			holds(strstr(rdmamr_last_reason(), rows[n].bad ? words : "17") || strstr(rdmamr_last_reason(), rows[n].bad ? words : "16"));
-			gives(rows[n].want, make(REGATTR, domain, layout.iov, rows[n].count, FI_ALL, 0, KEY, 0, &mr));
+			gives(rows[n].want, make(REGATTR, domain, layout.iov, rows[n].count, 0, KEY, 0, &mr));
 			holds(mr == untouched && stats().live == live);
 			holds(kind->relaxed || kernel_regions(pair.context) == regions);
 		}
@@ -494,7 +458,7 @@ static void rights(const struct kind *kind, struct fid_domain *domain)
 		{ "read and remote write", FI_READ | FI_REMOTE_WRITE, UNSAID, YES, false, true },
 		{ "all rights", FI_ALL, YES, YES, true, true },
 	};
-	for (size_t n = 0; n < sizeof(rows) / sizeof(rows[0]); n++) {
+	for (size_t n = 0; n < COUNT(rows); n++) {
 		/* Fresh memory: a relaxed region in the cache may serve for fewer local rights. */
 		char *memory = pages(1);
 		struct fid_mr *mr = region(domain, memory, PAGE, rows[n].access, 0x1000 + n);
@@ -548,67 +512,25 @@ static void rights(const struct kind *kind, struct fid_domain *domain)
 	}
 }
 
-static const char constant[100] = "in a page of the program that cannot be written";
-
 /* Memory that the program may only read can be sent, and read by remote peers. */
 static void read_only(const struct kind *kind, struct fid_domain *domain)
 {
+	static const uint64_t rights[] = { FI_SEND, FI_REMOTE_READ };
 	char *memory = pages(1);
-	const struct {
-		const char *name, *memory;
-		size_t length;
-		uint64_t access;
-	} rows[] = {
-		{ "mapped for reading, to be sent", memory, PAGE, FI_SEND },
-		{ "mapped for reading, read by remote peers", memory, PAGE, FI_REMOTE_READ },
-		{ "a constant, to be sent", constant, sizeof(constant), FI_SEND },
-		{ "a constant, read by remote peers", constant, sizeof(constant), FI_REMOTE_READ },
-	};
 
 	fill(memory, PAGE);
 	must(mprotect(memory, PAGE, PROT_READ) == 0);
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		struct fid_mr *mr = region(domain, rows[n].memory, rows[n].length, rows[n].access, 9);
-		int status;
+	for (size_t n = 0; n < COUNT(rights); n++) {
+		struct fid_mr *mr = region(domain, memory, PAGE, rights[n], 9);
 
-		about("%s", rows[n].name);
 		memset(local, 0, PAGE);
-		status = rows[n].access == FI_SEND ?
-			pair_write(&pair, with_desc(mr), rows[n].memory, rows[n].length, far.addr, far.rkey) :
-			peer_moves(&pair, IBV_WR_RDMA_READ, domain, fi_mr_key(mr), base_of(kind, rows[n].memory), with_desc(source),
-				   local, rows[n].length);
-		moved(&pair, status, "moved");
-		ok(!memcmp(local, rows[n].memory, rows[n].length), "arrives");
+		moved(&pair, rights[n] == FI_SEND ? pair_write(&pair, with_desc(mr), memory, PAGE, far.addr, far.rkey) :
+		      peer_moves(&pair, IBV_WR_RDMA_READ, domain, fi_mr_key(mr), base_of(kind, memory), with_desc(source), local, PAGE),
+		      "moved with access %#llx", (unsigned long long)rights[n]);
+		ok(!memcmp(local, memory, PAGE), "arrives");
 		gives(0, fi_close(&mr->fid));
 	}
 	must(munmap(memory, PAGE) == 0);
-}
-
-/* The key of a closed region names the next one, and its lkey no region. */
-static void closed(const struct kind *kind, struct fid_domain *domain)
-{
-	char *memory = pages(2);
-	struct fid_mr *mr = region(domain, memory, PAGE, FI_ALL, 5);
-	struct rdmamr_segment first = resolved(domain, fi_mr_key(mr), base_of(kind, memory), 64), next;
-	const struct ibv_mr *here = with_desc(mr);
-	int status;
-
-	must(fi_close(&mr->fid) == 0);
-	mr = region(domain, memory + PAGE, PAGE, FI_ALL, 5);
-	next = resolved(domain, fi_mr_key(mr), base_of(kind, memory + PAGE), 64);
-	holds(next.rkey != first.rkey);
-	moved(&pair, pair_write(&pair, with_desc(source), local, 64, next.addr, next.rkey), "a remote peer writes to it");
-	refused_write(memory, first.addr, first.rkey, "a write by the rkey of the closed one");
-	/*
-	 * The device chooses the error: for an lkey that it does not know, rxe of 6.1 has
-	 * LOC_QP_OP_ERR, that of 6.12 WR_FLUSH_ERR.
-	 */
-	status = pair_write(&pair, here, memory, 64, far.addr, far.rkey);
-	ok(status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_QP_OP_ERR || status == IBV_WC_WR_FLUSH_ERR,
-	   "a write from the closed one's lkey is refused (%d)", status);
-	pair_reconnect(&pair);
-	must(fi_close(&mr->fid) == 0);
-	must(munmap(memory, 2 * PAGE) == 0);
 }
 
 /* --- Bases that the program chose --- */
@@ -632,7 +554,7 @@ static int at_base(struct based *based, struct fid_domain *domain, uint64_t key,
 
 	for (size_t n = 0; n < based->count; n++)
 		iov[n] = (struct iovec){ based->memory + 2 * n * PAGE, SIZE / based->count };
-	ret = make(REGV, domain, iov, based->count, FI_ALL, based->base, key, flags, &based->mr);
+	ret = make(REGV, domain, iov, based->count, based->base, key, flags, &based->mr);
 	based->key = ret ? 0 : fi_mr_key(based->mr);
 	return ret;
 }
@@ -716,7 +638,7 @@ static void bases(const struct kind *kind, struct fid_domain *domain)
 		{ "not alike", memory + 24, 1, 1000003, 49, 0, OWN, 0 },
 		{ "where that is, not alike either", memory + 3 * SLOT, 1, 1000000, 50, 0, OWN, 1 << 11 },
 	};
-	enum { ROWS = sizeof(rows) / sizeof(*rows) };
+	enum { ROWS = COUNT(rows) };
 	const uint64_t live = stats().live;
 	struct based made[ROWS] = { 0 };
 	/* Its addresses may conflict, but it was not made with the flag. */
@@ -806,8 +728,6 @@ int main(void)
 		as_case(rollback(kind, domain), "%s: a buffer that fails, and too many", kind->name);
 		as_case(rights(kind, domain), "%s: rights", kind->name);
 		as_case(read_only(kind, domain), "%s: read-only memory", kind->name);
-		if (!kind->relaxed)
-			as_case(closed(kind, domain), "%s: closed regions", kind->name);
 		as_case(bases(kind, domain), "%s: addresses of remote peers", kind->name);
 		is(fi_close(&domain->fid), 0, "%s: the domain is closed", kind->name);
 	}

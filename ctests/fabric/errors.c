@@ -3,9 +3,8 @@
  * Calls that are refused: the error, and the reason in words. A refused call leaves nothing behind
  * and writes nothing to the caller. Also calls that look bad, and must succeed.
  */
-#include "../lib/fabric.h"
+#include "common.h"
 #include "../lib/observe.h"
-#include "../lib/program.h"
 #include <rdmamr/verbs.h>
 #include <pthread.h>
 #include <regex.h>
@@ -16,7 +15,6 @@
 
 #define EXPORTED(name) ((__typeof__(&name))exported(#name))
 #define UNTOUCHED ((void *)0x5550)
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 /* Of fi_info.mode: an old name of libfabric's, which this program does without. */
 #define LOCAL_MR (1ULL << 55)
 #define DMABUF (1ULL << 40)
@@ -301,30 +299,16 @@ static void tables(void)
 
 /* --- Registrations --- */
 
-enum call { REG, REGV, REGATTR, CALLS };
-static const char *const calls[] = { "fi_mr_reg", "fi_mr_regv", "fi_mr_regattr" };
-
-static int make(int call, struct fid_domain *domain, const void *buf, size_t length, uint64_t access, uint64_t offset,
+static int make(enum call call, struct fid_domain *domain, const void *buf, size_t length, uint64_t access, uint64_t offset,
 		uint64_t key, uint64_t flags)
 {
 	struct iovec iov = { (void *)buf, length };
-	struct fi_mr_attr attr = {
-		.mr_iov = &iov,
-		.iov_count = 1,
-		.access = access,
-		.offset = offset,
-		.requested_key = key,
-	};
 
-	switch (call) {
-	case REG: return fi_mr_reg(domain, buf, length, access, offset, key, flags, &mr, NULL);
-	case REGV: return fi_mr_regv(domain, &iov, 1, access, offset, key, flags, &mr, NULL);
-	default: return fi_mr_regattr(domain, &attr, flags, &mr);
-	}
+	return make_region(call, domain, &iov, 1, access, offset, key, flags, &mr, NULL);
 }
 
 /* Whether such memory is registered; closes the region. */
-static bool registers(int call, struct fid_domain *domain, const void *buf, uint64_t access)
+static bool registers(enum call call, struct fid_domain *domain, const void *buf, uint64_t access)
 {
 	mr = NULL;
 	return make(call, domain, buf, PAGE, access, 0, 1, 0) == 0 && mr && fi_mr_desc(mr) && fi_close(&mr->fid) == 0;
@@ -364,7 +348,7 @@ static void arguments(const struct kind *kind)
 	};
 
 	snprintf(in_hole, sizeof(in_hole), "%p", (void *)NOWHERE);
-	for (int call = 0; call < CALLS; call++) {
+	for (enum call call = REG; call < CALLS; call++) {
 		for (size_t n = 0; n < COUNT(rows); n++) {
 			about("%s, %s", calls[call], rows[n].name);
 			if (!rows[n].provider_keys || kind->provider_keys)
@@ -441,7 +425,7 @@ static void keys(void)
 	struct fid_mr *first = keyed(domain, 1234), *second;
 	const uint64_t flags[] = { 0, RDMAMR_MR_KEY };
 
-	for (int call = 0; call < CALLS; call++) {
+	for (enum call call = REG; call < CALLS; call++) {
 		about("%s", calls[call]);
 		for (int n = 0; n < 2; n++) {
 			FAILS(-FI_ENOKEY, "key", make(call, domain, memory + PAGE, PAGE, FI_ALL, 0, 1234, flags[n]));
@@ -806,7 +790,7 @@ static void bound(void)
 	gives(0, fi_close(&second->fid));
 
 	/* An error in the arguments is reported at once, and has no event. */
-	for (int call = 0; call < CALLS; call++) {
+	for (enum call call = REG; call < CALLS; call++) {
 		about("asynchronous %s", calls[call]);
 		FAILS(-FI_EINVAL, "access|right", make(call, domain, memory, PAGE, 1, 0, 1, 0));
 		FAILS(-FI_EINVAL, "length|0 bytes|empty", make(call, domain, memory, 0, FI_ALL, 0, 1, 0));
@@ -919,7 +903,7 @@ static void limited(void)
 
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 	drop_memlock_right();
-	for (int call = 0; call < CALLS; call++)
+	for (enum call call = REG; call < CALLS; call++)
 		FAILS(-FI_ENOMEM, "RLIMIT_MEMLOCK", make(call, domain, memory, 20 * PAGE, FI_ALL, 0, 1, 0));
 	FAILS(-FI_ENOMEM, " 48 KiB of the same call, and ", fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL));
 	gives(0, fi_mr_regv(domain, iov, 2, FI_ALL, 0, 1, 0, &mr, NULL));

@@ -4,40 +4,13 @@
  * queue or by its descriptor. Errors are read by their own call, in their place. A refused call
  * leaves everything unchanged. Only the last part needs a device.
  */
-#include "../lib/fabric.h"
-#include "../lib/program.h"
-#include <poll.h>
+#include "common.h"
 #include <pthread.h>
 #include <sched.h>
 
 #define MANY 2000
 
 static const uint32_t api = FI_VERSION(1, 17);
-
-static struct fid_eq *open_queue(int wait_obj, uint64_t flags)
-{
-	struct fi_eq_attr attr = { .size = 16, .flags = flags, .wait_obj = wait_obj };
-	struct fid_eq *eq = NULL;
-
-	must(rdmamr_eq_open(api, &attr, &eq, NULL) == 0 && eq);
-	return eq;
-}
-
-static int readable(int fd, int timeout)
-{
-	struct pollfd ready = { .fd = fd, .events = POLLIN };
-	int count = poll(&ready, 1, timeout);
-
-	return count == 1 && ready.revents == POLLIN ? 1 : count == 0 ? 0 : -1;
-}
-
-static int wait_fd(struct fid_eq *eq)
-{
-	int fd = -1;
-
-	must(fi_control(&eq->fid, FI_GETWAIT, &fd) == 0);
-	return fd;
-}
 
 /* An entry whose bytes all depend on its number. */
 static struct fi_eq_entry entry_of(uint64_t number)
@@ -101,7 +74,7 @@ static void opened(void)
 	struct fid_eq *const untouched = (struct fid_eq *)0x5550, *eq;
 	struct fi_eq_attr attr = { .size = 1 };
 
-	for (size_t n = 0; n < 2 * sizeof(rows) / sizeof(*rows); n++) {
+	for (size_t n = 0; n < 2 * COUNT(rows); n++) {
 		about("wait object %d, %s", rows[n / 2].wait_obj, n % 2 ? "to be written" : "not to be written");
 		attr.wait_obj = rows[n / 2].wait_obj;
 		attr.flags = n % 2 ? FI_WRITE : 0;
@@ -131,10 +104,10 @@ static void opened(void)
 static void lengths(void)
 {
 	static const size_t lengths[] = { 1, 8, 24, 40, 48, 100, 300 };
-	struct fid_eq *eq = open_queue(FI_WAIT_FD, FI_WRITE), *mute = open_queue(FI_WAIT_FD, 0);
+	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE), *mute = queue_with(FI_WAIT_FD, 0);
 	char out[400], in[400];
 
-	for (size_t n = 0; n < sizeof(lengths) / sizeof(lengths[0]); n++) {
+	for (size_t n = 0; n < COUNT(lengths); n++) {
 		about("%zu bytes", lengths[n]);
 		fill(out, sizeof(out));
 		gives(lengths[n], fi_eq_write(eq, (uint32_t)(1000 + n), out, lengths[n], 0));
@@ -166,7 +139,7 @@ static void timeouts(void)
 	struct fid_eq *eq;
 
 	for (int n = 0; n < 2; n++) {
-		eq = open_queue(kind[n], FI_WRITE);
+		eq = queue_with(kind[n], FI_WRITE);
 		for (int timeout = 0; timeout <= 200; timeout += 100) {
 			double start = seconds_now();
 
@@ -179,7 +152,7 @@ static void timeouts(void)
 		gives(0, fi_close(&eq->fid));
 	}
 	about("FI_WAIT_NONE: no thread can wait");
-	eq = open_queue(FI_WAIT_NONE, FI_WRITE);
+	eq = queue_with(FI_WAIT_NONE, FI_WRITE);
 	gives(-FI_EINVAL, wait_and_take(eq, 0, 0));
 	holds(said(""));
 	put(eq, 2, 3);
@@ -227,7 +200,7 @@ static pthread_t waiting(struct waiter *waiter)
 
 static void woken(void)
 {
-	struct fid_eq *eq = open_queue(FI_WAIT_FD, FI_WRITE);
+	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	const struct waiter rows[] = {
 		{ .eq = eq, .timeout = -1, .got = sizeof(entry) },
 		{ .eq = eq, .timeout = AN_HOUR, .got = sizeof(entry) },
@@ -236,7 +209,7 @@ static void woken(void)
 	struct waiter both[2] = { { .eq = eq, .timeout = -1 }, { .eq = eq, .timeout = -1 } };
 	pthread_t threads[2];
 
-	for (uint64_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+	for (uint64_t n = 0; n < COUNT(rows); n++) {
 		struct waiter waiter = rows[n];
 		pthread_t thread = waiting(&waiter);
 
@@ -268,8 +241,8 @@ static void woken(void)
 
 static void descriptors(void)
 {
-	struct fid_eq *eq = open_queue(FI_WAIT_FD, FI_WRITE), *none = open_queue(FI_WAIT_NONE, FI_WRITE);
-	struct fid_eq *any = open_queue(FI_WAIT_UNSPEC, FI_WRITE);
+	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE), *none = queue_with(FI_WAIT_NONE, FI_WRITE);
+	struct fid_eq *any = queue_with(FI_WAIT_UNSPEC, FI_WRITE);
 	int fd = wait_fd(eq), other = -7, obj = -1;
 
 	gives(fd, wait_fd(eq));
@@ -350,7 +323,7 @@ static void crowds(void)
 	pthread_t threads[WRITERS + READERS];
 	int missing = 0;
 
-	crowd.eq = open_queue(FI_WAIT_FD, FI_WRITE);
+	crowd.eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	crowd.left = WRITERS * EACH;
 	for (uintptr_t n = 0; n < WRITERS; n++) {
 		must(pthread_create(&threads[n], NULL, writes, (void *)n) == 0);
@@ -371,11 +344,11 @@ static void crowds(void)
 static void words(void)
 {
 	static const int errnos[] = { EINVAL, EFAULT, ENOMEM, EPERM, 12345, -1, 0 };
-	struct fid_eq *eq = open_queue(FI_WAIT_FD, FI_WRITE);
+	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	const char *text;
 	char buf[200];
 
-	for (size_t n = 0; n < sizeof(errnos) / sizeof(errnos[0]); n++) {
+	for (size_t n = 0; n < COUNT(errnos); n++) {
 		about("error %d", errnos[n]);
 		text = fi_eq_strerror(eq, errnos[n], NULL, NULL, 0);
 		holds(text && text[0]);
@@ -394,15 +367,6 @@ static void words(void)
 }
 
 /* --- With a device: registrations have events too --- */
-
-static struct fid_domain *bound_domain(struct ibv_pd *pd, struct fid_eq *eq)
-{
-	struct fid_domain *domain = NULL;
-
-	must(open_with(pd, api, 0, 0, &domain) == 0);
-	must(fi_domain_bind(domain, &eq->fid, FI_REG_MR) == 0);
-	return domain;
-}
 
 /* Whether the words of an error name the address. */
 static bool names_it(const struct fi_eq_err_entry *error)
@@ -437,14 +401,14 @@ enum { REGIONS = 4 };
 
 static void follows(struct ibv_pd *pd, const char *steps)
 {
-	struct fid_eq *eq = open_queue(FI_WAIT_FD, FI_WRITE);
+	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	struct { struct fid_domain *domain; struct fid_mr *mr; bool queued; } regions[REGIONS];
 	struct fi_eq_err_entry error;
 	char *memory = pages(1), in[sizeof(entry) + 1], letter, what[8];
 	int fd = wait_fd(eq), queued = 0, used;
 
 	for (int n = 0; n < REGIONS; n++) {
-		regions[n].domain = bound_domain(pd, eq);
+		regions[n].domain = bound_to(eq, pd, &kinds[OFFSETS]);
 		regions[n].queued = false;
 	}
 	for (; sscanf(steps, " %c%7s%n", &letter, what, &used) == 2; steps += used) {
@@ -546,7 +510,7 @@ static void places(struct ibv_pd *pd)
 	};
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_FD };
 
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+	for (size_t n = 0; n < COUNT(rows); n++) {
 		struct fi_eq_err_entry error;
 		struct fid_domain *domain;
 		struct fid_mr *mr = NULL;
@@ -554,7 +518,7 @@ static void places(struct ibv_pd *pd)
 
 		about("%s", rows[n].name);
 		must(rdmamr_eq_open(rows[n].api, &attr, &eq, NULL) == 0);
-		domain = bound_domain(pd, eq);
+		domain = bound_to(eq, pd, &kinds[OFFSETS]);
 		must(fi_mr_reg(domain, NOWHERE, PAGE, FI_ALL, 0, 2, 0, &mr, NULL) == 0 && mr);
 		gives(-FI_EAVAIL, wait_and_take(eq, AN_HOUR, 0));
 		memset(room, 0x5a, sizeof(room));
@@ -592,7 +556,7 @@ int main(void)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	for (size_t n = 0; n < sizeof(scripts) / sizeof(*scripts); n++)
+	for (size_t n = 0; n < COUNT(scripts); n++)
 		as_case(follows(pd, scripts[n].steps), "%s", scripts[n].name);
 	as_case(places(pd), "the place of an error's words");
 	is(ibv_dealloc_pd(pd), 0, "the PD has no region");

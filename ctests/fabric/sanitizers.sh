@@ -24,6 +24,5 @@ under() { # NAME COMMAND...: the results of a program, as one, with the sanitize
 for sanitizer in address thread; do
 	under "asynchronous registration from 4 threads, -fsanitize=$sanitizer" "$built/fabric_async_$sanitizer" stress 1000
 done
-under "random attributes, -fsanitize=address" "$built/fabric_fuzz_address" 3000
 under "raw keys, -fsanitize=address" "$built/fabric_raw_keys_address"
 tap_done

@@ -23,40 +23,27 @@ static void notify(struct fid_mem_monitor *of, const void *addr, size_t len)
 	notified = addr;
 	of->export_ops->unsubscribe(of, addr, len);
 }
-
 static struct fi_ops_mem_notify import_ops = { .size = sizeof(import_ops), .notify = notify };
-
 static int import(struct fid *cache, struct fid *bound, uint64_t flags)
 {
 	monitor = (void *)bound;
 	monitor->import_ops = &import_ops;
 	return 0;
 }
-
-static int closed(struct fid *cache)
-{
-	return 0;
-}
-
+static int closed(struct fid *cache) { return 0; }
 static struct fi_ops ops = { .size = sizeof(ops), .bind = import, .close = closed };
 static struct fid cache = { .ops = &ops };
 
-uint32_t stub_version(void)
-{
-	return FI_VERSION(2, 1);
-}
-
+uint32_t stub_version(void) { return FI_VERSION(2, 1); }
 int stub_open(uint32_t version, const char *name, void *attr, size_t len, uint64_t flags, struct fid **fid, void *context)
 {
 	*fid = &cache;
 	return 0;
 }
-
 int stub_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags, const void *hints, void **info)
 {
 	return -FI_ENODATA;
 }
-
 __asm__(".symver stub_version, fi_version@@FABRIC_1.0");
 __asm__(".symver stub_open, fi_open@@FABRIC_1.5");
 __asm__(".symver stub_getinfo, fi_getinfo@@FABRIC_1.3");
@@ -67,41 +54,23 @@ FABRIC_1.3 { global: fi_getinfo; } FABRIC_1.0;
 FABRIC_1.5 { global: fi_open; } FABRIC_1.3;
 V
 cat >"$work/program.c" <<'C'
-#include <dirent.h>
 #include <pthread.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_ext.h>
 #include <stdbool.h>
 #include <stdio.h>
-#include <string.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, PATIENCE = 1000 /* of 10 ms */ };
-
 extern struct fid_mem_monitor *monitor;
 extern const void *volatile notified;
 
-static int threads(void)
+static bool has_thread(void)
 {
-	int found = 0;
-	DIR *tasks = opendir("/proc/self/task");
-
-	for (struct dirent *task; tasks && (task = readdir(tasks));) {
-		char path[300], name[32] = "";
-		FILE *file;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", task->d_name);
-		file = fopen(path, "r");
-		if (file) {
-			found += fgets(name, sizeof(name), file) && !strcmp(name, "rdmamr-monitor\n");
-			fclose(file);
-		}
-	}
-	if (tasks)
-		closedir(tasks);
-	return found;
+	return system("grep -qx rdmamr-monitor /proc/$PPID/task/*/comm 2>/dev/null") == 0;
 }
 
 static void *subscribed(void)
@@ -114,24 +83,25 @@ static void *subscribed(void)
 }
 
 /* Unmaps a page that the monitor watches; libfabric is notified at the latest with the next page. */
-static bool is_notified_of(void *page)
+static const char *sent(void)
 {
-	if (!monitor->export_ops->valid(monitor, page, PAGE) || syscall(SYS_munmap, page, PAGE))
-		return false;
-	if (monitor->export_ops->valid(monitor, page, PAGE))
-		return false;
+	void *page = subscribed();
+
+	if (!monitor->export_ops->valid(monitor, page, PAGE) || syscall(SYS_munmap, page, PAGE) ||
+	    monitor->export_ops->valid(monitor, page, PAGE))
+		return "missing";
 	for (int n = 0; n < PATIENCE && notified != page; n++) {
 		subscribed();
 		usleep(10000);
 	}
-	return notified == page;
+	return notified == page ? "sent" : "missing";
 }
 
-static bool thread_ends(void)
+static const char *ends(void)
 {
-	for (int n = 0; n < PATIENCE && threads(); n++)
+	for (int n = 0; n < PATIENCE && has_thread(); n++)
 		usleep(10000);
-	return !threads();
+	return has_thread() ? "stays" : "ended";
 }
 
 int main(void)
@@ -142,11 +112,10 @@ int main(void)
 	if (!monitor || monitor->export_ops->start(monitor))
 		return puts("not imported"), 1;
 	for (int n = 1; n <= 2; n++) {
-		printf("notification %d: %s\n", n, is_notified_of(subscribed()) ? "sent" : "missing");
-		printf("thread %d: %s\n", n, thread_ends() ? "ended" : "stays");
+		printf("notification %d: %s\n", n, sent());
+		printf("thread %d: %s\n", n, ends());
 	}
-	printf("notification 3: %s\n", is_notified_of(subscribed()) ? "sent" : "missing");
-	puts("pthread_exit");
+	printf("notification 3: %s\npthread_exit\n", sent());
 	fflush(stdout);
 	pthread_exit(NULL);
 }
@@ -158,13 +127,15 @@ check "the program compiles" "${cc[@]}" "$work/program.c" "$work/libfabric.so.1"
 
 # A process whose first thread has ended is not ended by SIGTERM if the others block it.
 timeout -s KILL 120 env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library" "$work/program" >"$work/output" 2>&1
-status=$?
-said() { grep -qx "$1" "$work/output" || { cat "$work/output"; return 1; }; }
-ended() { [ "$status" = 0 ] || { echo "exit status $status"; cat "$work/output"; return 1; }; }
-check "libfabric is notified of an unmapped page" said "notification 1: sent"
-check "the thread ends when there is nothing to notify" said "thread 1: ended"
-check "another thread sends the next notification" said "notification 2: sent"
-check "and ends" said "thread 2: ended"
-check "a program whose main function calls pthread_exit beside it" said pthread_exit
-check "ends" ended
+echo "status $?" >>"$work/output"
+check "libfabric is notified of each unmapped page, by threads that end, and so does a program that calls pthread_exit beside one" \
+	diff "$work/output" - <<-'WANTED'
+		notification 1: sent
+		thread 1: ended
+		notification 2: sent
+		thread 2: ended
+		notification 3: sent
+		pthread_exit
+		status 0
+	WANTED
 tap_done

@@ -26,30 +26,24 @@ static struct fi_info *info;
 static struct fid_fabric *fabric;
 static struct fid_domain *domain;
 static struct fid_eq *queue;
-static char *memory;
+static char memory[16 * PAGE] __attribute__((aligned(4096)));
 static bool ours, verbs;
 
 static const char *name_of(long long ret)
 {
+#define NAME(error) { error, "-" #error }
 	static const struct { int value; const char *name; } names[] = {
-		{ FI_ENOKEY, "FI_ENOKEY" }, { FI_EBADFLAGS, "FI_EBADFLAGS" }, { FI_EINVAL, "FI_EINVAL" },
-		{ FI_EFAULT, "FI_EFAULT" }, { FI_ENOSYS, "FI_ENOSYS" }, { FI_EBUSY, "FI_EBUSY" },
-		{ FI_ENOMEM, "FI_ENOMEM" }, { FI_EOPBADSTATE, "FI_EOPBADSTATE" }, { FI_ETOOSMALL, "FI_ETOOSMALL" },
-		{ FI_EAGAIN, "FI_EAGAIN" }, { FI_EKEYREJECTED, "FI_EKEYREJECTED" }, { FI_EAVAIL, "FI_EAVAIL" },
-		{ FI_ENODATA, "FI_ENODATA" }, { FI_EOPNOTSUPP, "FI_EOPNOTSUPP" },
+		NAME(FI_ENOKEY), NAME(FI_EBADFLAGS), NAME(FI_EINVAL), NAME(FI_EFAULT), NAME(FI_ENOSYS), NAME(FI_EBUSY), NAME(FI_ENOMEM),
+		NAME(FI_EOPBADSTATE), NAME(FI_ETOOSMALL), NAME(FI_EAGAIN), NAME(FI_EKEYREJECTED), NAME(FI_EAVAIL), NAME(FI_ENODATA),
+		NAME(FI_EOPNOTSUPP),
 	};
-	static char buffers[4][40];
-	static int next;
-	char *buffer = buffers[next++ % 4];
+	static char number[40];
 
-	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++) {
-		if (ret == -names[n].value) {
-			snprintf(buffer, sizeof(buffers[0]), "-%s", names[n].name);
-			return buffer;
-		}
-	}
-	snprintf(buffer, sizeof(buffers[0]), "%lld", ret);
-	return buffer;
+	for (size_t n = 0; n < sizeof(names) / sizeof(names[0]); n++)
+		if (ret == -names[n].value)
+			return names[n].name;
+	snprintf(number, sizeof(number), "%lld", ret);
+	return number;
 }
 
 static void answer(const char *question, const char *words)
@@ -120,8 +114,7 @@ static int reg(const void *buf, size_t length, uint64_t access, uint64_t offset,
 }
 
 /* A registration that is closed at once. */
-static void registers(const char *question, const void *buf, size_t length, uint64_t access, uint64_t offset,
-		      uint64_t flags)
+static void registers(const char *question, const void *buf, size_t length, uint64_t access, uint64_t offset, uint64_t flags)
 {
 	struct fid_mr *mr;
 	int ret;
@@ -227,14 +220,23 @@ static void asynchronous(void)
 
 int main(int argc, char **argv)
 {
-	struct fid_mr *mr, *other;
-	struct iovec apart[2];
 	char *hole = mmap(NULL, 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char *constant = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	const struct { const char *question; const void *buf; size_t length; uint64_t access, offset; } rows[] = {
+		{ "length 0", memory, 0, ALL, 0 },
+		{ "offset 4", memory, PAGE, ALL, 4 },
+		{ "memory that is not mapped", hole, PAGE, ALL, 0 },
+		{ "read-only memory, to send from", constant, PAGE, FI_SEND, 0 },
+		{ "access 0", memory, PAGE, 0, 0 },
+		{ "unknown access bits (`1 << 35`)", memory, PAGE, ALL | 1ULL << 35, 0 },
+		{ "length `SIZE_MAX`", memory, SIZE_MAX, ALL, 0 },
+		{ "past the end of the address space", (void *)(UINTPTR_MAX - PAGE), 2 * PAGE, ALL, 0 },
+	};
+	struct fid_mr *mr, *other;
+	struct iovec apart[2];
 	int ret;
 
-	memory = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	if (argc != 2 || hole == MAP_FAILED || constant == MAP_FAILED || memory == MAP_FAILED)
+	if (argc != 2 || hole == MAP_FAILED || constant == MAP_FAILED)
 		return 2;
 	ours = !strcmp(argv[1], "rdmamr");
 	verbs = !strcmp(argv[1], "verbs");
@@ -255,14 +257,8 @@ int main(int argc, char **argv)
 	registers("unknown flags (`1 << 35`)", memory, PAGE, ALL, 0, 1ULL << 35);
 	pieces("`fi_mr_regv`, 2 buffers", apart, 2);
 	pieces("`fi_mr_regv`, no buffer", apart, 0);
-	registers("length 0", memory, 0, ALL, 0, 0);
-	registers("offset 4", memory, PAGE, ALL, 4, 0);
-	registers("memory that is not mapped", hole, PAGE, ALL, 0, 0);
-	registers("read-only memory, to send from", constant, PAGE, FI_SEND, 0, 0);
-	registers("access 0", memory, PAGE, 0, 0, 0);
-	registers("unknown access bits (`1 << 35`)", memory, PAGE, ALL | 1ULL << 35, 0, 0);
-	registers("length `SIZE_MAX`", memory, SIZE_MAX, ALL, 0, 0);
-	registers("past the end of the address space", (void *)(UINTPTR_MAX - PAGE), 2 * PAGE, ALL, 0, 0);
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++)
+		registers(rows[n].question, rows[n].buf, rows[n].length, rows[n].access, rows[n].offset, 0);
 	fresh_domain();
 	need(reg(memory, PAGE, ALL, 0, 7, 0, &mr), "fi_mr_reg");
 	answers("`fi_mr_bind` of an event queue", fi_mr_bind(mr, &queue->fid, FI_REMOTE_WRITE));

@@ -4,7 +4,7 @@
  * median of rounds over that many regions (64), in random order. With THREAD there is a second
  * thread, which sleeps.
  */
-#include "cached.h"
+#include "../ctests/fabric/monitor/cached.h"
 #include <pthread.h>
 #include <time.h>
 
