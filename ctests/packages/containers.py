@@ -13,13 +13,10 @@ containers.py capabilities TOOLS FILE
     prints the capabilities that the file's first container adds, as setpriv takes them
 containers.py script TOOLS FILE
     prints the shell script of the file's first container
-containers.py containerfile FILE
-    checks a Containerfile: its instructions, and that its parts fit each other
 """
 import ctypes
 import json
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -140,45 +137,6 @@ def container(tools, file):
     return spec.get("template", {}).get("spec", spec)["containers"][0]
 
 
-def instructions(text):
-    """The instructions of a Containerfile, each with its argument in one line."""
-    text = re.sub(r"^#.*\n", "", text, flags=re.M)
-    text = re.sub(r"\\\n\s*", "", text)
-    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
-
-
-def containerfile(text):
-    known = {"FROM", "RUN", "COPY", "ENV", "LABEL", "ENTRYPOINT", "CMD", "ARG", "WORKDIR", "USER"}
-    found = instructions(text)
-    for name, _ in found:
-        if name not in known:
-            yield f"unknown instruction: {name}"
-    values = {}
-    for name, value in found:
-        values.setdefault(name, []).append(value)
-    if found[0][0] != "FROM" or not re.fullmatch(r"[\w.-]+\.\w+/[\w./-]+:[\w.-]+", found[0][1]):
-        yield "it does not begin with FROM and an image with a registry and a tag"
-    for value in values.get("RUN", ()):
-        for command in value.split("&&"):
-            if "apt-get install" in command and not ("-y" in command and "--no-install-recommends" in command):
-                yield f"apt-get without -y --no-install-recommends: {command}"
-        if "apt-get install" in value and "rm -rf /var/lib/apt/lists/*" not in value:
-            yield "the package lists stay in the image"
-    prefix = re.search(r"pip install .*--prefix=(\S+) (\S+)", " ".join(values.get("RUN", ())))
-    copied = [value.split() for value in values.get("COPY", ())]
-    if not prefix or not any(prefix[2] == words[-1] + words[0] for words in copied):
-        yield "pip does not install what COPY copies"
-        return
-    for name in ("ENTRYPOINT", "CMD"):
-        try:
-            words = json.loads(values[name][-1])
-        except (KeyError, ValueError):
-            yield f"{name} is no JSON list"
-            continue
-        if name == "ENTRYPOINT" and words[0] != prefix[1] + "/bin/rdmamr":
-            yield f"{name} is no program that pip installs: {words[0]}"
-
-
 def main(arguments):
     command, *rest = arguments or [""]
     complaints = []
@@ -192,8 +150,6 @@ def main(arguments):
         print(",".join("+" + name.lower() for name in container(*rest)["securityContext"]["capabilities"]["add"]))
     elif command == "script":
         print(container(*rest)["args"][0], end="")
-    elif command == "containerfile":
-        complaints = list(containerfile(Path(rest[0]).read_text()))
     else:
         print(__doc__, end="", file=sys.stderr)
         return 2

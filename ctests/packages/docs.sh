@@ -16,7 +16,16 @@ mapfile -t pages < <(tree_files | grep '^man/.*\.scd$')
 pages=("${pages[@]%.scd}")
 finds() { ! "$@"; }
 
-cat >"$work/wrong.md" <<-END
+# What docs.py looks for, first in a document with so many mistakes, on standard input, and then in
+# the files.
+looks() { # MODE NUMBER WHAT FILE...
+	local mode=$1 number=$2 what=$3
+	shift 3
+	cat >"$work/$mode.md"
+	check "$mode: mistakes are found" [ "$(ctests/packages/docs.py "$mode" "$work/$mode.md" | wc -l)" = "$number" ]
+	check "$what: ${#@} documents" ctests/packages/docs.py "$mode" "$@"
+}
+looks links 3 "each link leads to a file, and to a heading of it" "${documents[@]}" <<-END
 	# A heading, and \`code\`
 
 	[a file](nowhere.md) and [a heading](#nothing), over a line's [end
@@ -24,16 +33,13 @@ cat >"$work/wrong.md" <<-END
 	[this](https://example.org).
 
 	    [code](is/no/link)
-
+END
+looks columns 1 "prose has at most 100 columns" "${documents[@]}" <<-END
 	This line has far more than one hundred columns, because nobody has broken it where a reader's eye would have needed it.
 
 	| a table | may be as wide as it wants to be, since Markdown has no way to break the line of a table, as everybody knows |
 END
-check "a broken link is found" [ "$(ctests/packages/docs.py links "$work/wrong.md" | grep -c "no such")" = 3 ]
-check "a long line is found" [ "$(ctests/packages/docs.py columns "$work/wrong.md" | wc -l)" = 1 ]
-check "each link leads to a file, and to a heading of it: ${#documents[@]} documents" ctests/packages/docs.py links "${documents[@]}"
-check "prose has at most 100 columns" ctests/packages/docs.py columns "${documents[@]}"
-cat >"$work/commands.md" <<-END
+looks commands 2 "each line of commands begins with one" "${documents[@]}" <<-END
 	    # both are right
 	    LD_PRELOAD=./a.so ./app    # runs it
 	    rdmamr run -- ./app
@@ -42,9 +48,33 @@ cat >"$work/commands.md" <<-END
 	    machine rdmamr run -- ./app
 	    make check    # tests it # make all
 END
-check "a command that is broken into two lines, or joined to another, is found" \
-	[ "$(ctests/packages/docs.py commands "$work/commands.md" | wc -l)" = 2 ]
-check "each line of commands begins with one" ctests/packages/docs.py commands "${documents[@]}"
+looks messages 1 "the explained messages are the library's" docs/troubleshooting.md docs/gpu.md <<-END
+	| the line says | what to do |
+	| --- | --- |
+	| \`the length is 0\` | this is a message of the library |
+	| \`the length ... is green\` | this is none |
+END
+looks refusals 2 "docs/gpu.md quotes each refusal of a GPU's memory" docs/gpu.md < <(grep -v 'two handles' docs/gpu.md)
+# CHANGELOG.md names those of its time.
+looks targets 3 "the targets, tests and benchmarks that documents name exist" "${documents[@]/#CHANGELOG.md/README.md}" <<-END
+	\`make check\`, \`ctests/run soak 2\` and \`bench/run relaxed\` are there; \`make nothing\` and
+	\`ctests/run relaxed\` are not.
+
+	    make clean             # make anything of it
+	    bench/run soak
+END
+looks crates 3 "the tables of crates are those of each Cargo.toml" CONTRIBUTING.md \
+	< <(sed -e 's/^| `bitflags` .*/| `no-such-crate` | none |/' -e 's/`ratatui`/`libc`/' CONTRIBUTING.md)
+mapfile -t present < <(tree_files | grep '\.md$' | grep -v '^CHANGELOG')
+looks paths 2 "the paths that documents name are in the tree" "${present[@]}" \
+	<<<'The rules are in `src/nowhere/rules.rs`, `src/mr/` and `src/mr/nothing.rs`.'
+looks tests 3 "the tests that SECURITY.md names exist" SECURITY.md <<-END
+	| what | what happens | tests |
+	| --- | --- | --- |
+	| a | these are there | \`docs\` "README has at most", \`no_link_is_followed\` |
+	| b | none | \`no_such_suite\`, \`docs\` "nothing$((1)) says so" |
+	| c | none | |
+END
 
 mkdir -p "$work/site/part"
 echo '<h1 id="top">A</h1> <a href="part/other.html#here">right</a> <a href="part/other.html#there">wrong</a>' >"$work/site/index.html"
@@ -52,7 +82,6 @@ echo '<p id="here"></p> <a href="../index.html#top">right</a> <img src="none.png
 check "a broken link of a site is found" [ "$(packaging/site check "$work/site" | grep -c "no such")" = 2 ]
 unlisted() { find docs -name '*.md' ! -name SUMMARY.md -printf '%P\n' | while read -r page; do grep -qF "]($page)" docs/SUMMARY.md || echo "$page"; done; }
 check "docs/SUMMARY.md, the site's contents, has each page of docs/: $(unlisted | paste -sd,)" [ -z "$(unlisted)" ]
-
 check "the site's pages link to pages of the site" packaging/site prepare
 
 # On a terminal of 80 columns text is broken, and examples are not.
@@ -67,76 +96,16 @@ printf '.TH A 1\n.SH A\n.nf\n%081d\n.fi\n' 0 >"$work/wide.1"
 check "a wide example is found" finds narrow "$work/wide.1"
 check "manual pages fit 80 columns: ${#pages[@]} pages" narrow "${pages[@]}"
 
-cat >"$work/says.md" <<-END
-	| the line says | what to do |
-	| --- | --- |
-	| \`the length is 0\` | this is a message of the library |
-	| \`the length ... is green\` | this is none |
-END
-check "a message that the library lacks is found" [ "$(ctests/packages/docs.py messages "$work/says.md" | wc -l)" = 1 ]
-check "the explained messages are the library's" ctests/packages/docs.py messages docs/troubleshooting.md docs/gpu.md
-grep -v 'two handles' docs/gpu.md >"$work/gpu.md"
-check "a refusal that docs/gpu.md lacks is found" [ "$(ctests/packages/docs.py refusals "$work/gpu.md" | wc -l)" = 2 ]
-check "docs/gpu.md quotes each refusal of a GPU's memory" ctests/packages/docs.py refusals docs/gpu.md
-
-cat >"$work/targets.md" <<-END
-	\`make check\`, \`ctests/run soak 2\` and \`bench/run relaxed\` are there; \`make nothing\` and
-	\`ctests/run relaxed\` are not.
-
-	    make clean             # make anything of it
-	    bench/run soak
-END
-check "a target that does not exist is found" [ "$(ctests/packages/docs.py targets "$work/targets.md" | wc -l)" = 3 ]
-# CHANGELOG.md names those of its time.
-check "the targets, tests and benchmarks that documents name exist" \
-	ctests/packages/docs.py targets "${documents[@]/#CHANGELOG.md/README.md}"
-
-sed -e 's/^| `bitflags` .*/| `no-such-crate` | none |/' -e 's/`ratatui`/`libc`/' CONTRIBUTING.md >"$work/crates.md"
-check "a crate that a table lacks is found, and one that nothing needs" [ "$(ctests/packages/docs.py crates "$work/crates.md" | wc -l)" = 3 ]
-check "the tables of crates are those of each Cargo.toml" ctests/packages/docs.py crates CONTRIBUTING.md
-
-mapfile -t present < <(tree_files | grep '\.md$' | grep -v '^CHANGELOG')
-printf 'The rules are in `src/nowhere/rules.rs`, `src/mr/` and `src/mr/nothing.rs`.\n' >"$work/paths.md"
-check "a path that leads nowhere is found" [ "$(ctests/packages/docs.py paths "$work/paths.md" | wc -l)" = 2 ]
-check "the paths that documents name are in the tree: ${#present[@]} documents" ctests/packages/docs.py paths "${present[@]}"
-
 grep -v '^| the clock' docs/results/faults.md | sed 's/ [0-9]* ok | `gone`/ FAILED | `gone`/' >"$work/faults.md"
 check "a fault that is missing, or not withstood, is found" [ "$(python3 -B ctests/special/faults/page.py check "$work/faults.md" | wc -l)" = 3 ]
+check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/special/faults/page.py check
 served_right() { # PAGE: no table of peers.md has a stale region of librdmamr, its last column
 	grep -q '^| stale, of' "$1" && ! grep '^| stale, of' "$1" | grep -qv '| 0 |$'
 }
 sed '0,/| 0 |$/s//| 1 |/' docs/results/peers.md >"$work/peers.md"
-check "a stale region in docs/results/peers.md is found" eval '! served_right "$work/peers.md"'
+check "a stale region in docs/results/peers.md is found" finds served_right "$work/peers.md"
 check "docs/results/peers.md has none of librdmamr" served_right docs/results/peers.md
-check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/special/faults/page.py check
-cat >"$work/tests.md" <<-END
-	| what | what happens | tests |
-	| --- | --- | --- |
-	| a | these are there | \`docs\` "README has at most", \`no_link_is_followed\` |
-	| b | none | \`no_such_suite\`, \`docs\` "nothing$((1)) says so" |
-	| c | none | |
-END
-check "a test that does not exist is found" [ "$(ctests/packages/docs.py tests "$work/tests.md" | wc -l)" = 3 ]
-check "the tests that SECURITY.md names exist" ctests/packages/docs.py tests SECURITY.md
-
-short() { [ "$(wc -l <"$1")" -le 150 ] && [ "$(wc -c <"$1")" -le 10000 ]; }
-for ((n = 0; n < 151; n++)); do echo; done >"$work/long.md"
-printf '%010001d' 0 >"$work/large.md"
-check "a README that is too long is found" finds short "$work/long.md"
-check "so is one that is too large" finds short "$work/large.md"
-check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" short README.md
-# The first screen answers, in this order.
-first_screen() { # FILE
-	local last=0 words line
-	for words in '^| what hurts | what to type |' 'soft-RoCE and soft-iWARP' 'not run on RDMA hardware' '^\*\*It costs\*\*'; do
-		line=$(grep -n -m 1 -- "$words" "$1" | cut -d: -f1)
-		[ -n "$line" ] && [ "$line" -ge "$last" ] && [ "$line" -le 30 ] || { echo "$words: line ${line:-none}"; return 1; }
-		last=$line
-	done
-}
-grep -v '^\*\*It has not run' README.md >"$work/first.md"
-check "a README that does not say that it has not run on hardware is found" finds first_screen "$work/first.md"
-check "README's first screen says what hurts, what to type, what it was tested on, what not, and what it costs" first_screen README.md
+check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" [ "$(wc -l <README.md)" -le 150 -a "$(wc -c <README.md)" -le 10000 ]
 
 # Words that are right here: of Rust, of a test's argument, and the name of ROCm's header.
 spelt() { codespell -L crate,clos,statics,hsa "$@"; }

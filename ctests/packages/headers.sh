@@ -18,40 +18,33 @@ for header in rdmamr.h rdmamr/verbs.h rdmamr/fi_mr.h; do
 done
 
 echo '#include <rdmamr.h>' >"$work/one.c"
-cp "$work/one.c" "$work/one.cc"
-for standard in c99 c11 c2x; do
-	check "include/rdmamr.h as $standard" "$cc" -std=$standard "${strict[@]}" "$work/one.c"
-done
-# <infiniband/verbs.h> itself is not pedantic.
-lax=(-Wall -Wextra -Werror -fsyntax-only -Iinclude)
 echo '#include <rdmamr/verbs.h>
 struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int) = ibv_reg_mr_relaxed;
 int (*dereg)(struct ibv_mr *) = ibv_dereg_mr_relaxed;
 int (*flush)(struct ibv_pd *) = ibv_flush_relaxed_mr;' >"$work/relaxed.c"
 sed 's|rdmamr/verbs.h|infiniband/verbs.h|' "$work/relaxed.c" >"$work/solaris.c"
-for file in relaxed solaris; do cp "$work/$file.c" "$work/$file.cc"; done
-for standard in gnu99 gnu11 gnu2x; do
-	check "include/rdmamr/verbs.h as $standard" "$cc" -std=$standard "${lax[@]}" "$work/relaxed.c"
-	check "a source that includes <infiniband/verbs.h> alone, as $standard" "$cc" -std=$standard -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.c"
-done
-check "include/rdmamr/verbs.h as c++11" "$cxx" -std=gnu++11 "${lax[@]}" "$work/relaxed.cc"
-check "a source that includes <infiniband/verbs.h> alone, as c++11" "$cxx" -std=gnu++11 -Iinclude/rdmamr/compat "${lax[@]}" "$work/solaris.cc"
-check "include/rdmamr.h as c++11" "$cxx" -std=c++11 "${strict[@]}" "$work/one.cc"
-
 echo '#include <rdmamr/fi_mr.h>
 int (*reg)(struct fid_domain *, const void *, size_t, uint64_t, uint64_t, uint64_t, uint64_t, struct fid_mr **, void *) = fi_mr_reg;
 int (*resolve)(struct fid_domain *, uint64_t, uint64_t, size_t, struct rdmamr_segment *, size_t *) = rdmamr_resolve;
 uint64_t access = FI_READ | FI_REMOTE_WRITE | RDMAMR_MR_KEY | RDMAMR_MR_OFFSET;' >"$work/fabric.c"
 { echo '#define RDMAMR_OLD_NAMES'; cat "$work/fabric.c"; echo 'uint64_t old = FI_MR_KEY | FI_MR_OFFSET | FI_PROV_MR_ATTR | FI_DYNAMIC_MR | FI_LOCAL_MR;'; } >"$work/old.c"
-for file in fabric old; do cp "$work/$file.c" "$work/$file.cc"; done
-for alone in "" -DRDMAMR_NO_LIBFABRIC; do
-	for standard in c99 gnu11 gnu2x; do
-		check "include/rdmamr/fi_mr.h as $standard ${alone:-with libfabric}" "$cc" -std=$standard ${alone:+"$alone"} "${lax[@]}" "$work/fabric.c"
+# NAME | FILE | STANDARDS | OPTIONS. <infiniband/verbs.h> itself is not pedantic.
+while IFS='|' read -r name file standards options; do
+	for standard in $standards; do
+		compiler=("$cc") language=c
+		[[ $standard != *++* ]] || compiler=("$cxx") language=c++
+		# shellcheck disable=SC2086 # words
+		check "$name as $standard" "${compiler[@]}" -std="$standard" -Wall -Wextra -Werror -fsyntax-only -Iinclude $options -x $language "$work/$file.c"
 	done
-	check "the old names ${alone:-with libfabric}" "$cc" -std=gnu11 ${alone:+"$alone"} "${lax[@]}" "$work/old.c"
-	check "include/rdmamr/fi_mr.h as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/fabric.cc"
-	check "the old names as c++11 ${alone:-with libfabric}" "$cxx" -std=gnu++11 ${alone:+"$alone"} "${lax[@]}" "$work/old.cc"
-done
+done <<-ROWS
+	include/rdmamr.h|one|c99 c11 c2x c++11|-Wpedantic
+	include/rdmamr/verbs.h|relaxed|gnu99 gnu11 gnu2x gnu++11|
+	a source that includes <infiniband/verbs.h> alone|solaris|gnu99 gnu11 gnu2x gnu++11|-Iinclude/rdmamr/compat
+	include/rdmamr/fi_mr.h with libfabric|fabric|c99 gnu11 gnu2x gnu++11|
+	include/rdmamr/fi_mr.h without it|fabric|c99 gnu11 gnu2x gnu++11|-DRDMAMR_NO_LIBFABRIC
+	the old names with libfabric|old|gnu11 gnu++11|
+	the old names without it|old|gnu11 gnu++11|-DRDMAMR_NO_LIBFABRIC
+ROWS
 # The header's replacements for libfabric's: the same calls and structures.
 check "the library's functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
 check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # kept.sh LIBRARY [RELEASED]: the ABI of the release in ctests/packages/abi/0.1 (its symbols, its
-# headers without comments) is stable: no symbol and no structure has changed, and a program of that
+# headers' types and prototypes) is stable: no symbol and no structure has changed, and a program of that
 # release runs on LIBRARY. With RELEASED, the library of that release ("ctests/run abi" builds it),
 # abidiff compares the two, and the program is linked to it. Also: the oldest Rust, and the targets
 # that are refused.
@@ -17,10 +17,11 @@ finds() { ! "$@"; }
 exported() { # LIBRARY
 	readelf -W --dyn-syms "$1" | awk '$1 ~ /^[0-9]+:$/ && $5 != "LOCAL" && $7 != "UND" && $7 != "ABS" && $8 { print $8 }' | LC_ALL=C sort
 }
-lost() { LC_ALL=C comm -23 <(grep -v '^#' "$1" | LC_ALL=C sort) <(exported "$library"); } # LIST
-echo 'ibv_reg_mr@@IBVERBS_1.9' | cat $old/librdmamr.symbols - >"$work/symbols"
-check "the check finds a lost symbol" [ "$(lost "$work/symbols")" = ibv_reg_mr@@IBVERBS_1.9 ]
-check "no symbol of 0.1 is lost: $(lost $old/librdmamr.symbols | xargs)" [ -z "$(lost $old/librdmamr.symbols)" ]
+awk '!/^#/ { for (n = 2; n <= NF; n++) print $n ($1 == "-" ? "" : $1) }' $old/librdmamr.symbols >"$work/symbols"
+lost() { LC_ALL=C comm -23 <(LC_ALL=C sort "$1") <(exported "$library"); } # LIST
+echo 'ibv_reg_mr@@IBVERBS_1.9' | cat "$work/symbols" - >"$work/more"
+check "the check finds a lost symbol" [ "$(lost "$work/more")" = ibv_reg_mr@@IBVERBS_1.9 ]
+check "no symbol of 0.1 is lost, of $(wc -l <"$work/symbols"): $(lost "$work/symbols" | xargs)" [ -z "$(lost "$work/symbols")" ]
 
 # The declarations of the headers, as a library whose variables have the types of all their
 # functions.
@@ -29,7 +30,7 @@ carrier() { # FOLDER OUTPUT
 		echo '#include <rdmamr.h>'
 		echo '#include <rdmamr/verbs.h>'
 		echo '#include <rdmamr/fi_mr.h>'
-		grep -v '^#' $old/librdmamr.symbols | grep -E '^((rdmamr|fi)_|ibv_.*_relaxed)' | grep -vE '^fi_(getinfo|prov_ini)' |
+		grep -E '^((rdmamr|fi)_|ibv_.*_relaxed)' "$work/symbols" | grep -vE '^fi_(getinfo|prov_ini)' |
 			sed 's/@.*//; s/.*/__typeof__(\&&) type_of_&;/'
 		echo 'struct rdmamr_segment *a_segment;'
 	} >"$work/carrier.c"
@@ -63,7 +64,7 @@ fi
 
 # A library with the symbols of 0.1 and no code, if that of 0.1 is missing.
 stub() { # OUTPUT
-	grep -v '^#' $old/librdmamr.symbols | grep '@@' | awk -F '@@' '
+	grep '@@' "$work/symbols" | awk -F '@@' '
 		{ print "void " $1 "(void) {}" >code; nodes[$2] = nodes[$2] " " $1 ";" }
 		END { for (node in nodes) print node " { global:" nodes[node] " };" >map }' code="$work/stub.c" map="$work/stub.map"
 	"$cc" -w -fno-builtin -shared -fPIC -Wl,-soname,librdmamr.so.1 -Wl,--version-script="$work/stub.map" "$work/stub.c" -o "$1"
