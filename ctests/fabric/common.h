@@ -10,11 +10,11 @@
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 enum { PATIENCE = 300000 /* ms, for events that should come at once */ };
-enum call { REG, REGV, REGATTR, CALLS };
+enum reg_call { REG, REGV, REGATTR, CALLS };
 static const char *const calls[] = { "fi_mr_reg", "fi_mr_regv", "fi_mr_regattr" };
 
 /* A region of these buffers by one of the calls; fi_mr_reg has one. */
-static inline int make_region(enum call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t access,
+static inline int make_region(enum reg_call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t access,
 			      uint64_t offset, uint64_t key, uint64_t flags, struct fid_mr **mr, void *context)
 {
 	struct fi_mr_attr attr = {

@@ -18,7 +18,7 @@ static struct fid_mr *source;   /* `local`, as large as the arena twice */
 static struct rdmamr_segment far;
 
 /* Its context is `pair`. */
-static int make(enum call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t offset, uint64_t key,
+static int make(enum reg_call call, struct fid_domain *domain, const struct iovec *iov, size_t count, uint64_t offset, uint64_t key,
 		uint64_t flags, struct fid_mr **mr)
 {
 	return make_region(call, domain, iov, count, FI_ALL, offset, key, flags, mr, &pair);
@@ -284,7 +284,7 @@ static void data(const struct object *object)
 }
 
 /* Checks a region from its registration to its end. */
-static void registers(const struct kind *kind, struct fid_domain *domain, const struct layout *row, enum call call)
+static void registers(const struct kind *kind, struct fid_domain *domain, const struct layout *row, enum reg_call call)
 {
 	const struct layout layout = laid_out(*row);
 	const uint64_t live = stats().live;

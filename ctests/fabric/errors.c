@@ -299,7 +299,7 @@ static void tables(void)
 
 /* --- Registrations --- */
 
-static int make(enum call call, struct fid_domain *domain, const void *buf, size_t length, uint64_t access, uint64_t offset,
+static int make(enum reg_call call, struct fid_domain *domain, const void *buf, size_t length, uint64_t access, uint64_t offset,
 		uint64_t key, uint64_t flags)
 {
 	struct iovec iov = { (void *)buf, length };
@@ -308,7 +308,7 @@ static int make(enum call call, struct fid_domain *domain, const void *buf, size
 }
 
 /* Whether such memory is registered; closes the region. */
-static bool registers(enum call call, struct fid_domain *domain, const void *buf, uint64_t access)
+static bool registers(enum reg_call call, struct fid_domain *domain, const void *buf, uint64_t access)
 {
 	mr = NULL;
 	return make(call, domain, buf, PAGE, access, 0, 1, 0) == 0 && mr && fi_mr_desc(mr) && fi_close(&mr->fid) == 0;
@@ -348,7 +348,7 @@ static void arguments(const struct kind *kind)
 	};
 
 	snprintf(in_hole, sizeof(in_hole), "%p", (void *)NOWHERE);
-	for (enum call call = REG; call < CALLS; call++) {
+	for (enum reg_call call = REG; call < CALLS; call++) {
 		for (size_t n = 0; n < COUNT(rows); n++) {
 			about("%s, %s", calls[call], rows[n].name);
 			if (!rows[n].provider_keys || kind->provider_keys)
@@ -425,7 +425,7 @@ static void keys(void)
 	struct fid_mr *first = keyed(domain, 1234), *second;
 	const uint64_t flags[] = { 0, RDMAMR_MR_KEY };
 
-	for (enum call call = REG; call < CALLS; call++) {
+	for (enum reg_call call = REG; call < CALLS; call++) {
 		about("%s", calls[call]);
 		for (int n = 0; n < 2; n++) {
 			FAILS(-FI_ENOKEY, "key", make(call, domain, memory + PAGE, PAGE, FI_ALL, 0, 1234, flags[n]));
@@ -790,7 +790,7 @@ static void bound(void)
 	gives(0, fi_close(&second->fid));
 
 	/* An error in the arguments is reported at once, and has no event. */
-	for (enum call call = REG; call < CALLS; call++) {
+	for (enum reg_call call = REG; call < CALLS; call++) {
 		about("asynchronous %s", calls[call]);
 		FAILS(-FI_EINVAL, "access|right", make(call, domain, memory, PAGE, 1, 0, 1, 0));
 		FAILS(-FI_EINVAL, "length|0 bytes|empty", make(call, domain, memory, 0, FI_ALL, 0, 1, 0));
@@ -903,7 +903,7 @@ static void limited(void)
 
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 	drop_memlock_right();
-	for (enum call call = REG; call < CALLS; call++)
+	for (enum reg_call call = REG; call < CALLS; call++)
 		FAILS(-FI_ENOMEM, "RLIMIT_MEMLOCK", make(call, domain, memory, 20 * PAGE, FI_ALL, 0, 1, 0));
 	FAILS(-FI_ENOMEM, " 48 KiB of the same call, and ", fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL));
 	gives(0, fi_mr_regv(domain, iov, 2, FI_ALL, 0, 1, 0, &mr, NULL));

@@ -13,7 +13,6 @@
  *   false             a service of user 0 without rights, whose counters are a file that it moves
  *   locks             locks what is in the service's directory, as user 0 without rights
  *   load N            N unmaps that others interrupt: each is counted, or "open" is not 0
- *   cost N            ns of changes of memory, and of switches between processes
  */
 #include <dirent.h>
 #include <fcntl.h>
@@ -46,6 +45,7 @@ enum { PAGE = 4096, LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 7 };
 static volatile _Atomic uint64_t *counters, *mine; /* the first line, and this process's */
 static uint32_t place;
 static int files[FILES], count;
+static int number; /* of the part's argument */
 
 static uint64_t gaps(void) { return atomic_load(&counters[0]); }
 static uint64_t open_now(void) { return atomic_load(&counters[1]); }
@@ -170,7 +170,7 @@ static int another_task_unmaps(void)
 	return pid > 0 && waitpid(pid, &status, 0) == pid && !status ? 0 : -1;
 }
 
-static void changes(void)
+static void counted_changes(void)
 {
 	const struct { const char *name; int (*change)(void); bool unmaps; } table[] = {
 		{ "munmap", unmaps, true },
@@ -237,6 +237,13 @@ static void writes(void)
 	free(value);
 }
 
+static void changes(void)
+{
+	ok(place == (uint32_t)getpid() % LINES, "the line is that of the process");
+	counted_changes();
+	writes();
+}
+
 static void outlive(void)
 {
 	char line[100];
@@ -254,7 +261,7 @@ static void outlive(void)
 	}
 }
 
-static void crowd(int number)
+static void crowd(void)
 {
 	int ready[2], end[2], answered = 0, silent = 0;
 	char byte;
@@ -603,7 +610,7 @@ static void serve_falsely(void)
 }
 
 /* Others unmap all the time; one of more priority wakes up in the middle of that, and unmaps too. */
-static void load(int number)
+static void load(void)
 {
 	enum { OTHERS = 3, AT_ONCE = 20000 };
 	pid_t others[OTHERS];
@@ -654,97 +661,32 @@ static void load(int number)
 	is(open_now(), 0, "\"open\" is 0 when they have gone");
 }
 
-static double ns(const struct timespec *since, int number)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return ((now.tv_sec - since->tv_sec) * 1e9 + now.tv_nsec - since->tv_nsec) / number;
-}
-
-/* ns of one: the least of 60 rounds, which nothing else has disturbed. */
-static void cost_of(const char *what, void (*once)(void), int number)
-{
-	double least = 1e9;
-
-	for (int round = 0; round < 60; round++) {
-		struct timespec begin;
-		double it;
-
-		clock_gettime(CLOCK_MONOTONIC, &begin);
-		for (int n = 0; n < number; n++)
-			once();
-		it = ns(&begin, number);
-		least = it < least ? it : least;
-	}
-	printf("%s\t%.0f\n", what, least);
-}
-
-static int there[2], back[2];
-
-static void maps_unwatched(void) { munmap(unwatched(PAGE), PAGE); }
-static void maps_watched(void) { munmap(watched(PAGE), PAGE); }
-static void maps_emptied(void) { madvise(page, PAGE, MADV_DONTNEED); }
-static void protects(void) { mprotect(page, PAGE, PROT_READ), mprotect(page, PAGE, PROT_READ | PROT_WRITE); }
-static void switches(void)
-{
-	char byte = 0;
-
-	must(write(there[1], &byte, 1) == 1 && read(back[0], &byte, 1) == 1);
-}
-
-static void cost(int number)
-{
-	pid_t other;
-	char byte = 0;
-
-	must(!pipe(there) && !pipe(back));
-	pinned(SCHED_OTHER, 0);
-	if (!(other = fork()))
-		while (read(there[0], &byte, 1) == 1 && write(back[1], &byte, 1) == 1)
-			;
-	page = unwatched(PAGE);
-	*page = 1;
-	cost_of("a page mapped and unmapped", maps_unwatched, number);
-	cost_of("madvise(MADV_DONTNEED)", maps_emptied, number);
-	cost_of("mprotect, twice", protects, number);
-	cost_of("a watched page mapped and unmapped", maps_watched, number);
-	cost_of("two switches between processes", switches, number);
-	kill(other, SIGKILL);
-}
-
 int main(int argc, char **argv)
 {
+	static const struct { const char *name; void (*run)(void); bool asks; } parts[] = {
+		{ "crowd", crowd, false }, { "rude", rude, false }, { "lingers", lingers, false }, { "flood", flood, false },
+		{ "unread", unread, false }, { "load", load, true }, { "changes", changes, true },
+	};
 	const char *part = argc > 1 ? argv[1] : "";
-	int number = argc > 2 ? atoi(argv[2]) : 1000;
 
+	number = argc > 2 ? atoi(argv[2]) : 1000;
 	signal(SIGPIPE, SIG_IGN);
+	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
+		if (strcmp(part, parts[n].name))
+			continue;
+		must(!parts[n].asks || ask());
+		parts[n].run();
+		done_testing();
+		fflush(stdout);
+		/* "lingers 1": its sockets stay. */
+		return parts[n].run == lingers && argc > 2 && pause();
+	}
 	if (!strcmp(part, "ask"))
 		return !ask();
-	if (!strcmp(part, "cost"))
-		return cost(number), 0;
-	if (!strcmp(part, "crowd"))
-		return crowd(number), done_testing();
-	if (!strcmp(part, "rude"))
-		return rude(), done_testing();
-	if (!strcmp(part, "lingers"))
-		return lingers(), done_testing(), fflush(stdout), argc > 2 && pause();
-	if (!strcmp(part, "flood"))
-		return flood(), done_testing();
 	if (!strcmp(part, "false"))
 		serve_falsely();
 	if (!strcmp(part, "locks"))
 		return lock_all(), 0;
-	if (!strcmp(part, "unread"))
-		return unread(), done_testing();
-	must(ask());
-	if (!strcmp(part, "outlive"))
-		return outlive(), 0;
-	if (!strcmp(part, "load"))
-		return load(number), done_testing();
-	must(!strcmp(part, "changes"));
-	ok(place == (uint32_t)getpid() % LINES, "the line is that of the process");
-	changes();
-	writes();
-	return done_testing();
+	must(!strcmp(part, "outlive") && ask());
+	return outlive(), 0;
 }

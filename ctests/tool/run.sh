@@ -62,141 +62,33 @@ is "the exit status is the program's" "status 7" run sh -c 'exit 7'
 is "the output too, and arguments are left alone" $'-x --stats a  b\nstatus 0' run -- echo -x --stats 'a  b'
 is "without -- options behind the program are the program's" $'-x --stats\nstatus 0' run echo -x --stats
 is "standard input is the program's" $'words\nstatus 0' bash -c 'echo words | "$1" run cat' - "$tool"
-signal_of() { # SIGNAL COMMAND...: by which signal a process that is sent one dies
-	local signal=$1 pid
-	shift
-	"$@" &
-	pid=$!
-	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-	kill "-$signal" "$pid"
-	wait "$pid" 2>/dev/null
-	kill -l $?
-}
-for signal in TERM INT KILL; do
+awaits() { for _ in $(seq 2000); do [ ! -e "$1" ] || return 0; sleep 0.05; done; }
+# The launcher gets a signal while the program runs, which dies of it or catches it.
+signalled() { # SIGNAL dies|catches OPTION...
+	local name="SIG$1 to the launcher${3:+, with $3}: the program $2" wanted="5 caught" pid status
+	[ "$2" = catches ] || wanted="$((128 + $(kill -l "$1"))) "
 	rm -f started
-	found=$(signal_of $signal "$tool" run -- perl -e 'open F, ">started"; $SIG{INT} = "DEFAULT"; sleep 600' 2>/dev/null)
-	check "SIG$signal to the launcher ends the program, and is what it died of: $found" [ "$found" = $signal ]
-done
-rm -f started
-# shellcheck disable=SC2016 # the program's own variables
-"$tool" run -- perl -e '$SIG{TERM} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 600' >caught &
-pid=$!
-for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-kill -TERM $pid
-wait $pid
-check "a program that catches SIGTERM gets it, and chooses its end" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
-died=$(python3 -c '
-import subprocess, sys
-print(subprocess.run([sys.argv[1], "run", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
-check "a program that dies of a signal of its own does so for the caller: $died" [ "$died" = -11 ]
-ignored() { grep SigIgn /proc/self/status; }
-check "ignored signals stay ignored, and others do not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
-check "SIGPIPE too" [ "$(trap '' PIPE; run grep SigIgn /proc/self/status)" = "$(trap '' PIPE; ignored)" ]
-check "the process is the same" [ "$(bash -c 'echo $$; exec "$1" run sh -c "echo \$\$"' - "$tool" | uniq | wc -l)" = 1 ]
-
-# The environment.
-has() { # NAME LINE COMMAND...: the program's environment has the line
-	local name=$1 line=$2 found
-	shift 2
-	found=$("$@" 2>/dev/null)
-	if grep -qxF -- "$line" <<<"$found"; then pass "$name"; else fail "$name" "wanted: $line" "found: $(grep -a 'RDMAMR\|LD_' <<<"$found")"; fi
-}
-has "LD_PRELOAD is the library" "LD_PRELOAD=$library" run env
-has "before libraries that are preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
-module=${library%/*}/librdmamr-audit.so
-has "LD_AUDIT is the module beside the library" "LD_AUDIT=$module" run env
-has "before another" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
-has "--no-audit leaves it out" 0 run --no-audit bash -c 'env | grep -c ^LD_AUDIT'
-has "the linker has loaded the module" "$module" run bash -c 'awk "/rdmamr-audit/ { print \$6 }" /proc/$$/maps'
-has "the library is loaded" "$library" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'
-has "--cache=local" RDMAMR_CACHE=local run --cache=local env
-has "--cache all" RDMAMR_CACHE=all run --cache all env
-has "--prefault" RDMAMR_PREFAULT=2 run --prefault 2 env
-has "--progress" RDMAMR_PROGRESS=1 run --progress env
-has "--monitor" RDMAMR_MONITOR=libfabric run --monitor libfabric env
-has "--log" RDMAMR_LOG=info run --log info env
-"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
-has "--stats" RDMAMR_STATS=table run --stats env
-has "--stats=json" RDMAMR_STATS=stderr run --stats=json env
-check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *1$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats ./failing 2>&1 >/dev/null)"
-check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json ./failing 2>&1 >/dev/null)"
-is "a program that registers nothing has a line about its trace" $'rdmamr: no call is recorded: the program has registered no memory\nstatus 0' run --trace none true
-says_at_end() { # NAME STATUS WORDS COMMAND...: the last line but the status
-	local found
-	found=$(status_of "${@:4}")
-	check "$1" [ "$(tail -2 <<<"$found")" = "$3
-status $2" ]
-}
-says_at_end "a program that a signal ends has a line too" 143 'rdmamr: no call is recorded: the program has registered no memory' \
-	run --trace none sh -c 'kill $$'
-check "which names the signal" grep -q '^rdmamr: SIGTERM ended the program$' <<<"$(run --trace none sh -c 'kill $$' 2>&1)"
-check "a program without registrations has a line about its statistics, and its children have none" \
-	[ "$(run --stats bash -c '/bin/true; exit 0' 2>&1 | sed 's/process [0-9]*/process N/')" = 'rdmamr: process N has no statistics: it registered nothing' ]
-check "and says that there are no statistics" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
-	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
-check "a program that leaves by _exit has a line too" [ "$(run --stats perl -e 'use POSIX; POSIX::_exit(3)' 2>&1)" = \
-	"rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library" ]
-mkdir temporary
-TMPDIR=$work/temporary run --stats sh -c 'kill $$' 2>/dev/null
-check "nothing stays in TMPDIR" rmdir temporary
-# shellcheck disable=SC2016 # the inner shell's own variable
-check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
-cp /bin/true busy
-is "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
-is "a program that cannot run has no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
-check "a limit that is no size is an error" bash -c '! "$1" run --trace none --trace-limit 10X echo it ran >said 2>&1 && grep -q "invalid value .10X." said && ! grep -q "^it ran" said' - "$tool"
-refused "a limit of no trace" 125 "needs --trace" --trace-limit 1M echo it ran
-has "--stats=FILE is absolute" "RDMAMR_STATS=$work/stats" run --stats=stats env
-run --stats=stats ./failing >/dev/null
-check "and the library has written it" grep -q reg_kernel stats
-has "--trace is absolute" "RDMAMR_TRACE=$work/trace" run --trace trace env
-check "and the file is there" test -f trace
-is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
-check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
-has "the user's settings stay" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
-printf 'RDMAMRTR and an old block' >trace
-run --trace trace true 2>/dev/null
-check "a new trace replaces an old one" bash -c '! grep -qs "old block" trace'
-rm -f started
-# shellcheck disable=SC2016 # the program's own variable
-"$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
-for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-run --trace trace true 2>/dev/null
-check "one that another program is writing is shared" grep -qs "new block" trace
-: >over
-wait $!
-run --trace trace true 2>/dev/null
-check "until that has ended" bash -c '! grep -qs "new block" trace'
-# A report at the end.
-refused "a page in a folder that is missing" 125 "--report=nowhere/page.html: No such file or directory" --report=nowhere/page.html echo it ran
-refused "statistics in a folder that is missing" 125 "--stats=nowhere/stats: No such file or directory" --stats=nowhere/stats echo it ran
-check "--report ends as the program does" [ "$(status_of run --report -- sh -c './failing >/dev/null 2>&1; exit 7' | tail -1)" = "status 7" ]
-check "and has written the page by the program's name" grep -q '<html' sh.html
-check "with the call that failed" grep -q ibv_reg_mr sh.html
-run --report=page.html --trace kept -- ./failing >/dev/null 2>said
-check "--report=PAGE, and the trace stays" test -s page.html -a -s kept
-check "its path is reported" grep -q '^rdmamr: Not worth it: .* More: page.html$' said
-check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
-check "a program that registers nothing has no report, which is reported" bash -c '[ "$(tail -1 <<<"$1")" = "status 0" ] && grep -qx "rdmamr: no call is recorded: the program has registered no memory" <<<"$1" && [ ! -e true.html ]' - "$(status_of run --report true)"
-is "nor has one with a name of several traces" $'rdmamr: no call is recorded: the program has registered no memory\nstatus 3' run --report --trace nothing/%p sh -c 'exit 3'
-died=$(python3 -c '
-import subprocess, sys
-print(subprocess.run([sys.argv[1], "run", "--report", "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool")
-check "and dies of the same signal as the program: $died" [ "$died" = -11 ]
-rm -f started
-# shellcheck disable=SC2016 # the program's own variables
-for signal in TERM INT QUIT; do
-	rm -f started
-	"$tool" run --report -- perl -e '$SIG{$ARGV[0]} = sub { print "caught\n"; exit 5 }; open F, ">started"; close F; sleep 20' $signal >caught 2>/dev/null &
+	# shellcheck disable=SC2016 # the program's own variables
+	"$tool" run "${@:3}" -- perl -e '$SIG{$ARGV[0]} = $ARGV[1] eq "dies" ? "DEFAULT" : sub { print "caught\n"; exit 5 } if $ARGV[0] ne "KILL";
+		open F, ">started"; close F; sleep 600' "$1" "$2" >caught 2>/dev/null &
 	pid=$!
-	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-	kill -$signal $pid
-	wait $pid
-	check "SIG$signal to the launcher goes to the program" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
+	awaits started
+	kill "-$1" $pid
+	wait $pid 2>/dev/null
+	status=$?
+	check "$name" [ "$status $(cat caught)" = "$wanted" ]
+}
+for signal in TERM INT KILL; do signalled $signal dies; done
+signalled TERM catches
+for signal in TERM INT QUIT; do signalled $signal catches --report; done
+for option in "" --report; do
+	died=$(python3 -c '
+import subprocess, sys
+print(subprocess.run([*filter(None, sys.argv[1:]), "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool" run $option)
+	check "a program that dies of a signal of its own does so for the caller: $died $option" [ "$died" = -11 ]
 done
 # The launcher sets its handlers late. No shell's handler has SA_SIGINFO.
 cat >late.c <<'EOF'
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
 #include <unistd.h>
@@ -209,21 +101,97 @@ int sigaction(int signal, const struct sigaction *action, struct sigaction *befo
 	return next(signal, action, before);
 }
 EOF
-if "${CC:-cc}" -shared -fPIC late.c -o late.so; then
-	rm -f started
-	LD_PRELOAD=$work/late.so "$tool" run --report -- sh -c 'trap "echo caught; exit 5" USR1; : >started; sleep 20 & wait' >caught 2>/dev/null &
-	pid=$!
-	for _ in $(seq 2000); do [ -e started ] && break || sleep 0.05; done
-	kill -USR1 $pid
-	wait $pid
-	check "a signal before the launcher has its handlers does, too" bash -c '[ "$1" = 5 ] && [ "$(cat caught)" = caught ]' - $?
-else
-	skip "a signal before the launcher has its handlers" "there is no C compiler"
-fi
+"${CC:-cc}" -D_GNU_SOURCE -shared -fPIC late.c -o late.so || fail "late.c is compiled"
+rm -f started
+LD_PRELOAD=$work/late.so "$tool" run --report -- sh -c 'trap "echo caught; exit 5" USR1; : >started; sleep 20 & wait' >caught 2>/dev/null &
+pid=$!
+awaits started
+kill -USR1 $pid
+wait $pid
+check "a signal before the launcher has its handlers goes to the program, too" [ "$? $(cat caught)" = "5 caught" ]
+ignored() { grep SigIgn /proc/self/status; }
+check "ignored signals stay ignored, and others do not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
+check "SIGPIPE too" [ "$(trap '' PIPE; run grep SigIgn /proc/self/status)" = "$(trap '' PIPE; ignored)" ]
+check "the process is the same" [ "$(bash -c 'echo $$; exec "$1" run sh -c "echo \$\$"' - "$tool" | uniq | wc -l)" = 1 ]
 
+# The environment.
+has() { # NAME LINE COMMAND...: the program's environment has the line
+	local name=$1 line=$2 found
+	shift 2
+	found=$("$@" 2>/dev/null)
+	if grep -qxF -- "$line" <<<"$found"; then pass "$name"; else fail "$name" "wanted: $line" "found: $(grep -a 'RDMAMR\|LD_' <<<"$found")"; fi
+}
+module=${library%/*}/librdmamr-audit.so
+# OPTIONS | A LINE OF THE ENVIRONMENT
+while IFS='|' read -r options line; do
+	# shellcheck disable=SC2086 # words
+	has "rdmamr run $options: $line" "$line" run $options env
+done <<-ROWS
+	|LD_PRELOAD=$library
+	|LD_AUDIT=$module
+	--cache=local|RDMAMR_CACHE=local
+	--cache all|RDMAMR_CACHE=all
+	--prefault 2|RDMAMR_PREFAULT=2
+	--progress|RDMAMR_PROGRESS=1
+	--monitor libfabric|RDMAMR_MONITOR=libfabric
+	--log info|RDMAMR_LOG=info
+	--stats|RDMAMR_STATS=table
+	--stats=json|RDMAMR_STATS=stderr
+	--stats=stats|RDMAMR_STATS=$work/stats
+	--trace trace|RDMAMR_TRACE=$work/trace
+	--trace trace --trace-limit 1M|RDMAMR_TRACE_LIMIT=1048576
+ROWS
+has "before libraries that are preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
+has "before another module" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
+has "the user's settings stay" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
+has "--no-audit leaves it out" 0 run --no-audit bash -c 'env | grep -c ^LD_AUDIT'
+for file in "$module" "$library"; do has "loaded: ${file##*/}" "$file" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'; done
+check "nothing else is set" [ "$(run env | grep -c ^RDMAMR_)" = 0 ]
+"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o failing "$library" -libverbs
+check "--stats prints a table of at most 80 columns, and no JSON" bash -c '[ "$(wc -l <<<"$1")" -ge 4 ] && [ "$(wc -L <<<"$1")" -le 80 ] && grep -q "^  registered  *0  *0  *1$" <<<"$1" && ! grep -q "{" <<<"$1"' - "$(run --stats ./failing 2>&1 >/dev/null)"
+check "--stats=json prints a line of JSON" grep -q '^{"reg_kernel":0,.*}$' <<<"$(run --stats=json ./failing 2>&1 >/dev/null)"
+run --stats=stats ./failing >/dev/null
+check "--stats=FILE: the library has written it" grep -q reg_kernel stats
+
+# Programs that register nothing, and those that end early: one line says so.
+none='rdmamr: no call is recorded: the program has registered no memory'
+# shellcheck disable=SC2016 # the inner shell's own variable
+die='kill $$'
+is "a trace of nothing" "$none"$'\nstatus 0' run --trace none true
+is "of a program that a signal ends" $'rdmamr: SIGTERM ended the program\n'"$none"$'\nstatus 143' run --trace none sh -c "$die"
+is "statistics of nothing, and none of its children" $'rdmamr: process N has no statistics: it registered nothing\nstatus 0' \
+	bash -c 'set -o pipefail; "$1" run --stats bash -c "/bin/true; exit 0" 2>&1 | sed "s/process [0-9]*/process N/"' - "$tool"
+check "of a program that a signal ends" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
+	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
+is "of one that leaves by _exit" $'rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library\nstatus 3' \
+	run --stats perl -e 'use POSIX; POSIX::_exit(3)'
+mkdir temporary
+TMPDIR=$work/temporary run --stats sh -c "$die" 2>/dev/null
+check "nothing stays in TMPDIR" rmdir temporary
+# shellcheck disable=SC2016 # the inner shell's own variable
+check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
+cp /bin/true busy
+is "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
+is "and no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
+is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
+
+# Traces.
+block() { printf 'RDMAMRTR and %s' "$1"; }
+block "an old block" >trace
+run --trace trace true 2>/dev/null
+check "a new trace replaces an old one" bash -c '! grep -qs "old block" trace'
+rm -f started
+# shellcheck disable=SC2016 # the program's own variable
+"$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
+awaits started
+run --trace trace true 2>/dev/null
+check "one that another program is writing is shared" grep -qs "new block" trace
+: >over
+wait $!
+run --trace trace true 2>/dev/null
+check "until that has ended" bash -c '! grep -qs "new block" trace'
 is "a trace that is gone is an error of its own" "rdmamr: the trace cannot be read: $work/lost: it cannot be opened: No such file or directory
 status 0" run --trace lost rm lost
-# Names of several files.
 counted() { run --trace each/%p -- ./failing 2>&1 >/dev/null | tail -1; }
 found=$(counted)
 check "the traces of other runs are not counted: $found" [ "$found" = "$(counted)" ]
@@ -233,7 +201,6 @@ printf 'a letter' >"of/$(uname -n)-4"
 run --trace of/%h-%r true
 check "old traces are removed, and no other file" [ "$(ls of)" = "$(uname -n)-4" ]
 check "the next command names the folder" grep -q "next: rdmamr report $work/of$" <<<"$(RANK=1 "$tool" run --trace of/%h-%r -- ./failing 2>&1)"
-has "--trace-limit" RDMAMR_TRACE_LIMIT=1048576 run --trace trace --trace-limit 1M env
 exec {held}>locked
 flock -x $held
 refused "a trace that another program has locked" 125 "locked" --trace locked echo it ran
@@ -241,100 +208,113 @@ exec {held}>&-
 mkdir gone
 (cd gone && rmdir ../gone && RDMAMR_TRACE=x RDMAMR_STATS=y LD_PRELOAD=$library "$work/failing") >said 2>&1
 check "in a deleted working directory a relative path is refused" [ "$(grep -c 'RDMAMR_.*no such value' said)" = 2 ]
-
 echo "a year's work" >thesis
 refused "a file that is no trace is not overwritten" 125 "not a trace" --trace thesis echo it ran
 check "it is unchanged" [ "$(cat thesis)" = "a year's work" ]
-printf 'RDMAMRTR and an old block' >trace
+block "an old block" >trace
 refused "a program that does not exist" 127 "no program of that name" --trace trace nosuch
 check "leaves the old trace unchanged" grep -q "old block" trace
 
-# Programs that cannot preload a library.
-if echo 'int main(void) { return 0; }' >main.c && "${CC:-cc}" main.c -o dynamic; then
-	"${CC:-cc}" -static main.c -o static
-	"${CC:-cc}" -static-pie main.c -o static-pie
-	"${CC:-cc}" main.c -o musl -Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1
-	"${CC:-cc}" main.c -o bionic -Wl,--dynamic-linker=/system/bin/linker64
-	"${CC:-cc}" main.c -o elsewhere -Wl,--dynamic-linker=/nowhere/ld-linux-x86-64.so.2
-	"${CC:-cc}" -no-pie main.c -o fixed
-	is "a dynamic program runs" "status 0" run ./dynamic
-	is "one at fixed addresses too" "status 0" run ./fixed
-	refused "static" 125 "statically linked" ./static
-	refused "static and position-independent" 125 "statically linked" ./static-pie
-	refused "musl" 125 "C library musl" ./musl
-	refused "another loader" 125 "not glibc's" ./bionic
-	refused "a loader that does not exist" 125 "does not exist" ./elsewhere
-	for machine in '003 1 x86, 32 bit' '267 2 ARM, 64 bit' '363 2 RISC-V, 64 bit'; do
-		read -r number class name <<<"$machine"
-		cp dynamic other
-		printf '%b' "\\0$number\\0" | dd of=other bs=1 seek=18 conv=notrunc status=none
-		if [ "$class" = 1 ]; then
-			# The header of 32 bits has another layout: only the machine is read from this one.
-			printf '\177ELF\1\1\1\0\0\0\0\0\0\0\0\0\2\0\3\0\1\0\0\0\0\0\0\0\64\0\0\0\0\0\0\0\0\0\0\0\64\0\40\0\0\0\50\0\0\0\0\0' >other
-			chmod +x other
-		fi
-		refused "built for $name" 125 "built for $name" ./other
-	done
-	loader=$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')
-	is "the loader itself, with a program" "status 0" run "$loader" ./dynamic
-	printf '#!%s/static\n' "$work" >script
-	printf '#!/usr/bin/env static\n' >by-env
-	printf '#!%s/script\n' "$work" >nested
-	printf '#!/nowhere/sh\n' >orphan
-	printf '#!/bin/sh\necho it ran\n' >fine
-	echo 'echo it ran' >plain
-	printf '\0\1\2' >noise
-	chmod +x script by-env nested orphan fine plain noise
-	refused "a script with a static interpreter" 125 "script, run by $work/static: it is statically" ./script
-	PATH=$work:$PATH refused "one by env" 125 "it starts $work/static, and it is statically" ./by-env
-	refused "a script run by a script" 125 "statically linked" ./nested
-	refused "a script whose interpreter does not exist" 125 "/nowhere/sh does not exist" ./orphan
-	is "a script" $'it ran\nstatus 0' run ./fine
-	is "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
-	refused "neither a program nor a script" 125 "neither an ELF program nor a script" ./noise
-else
-	skip "programs that cannot be preloaded" "there is no C compiler"
-fi
-echo text >text
-refused "a file that may not be executed" 126 "may not be executed" ./text
-refused "a directory" 126 "directory" ./.
-PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
-refused "a path that does not exist" 127 "No such file" ./nosuch
-refused_usage() { # NAME OPTION...
-	local name=$1
-	shift
-	is "$name is wrong usage" "status 125" bash -c '"$0" run "$@" true 2>/dev/null' "$tool" "$@"
-}
-refused_usage "an unknown cache" --cache=some
-refused_usage "more threads than the library takes" --prefault 65
-is "an unknown option is wrong usage, with the status of env(1)" "status 125" bash -c '"$1" run --nosuch true 2>/dev/null' - "$tool"
+# A report at the end.
+check "--report ends as the program does" [ "$(status_of run --report -- sh -c './failing >/dev/null 2>&1; exit 7' | tail -1)" = "status 7" ]
+check "and has written the page by the program's name, with the call that failed" bash -c 'grep -q "<html" sh.html && grep -q ibv_reg_mr sh.html'
+run --report=page.html --trace kept -- ./failing >/dev/null 2>said
+check "--report=PAGE, whose path is reported, and the trace stays" bash -c '[ -s page.html ] && [ -s kept ] && grep -q "^rdmamr: Not worth it: .* More: page.html$" said'
+check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
+is "a program that registers nothing has no report" "$none"$'\nstatus 0' run --report true
+check "nor a page" [ ! -e true.html ]
+is "nor has one with a name of several traces" "$none"$'\nstatus 3' run --report --trace nothing/%p sh -c 'exit 3'
 
-if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null && [ -e dynamic ]; then
+# Refused options, and programs that cannot preload a library. NAME | STATUS | WORDS | ARGUMENTS
+refused_all() {
+	local name status words arguments
+	while IFS='|' read -r name status words arguments; do
+		# shellcheck disable=SC2086 # words
+		refused "$name" "$status" "$words" $arguments
+	done
+}
+echo text >text
+printf '\0\1\2' >noise
+chmod +x noise
+refused_all <<-'ROWS'
+	a page in a folder that is missing|125|--report=nowhere/page.html: No such file or directory|--report=nowhere/page.html echo it ran
+	statistics in a folder that is missing|125|--stats=nowhere/stats: No such file or directory|--stats=nowhere/stats echo it ran
+	a limit of no trace|125|needs --trace|--trace-limit 1M echo it ran
+	neither a program nor a script|125|neither an ELF program nor a script|./noise
+	a file that may not be executed|126|may not be executed|./text
+	a directory|126|directory|./.
+	a path that does not exist|127|No such file|./nosuch
+ROWS
+PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
+for usage in --cache=some "--prefault 65" --nosuch "--trace none --trace-limit 10X"; do
+	# shellcheck disable=SC2086 # words
+	is "wrong usage: $usage" "status 125" bash -c '"$0" run "$@" echo it ran 2>/dev/null' "$tool" $usage
+done
+
+echo 'int main(void) { return 0; }' >main.c
+built() { "${CC:-cc}" main.c -o "$@" || fail "$1 is built"; }
+built dynamic
+built static -static
+built static-pie -static-pie
+built musl -Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1
+built bionic -Wl,--dynamic-linker=/system/bin/linker64
+built elsewhere -Wl,--dynamic-linker=/nowhere/ld-linux-x86-64.so.2
+built fixed -no-pie
+for machine in arm64:267 riscv:363; do
+	cp dynamic ${machine%:*}
+	printf '%b' "\\0${machine#*:}\\0" | dd of=${machine%:*} bs=1 seek=18 conv=notrunc status=none
+done
+# The header of 32 bits has another layout: only the machine is read from this one.
+printf '\177ELF\1\1\1\0\0\0\0\0\0\0\0\0\2\0\3\0\1\0\0\0\0\0\0\0\64\0\0\0\0\0\0\0\0\0\0\0\64\0\40\0\0\0\50\0\0\0\0\0' >x86
+printf '#!%s/static\n' "$work" >script
+printf '#!/usr/bin/env static\n' >by-env
+printf '#!%s/script\n' "$work" >nested
+printf '#!/nowhere/sh\n' >orphan
+printf '#!/bin/sh\necho it ran\n' >fine
+echo 'echo it ran' >plain
+chmod +x x86 script by-env nested orphan fine plain
+PATH=$work:$PATH refused_all <<-ROWS
+	static|125|statically linked|./static
+	static and position-independent|125|statically linked|./static-pie
+	musl|125|C library musl|./musl
+	another loader|125|not glibc's|./bionic
+	a loader that does not exist|125|does not exist|./elsewhere
+	of another machine|125|built for x86, 32 bit|./x86
+	of another|125|built for ARM, 64 bit|./arm64
+	of a third|125|built for RISC-V, 64 bit|./riscv
+	a script with a static interpreter|125|script, run by $work/static: it is statically|./script
+	one by env|125|it starts $work/static, and it is statically|./by-env
+	a script run by a script|125|statically linked|./nested
+	a script whose interpreter does not exist|125|/nowhere/sh does not exist|./orphan
+ROWS
+is "a dynamic program runs" "status 0" run ./dynamic
+is "one at fixed addresses too" "status 0" run ./fixed
+is "the loader itself, with a program" "status 0" run "$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')" ./dynamic
+is "a script" $'it ran\nstatus 0' run ./fine
+is "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
+
+if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -r "$library" -a -x "$tool" 2>/dev/null; then
 	as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" run "$@"; }
 	privileged() { # NAME WORDS PROGRAM
 		local found
 		found=$(status_of as_nobody "$3")
 		check "$1: $(head -1 <<<"$found" | sed "s|$work/||g")" grep -Pzq "$2(.|\n)*status 125" <<<"$found"
 	}
-	if setpriv --reuid=65534 --clear-groups test -r "$library" && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
-		cp dynamic suid && chmod 4755 suid
-		cp dynamic sgid && chmod 2755 sgid
-		privileged "set-uid" "set-uid \(to user 0\)" ./suid
-		privileged "set-gid" "set-gid \(to group 0\)" ./sgid
-		is "by its owner it gains nothing" "status 0" run ./suid
-		if cp dynamic capable && setcap cap_net_raw+ep capable 2>/dev/null; then
-			privileged "file capabilities" "file capabilities" ./capable
-			is "root gains nothing by them" "status 0" run ./capable
-		else
-			skip "file capabilities" "this file system has none"
-		fi
-		chmod 711 dynamic
-		is "a program that may be executed and not read" "status 0" as_nobody ./dynamic
+	cp dynamic suid && chmod 4755 suid
+	cp dynamic sgid && chmod 2755 sgid
+	privileged "set-uid" "set-uid \(to user 0\)" ./suid
+	privileged "set-gid" "set-gid \(to group 0\)" ./sgid
+	is "by its owner it gains nothing" "status 0" run ./suid
+	if cp dynamic capable && setcap cap_net_raw+ep capable 2>/dev/null; then
+		privileged "file capabilities" "file capabilities" ./capable
+		is "root gains nothing by them" "status 0" run ./capable
 	else
-		skip "programs with rights" "the program is where others cannot reach it"
+		skip "file capabilities" "this file system has none"
 	fi
+	chmod 711 dynamic
+	is "a program that may be executed and not read" "status 0" as_nobody ./dynamic
 else
-	skip "programs with rights" "only root can make them"
+	skip "programs with rights" "only root can make them, where others can reach the program"
 fi
 
 # Finding the library.

@@ -1,16 +1,14 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""trace.py known|service|job|SHAPE FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests
+"""trace.py known|job FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests
 of "rdmamr report".
 
-known has a little of everything, and numbers that report.sh expects. service is the trace of a
-plausible service. job makes a folder with a trace for each of three ranks; its last argument FASTER
-divides the time of each call. A SHAPE of SHAPES has as many calls as $CALLS says. PROGRAM and LIBRARY
-are callers.c, built as both. This file follows the manual page alone, so that it checks the library's
+known has a little of everything, and numbers that report.sh expects. job makes a folder with a trace
+for each of three ranks; its last argument FASTER divides the time of each call. PROGRAM and LIBRARY are
+callers.c, built as both. This file follows the manual page alone, so that it checks the library's
 own source.
 """
 import os
-import random
 import struct
 import subprocess
 import sys
@@ -120,61 +118,6 @@ def known(path, program, library):
         out.truncate(out.tell() - CALL.size - 10)
 
 
-def service(path, program, library):
-    """Twelve seconds of a service: an index at first, then a message's buffers for each message, rows now and then."""
-    random.seed(5)
-    send = return_address(program, "send_message", PROGRAM_AT)
-    fetch = return_address(program, "fetch_rows", PROGRAM_AT)
-    load = return_address(library, "load_index", LIBRARY_AT)
-
-    def cost(length):  # about as soft-RoCE: a system call, and its pages
-        return int((14 * us + length / 4096 * 0.22 * us) * random.lognormvariate(0, 0.18))
-
-    with open(path, "wb") as out:
-        one = Process(out, 20417, ["/usr/bin/kvserver", "--listen", "10.77.0.1", "--index", "/srv/index"], 1_763_642_400 * s)
-        one.modules(program, library)
-        one.block(REASON, struct.pack("<I", 1) + b"ibv_reg_mr of 536870912 bytes at 0x7f2ac0000000, access local_write remote_read: "
-                  b"ENOMEM from the kernel: RLIMIT_MEMLOCK: this needs 512 MiB, and 402 of 512 MiB are pinned already (VmPin). "
-                  b"Raise it (ulimit -l, LimitMEMLOCK= of a service), or gain CAP_IPC_LOCK: here it is in the bounding set alone, "
-                  b"which helps only root")
-        at, lkey = 150 * ms, 1000
-        for n in range(24):  # the index, which stays
-            memory = (0x7F1000000000 + n * 16 * MiB, 16 * MiB)
-            took = cost(memory[1])
-            one.call(at, took, REG_MR, KERNEL, memory, 5, lkey, load, 20417)
-            at, lkey = at + took + 25 * ms, lkey + 1
-        for n in range(3):
-            one.call(at + n * 10 * ms, 9 * us, REG_MR, 0, (0x7F2AC0000000, 512 * MiB), 5, 0, load, 20417, ENOMEM, 1)
-        one.flush()
-        for thread in range(4):
-            at, rows = 1 * s + thread * 80 * ms, []
-            while at < 11_500 * ms:
-                length = 1 << random.choices(range(9, 21), [2, 4, 7, 9, 8, 7, 5, 4, 3, 2, 1, 1])[0]
-                length = random.randrange(length, 2 * length)
-                slot = random.randrange(48)
-                memory = (0x7F3000000000 + (thread * 64 + slot) * 4 * MiB + 64, length if slot < 6 else 4096 << slot % 8)
-                took = cost(memory[1])
-                one.call(at, took, REG_MR, KERNEL, memory, 1, 5000 + thread, send, 20420 + thread)
-                at += took + random.randrange(40 * us, 900 * us)
-                released = cost(memory[1]) * 6 // 10
-                one.call(at, released, DEREG_MR, KERNEL, memory, 0, 5000 + thread, send, 20420 + thread)
-                at += released + random.randrange(100 * us, 1200 * us)
-                if rows and (len(rows) > 8 or random.random() < 0.02):
-                    memory, key = rows.pop(0)
-                    one.call(at, cost(memory[1]) * 6 // 10, DEREG_MR, KERNEL, memory, 0, key, fetch, 20420 + thread)
-                elif random.random() < 0.012:
-                    memory = (0x7F5000000000 + (thread * 16 + random.randrange(12)) * 16 * MiB, 8 * MiB)
-                    lkey += 1
-                    one.call(at, cost(memory[1]), REG_MR, KERNEL, memory, 7, lkey, fetch, 20420 + thread)
-                    rows.append((memory, lkey))
-                at += 8 * ms if random.random() < 0.01 else 0
-            for memory, key in rows[:-1]:
-                one.call(at, cost(memory[1]) * 6 // 10, DEREG_MR, KERNEL, memory, 0, key, fetch, 20420 + thread)
-                at += 40 * ms
-            one.flush()
-        one.end(12 * s)
-
-
 def job(path, program, library, faster=1):
     """Rank 0 and 1 on node1, rank 2 on node2, which takes three times as long as rank 1."""
     faster = int(faster)
@@ -194,61 +137,6 @@ def job(path, program, library, faster=1):
             one.end(1 * s)
 
 
-def pairs(n):
-    """Over 100 000 ranges."""
-    where = n // 2 * 7919 % 100_000
-    return (REG_MR, DEREG_MR)[n % 2], ((where + 1) << 20, 4096 << n // 2 % 8), where, n // 2 % 64
-
-
-def distinct(n):
-    """Each range is registered once."""
-    return (REG_MR, DEREG_MR)[n % 2], ((n // 2 + 1) << 13, 8192), n // 2, n // 2 % 64
-
-
-def live(n):
-    """Nothing is deregistered."""
-    return REG_MR, ((n + 1) << 13, 8192), n, n % 64
-
-
-def callers(n):
-    """As many places in the program as calls."""
-    return (REG_MR, DEREG_MR)[n % 2], ((n // 2 % 1000 + 1) << 13, 8192), n // 2 % 1000, n
-
-
-def moved(n):
-    """Half of the calls register, the other half registers the same regions again in another domain."""
-    half = int(os.environ["CALLS"]) // 2
-    return (REG_MR, REREG_MR)[n // half], ((n % half + 1) << 13, 8192), n % half, 0
-
-
-def lists(n):
-    """With a new list of modules before each call, none of which has the caller."""
-    return REG_MR, ((n % 1000 + 1) << 13, 8192), n, n - (1 << 32)
-
-
-SHAPES = {shape.__name__: shape for shape in (pairs, distinct, live, callers, moved, lists)}
-
-
-def large(path, program, library, shape):
-    calls = int(os.environ["CALLS"])
-    with open(path, "wb") as out:
-        one = Process(out, 1, ["./large"], 1_763_642_400 * s)
-        one.modules(program, library)
-        for n in range(calls):
-            call, memory, key, caller = shape(n)
-            one.call(n * 10 * us, 3000 + n % 997, call, KERNEL, memory, 1, key, PROGRAM_AT + caller,
-                     pd=0xABC0 + (call == REREG_MR))
-            if shape is lists:
-                one.block(MODULES, b"%x %x 0 /lib/%d.so\n" % (n << 12, (n + 1) << 12, n % 9))
-            if shape is lists or n % 1024 == 1023:
-                one.flush()
-        one.flush()
-        one.end(calls * 10 * us)
-
-
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
-    if kind in SHAPES:
-        large(*names, SHAPES[kind])
-    else:
-        {"known": known, "service": service, "job": job}[kind](*names)
+    {"known": known, "job": job}[kind](*names)
