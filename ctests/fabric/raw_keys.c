@@ -4,8 +4,6 @@
  * the region by it. A raw key with any changed byte is refused. The unit test fuzz_raw_keys has random ones.
  */
 #include "common.h"
-#include <arpa/inet.h>
-#include <sys/wait.h>
 
 enum { LIMIT = RDMAMR_MR_IOV_LIMIT, ARENA = 64 * PAGE, RAW_MAX = 2048 };
 
@@ -67,105 +65,60 @@ static void gather(size_t count, char *to)
 	}
 }
 
-static void pattern(char *memory, size_t length, unsigned int seed)
-{
-	for (size_t n = 0; n < length; n++)
-		memory[n] = (char)((seed + n * 31 + n / 251) | 1);
-}
-
-/* --- Another process, with a device of its own and a connection to this one --- */
+/* --- Another process, with a device of its own: what it finds behind a key, a peer of its own can reach --- */
 
 struct order {
 	int kind;
 	size_t length;
-	unsigned int seed;
 	struct raw_key raw;
 };
 
 struct answer {
-	int map, written, read, busy, unmap, close, again;
-	bool same, is_key;
+	int map, resolve, busy, unmap, again, close;
+	bool is_key;
+	size_t count;
+	struct rdmamr_segment segments[LIMIT];
 };
 
 static struct {
 	pid_t pid;
 	int orders, answers;
-	struct rdma_cm_id *listener, *id;
-	struct ibv_cq *cq;
 } peer;
 
-static const struct ibv_qp_init_attr qp_attr = {
-	.qp_type = IBV_QPT_RC,
-	.cap = { .max_send_wr = 16, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
-	.sq_sig_all = 1,
-};
-
-static struct answer obey(struct pair *mine, struct order *order, struct fid_mr *source, char *memory)
+static bool is_mapped_key(uint64_t key)
 {
-	struct fid_domain *domain = open_kind(mine->pd, &kinds[order->kind]);
-	struct answer answer = { 0 };
-	struct rdmamr_segment segments[LIMIT];
-	size_t count = LIMIT;
-	uint64_t key = 0;
-
-	answer.map = fi_mr_map_raw(domain, order->raw.base, order->raw.bytes, order->raw.size, &key, 0);
-	if (!answer.map) {
-		answer.is_key = key > UINT32_MAX && key != FI_KEY_NOTAVAIL;
-		pattern(memory, order->length, order->seed);
-		answer.written = peer_moves(mine, IBV_WR_RDMA_WRITE, domain, key, order->raw.base, with_desc(source),
-					    memory, order->length);
-		answer.read = peer_moves(mine, IBV_WR_RDMA_READ, domain, key, order->raw.base, with_desc(source),
-					 memory + ARENA, order->length);
-		answer.same = !memcmp(memory, memory + ARENA, order->length);
-		answer.busy = fi_close(&domain->fid);
-		answer.unmap = fi_mr_unmap_key(domain, key);
-		answer.again = rdmamr_resolve(domain, key, order->raw.base, 1, segments, &count);
-	}
-	answer.close = fi_close(&domain->fid);
-	return answer;
+	return key > UINT32_MAX && key != FI_KEY_NOTAVAIL;
 }
 
-/* The other process: it was forked before any object was opened, and shares only the pipes. */
 static int peer_main(int orders, int answers)
 {
-	struct sockaddr_in address;
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
-	struct ibv_qp_init_attr attr = qp_attr;
-	struct pair mine = { 0 };
-	struct fid_domain *domain;
-	struct fid_mr *source;
-	struct rdma_cm_id *id;
+	struct ibv_context *context = open_device();
+	struct ibv_pd *pd = ibv_alloc_pd(context);
 	struct order order;
-	char *memory = pages(2 * ARENA / PAGE);
 
 	alarm(DEADLOCK);
-	if (read(orders, &address, sizeof(address)) != sizeof(address))
-		return 0;
-	must(rdma_create_id(NULL, &id, NULL, RDMA_PS_TCP) == 0);
-	must(rdma_resolve_addr(id, NULL, (struct sockaddr *)&address, 5000) == 0);
-	must(rdma_resolve_route(id, 5000) == 0);
-	mine.context = id->verbs;
-	mine.pd = ibv_alloc_pd(id->verbs);
-	mine.cq = ibv_create_cq(id->verbs, 64, NULL, NULL, 0);
-	must(mine.pd && mine.cq);
-	attr.send_cq = attr.recv_cq = mine.cq;
-	must(rdma_create_qp(id, mine.pd, &attr) == 0);
-	must(rdma_connect(id, &param) == 0);
-	mine.qp = id->qp;
-	domain = open_kind(mine.pd, &kinds[PROVIDER_KEYS]);
-	source = region(domain, memory, 2 * ARENA, FI_ALL, 1);
+	must(pd);
 	while (read(orders, &order, sizeof(order)) == sizeof(order)) {
-		struct answer answer = obey(&mine, &order, source, memory);
+		struct fid_domain *domain = open_kind(pd, &kinds[order.kind]);
+		struct answer answer = { .count = LIMIT };
+		size_t count = 1;
+		uint64_t key = 0;
 
+		answer.map = fi_mr_map_raw(domain, order.raw.base, order.raw.bytes, order.raw.size, &key, 0);
+		if (!answer.map) {
+			answer.is_key = is_mapped_key(key);
+			answer.resolve = rdmamr_resolve(domain, key, order.raw.base, order.length, answer.segments, &answer.count);
+			answer.busy = fi_close(&domain->fid);
+			answer.unmap = fi_mr_unmap_key(domain, key);
+			answer.again = rdmamr_resolve(domain, key, order.raw.base, 1, answer.segments + LIMIT - 1, &count);
+		}
+		answer.close = fi_close(&domain->fid);
 		must(write(answers, &answer, sizeof(answer)) == sizeof(answer));
 	}
-	must(fi_close(&source->fid) == 0 && fi_close(&domain->fid) == 0);
-	/* A disconnect would wait for the other side's, which waits for the end of this process. */
-	rdma_destroy_qp(id);
-	must(ibv_destroy_cq(mine.cq) == 0);
-	return ibv_dealloc_pd(mine.pd) || stats().live;
+	return ibv_dealloc_pd(pd) || stats().live;
 }
 
+/* It is forked before any object is opened, and shares only the pipes. */
 static void peer_start(void)
 {
 	int orders[2], answers[2];
@@ -186,30 +139,9 @@ static void peer_start(void)
 	peer.answers = answers[0];
 }
 
-static void peer_connect(void)
+static struct answer ask(int kind, const struct raw_key *raw, size_t length)
 {
-	struct rdma_conn_param param = { .responder_resources = 1, .initiator_depth = 1, .retry_count = 7 };
-	struct sockaddr_in address = { .sin_family = AF_INET };
-	struct ibv_qp_init_attr attr = qp_attr;
-
-	must(inet_pton(AF_INET, getenv("CHECK_ADDRESS"), &address.sin_addr) == 1);
-	must(rdma_create_id(NULL, &peer.listener, NULL, RDMA_PS_TCP) == 0);
-	must(rdma_bind_addr(peer.listener, (struct sockaddr *)&address) == 0);
-	must(rdma_listen(peer.listener, 1) == 0);
-	address.sin_port = rdma_get_src_port(peer.listener);
-	must(write(peer.orders, &address, sizeof(address)) == sizeof(address));
-	must(rdma_get_request(peer.listener, &peer.id) == 0);
-	must(peer.id->verbs == pair.context);
-	peer.cq = ibv_create_cq(pair.context, 64, NULL, NULL, 0);
-	must(peer.cq);
-	attr.send_cq = attr.recv_cq = peer.cq;
-	must(rdma_create_qp(peer.id, pair.pd, &attr) == 0);
-	must(rdma_accept(peer.id, &param) == 0);
-}
-
-static struct answer ask(int kind, const struct raw_key *raw, size_t length, unsigned int seed)
-{
-	struct order order = { .kind = kind, .length = length, .seed = seed, .raw = *raw };
+	struct order order = { .kind = kind, .length = length, .raw = *raw };
 	struct answer answer;
 
 	must(write(peer.orders, &order, sizeof(order)) == sizeof(order));
@@ -219,15 +151,8 @@ static struct answer ask(int kind, const struct raw_key *raw, size_t length, uns
 
 static void peer_end(void)
 {
-	int status = -1;
-
 	close(peer.orders);
-	must(waitpid(peer.pid, &status, 0) == peer.pid);
-	is(WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), 0, "the other process ends well");
-	rdma_destroy_qp(peer.id);
-	rdma_destroy_id(peer.id);
-	rdma_destroy_id(peer.listener);
-	must(ibv_destroy_cq(peer.cq) == 0);
+	is(child_status(peer.pid), 0, "the other process ends well");
 }
 
 /* --- The raw key of a region --- */
@@ -275,6 +200,12 @@ static int resolves(struct fid_domain *domain, uint64_t key, uint64_t at, size_t
 	return rdmamr_resolve(domain, key, at, length, segments, count);
 }
 
+static void same_places(const struct rdmamr_segment *some, const struct rdmamr_segment *others, size_t count)
+{
+	for (size_t n = 0; n < count; n++)
+		holds(some[n].addr == others[n].addr && some[n].length == others[n].length && some[n].rkey == others[n].rkey);
+}
+
 /* Data through a mapped key, and its bounds. */
 static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_key *raw, size_t count)
 {
@@ -285,7 +216,7 @@ static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_ke
 	char *in = flat + ARENA;
 	size_t found;
 
-	holds(key > UINT32_MAX && key != FI_KEY_NOTAVAIL);
+	holds(is_mapped_key(key));
 	gives(0, resolves(domain, key, raw->base, length, &found));
 	gives(count, found);
 	memset(arena, 0, ARENA);
@@ -300,25 +231,17 @@ static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_ke
 		gives(-FI_EINVAL, resolves(domain, key, raw->base + outside[n].at, outside[n].length, &found));
 }
 
-/* The same in another process: it maps the key, writes, reads, and a changed key is refused there. */
-static void reached_there(int kind, struct raw_key *raw, size_t count, unsigned int seed)
+/* Another process maps the key to the same places, and a changed key is refused there. */
+static void reached_there(int kind, struct raw_key *raw, size_t length, const struct rdmamr_segment *here, size_t count)
 {
-	const size_t length = length_of(count);
-	struct answer answer;
+	struct answer answer = ask(kind, raw, length);
 
-	memset(arena, 0, ARENA);
-	answer = ask(kind, raw, length, seed);
-	gives(0, answer.map);
-	holds(answer.is_key);
-	gives(IBV_WC_SUCCESS, answer.written);
-	pattern(flat, length, seed);
-	gather(count, flat + ARENA);
-	holds(!memcmp(flat, flat + ARENA, length));
-	holds(answer.read == IBV_WC_SUCCESS && answer.same);
-	gives(-FI_EBUSY, answer.busy);
-	holds(answer.unmap == 0 && answer.again == -FI_ENOKEY && answer.close == 0);
+	holds(answer.map == 0 && answer.is_key && answer.resolve == 0);
+	if (gives(count, answer.count))
+		same_places(answer.segments, here, count);
+	holds(answer.busy == -FI_EBUSY && answer.unmap == 0 && answer.again == -FI_ENOKEY && answer.close == 0);
 	raw->bytes[raw->size / 2] ^= 1;
-	answer = ask(kind, raw, length, 0);
+	answer = ask(kind, raw, length);
 	holds(answer.map == -FI_EINVAL && answer.close == 0);
 	raw->bytes[raw->size / 2] ^= 1;
 }
@@ -364,14 +287,13 @@ static void maps(struct ibv_pd *other_pd, int from, int round)
 	key = map(far, &raw);
 	gives(0, resolves(far, key, raw.base, length, &found));
 	gives(count, found);
-	for (size_t n = 0; n < count; n++)
-		holds(here[n].addr == segments[n].addr && here[n].length == segments[n].length && here[n].rkey == segments[n].rkey);
+	same_places(segments, here, count);
 	gives(-FI_EBUSY, fi_close(&far->fid));
 	gives(0, fi_mr_unmap_key(far, key));
 	gives(0, fi_close(&far->fid));
 
 	about("mapped by another process");
-	reached_there(to, &raw, count, (unsigned int)(from * 100 + round));
+	reached_there(to, &raw, length, here, count);
 
 	/* The mapped key stays, and the device refuses it. */
 	about("the region ends before the domain that has mapped its key");
@@ -501,7 +423,7 @@ static void handles(void)
 	about("%d keys, no two the same", MANY);
 	for (int n = 0; n < MANY; n++) {
 		keys[n] = map(domain, &raw);
-		holds(keys[n] > UINT32_MAX && keys[n] != FI_KEY_NOTAVAIL);
+		holds(is_mapped_key(keys[n]));
 		for (int k = 0; k < n; k++)
 			if (keys[k] == keys[n])
 				ok(false, "%d and %d are the same", n, k);
@@ -585,7 +507,6 @@ int main(void)
 	pair_open(&pair);
 	if (pair.iwarp)
 		skip_all("iWARP refuses by ending the connection, not by a status");
-	peer_connect();
 	home = open_kind(pair.pd, &kinds[PROVIDER_KEYS]);
 	local = region(home, flat, 2 * ARENA, FI_ALL, 1);
 	other_pd = ibv_alloc_pd(pair.context);

@@ -44,30 +44,38 @@ static void windows(struct ibv_context *context, char *memory)
 
 static void changes(struct ibv_context *context, char *memory)
 {
+	enum { TRANSLATION = IBV_REREG_MR_CHANGE_TRANSLATION, PD = IBV_REREG_MR_CHANGE_PD, ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
 	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
-	const struct { const char *name; int flags; struct ibv_pd *pd; void *addr; size_t length; int access; } rows[] = {
+	char *to = memory + PAGE;
+	const struct { const char *name; int flags; struct ibv_pd *pd; char *to; size_t length; int access; } rows[] = {
+		{ "no flag", 0, NULL, NULL, 0, 0 },
 		{ "unknown flags", 0x100, pd, memory, PAGE, 0 },
-		{ "translation to NULL", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, NULL, PAGE, 0 },
-		{ "translation to length 0", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory, 0, 0 },
-		{ "access without its flag", 0, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
-		{ "access", IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
-		{ "domain", IBV_REREG_MR_CHANGE_PD, other, NULL, 0, 0 },
-		{ "translation", IBV_REREG_MR_CHANGE_TRANSLATION, NULL, memory + PAGE, PAGE, 0 },
+		{ "translation", TRANSLATION, NULL, to, PAGE, 0 },
+		{ "translation to unmapped memory", TRANSLATION, NULL, (char *)PAGE, PAGE, 0 },
+		{ "translation to NULL", TRANSLATION, NULL, NULL, PAGE, 0 },
+		{ "translation to length 0", TRANSLATION, NULL, memory, 0, 0 },
+		{ "domain", PD, other, NULL, 0, 0 },
+		{ "access", ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "no access", ACCESS, NULL, NULL, 0, 0 },
+		{ "wrong access", ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE },
+		{ "access without its flag", PD, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "domain and access", PD | ACCESS, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
+		{ "all", TRANSLATION | PD | ACCESS, other, to, PAGE, allowed },
 	};
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, allowed);
 
-	must(mr && other);
+	must(pd && other);
 	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, allowed);
 		int code, err;
 
+		must(mr);
 		errno = 0;
-		code = ibv_rereg_mr(mr, rows[n].flags, rows[n].pd, rows[n].addr, rows[n].length, rows[n].access);
+		code = ibv_rereg_mr(mr, rows[n].flags, rows[n].pd, rows[n].to, rows[n].length, rows[n].access);
 		err = errno;
-		verdict("rereg: %s\t%d %s", rows[n].name, code, code ? name_of(err) : "");
+		verdict("rereg: %s\t%d %s, domain %s, address %td, length %#zx", rows[n].name, code, code ? name_of(err) : "",
+			mr->pd == pd ? "as it was" : "another", (char *)mr->addr - memory, mr->length);
+		verdict("rereg: its end\t%s", name_of(ibv_dereg_mr(mr)));
 	}
-	verdict("rereg: its domain\t%s", mr->pd == pd ? "the first" : mr->pd == other ? "the other" : "?");
-	verdict("rereg: its address\t%td", (char *)mr->addr - memory);
-	verdict("rereg: deregistered\t%s", name_of(ibv_dereg_mr(mr)));
 	verdict("rereg: the domain\t%s", name_of(ibv_dealloc_pd(pd)));
 	verdict("rereg: the other domain\t%s", name_of(ibv_dealloc_pd(other)));
 }

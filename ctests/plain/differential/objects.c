@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What providers do with a region's object, on a device of vm/hca: each change of a region, windows,
+ * What providers do with a region's object, on a device of vm/hca: windows,
  * dma-bufs, null and device memory regions, advice, parent and imported domains and regions, the
  * providers' own queries, handles of libibverbs, a device that goes and comes back. Each line has
  * the result, errno, and the object's fields; data goes through the region by its key.
@@ -123,44 +123,6 @@ static void plain(char *memory)
 		REGION(name, ibv_reg_mr_iova(pd, at, places[n].length, places[n].iova, rights), places[n].iova,
 		       places[n].length >= SHOWN ? at : NULL);
 	}
-}
-
-static void changes(char *memory, char *to)
-{
-	enum { TRANSLATION = IBV_REREG_MR_CHANGE_TRANSLATION, PD = IBV_REREG_MR_CHANGE_PD, ACCESS = IBV_REREG_MR_CHANGE_ACCESS };
-	struct ibv_pd *other = ibv_alloc_pd(context);
-	const struct { const char *name; int flags; struct ibv_pd *pd; char *to; size_t length; int access; } rows[] = {
-		{ "no flag", 0, NULL, NULL, 0, 0 },
-		{ "address", TRANSLATION, NULL, to, 2 * PAGE, 0 },
-		{ "longer address", TRANSLATION, NULL, to, LENGTH, 0 },
-		{ "unmapped address", TRANSLATION, NULL, (char *)PAGE, PAGE, 0 },
-		{ "length 0", TRANSLATION, NULL, to, 0, 0 },
-		{ "NULL", TRANSLATION, NULL, NULL, PAGE, 0 },
-		{ "domain", PD, other, NULL, 0, 0 },
-		{ "access", ACCESS, NULL, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
-		{ "no access", ACCESS, NULL, NULL, 0, 0 },
-		{ "wrong access", ACCESS, NULL, NULL, 0, IBV_ACCESS_REMOTE_WRITE },
-		{ "access without its flag", PD, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
-		{ "domain and access", PD | ACCESS, other, NULL, 0, IBV_ACCESS_LOCAL_WRITE },
-		{ "all", TRANSLATION | PD | ACCESS, other, to, PAGE, rights },
-		{ "an unknown flag", 64, NULL, to, PAGE, 0 },
-	};
-
-	must(other);
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
-		int code, err;
-
-		must(mr);
-		errno = 0;
-		code = ibv_rereg_mr(mr, rows[n].flags, rows[n].pd, rows[n].to, rows[n].length, rows[n].access);
-		err = errno;
-		verdict("change: %s\t%d, errno %s, domain %s", rows[n].name, code, name_of(err), mr->pd == pd ? "as it was" : "another");
-		errno = 0;
-		show("change: then", mr, (uintptr_t)mr->addr, code == 0 ? mr->addr : NULL);
-		end("change", mr);
-	}
-	ENDS("change: the other domain's end", ibv_dealloc_pd(other));
 }
 
 /* A queue pair, if the provider gives one. */
@@ -434,18 +396,16 @@ static void unplugged(char *memory)
 
 int main(void)
 {
-	char *memory, *to;
+	char *memory;
 
 	device = getenv("CHECK_DEVICE");
 	must(device && hca_has(device));
 	memory = fixed(0);
-	to = fixed(1);
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
 	rights = taken_rights(pd, memory);
 	plain(memory);
-	changes(memory, to);
 	windows(memory);
 	dmabufs();
 	other_memory(memory);
