@@ -27,8 +27,10 @@ contents() {
 }
 # The documents are those that "make install" installs.
 documents() { sed -n 's|^rdmamr-tools /usr/share/doc/rdmamr-tools/||p' <(contents) | grep -v '^changelog\|^copyright'; }
-others() { grep -v "^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\|THIRDPARTY$\)" <(contents); }
+pages() { sed -n 's|^librdmamr-dev /usr/share/man/\([^ ]*\)\.gz.*|\1|p' <(contents); }
+others() { grep -v "^librdmamr-dev /usr/share/man/man3/\|^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\|THIRDPARTY$\)" <(contents); }
 check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files") <(others)
+check "and the manual pages of functions" diff <(man/names | sed -n 's|^\(man3/[^ ]*\) .*|\1|p' | LC_ALL=C sort) <(pages | LC_ALL=C sort)
 check "and the documents" diff <(packaging/docs list | LC_ALL=C sort) <(documents)
 telltales() { for package in target/deb/*.deb; do dpkg-deb --fsys-tarfile "$package" | grep -caF -e "$PWD" -e "$HOME/"; done | grep -vx 0; }
 check "no file names a folder of the builder" [ -z "$(telltales)" ]

@@ -48,7 +48,7 @@ contents() {
 	for package in "$tree"/target/deb/*.deb; do
 		[[ $package != *-dbgsym_* ]] || continue
 		dpkg-deb -c "$package" | sed -n "/^d/d; s|^.* \./\(.*\)|$(dpkg-deb -f "$package" Package) /\1|p"
-	done | sed "s|$(uname -m)-linux-gnu|TRIPLET|; s|so\.$tree_version|so.VERSION|" | grep -v "^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\|THIRDPARTY$\)" | LC_ALL=C sort
+	done | sed "s|$(uname -m)-linux-gnu|TRIPLET|; s|so\.$tree_version|so.VERSION|" | grep -v "^librdmamr-dev /usr/share/man/man3/\|^rdmamr-tools /usr/share/doc/rdmamr-tools/\(docs/\|examples/\|[A-Z]*\.md$\|THIRDPARTY$\)" | LC_ALL=C sort
 }
 # Debian 13's debhelper installs units below /usr.
 check "their files are those of deb.files" diff -u <(grep -v '^#' "$here/deb.files" | sed 's| /lib/systemd| /usr/lib/systemd|') <(contents | sed 's| /lib/systemd| /usr/lib/systemd|')
