@@ -2,14 +2,17 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 """page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, the outcome of faults.
 
-"write" makes the page from the results of "ctests/run faults": each of FAULTS with its outcome, if
-the results of its suite say so, and each system call that failed. "suites" lists the suites of
+"write" puts the results of "ctests/run faults" into the page: each of FAULTS with its
+outcome, if the results of its suite say so, and each system call that failed. "suites" lists the suites of
 FAULTS that run in that place. "check" prints a line for each fault that the page lacks, each failed
 one, each that FAULTS lacks, and each suite and site that no longer exists.
 """
 import pathlib
 import re
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+from prose import with_tables
 
 PAGE = pathlib.Path("docs/results/faults.md")
 HOST, DEVICE = "host", "rxe-6.12"
@@ -54,31 +57,6 @@ FAULTS = [
     ("a child outlives the parent's userfaultfd", "nothing waits for the child", DEVICE, "children", "device is closed"),
 ]
 
-HEAD = """# What faults do to a program
-
-`ctests/run faults` writes this page. The first table lists the faults that the tests cause in a
-program with the library. A row holds for the kernel that it names: this machine's, with the
-stand-in for a device, or Linux 6.12 with soft-RoCE.
-
-CRIU 3.17 refuses to dump a process that has a userfaultfd ("Can't dump file 60 ... anon_inode:
-[userfaultfd]"); the process continues, and keeps its regions. The cache has a userfaultfd from its
-start, at a relaxed registration or with `RDMAMR_CACHE`, until the process ends. Before that, and
-without the cache, CRIU dumps a process with the library as it does without. CRIU cannot dump an
-open RDMA device in either case. This was tested by hand on Linux 6.12, with the stand-in.
-
-"""
-SITES = """
-## System calls that fail
-
-The test makes each system call of the library fail, one at a time
-(`ctests/special/faults/sweep.py`): on this machine each execution of the call, with each errno that
-the kernel may return; on the device one execution for each site. A first run lists the sites, so
-the test misses none. After each fault the next calls work, data lands in the memory that the
-program maps, and no region, pinned page, descriptor or mapping is left; the check notices a leak of
-the heap of more than 48 KiB. "nothing" means that no call of the program failed.
-"""
-
-
 def results(folder, place, suite, words):
     """The number of a suite's results that match, and of the failed ones; 0 if the suite did not run to its end."""
     try:
@@ -90,18 +68,20 @@ def results(folder, place, suite, words):
 
 
 def write(folder):
-    text = HEAD + "| fault | outcome | results | suite |\n| --- | --- | --- | --- |\n"
+    faults = "| fault | outcome | results | suite |\n| --- | --- | --- | --- |\n"
     for fault, outcome, place, suite, words in FAULTS:
         count, failed = results(folder, place, suite, words)
         word = f"{count} ok" if count and not failed else f"FAILED: {failed} of {count}" if count else "FAILED: not run"
-        text += f"| {fault} | {outcome} | {word} | `{suite}`, {place} |\n"
-    text += SITES
-    for name, title in (("host", "On this machine"), ("device", "On Linux 6.12 and soft-RoCE")):
+        faults += f"| {fault} | {outcome} | {word} | `{suite}`, {place} |\n"
+    sites, sums = [], []
+    for name in ("host", "device"):
         rows = [line.split("\t") for line in (folder / f"{name}.tsv").read_text().splitlines()]
-        text += f"\n### {title}\n\n{sum(int(row[3]) for row in rows)} faults at {len(rows)} sites.\n\n"
-        text += "| system call | function | file | faults | the program notices |\n| --- | --- | --- | --- | --- |\n"
-        text += "".join(f"| `{row[0]}` | `{row[1]}` | {row[2]} | {row[3]} | {row[4]} |\n" for row in rows)
-    PAGE.write_text(text)
+        sums.append(f"{sum(int(row[3]) for row in rows)} faults at {len(rows)} sites.")
+        sites.append("| system call | function | file | faults | the program notices |\n| --- | --- | --- | --- | --- |\n" +
+                     "".join(f"| `{row[0]}` | `{row[1]}` | {row[2]} | {row[3]} | {row[4]} |\n" for row in rows))
+    left = iter(sums)
+    text = re.sub(r"^\d+ faults at \d+ sites\.$", lambda _: next(left), PAGE.read_text(), flags=re.M)
+    PAGE.write_text(with_tables(text, [faults, *sites]))
 
 
 def check(page):

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py RESULTS PAGE: writes docs/results/peers.md from the answers of ctests/special/peers/each.
+"""page.py RESULTS PAGE: writes the tables of docs/results/peers.md from the answers of ctests/special/peers/each.
 Fails if librdmamr hands out a stale region or serves unchanged memory anew, or if an answer lacks."""
 
 import pathlib
@@ -8,22 +8,6 @@ import re
 import sys
 
 OURS = "librdmamr"
-HEAD = """# Registration caches after a change of memory
-
-Written by `make peers`, on soft-RoCE. For each change of memory a program registers a buffer,
-deregisters it, changes the memory, registers it again, and writes to it. Then the device reads the
-memory by the new registration's rkey.
-
-- fresh: the rkey is another one, and the device reads the written data.
-- hit: the rkey is the previous one, and the device reads the written data.
-- **stale**: the device reads other data: the registration has pages that the program does not map.
-- stops: the program hangs in the change.
-
-UCX is the newest wheel of the Python package index, by its `ucs_rcache_get` and with its default
-watch. libfabric is Debian 12's and Debian sid's, by its verbs provider. librdmamr serves
-`ibv_reg_mr` with `RDMAMR_CACHE=all`; each look there is three registrations, since the cache keeps
-a range from the second one on. `ctests/lib/changes.c` makes the changes.
-"""
 WORDS = {"STALE": "**stale**"}
 
 
@@ -35,7 +19,7 @@ def column(path):
 
 
 def main(results, page):
-    words, wrong = [HEAD], []
+    words, wrong = [pathlib.Path(page).read_text().partition("\n## ")[0].rstrip() + "\n"], []
     for kernel in ("6.1", "6.12", "sid"):
         folder = pathlib.Path(results, kernel)
         columns = {path.name.removesuffix(".answers"): column(path) for path in folder.glob("*.answers")}

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py RESULTS: writes docs/results/providers.md from RESULTS/SERIES/providers.tsv, the results of
+"""page.py RESULTS: writes the tables of docs/results/providers.md from RESULTS/SERIES/providers.tsv, the results of
 "ctests/run providers"."""
 import pathlib
 import sys
@@ -8,21 +8,6 @@ import sys
 PAGE = pathlib.Path("docs/results/providers.md")
 # Libraries that are not named after their driver.
 LIBRARIES = {"hfi1": "hfi1verbs", "qib": "ipathverbs"}
-
-HEAD = """# Every hardware provider, without the hardware
-
-Written by `ctests/run providers`. rdma-core's library for each hardware driver opens a device of
-the kernel module in [vm/hca](../../vm/hca/README.md), which has the driver's number, ABI, checks
-and errnos. Programs make the same calls without librdmamr and with it. A case is one call, with its
-result, errno and the object's fields. A difference is a case, or a line of what arrived at the
-kernel (start, length, iova, access, private bytes), that is not equal. "With the cache" counts the
-cases that differ under `RDMAMR_CACHE=all`, without the handle and keys of a region, and without
-errors that the device was set to return: a registration that the cache serves does not reach the
-device.
-
-No hardware took part: [../hardware.md](../hardware.md).
-"""
-
 
 def library(device):
     """rdma-core's library for a device of vm/hca, as mlx5 for mlx5_0."""
@@ -36,7 +21,7 @@ def main(results):
         rows += [line.split("\t") for line in path.read_text().splitlines()]
     everywhere = {library(row[0]) for row in rows}
     systems = sorted({(kernel, core) for _, kernel, core, *_ in rows}, key=lambda of: int(of[1].split(".")[0]))
-    words = [HEAD]
+    words = [PAGE.read_text().partition("\n## ")[0].rstrip() + "\n"]
     for kernel, core in systems:
         of = [row for row in rows if (row[1], row[2]) == (kernel, core)]
         total = [sum(int(row[at]) for row in of) for at in (3, 4, 5)]

@@ -25,6 +25,7 @@ True
 
 import json
 import math
+import re
 import statistics
 import sys
 import textwrap
@@ -37,27 +38,8 @@ RISES = 2.33
 FEW = 6
 NAMES = {"rss_kib": "RSS, MiB", "mappings": "mappings", "descriptors": "descriptors", "threads": "threads", "pinned_kib": "pinned, MiB"}
 
-PAGE = """# A long run
-
-`ctests/run soak h` runs programs at once for h hours in the machine of `vm/` (soft-RoCE, two
-emulated processors), all under one library with `RDMAMR_CACHE=all`: perftest, rdma-core's pyverbs,
-the library's endurance test (`ctests/relaxed/soak.c`: random registrations, changes of memory,
-forks and traffic), Mooncake's transfer engine, `fi_pingpong`, and the library's libfabric calls
-(`ctests/fabric/data.c`). It writes this page and its picture. Each line of `target/soak/soak.tsv`
-covers a minute of a program: resident memory, mappings, descriptors, threads and pinned memory,
-summed over the program's processes under the library. It has the medians of that minute, or the
-maxima if the program has many rounds.
-
-A column grows if its median over the last third of the run exceeds that over the first third by
-more than the slack, and its values rise (Mann and Kendall's test). The verdict ignores the first
-tenth of the run. For a program whose rounds are shorter than the run it uses the maximum of each
-round.
-{slack}
-
-The run fails if a column grows, if data is wrong, if a program fails, or if the kernel has a region
-of the device left. With `CHECK_LEAK=1` the endurance test leaks, and the run must fail.
-
-The last run took {hours:g} hours on Linux {kernel}:
+# The page's end; people write what stands before, but for the line of the slack.
+END = """The last run took {hours:g} hours on Linux {kernel}:
 {verdict}.
 
 ![what the programs have, over time](soak.svg)
@@ -168,8 +150,10 @@ def main(folder, page):
     notes = [f"**Wrong**: {words}." for words in wrong] + notes
     of = lambda column: f"{SLACK[column] // 1024} MiB" if column.endswith("_kib") else SLACK[column]
     slack = f"The slack is {PART:.0%} and " + ", ".join(f"{of(column)} ({name.split(',')[0]})" for column, name in NAMES.items()) + "."
+    with open(page, encoding="ascii") as file:
+        words = re.sub(r"^The slack is .*", textwrap.fill(slack, 98), file.read().partition("The last run took")[0], flags=re.M)
     with open(page, "w", encoding="ascii") as file:
-        file.write(PAGE.format(slack=textwrap.fill(slack, 98), hours=said["hours"], kernel=said["kernel"], verdict=textwrap.fill(verdict, 98),
+        file.write(words + END.format(hours=said["hours"], kernel=said["kernel"], verdict=textwrap.fill(verdict, 98),
                                names=" | ".join(NAMES.values()), dashes=" | ".join(["---:"] * len(NAMES)), rows="\n".join(rows),
                                regions=regions, left=said["regions_left"], notes="\n".join(textwrap.fill(note, 98, initial_indent="- ", subsequent_indent="  ") for note in notes)))
     return bool(wrong)
