@@ -156,8 +156,8 @@ static const struct kind {
 };
 enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 
-/* The kinds that other tests than each_kind() use. */
-static const struct kind *const anonymous = &kinds[0], *const undecided = &kinds[2];
+/* The kind that other tests than each_kind() use. */
+static const struct kind *const anonymous = &kinds[0];
 
 /* A file with content, which must be read again: it is dropped from the page cache. */
 static int file(void)
@@ -377,38 +377,6 @@ static void each_kind(void)
 	}
 }
 
-/*
- * The library requests huge pages if the machine gives them on request, and the program has not
- * decided.
- */
-static void asks_for_huge_pages(void)
-{
-	struct ibv_pd *pd = open_pd();
-	char mode[64] = "";
-	int file = open("/sys/kernel/mm/transparent_hugepage/enabled", O_RDONLY | O_CLOEXEC), decided = 0, asked = 0;
-
-	if (file < 0 || read(file, mode, sizeof(mode) - 1) <= 0 || !strstr(mode, "[madvise]")) {
-		skip("huge pages are requested", "this machine does not give them on request");
-		return;
-	}
-	close(file);
-	/* On a busy machine the registration may end before the other thread has begun. */
-	for (int round = 0; round < 50 && !asked; round++) {
-		char *refused = make(anonymous), *open = make(undecided);
-		struct ibv_mr *mrs[] = { ibv_reg_mr(pd, refused, SIZE, LOCAL_AND_REMOTE),
-					 ibv_reg_mr(pd, open, SIZE, LOCAL_AND_REMOTE) };
-
-		must(mrs[0] && mrs[1]);
-		decided += vm_flag(refused + SIZE / 2, "hg");
-		asked += vm_flag(open + SIZE / 2, "hg");
-		must(ibv_dereg_mr(mrs[0]) == 0 && ibv_dereg_mr(mrs[1]) == 0);
-		munmap(refused, SIZE);
-		munmap(open, SIZE);
-	}
-	is(asked, 1, "huge pages are requested if the program has not decided");
-	is(decided, 0, "and not if it has refused them");
-}
-
 /* Another thread changes the memory while it is registered. */
 static char *shaken;
 static _Atomic bool stop;
@@ -596,7 +564,6 @@ int main(int argc, char **argv)
 		atexit(give_back);
 	}
 	each_kind();
-	asks_for_huge_pages();
 	shaken_memory();
 	cgroup();
 	return done_testing();

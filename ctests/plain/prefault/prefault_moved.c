@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_PREFAULT asks for huge pages in memory that is registered. mremap accepts a single mapping
+ * RDMAMR_PREFAULT asks for huge pages in memory that is registered, unless the program refuses them. mremap accepts a single mapping
  * only, and realloc of a large block calls it inside the C library: after the registration both must
  * move the memory as they do without the library, whether all of the mapping was registered or a
  * part.
@@ -113,6 +113,7 @@ int main(void)
 	FILE *file = fopen(MODE, "r");
 	char mode[64] = "";
 	const char *why;
+	int asked = 0;
 
 	if (!file || !fgets(mode, sizeof(mode), file) || !strstr(mode, "[madvise]"))
 		skip_all("this machine does not give huge pages on request");
@@ -121,6 +122,13 @@ int main(void)
 	if (why)
 		skip_all(why);
 	must(mallopt(M_MMAP_THRESHOLD, MIB) == 1);
+	for (int n = 0; n < TRIES / 4; n++) {
+		char *memory = odd_mapping();
+
+		must(madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
+		asked += registered(memory, SIZE);
+	}
+	is(asked, 0, "no huge pages are asked for where the program has refused them");
 	mremaps("all of a mapping was registered", 0, SIZE);
 	mremaps("a part of a mapping was registered", 8 * MIB, SIZE / 2);
 	reallocs("all of a block was registered", 0, SIZE);

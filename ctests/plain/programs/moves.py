@@ -4,21 +4,17 @@
 Two processes that move data BY one of
 
     engine   Mooncake's transfer engine (a Python wheel), as servers of language models do
-    store    Mooncake's store of objects, of the same wheel, with its mooncake_master
     librpma  librpma, which reaches remote persistent memory, through ctypes
 
 The target offers memory and writes to FOLDER/offer what the initiator needs to find it. The
 initiator allocates a buffer, writes it to that memory, reads it back into another buffer, compares,
 and frees both, for 20 buffers or for BUFFERS ("30": that many, "30s": as many as 30 seconds take).
 It prints the differences, and the number of buffers.
-FOLDER's name is a free port (store, librpma).
+FOLDER's name is a free port (librpma).
 """
 
-import atexit
 import ctypes
 import os
-import socket
-import subprocess
 import sys
 import time
 
@@ -74,64 +70,6 @@ class Engine:
         good("transfer_sync_read", code)
 
     def close(self):
-        write("done", "")
-
-
-class Store:
-    """Mooncake's store: the target gives it memory, and runs the master that knows the objects."""
-
-    def __init__(self):
-        import mooncake.store
-
-        self.store = mooncake.store.MooncakeDistributedStore()
-        self.objects = 0
-        if ROLE == "target":
-            program = os.path.join(os.path.dirname(mooncake.store.__file__), "mooncake_master")
-            words = [f"--rpc_port={PORT}", "--rpc_thread_num=2", "--enable_metric_reporting=false"]
-            self.master = subprocess.Popen([program, *words])
-            atexit.register(self.master.terminate)
-            # Its clients do not wait for it.
-            while not self.listens():
-                good("mooncake_master", self.master.poll(), None)
-                time.sleep(0.1)
-
-    def listens(self):
-        with socket.socket() as connection:
-            return connection.connect_ex((ADDRESS, int(PORT))) == 0
-
-    def setup(self, port, memory):
-        words = (f"{ADDRESS}:{port}", "P2PHANDSHAKE", memory, 16 << 20, "rdma", DEVICE)
-        good("setup", self.store.setup(*words, f"{ADDRESS}:{PORT}"))
-
-    def offer(self, _memory):
-        self.setup(14001, 32 << 20)
-        return ""
-
-    def serve(self):
-        read("done")
-        self.store.close()
-
-    def find(self):
-        self.setup(14002, 0)
-
-    def register(self, buffer):
-        address = ctypes.addressof(buffer)
-        good("register_buffer", self.store.register_buffer(address, LENGTH))
-        return address
-
-    def unregister(self, address):
-        good("unregister_buffer", self.store.unregister_buffer(address))
-
-    def write(self, address):
-        self.objects += 1
-        good("put_from", self.store.put_from(f"object {self.objects}", address, LENGTH))
-
-    def read(self, address):
-        length = self.store.get_into(f"object {self.objects}", address, LENGTH)
-        good("get_into", length, LENGTH)
-
-    def close(self):
-        self.store.close()
         write("done", "")
 
 
@@ -281,5 +219,5 @@ def initiator(mine):
     sys.exit(came_back != count)
 
 
-by = {"engine": Engine, "store": Store, "librpma": Librpma}[BY]()
+by = {"engine": Engine, "librpma": Librpma}[BY]()
 {"target": target, "initiator": initiator}[ROLE](by)

@@ -188,11 +188,6 @@ else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/plain/programs/mooncake_wheel)"
 fi
 
-if [ -e "$wheel/.store" ]; then
-	LD_LIBRARY_PATH=$wheel/nvidia/cuda_runtime/lib moves 'Mooncake, store' store
-else
-	skip "Mooncake, store: the same with the library" "its wheels could not be downloaded (ctests/plain/programs/mooncake_wheel store)"
-fi
 moves librpma librpma
 
 # librspreload turns a program's sockets into RDMA sockets.

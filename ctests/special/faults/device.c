@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Faults of a program with a device: it is killed, stopped, traced, its device is unplugged under
- * traffic, the clock steps, RLIMIT_MEMLOCK is reached at every boundary. Nothing stays in the
- * kernel, each answer is libibverbs', and the program goes on.
+ * traffic, the clock steps. Nothing stays in the kernel, and the program goes on.
  *
  * CHECK_KILLS is the number of times that it is killed, and stopped (3). Runs only in the machine
  * of vm/, where the test may change devices and clock.
@@ -12,7 +11,7 @@
 #include <sys/mman.h>
 #include "../../lib/observe.h"
 
-enum { MOST_PAGES = 3, STEPS = 10, SPOTS = 8 };
+enum { STEPS = 10, SPOTS = 8 };
 
 static int kills = 3;
 
@@ -59,50 +58,6 @@ static bool has_ended(pid_t pid)
 static int shell(const char *command)
 {
 	return ended(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
-}
-
-/*
- * RLIMIT_MEMLOCK from none to a few pages; as many idle regions as possible; and each size that
- * fits, and one more.
- */
-static void memlock(void)
-{
-	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { (ibv_reg_mr), ibv_reg_mr_relaxed };
-	int tried = 0, wrong = 0;
-	struct ibv_pd *pd;
-	char *memory = pages(3 * MOST_PAGES);
-
-	drop_memlock_right();
-	pd = ibv_alloc_pd(open_device());
-	must(pd && pinned() == 0);
-	for (int limit = 0; limit <= MOST_PAGES; limit++) {
-		struct rlimit now = { (rlim_t)limit * PAGE, RLIM_INFINITY };
-
-		must(setrlimit(RLIMIT_MEMLOCK, &now) == 0);
-		for (int idle = 0; idle <= limit; idle++)
-			for (int size = 1; size <= limit + 1; size++)
-				for (int relaxed = 0; relaxed < 2; relaxed++) {
-					int want = limit == 0 ? EPERM : size > limit ? ENOMEM : 0;
-					struct ibv_mr *mr;
-
-					for (int n = 0; n < idle; n++) {
-						mr = ibv_reg_mr_relaxed(pd, memory + 2 * n * PAGE, PAGE, LOCAL_AND_REMOTE);
-						must(mr && ibv_dereg_mr_relaxed(mr) == 0);
-					}
-					errno = 0;
-					mr = calls[relaxed](pd, memory + MOST_PAGES * PAGE, (size_t)size * PAGE, LOCAL_AND_REMOTE);
-					tried++;
-					if (mr ? want != 0 : errno != want) {
-						wrong++;
-						printf("# limit %d, idle %d, size %d: %s, not %s\n", limit, idle, size,
-						       strerrorname_np(mr ? 0 : errno), strerrorname_np(want));
-					}
-					must(!mr || ibv_dereg_mr(mr) == 0);
-					must(ibv_flush_relaxed_mr(pd) == 0);
-				}
-	}
-	is(wrong, 0, "RLIMIT_MEMLOCK of 0 to %d pages, beside idle regions: each of %d answers is libibverbs'", MOST_PAGES, tried);
-	is(pinned(), 0, "and nothing stays pinned");
 }
 
 static void step_clock(long seconds)
@@ -336,7 +291,6 @@ int main(int argc, char **argv)
 		kills = atoi(getenv("CHECK_KILLS"));
 	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(shared != MAP_FAILED);
-	part(memlock);
 	part(clock_steps);
 	part(killed);
 	part(stopped);

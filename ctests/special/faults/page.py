@@ -38,7 +38,7 @@ FAULTS = [
     ("the limits of the rdma and memory cgroup are reached", "idle regions end first; EAGAIN, with the limit in the reason", DEVICE, "cgroup_limits", "registrations|queue|domain|region|rounds|memory"),
     ("the limit of the hugetlb cgroup is reached", "no idle region holds a page", DEVICE, "cgroup_limits", "huge pages"),
     ("few huge pages", "no idle region holds a page", DEVICE, "regions_ended", "huge pages"),
-    ("RLIMIT_MEMLOCK, at every boundary beside idle regions", "libibverbs' answer: EPERM, ENOMEM or success", DEVICE, "faults_device", "RLIMIT_MEMLOCK|pinned"),
+    ("RLIMIT_MEMLOCK, at every boundary", "libibverbs' answer: EPERM, ENOMEM or success", DEVICE, "lifetime", "limit"),
     ("RLIMIT_MEMLOCK is reached by idle regions", "they end, and the registration succeeds", DEVICE, "limits", "pins"),
     ("vm.max_map_count is reached", "the cache keeps no more regions; the program can map memory", HOST, "unwatched", "mappings are left"),
     ("RLIMIT_NOFILE is reached", "the cache keeps no region until it gets a descriptor", HOST, "starts_later", "descriptors run out"),
