@@ -98,7 +98,7 @@ check: ## test each thing once, where it can fail; the device is DEVICE=name or 
 check-all: ## run every suite in every place, and the release's tests: before a release, and after a large change
 	@ctests/check --all
 hardware: ## test and measure DEVICE=name, and write one file to send without names and addresses (docs/hardware.md)
-	@ctests/special/hardware/run
+	@bench/hardware/run
 
 ctests: ## compile the C tests and benchmarks, as ctests/build.mk says
 include ctests/build.mk

@@ -30,7 +30,7 @@ struct cache {
 
 /*
  * Tries the changes. The pair is on the cache's protection domain. Arguments: [--shown] [FROM].
- * With --shown: only the changes that stale.sh and ctests/special/peers show. A change may stop the
+ * With --shown: only the changes that stale.sh and bench/peers show. A change may stop the
  * process for good: then SIGALRM ends it, and FROM begins with the change of that number.
  */
 void try_changes(const struct cache *cache, struct pair *pair, char **arguments);

@@ -6,11 +6,11 @@ set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../../lib/tap.sh"
 cd "$here/../../.." || exit 1
-work=$(mktemp -d)
+tool=$PWD/bench/hardware work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 root=$work/root sysfs=$work/root/sys/class/infiniband/rocex7cfe90cb743a
 # The user whose process it is may have any name.
-person=(env USER=wilhelmina LOGNAME=wilhelmina SUDO_USER=wilhelmina HOME=/people/wilhelmina PYTHONPATH="$here" PYTHONDONTWRITEBYTECODE=1)
+person=(env USER=wilhelmina LOGNAME=wilhelmina SUDO_USER=wilhelmina HOME=/people/wilhelmina PYTHONPATH="$tool" PYTHONDONTWRITEBYTECODE=1)
 
 mkdir -p "$root"/{etc,proc/sys/kernel,sys/module/mlx5_core,sys/module/mlx5_ib,sys/class/dmi/id,sys/class/net/ibs3} "$sysfs/ports/1"
 ln -s ../../../../module/mlx5_core "$work/driver"
@@ -87,7 +87,7 @@ cat >"$work/doctor" <<-END
 	2 ok, 0 warnings, 1 failure
 END
 
-report() { "${person[@]}" python3 "$here/report.py" rocex7cfe90cb743a "$work" "$root" /scratch/tree; }
+report() { "${person[@]}" python3 "$tool/report.py" rocex7cfe90cb743a "$work" "$root" /scratch/tree; }
 check "the report is written" report
 report >"$work/report"
 # These print what they found wrong.
@@ -125,8 +125,8 @@ fails() { # WORDS COMMAND...: whether it fails, and its error has these words
 	shift
 	! "$@" 2>"$work/errors" >/dev/null && grep -qF -- "$words" "$work/errors"
 }
-check "a device that does not exist: $(DEVICE=nosuch "$here/run" 2>&1 | tail -1)" \
-	fails "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$here/run"
+check "a device that does not exist: $(DEVICE=nosuch "$tool/run" 2>&1 | tail -1)" \
+	fails "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$tool/run"
 
 # A machine without Debian's packages.
 mkdir "$work/bin" && ln -s "$(command -v sort)" "$(command -v bash)" "$(command -v env)" "$work/bin"

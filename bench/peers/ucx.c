@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* ucx [--shown] [FROM]: changes of memory under UCX's registration cache (lib/stale.h), set up as UCX's
- * InfiniBand transports set it up. ctests/special/peers/run compiles it. */
-#include "../../lib/program.h"
-#include "../../lib/stale.h"
+ * InfiniBand transports set it up. bench/peers/run compiles it. */
+#include "../../ctests/lib/program.h"
+#include "../../ctests/lib/stale.h"
 #include <sys/mman.h>
 #include <ucm/api/ucm.h>
 #include <ucp/api/ucp.h>

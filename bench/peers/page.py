@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py RESULTS PAGE: writes the tables of docs/results/peers.md from the answers of ctests/special/peers/each.
+"""page.py RESULTS PAGE: writes the tables of docs/results/peers.md from the answers of bench/peers/each.
 Fails if librdmamr hands out a stale region or serves unchanged memory anew, or if an answer lacks."""
 
 import pathlib

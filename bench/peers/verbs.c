@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* verbs [--shown] [FROM]: changes of memory under ibv_reg_mr, with RDMAMR_CACHE=all (lib/stale.h). */
-#include "../../lib/program.h"
-#include "../../lib/stale.h"
+#include "../../ctests/lib/program.h"
+#include "../../ctests/lib/stale.h"
 
 static struct pair pair;
 static struct ibv_pd *other_pd;
