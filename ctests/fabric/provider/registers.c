@@ -2,7 +2,7 @@
 /*
  * A program that registers memory by libfabric's calls and knows nothing of this library: it is
  * built with libfabric's headers and -lfabric alone, and the provider is a name in its hints.
- * The objects are those that the programs of fabric/ test; matrix.c has the refusals. Here are what
+ * The objects are those that the programs of fabric/ test; errors.c has the refusals. Here are what
  * the provider offers, a region of each kind of key, events, and what the kernel has pinned.
  *
  * Usage: registers [MAJOR.MINOR]: the version of libfabric that the program claims to be written

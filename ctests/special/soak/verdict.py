@@ -42,8 +42,6 @@ NAMES = {"rss_kib": "RSS, MiB", "mappings": "mappings", "descriptors": "descript
 END = """The last run took {hours:g} hours on Linux {kernel}:
 {verdict}.
 
-![what the programs have, over time](soak.svg)
-
 | program | rounds | data checked | registrations | hits | {names} |
 | --- | ---: | --- | ---: | ---: | {dashes} |
 {rows}
