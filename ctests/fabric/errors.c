@@ -358,8 +358,6 @@ static void arguments(const struct kind *kind)
 		about("%s", calls[call]);
 		about_to_fail();
 		EACH(bit, 0, 64, FI_ALL & 1ULL << bit, -FI_EINVAL, make(call, domain, memory, PAGE, 1ULL << bit, 0, 1, 0));
-		EACH(bit, 0, 64, FI_ALL & 1ULL << bit, -FI_EINVAL,
-		     make(call, domain, memory, PAGE, FI_ALL | 1ULL << bit, 0, 1, 0));
 		EACH(bit, 0, 64, 1ULL << bit == RDMAMR_MR_KEY || 1ULL << bit == RDMAMR_MR_OFFSET, -FI_EBADFLAGS,
 		     make(call, domain, memory, PAGE, FI_ALL, 0, 1, 1ULL << bit));
 		failed(0, 0, "flag", "every other bit of access and flags");
@@ -443,17 +441,13 @@ static void keys(void)
 	close_all(&first->fid, &domain->fid);
 	close_all(&second->fid, &other->fid);
 
-	for (size_t size = 0; size <= 8; size++) {
-		struct rdmamr_domain_attr attr = { .size = sizeof(attr), .mr_key_size = size };
-		uint64_t largest = size && size < 8 ? (1ULL << 8 * size) - 1 : FI_KEY_NOTAVAIL - 1;
-
-		about("keys of %zu bytes", size);
-		must(open_attr(&attr) == 0);
-		domain = made;
-		must(fi_close(&keyed(domain, largest)->fid) == 0);
-		FAILS(-FI_EKEYREJECTED, "key", make(REG, domain, memory, PAGE, FI_ALL, 0, largest + 1, 0));
-		close_all(&keyed(domain, 0)->fid, &domain->fid);
-	}
+	/* src/fabric/mode.rs has each size. */
+	about("keys of 2 bytes");
+	must(open_attr(&(struct rdmamr_domain_attr){ .size = sizeof(struct rdmamr_domain_attr), .mr_key_size = 2 }) == 0);
+	domain = made;
+	must(fi_close(&keyed(domain, 0xffff)->fid) == 0);
+	FAILS(-FI_EKEYREJECTED, "key", make(REG, domain, memory, PAGE, FI_ALL, 0, 0x10000, 0));
+	must(fi_close(&domain->fid) == 0);
 
 	about("a provider that chooses the keys ignores the requested one");
 	domain = plain(FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, 0);
@@ -503,9 +497,7 @@ static void attributes(void)
 		uint32_t major, minor;
 		size_t size;
 	} versions[] = {
-		{ 0, 0, 48 }, { 1, 0, 48 }, { 1, 1, 48 }, { 1, 4, 48 }, { 1, 5, 64 }, { 1, 8, 64 }, { 1, 9, 80 },
-		{ 1, 17, 80 }, { 1, 18, 80 }, { 1, 19, 88 }, { 1, 20, 88 }, { 1, 21, 88 }, { 1, 22, 96 }, { 2, 0, 112 },
-		{ 2, 1, 112 },
+		{ 0, 0, 48 }, { 1, 4, 48 }, { 1, 5, 64 }, { 1, 9, 80 }, { 1, 19, 88 }, { 1, 22, 96 }, { 2, 0, 112 }, { 2, 1, 112 },
 	};
 	static const struct fid_mr one = { .fid = { .fclass = FI_CLASS_MR } };
 	static const uint8_t auth_key[16] = { 1 };
