@@ -28,28 +28,15 @@ check "then the failures and the regions that were left, before the program" bas
 	[ "$(grep -cE "^(Failed: 5 calls|Never deregistered: at least 2 regions, 128 KiB|Trace )" text)" = 3 ] &&
 	[ "$(sed -n "/^Failed/=" text)" -lt 8 ]'
 says() { check "the text says: $1" grep -qE -- "${1// / +}" unwrapped; }
+# tool/src/report has the numbers; here are the names, which the files of the trace's programs have.
 says 'Program ./rpc --name <script>alert\(1\)</script>'
-says 'pid 4711, 2025-06-15T15:06:40Z, ran 3.00 s, 269 calls, 12.2 ms in them'
-says 'pid 4712, 2025-06-15T15:06:41Z, ran 1.00 s at least, 1 call, 400 us in them, has NOT'
 says 'Calls 270: 3 threads, 7 dropped, 5 failed'
-says 'Registrations 134: 113 plain, 20 hits, 1 miss'
-says 'Time in calls 12.6 ms: 0.31 % of 4.00 s thread time; ran 4.00 s, 2 processes together'
-says 'Peak pinned 3.12 MiB: after 2.00 s, 2.12 MiB plain, 1 MiB by the cache; at the end 2.12 MiB'
-says 'Left registered at least 2 regions, 128 KiB'
-says 'WARNING 7 calls are not in the trace'
 says 'WARNING Process 4712 has not ended in order'
-says 'WARNING A block is cut off'
-says '8 KiB register, plain 100 5.00 ms 50.0 us 50.0 us'
-says '512 KiB register, hit 20 6.00 us 300 ns 300 ns'
 says "send_message callers.c:$(line send_message) callers\+0x"
 says "fetch_rows callers.c:$(line fetch_rows) callers\+0x"
 says 'load_index\+0x[0-9a-f]+ libcallers.so\+0x'
-says '6.86 ms 98 12 KiB 12 KiB local '
-says '3.20 ms 8 1 MiB 1 MiB remote '
 says '2 128 KiB forgotten lib & <gone>.so\+0x1234'
-says '3 ibv_reg_mr ENOMEM load_index'
 says 'ENOMEM from the kernel: RLIMIT_MEMLOCK <b>this</b> & that'
-says '2 ibv_reg_mr EFAULT '
 check "the text fits 80 columns" [ "$(wc -L <text)" -le 80 ]
 
 "$rdmamr" report --json trace >json
@@ -69,35 +56,13 @@ values() { # each line PATH VALUE, as Python and JSON write them
 check "the JSON has the same numbers, exactly" values '
 ["version"] 3
 ["totals"]["calls"] 270
-["totals"]["failed"] 5
-["totals"]["dropped"] 7
 ["totals"]["time_ns"] 12593200
-["totals"]["run_ns"] 4000400000
-["totals"]["threads"] 3
-["totals"]["registrations"] 134
-["totals"]["hits"] 20
-["totals"]["misses"] 1
-["totals"]["deregistrations"] 131
-["totals"]["kept"] 21
-["totals"]["cache_deregistrations"] 1
-["totals"]["leaks_known"] false
-["totals"]["leaked_regions"] 2
-["totals"]["leaked_bytes"] 131072
 ["processes"][1]["ended"] false
 ["pinned"]["peak_bytes"] 3276800
-["pinned"]["peak_at_ns"] 2000400000
-["pinned"]["end_bytes"] 2228224
 ["advice"]["verdict"]["kind"] "not_worth_it"
-["advice"]["next"] []
-["advice"]["local"] {"registrations": 98, "most_ns": 6860000, "outliers": 0, "outlier_ns": 0}
-["advice"]["all"] {"registrations": 106, "most_ns": 10060000, "outliers": 0, "outlier_ns": 0}
 ["callers"][0]["function"] "send_message"
 ["callers"][0]["calls"] 242
-["callers"][0]["time_ns"] 8010200
-["again"][0]["registrations"] 98
-["again"][1]["access"] "local_write|remote_write|remote_read"
 ["leaks"][0]["caller"]["module"] "/nowhere/lib & <gone>.so"
-["failures"][0]["count"] 3
 ["failures"][1]["example"] null'
 
 printed=$("$rdmamr" report trace)
@@ -115,35 +80,13 @@ python3 "$here/trace.py" job folder_of_a_job "$work/callers" "$work/libcallers.s
 "$rdmamr" report --text folder_of_a_job >job
 first_slowest() { grep -A3 '^ *rank' job | awk 'NR > 1 { print $1, $2 }' | xargs | grep -x '2 node2 0 node1 1 node1'; }
 check "ranks are in one report, the slowest first" first_slowest
-check "with their imbalance" grep -q 'imbalance of 50 %' job
-"$rdmamr" report --json folder_of_a_job >json
-check "and in the JSON" values '
-["ranks"]["hosts"] 2
-["ranks"]["mean_ns"] 20000000
-["ranks"]["imbalance"] 0.5
-["ranks"]["list"][0]["rank"] 2
-["ranks"]["list"][0]["host"] "node2"
-["ranks"]["list"][0]["time_ns"] 30000000
-["lanes"][2]["rank"] 2
-["totals"]["calls"] 120'
-
-# Compares two runs: the job as it was, and with half the time.
+# Two runs: the job as it was, and with half the time.
 python3 "$here/trace.py" job faster "$work/callers" "$work/libcallers.so" 2
-"$rdmamr" report --diff --text folder_of_a_job faster >text_of_diff
-unwrapped=$(tr -s '\n ' ' ' <text_of_diff)
-compared() { grep -qF -- "$1" <<<"$unwrapped"; }
-check "two runs are compared: the gain" compared '30.0 ms gained: 60.0 ms in calls before, 30.0 ms after (50.0 %).'
-check "by size" compared '256 KiB 20 20 30.0 ms 15.0 ms -15.0 ms 0.50'
-check "and by caller" bash -c 'tr -s " " <text_of_diff | grep -q "^ 45.0 ms 22.5 ms -22.5 ms 0.50 send_message"'
-check "within 80 columns" [ "$(wc -L <text_of_diff)" -le 80 ]
-"$rdmamr" report --diff --json folder_of_a_job faster >json
-check "and as JSON" values '
-["before"]["time_ns"] 60000000
-["after"]["time_ns"] 30000000
-["callers"][0]["function"] "send_message"
-["sizes"][0]["before"] {"calls": 20, "time_ns": 20000000}'
+check "two runs are compared: the gain" grep -qF '30.0 ms gained: 60.0 ms in calls before, 30.0 ms after (50.0 %).' \
+	<("$rdmamr" report --diff --text folder_of_a_job faster | tr -s '\n ' ' ')
 check "the page of it is beside the second" [ "$("$rdmamr" report --diff folder_of_a_job faster)" = faster/report.diff.html ]
 check "and names nothing to load" names_nothing faster/report.diff.html
+check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
 # Chrome's trace event format, by its rules: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 events() {
@@ -198,7 +141,6 @@ import sys, xml.etree.ElementTree as xml
 names = {element.tag.rpartition("}")[2] for element in xml.parse("callers.svg").iter()}
 sys.exit(names != {"svg", "rect", "text", "g", "title"})'
 check "with the callers" grep -q "<title>send_message: 8.01 ms, 63.6 %</title>" callers.svg
-check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
 # Pinned memory of the page's plot, whose two areas are paths of H and V: the cache's is on top.
 plotted() { # PAGE
@@ -290,13 +232,7 @@ refused() { # STATUS WORDS ARGUMENT...
 	[ $ended = "$status" ] && grep -qF -- "$words" <<<"$found"
 }
 echo "#!/bin/sh" >script
-: >empty
-mkdir none_in_it
 check "a file that is no trace is refused in words, with 2" refused 2 'is not a trace of librdmamr' script
-check "an empty one" refused 2 'it is empty' empty
-check "one that does not exist" refused 2 'No such file' none
-check "a folder without a trace" refused 2 'there is no trace in this folder' none_in_it
-check "a device" refused 2 'is neither a regular file, nor a folder, nor a pipe' /dev/null
 cp trace kept
 ln -s trace symbolic
 ln trace hard
@@ -312,22 +248,14 @@ check "a link in the page's place is replaced, and its target is unchanged" \
 check "a link to a device is refused" refused 2 'is a link to something that is no file' -o /dev/stdout trace
 check "-o - writes the page to standard output" cmp page.html <("$rdmamr" report -o - trace)
 
-# Several files, a folder, a pipe. The line that names the trace differs.
-totals() { grep -v '^Trace \|WARNING' "$1"; }
-same() { diff <(totals text) <(totals "$1"); }
-mkfifo pipe
-cat trace >pipe &
-"$rdmamr" report --text pipe >from_pipe
-check "a trace comes through a named pipe" same from_pipe
+# A pipe, and a file of several names. The line that names the trace differs.
+same() { diff <(grep -v '^Trace \|WARNING' text) <(grep -v '^Trace \|WARNING' "$1"); }
 "$rdmamr" report --text - <trace >from_pipe
-check "and through standard input" same from_pipe
-mkdir folder
-cp trace folder/one.trace
-echo "no trace" >folder/notes.txt
-"$rdmamr" report --text folder >from_folder
-check "a folder is reported on, whatever other files it has" same from_folder
+check "a trace comes through standard input" same from_pipe
 "$rdmamr" report --text trace symbolic hard >from_links
 check "a file that is named three times counts once" same from_links
+mkdir folder
+cp trace folder/one.trace
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
 check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
