@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # top.sh TOOL LIBRARY HOLDS [DEVICE GID_INDEX]: "rdmamr top" on processes that HOLDS
 # (ctests/tool/holds.c) makes: its figures, which users see which processes, the terminal,
-# OpenMetrics. With a device, instead, the kernel's list of processes with the library and without;
-# with CHECK_PICTURE set, the terminal's view of them goes to top.ansi in $RESULTS.
+# OpenMetrics. With a device, instead, the kernel's list of processes with the library and without.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 . "$here/../lib/tap.sh"
@@ -74,21 +73,6 @@ if [ -n "$device" ]; then
 	LD_PRELOAD=$library ibv_rc_pingpong -d "$device" -g "$gid" -p 18602 -s 65536 >/dev/null &
 	with=$!
 	held+=("$without" "$with")
-	if [ -n "${CHECK_PICTURE:-}" ]; then
-		# Where a package installs it, so that the picture has the paths that a user sees. (The
-		# machine of vm/ forgets its files.)
-		install -m 755 "$tool" /usr/bin/rdmamr
-		install -m 755 "$library" /usr/lib/librdmamr.so.1
-		tool=rdmamr
-		"$tool" bench --rounds 100000 --sizes 1M --kinds memfd "$device" >/dev/null &
-		held+=($!)
-		open_terminal 110
-		sleep 12
-		screen -e >"$RESULTS/top.ansi"
-		pass "the terminal's picture is in $RESULTS"
-		tap_done
-		exit
-	fi
 	is "a process without the library has the kernel's list" 1 "$(comes 1 json "$without" "['regions']")"
 	is "with its length" "1048576 $device" "$(json "$without" "['bytes'], p['devices'][0]['device']" | tr -d "(),'")"
 	is "and is shown as without" False "$(json "$without" "['library']")"
@@ -142,24 +126,11 @@ is "the counts are those of rdmamr_get_stats" "live=100 live_bytes=6553600 idle=
 is "hits arrive" 999 "$(comes 999 json "$first" "['hits']")"
 is "regions, bytes, those in use and those idle" "101 6619136 6553600 1 65536" \
 	"$(json "$first" "['regions'], p['bytes'], p['in_use_bytes'], p['idle_regions'], p['idle_bytes']" | tr -d '(),')"
-is "each counter by its name" "100 6553600 101 1" \
-	"$(json "$first" "['counters']['live'], p['counters']['live_bytes'], p['counters']['reg_kernel'], p['counters']['misses']" | tr -d '(),')"
 is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
 is "the rank" "3" "$(json "$first" "['rank']")"
 is "the time in registration is counted" True "$(json "$first" "['registration_seconds'] > 0")"
 is "the JSON has a schema number" 1 "$(top --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["schema"])')"
-mkfifo "$work/script.in"
-(LD_PRELOAD=$library exec -a python3 "$holds" /srv/kv.py --port 5) <>"$work/script.in" >/dev/null &
-held+=($!)
-echo "register 1" >"$work/script.in"
-is "a program in Python has its script's name" kv.py "$(comes kv.py json $! "['command']")"
-is "with the whole command line" "python3 /srv/kv.py --port 5" "$(json $! "['command_line']")"
-is "by which the filter finds it" $! "$(top --once --filter kv.py | awk '$NF == "kv.py" { print $1 }')"
-kill $!
-in_order() { top --once "$@" | awk -v one="$first" -v other="$second" '$1 == one || $1 == other { print $1 }' | xargs; }
-is "the largest comes first" "$first $second" "$(in_order)"
-ask second "again 3000" >/dev/null
-is "another order" "$second $first" "$(comes "$second $first" in_order --filter holds --sort hits)"
+# tool/src/top/table.rs has the order and the names.
 is "a filter by rank" "$second" "$(top --once --filter "rank 12" | awk '$NF == "holds" { print $1 }')"
 # Without CAP_IPC_LOCK, under which the limit does not apply.
 bound=()
@@ -246,14 +217,6 @@ ln -sf "$work/target" "$work/link.prom"
 is "a link is replaced, not followed" kept "$(cat "$work/target")"
 is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
 check "a missing folder is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
-if command -v script >/dev/null; then
-	for width in 60 80 120; do
-		widest=$(script -qec "stty cols $width; '$tool' top --once" /dev/null | tr -d '\r' | grep '^ *\(PID\|[0-9]\)' | grep -v '^[0-9]*: ' | awk 'length > most { most = length } END { print most }')
-		check "--once fits into a terminal of $width columns: $widest" [ "$widest" -le "$width" ]
-	done
-else
-	lacks "--once on a terminal" script
-fi
 check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
 
 # The terminal.
