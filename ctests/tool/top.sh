@@ -149,7 +149,7 @@ fi
 
 # The end of a process.
 ask second release >/dev/null
-is "regions that end are gone" "0 1" "$(json "$second" "['counters']['live'], p['regions']" | tr -d '(),')"
+is "regions that end are gone" "0 0" "$(json "$second" "['counters']['live'], p['regions']" | tr -d '(),')"
 files=$(ls "$work/run/rdmamr" | wc -l)
 kill -9 "$second"
 wait "$second" 2>/dev/null

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * RDMAMR_PREFAULT asks for huge pages in memory that is registered, unless the program refuses them. mremap accepts a single mapping
- * only, and realloc of a large block calls it inside the C library: after the registration both must
- * move the memory as they do without the library, whether all of the mapping was registered or a
- * part.
+ * RDMAMR_PREFAULT asks for huge pages in memory that is registered, unless the program refuses them.
+ * mremap accepts a single mapping only, and realloc of a large block calls it inside the C library:
+ * after the registration both must move the memory as they do without the library, whether all of
+ * the mapping was registered or a part.
  *
  * A copy touches each page of a new block, and the kernel counts that. The device is the stand-in,
  * which pins as the kernel does (stub_device.h).
