@@ -14,13 +14,12 @@
 #include <signal.h>
 #include <sys/time.h>
 
-#define ALL (LOCAL_AND_REMOTE | IBV_ACCESS_REMOTE_ATOMIC)
-enum { LOCAL = IBV_ACCESS_LOCAL_WRITE, SIZE = 3 * PAGE };
+enum { LOCAL = IBV_ACCESS_LOCAL_WRITE };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
 static struct pair pair; /* of the parts that move data */
-static char *local, *remote; /* three pages each */
+static char *local, *remote; /* a page each */
 static struct ibv_mr *source; /* `local`, of the parts that move data */
 
 /* A function of libibverbs itself, as NCCL and brpc get it by handle. */
@@ -39,171 +38,6 @@ static int (*handle_dereg_mr)(struct ibv_mr *);
 static bool said(const char *words)
 {
 	return strstr(rdmamr_last_reason(), words) != NULL;
-}
-
-/* --- data: it lands where the registration says; every right is the requested one --- */
-
-/* Writes, reads and adds at an iova of a region that starts `offset` bytes into `remote`. */
-static void moves(size_t offset, uint64_t iova)
-{
-	size_t length = SIZE - 2 * offset;
-	struct ibv_mr *mr = ibv_reg_mr_iova(pd, remote + offset, length, iova, ALL);
-
-	if (!holds(mr != NULL))
-		return;
-	gives(offset, (char *)mr->addr - remote);
-	fill(local, SIZE);
-	memset(remote, 0, SIZE);
-	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, length, iova, mr->rkey));
-	holds(!memcmp(local, remote + offset, length));
-	holds(all_zero(remote, offset) && all_zero(remote + offset + length, offset));
-	fill(remote, SIZE);
-	gives(IBV_WC_SUCCESS, pair_read(&pair, source, local, length - 8, iova + 8, mr->rkey));
-	holds(!memcmp(local, remote + offset + 8, length - 8));
-	if (pair.iwarp) {
-		skip("addition", "iWARP has no atomic operations");
-	} else {
-		uint64_t *counter = (uint64_t *)(remote + offset + 64), *old = (uint64_t *)local;
-
-		*counter = 40;
-		gives(IBV_WC_SUCCESS, pair_fetch_add(&pair, source, old, 2, iova + 64, mr->rkey));
-		holds(*old == 40 && *counter == 42);
-	}
-	gives(0, ibv_dereg_mr(mr));
-}
-
-/* An operation that must fail breaks the connection: each gets a new one. */
-static void refused(const char *name, int status)
-{
-	ok(status != IBV_WC_SUCCESS && (status > 0 || pair.iwarp), "%s is refused (%s)", name,
-	   status < 0 ? "no answer" : ibv_wc_status_str((enum ibv_wc_status)status));
-	pair_reconnect(&pair);
-}
-
-/*
- * A write that must fail, and leave the memory unchanged. An iWARP write completes when it is sent,
- * and the refusal ends the connection: a read behind it fails, or is never answered.
- */
-static void refused_write(const char *name, uint32_t rkey)
-{
-	int status;
-
-	memset(local, 0x11, 64);
-	memset(remote, 0x22, 64);
-	status = pair_write(&pair, source, local, 64, (uintptr_t)remote, rkey);
-	if (pair.iwarp && status == IBV_WC_SUCCESS)
-		status = pair_read(&pair, source, local, 8, (uintptr_t)local + PAGE, source->rkey);
-	refused(name, status);
-	ok(remote[0] == 0x22 && remote[63] == 0x22, "%s: nothing was written", name);
-}
-
-static void rights(void)
-{
-	struct ibv_mr *mr = ibv_reg_mr(pd, remote, SIZE, LOCAL | IBV_ACCESS_REMOTE_READ);
-	uint64_t at = (uintptr_t)remote;
-
-	must(mr);
-	fill(remote, SIZE);
-	gives(IBV_WC_SUCCESS, pair_read(&pair, source, local, SIZE, at, mr->rkey));
-	holds(!memcmp(local, remote, SIZE));
-	refused_write("a write with remote read alone", mr->rkey);
-	refused("a read beyond the end", pair_read(&pair, source, local, 64, at + SIZE - 32, mr->rkey));
-	refused("a read before the start", pair_read(&pair, source, local, 64, at - 8, mr->rkey));
-	gives(0, ibv_dereg_mr(mr));
-	refused("a read by a key that is deregistered", pair_read(&pair, source, local, 64, at, mr->rkey));
-
-	mr = ibv_reg_mr(pd, remote, SIZE, LOCAL | IBV_ACCESS_REMOTE_WRITE);
-	must(mr);
-	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, SIZE, at, mr->rkey));
-	if (pair.iwarp)
-		skip("a read with remote write alone", "siw of Linux 6.1 answers it, without the library too");
-	else
-		refused("a read with remote write alone", pair_read(&pair, source, local, 64, at, mr->rkey));
-	gives(0, ibv_dereg_mr(mr));
-	refused_write("a write by a key that is deregistered", mr->rkey);
-
-	mr = ibv_reg_mr(pd, local, SIZE, LOCAL);
-	must(mr && ibv_dereg_mr(mr) == 0);
-	refused("a local key that is deregistered", pair_write(&pair, mr, local, 64, at, source->rkey));
-}
-
-static void data(void)
-{
-	const struct { const char *name; size_t offset; uint64_t iova; bool address; } rows[] = {
-		{ "by address", 0, (uintptr_t)remote, true },
-		{ "by address, not aligned", 24, (uintptr_t)remote + 24, true },
-		{ "by another iova", 0, 0x123456789000, false },
-		{ "by another iova, not aligned", 40, 0x123456789000 + 40, false },
-		{ "by iova 0", 0, 0, false },
-		{ "by the iova that is the page offset", 56, 56, false },
-	};
-
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		/* siw uses the address as the iova, whatever the request says. */
-		if (pair.iwarp && !rows[n].address)
-			skip(rows[n].name, "siw ignores an iova that is not the address");
-		else
-			as_case(moves(rows[n].offset, rows[n].iova), "%s", rows[n].name);
-	}
-	as_case(rights(), "rights");
-	gives(0, stats().reg_next);
-}
-
-/* --- windows over the library's regions: the providers look into a region's object to bind them --- */
-
-static int bind_window(struct ibv_mr *mr, struct ibv_mw *mw, uint32_t *rkey)
-{
-	struct ibv_mw_bind_info info = {
-		.mr = mr,
-		.addr = (uintptr_t)remote + 64,
-		.length = 128,
-		.mw_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
-	};
-	struct ibv_mw_bind bind = { .send_flags = IBV_SEND_SIGNALED, .bind_info = info };
-	struct ibv_send_wr *bad, request = {
-		.opcode = IBV_WR_BIND_MW,
-		.send_flags = IBV_SEND_SIGNALED,
-		.bind_mw = { .mw = mw, .rkey = ibv_inc_rkey(mw->rkey), .bind_info = info },
-	};
-	struct ibv_wc wc;
-
-	if (mw->type == IBV_MW_TYPE_1 ? ibv_bind_mw(pair.peer, mw, &bind) : ibv_post_send(pair.peer, &request, &bad))
-		return -1;
-	*rkey = mw->type == IBV_MW_TYPE_1 ? mw->rkey : request.bind_mw.rkey;
-	for (int tries = 0; tries < 50000; tries++, usleep(100))
-		if (ibv_poll_cq(pair.cq, 1, &wc) == 1)
-			return wc.status;
-	return -1;
-}
-
-static void window(enum ibv_mw_type type)
-{
-	struct ibv_mr *mr = ibv_reg_mr(pd, remote, PAGE, LOCAL | IBV_ACCESS_MW_BIND);
-	struct ibv_mw *mw = ibv_alloc_mw(pd, type);
-	uint64_t at = (uintptr_t)remote + 64;
-	uint32_t rkey = 0;
-
-	must(mr && mw);
-	gives(IBV_WC_SUCCESS, bind_window(mr, mw, &rkey));
-	memset(local, 0x5a, 128);
-	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, 128, at, rkey));
-	holds(!memcmp(local, remote + 64, 128));
-	/* While the window is bound, the region stays, and the window usable. */
-	holds(ibv_dereg_mr(mr) > 0);
-	holds(!rdmamr_last_reason || said("memory window"));
-	memset(local, 0x33, 128);
-	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, 128, at, rkey));
-	gives(0x33, remote[64]);
-	gives(0, ibv_dealloc_mw(mw));
-	gives(0, ibv_dereg_mr(mr));
-}
-
-static void windows(void)
-{
-	if (pair.iwarp)
-		skip_all("siw has no memory windows");
-	as_case(window(IBV_MW_TYPE_1), "type 1");
-	as_case(window(IBV_MW_TYPE_2), "type 2");
 }
 
 /* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
@@ -669,8 +503,6 @@ static const struct part {
 	void (*run)(void);
 	bool moves_data;
 } parts[] = {
-	{ "data", data, true },
-	{ "windows", windows, true },
 	{ "extensible", extensible, false },
 	{ "foreign", foreign, false },
 	{ "half_interception", half_interception, true },
@@ -693,13 +525,13 @@ int main(int argc, char **argv)
 	*(void **)&handle_reg_mr = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
 	*(void **)&handle_reg_mr_iova2 = of_libibverbs("ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&handle_dereg_mr = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
-	local = pages(3);
-	remote = pages(3);
+	local = pages(1);
+	remote = pages(1);
 	if (part->moves_data) {
 		pair_open(&pair);
 		context = pair.context;
 		pd = pair.pd;
-		source = ibv_reg_mr(pd, local, SIZE, LOCAL_AND_REMOTE);
+		source = ibv_reg_mr(pd, local, PAGE, LOCAL_AND_REMOTE);
 		must(source);
 	} else {
 		context = open_device();
