@@ -156,14 +156,16 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
 
 /// The same under the lock, for a monitored range, and frees its slot.
 pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
+    let page_range = locked.regions().region(id).page_range();
     let mut from = 0;
     while let Some(part) = locked.unneeded(id, from) {
-        let page_range = locked.regions().region(id).page_range();
         cache.watch.unwatch_for(page_range, part);
         from = part.end;
     }
-    // A thread that does not hold the lock may have just had its region watched.
-    locked.invalidate_unkept_near(id);
+    if from > 0 {
+        // A thread that does not hold the lock may have just had its region watched.
+        locked.invalidate_unkept_near(id);
+    }
     locked.end(id);
 }
 
