@@ -127,9 +127,17 @@ pub fn say_once(why: End) {
 
 /// Ends the cache. More than one thread may call this.
 pub fn give_up(cache: &Cache, why: End) {
-    if cache_gave_up() {
-        return;
+    if !cache_gave_up() {
+        end_reuse(cache, why);
     }
+    if is_retired() {
+        // The reader goes on: memory without a region may still be watched.
+        WATCH_FD.close();
+        event_reader::wait_to_rest();
+    }
+}
+
+fn end_reuse(cache: &Cache, why: End) {
     let ring = &cache.regions.ring;
     ring.distrust();
     // A region that another thread is registering or using now ends with its release.
@@ -142,11 +150,6 @@ pub fn give_up(cache: &Cache, why: End) {
     cache.watch.give_up();
     let is_first = !GAVE_UP.swap(true, SeqCst);
     cache.cleaner.wake();
-    if is_retired() {
-        // The reader goes on: memory without a region may still be watched.
-        WATCH_FD.close();
-        event_reader::wait_to_rest();
-    }
     if is_first {
         why.say();
     }

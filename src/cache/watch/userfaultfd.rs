@@ -129,9 +129,9 @@ impl Message {
 pub enum Memory {
     /// Private, and of no file: only this process can change it.
     Private,
-    /// Some of it is shared memory, or of a file of shared memory.
+    /// Some of it is shared memory, or of a file of shared memory; or it is in too many mappings.
     Shared,
-    /// The kernel does not answer now, or it is in too many mappings.
+    /// The kernel does not answer now.
     Unknown,
 }
 
@@ -342,7 +342,7 @@ impl Userfaultfd {
                 _ => return Memory::Shared,
             }
         }
-        Memory::Unknown
+        Memory::Shared
     }
 
     /// Whether [`Userfaultfd::memory`] tells shared memory from private memory, as from Linux 5.14 on,
