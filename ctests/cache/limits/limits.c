@@ -245,7 +245,7 @@ static void set_before_start(void)
 		{ { 0, SAME, SAME, SAME }, 0, SIX },
 		{ { 3600000, 0, SAME, SAME }, SIX, SIX },
 		{ { 3600000, 3600000, 2, SAME }, -1, 2 },
-		{ { SAME, SAME, SIX, PAGE }, -1, 1 },
+		{ { 3600000, 3600000, SIX, PAGE }, -1, 1 },
 	};
 	int local, all = cases[row->value].all;
 
