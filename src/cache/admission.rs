@@ -3,7 +3,7 @@
 //! decide that. What the kernel says about the memory comes after it (`life/miss.rs`), and what ends
 //! the cache is in `ended.rs`.
 
-use crate::ended::ended_by;
+use crate::ended::{ended_by, say_once};
 use crate::instance::{self, Cache, existing};
 use crate::life::cleaning;
 use crate::region::key::LookupKey;
@@ -214,6 +214,11 @@ pub fn admit(pd: Pd, request: &Request, unshared: bool) -> Result<Admitted, Unse
     if unshared && direct.is_err() {
         return Err(Refusal::Device.into());
     }
+    // Before any system call for the cache: the program may filter them.
+    if let Some(why) = ended_by() {
+        say_once(why);
+        return Err(Refusal::Ended.into());
+    }
     if unshared && !in_place::all_calls_come() {
         Refusal::PassedBy.say();
         return Err(Refusal::PassedBy.into());
@@ -227,10 +232,7 @@ pub fn admit(pd: Pd, request: &Request, unshared: bool) -> Result<Admitted, Unse
     if start::would_keep_files() {
         return Err(Refusal::Table.into());
     }
-    let Some(cache) = start::current() else {
-        let why = ended_by().map_or(Refusal::Starting, |_| Refusal::Ended);
-        return Err(why.into());
-    };
+    let cache = start::current().ok_or(Refusal::Starting)?;
     cleaning::start(cache);
     let direct = direct.map_err(|_| Refusal::Device)?;
     if !TABLE.is_here() {

@@ -116,10 +116,10 @@ pub fn ended_by() -> Option<End> {
     [End::Filter, End::Task, End::Key].into_iter().find(is_done)
 }
 
-/// The cache does not start: says why, once.
+/// The cache does not start: says why, once. Not of a filter, which may not allow the calls for that.
 pub fn say_once(why: End) {
     static SAID: AtomicBool = AtomicBool::new(false);
-    if !SAID.swap(true, Relaxed) {
+    if why != End::Filter && !SAID.swap(true, Relaxed) {
         // The caller may have little stack.
         aside::run(|| why.say());
     }
