@@ -3,9 +3,9 @@
  * What a relaxed registration gives: its arguments and their errors, the pages that its region
  * covers, its rights, and the object that describes it.
  *
- * A region serves requests of its very pages and access, and no others: no registration gets a remote
- * right that it did not request, nor a region that was registered by other rules. Its key
- * grants access to exactly its pages. Each registration has an object of its own, with the requested
+ * A region serves requests of its access, for its pages or, without remote rights, for its first pages
+ * if it has at most 64 KiB more: no registration gets a remote right that it did not request, nor a
+ * region that was registered by other rules. Its key grants access to exactly its pages. Each registration has an object of its own, with the requested
  * address and length, whichever region serves it; the region lives until the last of them is
  * deregistered, in any order.
  */
@@ -84,6 +84,11 @@ static void serves(void)
 		bool served;
 	} cases[] = {
 		{ "local write for local write", LW, 1, LW, 0, 1, true },
+		{ "local write for its first page", LW, PLACE, LW, 0, 1, true },
+		{ "local read for its first page", 0, 2, 0, 0, 1, true },
+		{ "local write for its second page", LW, PLACE, LW, 1, 1, false },
+		{ "local write and 64 KiB more", LW, 17, LW, 0, 1, true },
+		{ "local write and 68 KiB more", LW, 18, LW, 0, 1, false },
 		{ "local write for local read", LW, 1, 0, 0, 1, false },
 		{ "local write for local read of a part", LW, PLACE, 0, 7, 1, false },
 		{ "local read for local write", 0, 1, LW, 0, 1, false },
@@ -98,6 +103,8 @@ static void serves(void)
 		{ "remote read for all remote", LW | RR, 1, ALL, 0, 1, false },
 		{ "all remote for all remote", ALL, 1, ALL, 0, 1, true },
 		{ "all remote for all remote of a page", ALL, 4, ALL, 2, 1, false },
+		{ "all remote for all remote of the first page", ALL, 4, ALL, 0, 1, false },
+		{ "remote read for the first page", RR, 2, RR, 0, 1, false },
 		{ "all remote and atomic for all remote", ALL | RA, 1, ALL, 0, 1, false },
 		/* Flags that restrict how, not who. */
 		{ "relaxed ordering for none", ALL | RO, 1, ALL, 0, 1, false },

@@ -21,7 +21,8 @@ extern "C" {
  * be those of an earlier region of the same pages, if the program deregistered that region by
  * ibv_dereg_mr_relaxed(), nothing has flushed it yet, and the process has not changed the mapping
  * of those pages. A remote peer that still has the rkey of the earlier region can then use that
- * rkey again. The library reuses a registration only for the same pages and the same access flags.
+ * rkey again. The library reuses a registration only for the same pages and the same access flags;
+ * one without remote rights also for its first pages, if it has at most 64 KiB more.
  *
  * The library does not cache every registration. If `access` has IBV_ACCESS_ON_DEMAND,
  * IBV_ACCESS_ZERO_BASED, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, if the library cannot watch the

@@ -238,7 +238,7 @@ pub fn admit(pd: Pd, request: &Request, unshared: bool) -> Result<Admitted, Unse
     if !TABLE.is_here() {
         return Err(Refusal::Table.into());
     }
-    let lookup_key = LookupKey::of(pd, page_range, request.access, unshared);
+    let lookup_key = cache.lookup_key(pd, page_range, request.access, unshared);
     if !lookup_key.can_be_kept() {
         return Err(Refusal::Number.into());
     }

@@ -9,9 +9,14 @@ use crate::life::limits::Limits;
 use crate::lock::Lock;
 use crate::locked::{By, Locked};
 use crate::objects;
+use crate::region::key::{Domain, LookupKey};
 use crate::watch::watcher::Watch;
+use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
+use rdmamr_mr::Access;
+use rdmamr_next::Pd;
 use rdmamr_stats::{Counters, counter};
+use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
 
@@ -21,6 +26,9 @@ use rdmamr_sys::thread;
 #[repr(C, align(64))]
 pub struct Cache {
     pub regions: &'static Regions,
+    /// The most bytes that a region may have beyond the pages of a local registration that it
+    /// serves: none if a limit restricts how much the process may pin.
+    pub(super) spare: AtomicU64,
     pub(super) cleaner: Cleaner,
     pub watch: Watch,
     pub(super) counters: &'static Counters,
@@ -113,6 +121,25 @@ impl Cache {
     /// variable.
     pub fn is_of_this_process(&self) -> bool {
         process::id() == self.process
+    }
+
+    /// The key by which a registration looks for a region.
+    #[inline(always)]
+    pub fn lookup_key(
+        &self,
+        pd: Pd,
+        page_range: PageRange,
+        access: Access,
+        unshared: bool,
+    ) -> LookupKey {
+        let access = access.bits();
+        LookupKey {
+            domain: Domain::of(pd),
+            page_range,
+            access,
+            spare: rdmamr_policy::spare(access).min(self.spare.load(Relaxed)),
+            unshared,
+        }
     }
 
     /// Counts regions that an interposed call has invalidated.

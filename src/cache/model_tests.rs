@@ -18,6 +18,7 @@ use crate::watch::extent::CHUNK;
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
+use rdmamr_policy::is_local;
 use rdmamr_sys::pages::{PageRange, page_size};
 use std::alloc::{Layout, alloc_zeroed};
 use std::collections::BTreeMap;
@@ -58,6 +59,8 @@ fn new_cache() -> &'static Regions {
 }
 
 const LOCAL_WRITE: u32 = 1;
+/// Two pages, so that some longer regions serve and some do not.
+const SPARE: u64 = 2 << 12;
 const ACCESS: [u32; 5] = [0, LOCAL_WRITE, 3, 7, LOCAL_WRITE | 1 << 20];
 
 #[derive(Clone, Debug)]
@@ -122,7 +125,14 @@ struct Known {
 
 impl Known {
     fn serves(&self, lookup_key: &LookupKey) -> bool {
-        self.lookup_key == *lookup_key && !self.stale
+        let (has, asked) = (&self.lookup_key, lookup_key);
+        let (pages, asked_pages) = (has.page_range, asked.page_range);
+        has.domain == asked.domain
+            && has.access == asked.access
+            && pages.start == asked_pages.start
+            && pages.contains(asked_pages)
+            && pages.end - asked_pages.end <= asked.spare
+            && !self.stale
     }
 }
 
@@ -340,6 +350,7 @@ impl Test {
                     domain: Domain::new(pd as usize, 0, 0),
                     page_range: range(first, count),
                     access,
+                    spare: if is_local(access) { SPARE } else { 0 },
                 };
                 self.register(lookup_key, changed_meanwhile)?;
             }
@@ -523,6 +534,7 @@ fn of_page(page: u64) -> LookupKey {
         domain: Domain::new(1, 0, 0),
         page_range: range(page, 1),
         access: 0,
+        spare: 0,
         unshared: false,
     }
 }

@@ -7,7 +7,7 @@ use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
-use crate::life::limits::{Limits, NO_LIMIT, of_settings};
+use crate::life::limits::{self, Limits, NO_LIMIT, of_settings};
 use crate::lock::LONG;
 use crate::objects;
 use crate::permitted;
@@ -118,6 +118,7 @@ fn make() -> Option<&'static Cache> {
     regions.account.set_limit(of_settings(), NO_LIMIT);
     let cache = Cache {
         regions,
+        spare: limits::spare().into(),
         watch,
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),

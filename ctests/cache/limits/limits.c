@@ -381,6 +381,20 @@ static void pins_to_the_last(void)
 	relaxed_end(&pair);
 }
 
+/* A call that hits must not pin more than it registers. */
+static void pins_of_a_part(void)
+{
+	struct rdmamr_stats before;
+	struct ibv_mr *mr;
+
+	limited();
+	let_go(register_by_cache(pair.pd, memory, 4 * PAGE, IBV_ACCESS_LOCAL_WRITE, &before));
+	mr = register_by_cache(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
+	ok(made_anew(before, stats()), "an idle region with more pages does not serve");
+	let_go(mr);
+	relaxed_end(&pair);
+}
+
 #define HALF_A_SECOND .flags = ROOT, .settings = "RDMAMR_CACHE_LINGER=0.5"
 #define FOUR .flags = ROOT, .settings = "RDMAMR_CACHE_MAX_IDLE=4 RDMAMR_CACHE_MAX_IDLE_BYTES=1M"
 #define PINS .flags = ROOT | NO_PAIR | BOTH_CALLS, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G"
@@ -405,6 +419,7 @@ static const struct row rows[] = {
 	{ "pins, ibv_reg_mr_iova2", pins_make_room, .of = by_iova2, PINS },
 	{ "pins, ibv_reg_mr_relaxed", pins_make_room, .of = by_relaxed, PINS },
 	{ "pins, to the last page", pins_to_the_last, PINS },
+	{ "pins, a part of an idle region", pins_of_a_part, PINS },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_pair)

@@ -70,7 +70,10 @@ static int kept(void) { return kernel_regions(pair.context) - far.others; }
 
 /* Rights. */
 
-/* A region serves for the same pages and the same access (row->value). */
+/*
+ * A region serves for the same pages and the same access (row->value). Without remote rights it also
+ * serves its first pages.
+ */
 static void rights_are_exact(void)
 {
 	static const int all[] = { 0, LW, RR, LW | RW, LW | RW | RR, LW | RA, LW | RW | RR | RA };
@@ -85,7 +88,8 @@ static void rights_are_exact(void)
 	is(hit(memory, 2 * PAGE, access, &second), on, "the second is a hit if it is");
 	is(first == second, on, "by %s key", on ? "the same" : "another");
 	is(hit(memory + 10, 2 * PAGE - 20, access, NULL), on, "other bytes of the same pages");
-	ok(!hit(memory, PAGE, access, NULL), "a part is registered");
+	is(hit(memory, PAGE, access, NULL), on && !(access & (RR | RW | RA)), "its first page, without remote rights alone");
+	ok(!hit(memory + PAGE, PAGE, access, NULL), "its last page is registered");
 	ok(!hit(memory, 3 * PAGE, access, NULL), "so is a longer range");
 	for (size_t n = 0; n < sizeof(all) / sizeof(all[0]); n++) {
 		flush();

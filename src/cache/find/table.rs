@@ -220,6 +220,7 @@ mod tests {
             domain: Domain::new(pd, 0, 0),
             page_range: PageRange::new(start, start + page_size()),
             access: 0,
+            spare: 0,
             unshared: false,
         }
     }

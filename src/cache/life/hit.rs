@@ -86,7 +86,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
     let Some(page_range) = PageRange::around(addr, length) else {
         return Answer::NONE;
     };
-    let lookup_key = LookupKey::of(pd, page_range, access, unshared);
+    let lookup_key = cache.lookup_key(pd, page_range, access, unshared);
     let (id, grant) = match in_order(&cache.regions.ring, Take(cache, &lookup_key)) {
         Ok(taken) => taken,
         Err(Miss::None) => return Answer::NONE,

@@ -10,7 +10,7 @@
 //! lowest free number of the program's descriptors for a moment, and a program may rely on that
 //! number: `close(0); open(...)` returns 0.
 
-use crate::layout::Regions;
+use crate::instance::Cache;
 use crate::life::account::{Amount, PART};
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_mr::kernel_mr::Direct;
@@ -35,24 +35,28 @@ pub struct Limits {
     device: AtomicUsize,
 }
 
-impl Limits {
+impl Cache {
     /// The number of regions is about to grow by one of this device. Reads the limits if they are
     /// old.
     #[inline(never)]
-    pub fn mind(&self, regions: &Regions, direct: &Direct, pd: Pd) {
-        let (now, read_at) = (clock::monotonic(), self.read_at.load(Relaxed));
-        if regions.account.registered().fits(FEW) || now.saturating_sub(read_at) < SECOND {
+    pub fn mind_limits(&self, direct: &Direct, pd: Pd) {
+        let last = &self.limits.read_at;
+        let (now, read_at) = (clock::monotonic(), last.load(Relaxed));
+        let few = self.regions.account.registered().fits(FEW);
+        if few || now.saturating_sub(read_at) < SECOND {
             return;
         }
         // One thread reads them. The others go on with the earlier limits.
         let takes = |at: &AtomicU64| at.compare_exchange(read_at, now, Relaxed, Relaxed);
-        if takes(&self.read_at).is_ok() {
-            let _ = aside::run(|| self.read(regions, direct, pd));
+        if takes(last).is_ok() {
+            let _ = aside::run(|| self.read_limits(direct, pd));
         }
     }
 
     #[cold]
-    fn read(&self, regions: &Regions, direct: &Direct, pd: Pd) {
+    fn read_limits(&self, direct: &Direct, pd: Pd) {
+        let regions = self.regions;
+        self.spare.store(spare(), Relaxed);
         let name = pd.device_name().unwrap_or([0; 64]);
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let left = cgroup::objects_left(name).map_or(NO_LIMIT, signed);
@@ -63,7 +67,7 @@ impl Limits {
         let account = &regions.account;
         let mut most = of_device.min(left + account.registered().regions);
         // If registrations alternate between devices, the narrowest limit holds.
-        if self.device.swap(direct.address(), Relaxed) != direct.address() {
+        if self.limits.device.swap(direct.address(), Relaxed) != direct.address() {
             most = most.min(account.most());
         }
         account.set_limit(limit, most);
@@ -80,6 +84,12 @@ fn signed(amount: u64) -> i64 {
 /// How many bytes the process may pin. `None` if no limit applies.
 pub fn may_pin() -> Option<u64> {
     proc::memlock_limit().filter(|_| !proc::may_lock())
+}
+
+/// The most bytes that a region may have beyond the pages of a local registration that it serves. If
+/// a limit applies, the program can pin as much with the cache as without it: none.
+pub fn spare() -> u64 {
+    may_pin().map_or(rdmamr_policy::spare(0), |_| 0)
 }
 
 /// How much may be idle by the settings. Without a setting for bytes, the limit is half of the bytes

@@ -133,7 +133,7 @@ impl Cache {
         lookup_key: &LookupKey,
     ) -> Result<usize, Unserved> {
         let inside = thread::enter();
-        self.limits.mind(self.regions, direct, pd);
+        self.mind_limits(direct, pd);
         if self.regions.ending() > TOO_MANY {
             ending::some_evicted(self, By::Program, SHARE);
         }

@@ -2,7 +2,6 @@
 //! The key of a registration, by which a region is found: domain, pages, access.
 
 use crate::region::state::Seen;
-use rdmamr_mr::Access;
 use rdmamr_next::Pd;
 use rdmamr_policy::Range;
 use rdmamr_sys::pages::PageRange;
@@ -53,28 +52,20 @@ impl Domain {
     }
 }
 
-/// The properties that a registration asks for. A region serves if it has exactly these: it holds no
-/// more than the registration asks for, and gives remote peers no more and no fewer rights.
+/// The properties that a registration asks for. A region serves if it has these, and at most `spare`
+/// bytes more behind its pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LookupKey {
     pub domain: Domain,
     pub page_range: PageRange,
     pub access: u32,
+    /// At most [`rdmamr_policy::spare`].
+    pub spare: u64,
     /// A region serves only if it has no user.
     pub unshared: bool,
 }
 
 impl LookupKey {
-    #[inline(always)]
-    pub fn of(pd: Pd, page_range: PageRange, access: Access, unshared: bool) -> LookupKey {
-        LookupKey {
-            domain: Domain::of(pd),
-            page_range,
-            access: access.bits(),
-            unshared,
-        }
-    }
-
     /// Whether a region can hold the memory's address and the domain's number.
     pub fn can_be_kept(&self) -> bool {
         self.page_range.start & !START == 0 && self.domain.number != !START

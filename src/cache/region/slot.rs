@@ -193,8 +193,10 @@ impl CachedRegion {
     /// Whether the region serves a registration with this key.
     #[inline(always)]
     pub fn serves(&self, lookup_key: &LookupKey) -> bool {
+        let (has, asked) = (self.page_range(), lookup_key.page_range);
         self.pd() == lookup_key.domain.pd
-            && self.page_range() == lookup_key.page_range
+            && has.start == asked.start
+            && has.end.wrapping_sub(asked.end) <= lookup_key.spare
             && self.access() == lookup_key.access
             && self.is_of(lookup_key.domain)
     }
@@ -255,6 +257,7 @@ mod tests {
             domain: Domain::new(pd, context, number),
             page_range,
             access: 1,
+            spare: 0,
             unshared: false,
         };
         for (had, asked) in numbers

@@ -10,7 +10,8 @@ use super::durations::Durations;
 use super::shape::{Again, Bound, Unserved, What};
 use rdmamr_policy::{Asked, CacheMode, Range, Released};
 use rdmamr_trace_format::{Call, call, how, unserved};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 /// What the cache never keeps: nothing tells the library that the GPU's memory was freed.
 pub const OF_GPU: &str = "the memory is a GPU's, registered as a dma-buf";
@@ -72,13 +73,19 @@ pub fn bits(length: u64) -> u32 {
     u64::BITS - length.leading_zeros()
 }
 
+/// A range of a process, in an order in which those that differ only in their end lie together.
+fn key(process: u32, range: &Range) -> (u32, u64, u32, u64, u64) {
+    (process, range.pd, range.access, range.start, range.end)
+}
+
 /// All known ranges.
 #[derive(Default)]
 pub struct Ranges {
     /// The ranges that each process has registered plainly and released.
     released: FxHashMap<u32, Box<Released>>,
-    /// The ranges of the regions that the cache has made, with their processes.
-    regions: FxHashSet<(u32, Range)>,
+    /// The ranges of the regions that the cache has made, with their processes: domain, access, first
+    /// page, end.
+    regions: BTreeSet<(u32, u64, u32, u64, u64)>,
     /// The durations of the calls that came back, by their class, the power of two of their length,
     /// and what they do.
     back: FxHashMap<(Class, u32, What), Durations>,
@@ -120,7 +127,7 @@ impl Ranges {
             served: Served::Plainly,
         };
         let released = self.released.get(&process);
-        if self.regions.contains(&(process, range)) {
+        if self.has_region(process, &range) {
             of.served = Served::Again;
         // A relaxed call says itself that its memory comes back.
         } else if class == Class::Fabric || released.is_some_and(|of| of.comes_back(&range)) {
@@ -128,6 +135,15 @@ impl Ranges {
         }
         self.count(&of, call);
         Some(of)
+    }
+
+    /// Whether the cache has made a region that serves this range.
+    fn has_region(&self, process: u32, range: &Range) -> bool {
+        let least = key(process, range);
+        let spare = rdmamr_policy::spare(range.access);
+        let (process, pd, access, start, end) = least;
+        let most = (process, pd, access, start, end.saturating_add(spare));
+        self.regions.range(least..=most).next().is_some()
     }
 
     /// Counts a call, if it is of a registration that came back.
@@ -165,7 +181,7 @@ impl Ranges {
                 released.add(&of.range);
             }
             Served::Anew => {
-                self.regions.insert((of.process, of.range));
+                self.regions.insert(key(of.process, &of.range));
             }
             Served::Again => {}
         }
