@@ -12,14 +12,10 @@ use rdmamr_sys::futex::{self, Remaining};
 impl Regions {
     /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock.
     pub(super) fn claim(&self, id: Id) -> bool {
-        let region = self.region(id);
         // Counted before the claim, so that no waiting thread finds the region ending while
         // `ending` is 0.
         self.ending.fetch_add(1, SeqCst);
-        // Numbered before the claim: a flush that finds the region ending waits for this number.
-        let claim = self.claims.fetch_add(1, SeqCst) + 1;
-        region.claim.store(claim, Relaxed);
-        let is_claimed = region.state.claim();
+        let is_claimed = self.region(id).state.claim();
         if !is_claimed {
             self.ending.fetch_sub(1, SeqCst);
         }
@@ -29,14 +25,11 @@ impl Regions {
     /// Records that a claimed region has ended, or that its claim is taken back.
     pub(super) fn claim_ended(&self) {
         self.ending.fetch_sub(1, SeqCst);
+        self.waited_in_vain.store(false, Relaxed);
         if self.waiting.load(SeqCst) != 0 {
             self.ended.fetch_add(1, SeqCst);
             futex::wake(&self.ended, i32::MAX);
         }
-    }
-
-    pub fn claims(&self) -> u64 {
-        self.claims.load(SeqCst)
     }
 
     /// Whether a region is claimed and not yet ended.
@@ -59,42 +52,46 @@ impl Regions {
         self.evicted.pop(&self.slots.0)
     }
 
-    /// Waits until the regions that `of` selects have no claim with a number up to `until`. False
-    /// if no region has ended for so long that the threads that end regions are probably stopped.
-    pub fn wait_for_claims(&self, until: u64, mut of: impl FnMut(&CachedRegion) -> bool) -> bool {
+    /// Waits for the end of those claimed regions that `of` selects. False if no region has ended for
+    /// so long that the threads that end regions are probably stopped.
+    pub fn wait_for_claimed(&self, of: impl Fn(&CachedRegion) -> bool) -> bool {
         /// The kernel may take seconds to unpin a region.
         const PATIENCE: Duration = Duration::from_secs(5);
-        let patience = || Remaining::new(PATIENCE, Duration::from_millis(100));
-        let (mut seen, mut remaining, mut all) = (self.ended.load(SeqCst), patience(), true);
-        self.waiting.fetch_add(1, SeqCst);
-        // A slot without such a claim never gets one, because later claims have larger numbers.
-        let mut from = Id(0);
-        while self.is_ending() {
-            let ended = self.ended.load(SeqCst);
-            let waiting = self.each_from(from).find(|(_, region)| {
-                region.state.load().is_ending() && region.claim.load(Relaxed) <= until && of(region)
-            });
-            match waiting {
-                // A thread has already waited for this claim in vain.
-                Some((_, region))
-                    if region.claim.load(Relaxed) <= self.claims_in_vain.load(Relaxed) =>
-                {
-                    all = false;
-                    break;
-                }
-                Some((id, _)) => from = id,
-                None => break,
-            }
-            if ended != seen {
-                (seen, remaining) = (ended, patience());
-            } else if remaining.is_over() {
-                self.claims_in_vain.fetch_max(until, Relaxed);
-                all = false;
-                break;
-            }
-            remaining.wait(&self.ended, ended);
+        if !self.is_ending() {
+            return true;
         }
+        let patience = || Remaining::new(PATIENCE, Duration::from_millis(100));
+        let (mut ended, mut remaining) = (self.ended.load(SeqCst), patience());
+        self.waiting.fetch_add(1, SeqCst);
+        // Each slot is looked at once: a region that is claimed from now on need not be waited for.
+        let all = self.each().all(|(_, region)| {
+            let seen = region.state.load();
+            if !(seen.is_ending() && of(region)) {
+                return true;
+            }
+            let still_ends = || {
+                let now = region.state.load();
+                self.is_ending() && now.is_ending() && now.generation() == seen.generation()
+            };
+            loop {
+                let now = self.ended.load(SeqCst);
+                if !still_ends() {
+                    return true;
+                }
+                if ended != now {
+                    (ended, remaining) = (now, patience());
+                }
+                if remaining.is_over() || self.waited_in_vain.load(Relaxed) {
+                    return false;
+                }
+                remaining.wait(&self.ended, now);
+            }
+        });
         self.waiting.fetch_sub(1, SeqCst);
+        if !all {
+            // The next thread does not wait, unless a region has ended meanwhile.
+            self.waited_in_vain.store(true, Relaxed);
+        }
         all
     }
 

@@ -17,7 +17,7 @@ use crate::mapping::Large;
 use crate::region::list::List;
 use crate::region::slot::CachedRegion;
 use crate::watch::ring::Ring;
-use core::sync::atomic::{AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = tiny_or!(48, 1 << 18);
@@ -42,11 +42,8 @@ pub struct Regions {
     pub(super) free: List,
     /// Claimed regions that wait to be deregistered.
     pub(super) evicted: List,
-    /// The number of claims so far.
-    pub(super) claims: AtomicU64,
-    /// The highest claim number up to which a thread has waited in vain for the claimed regions to
-    /// end.
-    pub(super) claims_in_vain: AtomicU64,
+    /// A thread has waited in vain for claimed regions to end, and none has ended since.
+    pub(super) waited_in_vain: AtomicBool,
     /// The number of regions that are claimed and not yet ended.
     pub(super) ending: AtomicU32,
     /// A futex: it grows whenever a region has ended while a thread waits.

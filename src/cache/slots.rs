@@ -21,14 +21,8 @@ impl Regions {
 
     /// Every slot that was ever in use.
     pub fn each(&self) -> impl Iterator<Item = (Id, &CachedRegion)> {
-        self.each_from(Id(0))
-    }
-
-    /// The same, from a slot on. (`skip` would call the closure for each slot before that.)
-    pub(super) fn each_from(&self, first: Id) -> impl Iterator<Item = (Id, &CachedRegion)> {
-        let slots = self.slots().get(first.0 as usize..).unwrap_or_default();
-        let slots = slots.iter().enumerate();
-        slots.map(move |(n, region)| (Id(first.0 + n as u32), region))
+        let slots = self.slots().iter().enumerate();
+        slots.map(|(n, region)| (Id(n as u32), region))
     }
 
     /// Whether more than this many slots were ever in use.

@@ -90,7 +90,7 @@ fn keep_off(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
         flush::end_those(cache, Cause::Flush, of);
         ending::evicted(cache, By::Helper);
         // Other threads may be ending some of them.
-        cache.regions.wait_for_claims(cache.regions.claims(), of);
+        cache.regions.wait_for_claimed(of);
         owners::invalidate_those(cache, of, By::Helper, |region| {
             region.fd.store(LEFT, Relaxed);
         });

@@ -33,9 +33,8 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) -> Result<
     let _inside = thread::enter();
     let (_, refused, looked) = end_idle(cache, Cause::Flush, &of);
     // Other threads may have claimed regions before, or left them on the list of evicted regions.
-    let claims = cache.regions.claims();
     ending::evicted(cache, By::Program);
-    let ended = cache.regions.wait_for_claims(claims, of);
+    let ended = cache.regions.wait_for_claimed(of);
     match refused {
         Some(errno) => Err(Error::Kernel(errno)),
         None if looked && ended => Ok(()),
@@ -143,7 +142,6 @@ pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
     ending::evicted(cache, By::Program);
     let (ended, ..) = end_idle(cache, Cause::Pressure, &|_| true);
-    let claims = cache.regions.claims();
-    cache.regions.wait_for_claims(claims, |_| true);
+    cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending
 }

@@ -65,8 +65,6 @@ pub struct CachedRegion {
     /// which start before it and after it.
     pub parent: AtomicLink,
     pub children: [AtomicLink; 2],
-    /// The number of the claim that ends this region.
-    pub claim: AtomicU64,
     /// [`WATCHED`] if memory may be watched for the region, [`UNWATCHING`], or 0.
     watched: AtomicU32,
     /// In a remotely accessible region: when a user first released it, as the cleaner has found;
