@@ -5,6 +5,7 @@
 //! it finds must have been pinned while its pages had their present numbers.
 
 use crate::cause::Cause;
+use crate::find::filter::CHUNK;
 use crate::layout::Regions;
 use crate::life::account::Amount;
 use crate::life::limits::NO_LIMIT;
@@ -14,7 +15,6 @@ use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
 use crate::region::state::{Grant, Left};
-use crate::watch::extent::CHUNK;
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;

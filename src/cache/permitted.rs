@@ -100,7 +100,7 @@ fn make_calls() {
     let this = call(libc::SYS_getpid, [0; 4]);
     const KCMP_FILES: libc::c_long = 2;
     call(libc::SYS_kcmp, [this, this, KCMP_FILES, 0]);
-    for number in [libc::SYS_msync, libc::SYS_mincore, libc::SYS_capget] {
+    for number in [libc::SYS_mincore, libc::SYS_capget] {
         call(number, [0; 4]);
     }
     let kind = libc::SOCK_SEQPACKET.into();

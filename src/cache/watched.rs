@@ -3,11 +3,11 @@
 //! a chunk share what is watched there. When the last of them ends, so does the watch.
 
 use crate::cause::Cause;
+use crate::find::filter::CHUNK;
 use crate::layout::Regions;
 use crate::locked::Locked;
 use crate::region::link::Id;
 use crate::region::slot::CachedRegion;
-use crate::watch::extent::CHUNK;
 use rdmamr_sys::pages::PageRange;
 
 /// How much memory, in bytes, stops being watched by one system call. That takes 80 ns a page

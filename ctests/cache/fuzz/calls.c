@@ -40,8 +40,8 @@ static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
  */
 static bool page_by_page;
 /*
- * Whether a raw system call has mapped memory. The kernel does not merge it with watched memory
- * around it, and later cannot (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
+ * Whether memory was mapped that may lie beside watched memory: by a raw system call, or while memory
+ * was registered. The kernel does not merge the two, and cannot once both were touched (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
  * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds, and
  * beside a read-only segment: userfaultfd refuses it, so that the watch ends at the region.
  */
@@ -137,7 +137,7 @@ static void map_step(const struct step *step)
 	note_result(result);
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
-		in_pieces |= step->raw;
+		in_pieces |= step->raw || was_registered(page_at(0), ALL_PAGES * (size_t)PAGE);
 		moves_pieces &= file != ZERO;
 		is_new(at, length);
 	}

@@ -3,10 +3,13 @@
 //! lie in this range? "No" is certain. The filter counts regions per 2 MiB of address space, and
 //! per 1 GiB for large ranges, hashed, and is read without a lock.
 
-use crate::watch::extent::CHUNK;
 use core::ops::RangeInclusive;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_sys::pages::PageRange;
+
+/// The unit in which memory is watched, so that a huge page stays whole and neighbours need no further
+/// mapping.
+pub const CHUNK: u64 = 2 << 20;
 
 const COUNTS: usize = tiny_or!(64, 1 << 16);
 

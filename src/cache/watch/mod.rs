@@ -15,11 +15,9 @@
 //! - `in_place.rs`: whether the program's memory calls reach the library (W6). Their hooks are in
 //!   `life/change.rs`, because they end regions (W5). `listeners.rs`: the listeners that must be
 //!   told of the calls.
-//! - `extent.rs`: how far the watch of a region reaches.
 
 pub mod counts;
 pub mod event_reader;
-pub mod extent;
 pub mod failure;
 mod in_flight;
 pub mod in_place;

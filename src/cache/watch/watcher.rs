@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The watch as the cache uses it.
 
+use crate::find::filter::CHUNK;
 use crate::watch::event_reader::{self, Reader};
-use crate::watch::extent;
 use crate::watch::failure::Failure;
 use crate::watch::in_flight;
 use crate::watch::in_place;
@@ -153,9 +153,8 @@ impl Watch {
         works.then_some(&WATCH_FD)
     }
 
-    /// Watches a region's memory and that around it, so that huge pages stay whole and neighbours need
-    /// no further mapping. Watches only the region's own pages if the kernel refuses more because of
-    /// other memory in it. Some of it may be watched after an error too.
+    /// Watches what is mapped in a region's chunks. Watches only the region's own pages if the kernel
+    /// refuses more because of other memory there. Some of it may be watched after an error too.
     pub fn watch(&self, page_range: PageRange) -> Result<(), Unwatched> {
         if !self.is_on() {
             self.try_to_start(false);
@@ -164,15 +163,15 @@ impl Watch {
         if !self.mappings.has_room() {
             return Err(Unwatched::Limit);
         }
-        let around = extent::around(page_range);
-        let mut registered = number.register(around);
-        if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && around != page_range {
+        let chunks = page_range.extended(CHUNK);
+        let mut registered = number.register(chunks);
+        if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && chunks != page_range {
             registered = number.register(page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
         if registered.is_ok() && self.lost.load(SeqCst) {
-            number.unregister(around);
+            number.unregister(chunks);
             registered = Err(Errno(libc::EBADF));
         }
         registered.map_err(|errno| match errno.0 {
@@ -205,14 +204,15 @@ impl Watch {
             .is_none_or(|number| number.unregister(range))
     }
 
-    /// Stops watching a part of the chunks of a region. If memory of another kind has been mapped there
-    /// since, what adjoins the region, or else its pages. So too before Linux 6.16, where memory behind
-    /// a gap may be another userfaultfd's, and would be the library's for a moment.
+    /// Stops watching a part of the chunks of a region, or of the region's pages alone: memory that
+    /// userfaultfd cannot watch may have been mapped beside them since, or before Linux 6.16 memory of
+    /// another userfaultfd.
     pub fn unwatch_for(&self, page_range: PageRange, part: PageRange) {
-        let tries = |range: PageRange| range.common(part).is_some_and(|part| self.unwatch(part));
-        let _ = event_reader::keeps_apart() && self.unwatch(part)
-            || tries(extent::around(page_range))
-            || tries(page_range);
+        if !self.unwatch(part) {
+            let _ = page_range
+                .common(part)
+                .is_some_and(|part| self.unwatch(part));
+        }
     }
 
     /// Stops watching a range of the program's memory that a call under way moves, whether or not
