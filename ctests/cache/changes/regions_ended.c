@@ -10,9 +10,11 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/mman.h>
+#include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include "../../lib/stub_rows.h"
@@ -317,6 +319,63 @@ static void registered_during_call(void)
 	is(refused(memory, SOME), 0, "writable again, it is registered");
 }
 
+/*
+ * mprotect has reached the library, and has met a region. Meanwhile another part of that memory is
+ * pinned, with all rights, and before the cache keeps that region mprotect returns.
+ */
+
+static pthread_t protecting;
+static char *protected;
+
+static void before_kept(long number, const long argument[6])
+{
+	if (number != SYS_ioctl || argument[1] != (long)UFFDIO_CONTINUE || !protected)
+		return;
+	protected = NULL;
+	slow_state = SLOW_IDLE;
+	wait_for(SLOW_MADE);
+	slow_state = SLOW_IDLE;
+	must(pthread_join(protecting, NULL) == 0);
+}
+
+static void pinned_during_call(void)
+{
+	char *memory = with_region(SOME, SOME);
+
+	slow_address = memory;
+	must(pthread_create(&protecting, NULL, thread_protects, memory) == 0);
+	wait_for(SLOW_INSIDE);
+	protected = memory;
+	stub_before = before_kept;
+	hit(memory + PAGE, PAGE);
+	stub_before = NULL;
+	slow_address = NULL;
+	ok(!protected, "mprotect has returned between the pin and the end of the registration");
+	is(refused(memory + PAGE, PAGE), 4, "no registration gets the rights that the memory had before");
+}
+
+/* As a signal handler that interrupts a registration does: it cannot take the cache's lock. */
+static void protects_inside(long number, const long argument[6])
+{
+	char *memory = protected;
+
+	if (number != SYS_ioctl || argument[1] != (long)UFFDIO_CONTINUE || !memory)
+		return;
+	protected = NULL;
+	change(PROTECT, memory);
+}
+
+static void interrupted(void)
+{
+	char *elsewhere = pages(1), *memory = protected = with_region(SOME, SOME);
+
+	stub_before = protects_inside;
+	hit(elsewhere, PAGE);
+	stub_before = NULL;
+	ok(!protected, "mprotect was called inside a registration");
+	is(refused(memory, SOME), 4, "the memory is not registered for writing");
+}
+
 static long registered(void) { return stub_registered() - stub_deregistered(); }
 
 /*
@@ -471,6 +530,8 @@ static const struct row rows[] = {
 	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS },
 	{ "registered during mprotect, the first of the process", registered_during_call },
 	{ "registered during mprotect, a later one", registered_during_call, 1 },
+	{ "pinned during mprotect, kept after it", pinned_during_call },
+	{ "mprotect inside a registration", interrupted },
 	NEIGHBOURS(UNMAP, "munmap"),
 	NEIGHBOURS(UNMAP_RAW, "a raw munmap"),
 	NEIGHBOURS(REPLACE, "mmap"),

@@ -126,12 +126,10 @@ pub fn forget_calls() {
     CALLS.forget();
 }
 
-/// Whether a call is under way that may change any memory. Asked after a region is pinned and before
-/// it is kept, under the lock: a change that takes effect after the pin is counted here, or is noted,
-/// or invalidates the region.
-///
-/// Also asked before memory is watched: a call on much memory holds the kernel's mmap lock, for
-/// which the watch would have to wait, and a plain registration need not.
+/// Whether a call is under way that may change any memory. Asked once a region is linked, before it is
+/// watched and pinned: a change that takes effect after the pin is counted here, or is noted, or has
+/// invalidated the region. (A call on much memory also holds the kernel's mmap lock, for which the
+/// watch would have to wait, and a plain registration need not.)
 pub fn is_under_way() -> bool {
     fence(SeqCst);
     !CALLS.is_none()

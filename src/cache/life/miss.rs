@@ -292,8 +292,7 @@ impl Cache {
     /// raise an event from now on. Also false once no hit may succeed any more.
     pub fn is_certain(&self, locked: &Locked<'_>, page_range: PageRange) -> bool {
         let Regions { ring, noted, .. } = locked.regions();
-        !change::is_under_way()
-            && !noted.overlap(page_range)
+        !noted.overlap(page_range)
             && ring.is_settled()
             && !ring.may_be_dropping(page_range, clock::monotonic)
     }
