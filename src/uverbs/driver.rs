@@ -81,6 +81,10 @@ const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
     }
 }
 
+/// drivers/infiniband/sw/rxe/rxe_pool.c: `__rxe_add_to_pool` returns EINVAL if all keys are in use;
+/// in Linux 6.1 ENOMEM.
+pub const RXE_SAYS: Says = CORE_SAYS.full(libc::EINVAL);
+
 /// drivers/infiniband/hw/bnxt_re: `bnxt_qplib_rcfw_send_message` returns EIO for whatever the
 /// firmware refuses, and `bnxt_re_reg_user_mr` of Linux 6.1 EFAULT for whatever `ib_umem_get` does.
 const BNXT_RE_SAYS: Says = CORE_SAYS.full(libc::EIO).over_limit(libc::EFAULT);
@@ -112,7 +116,7 @@ const FULL_IS_ENOSPC: Says = CORE_SAYS.full(libc::ENOSPC);
 #[rustfmt::skip]
 pub const DRIVERS: &[Driver] = &[
     direct(RDMA_DRIVER_MLX5, "mlx5", "the provider adds nothing to the core's command"),
-    direct(RDMA_DRIVER_RXE, "rxe", "the provider adds nothing to the core's command"),
+    Driver { says: RXE_SAYS, ..direct(RDMA_DRIVER_RXE, "rxe", "the provider adds nothing to the core's command") },
     direct(RDMA_DRIVER_EFA, "efa", "the provider adds nothing, and the kernel refuses private bytes that are not zero"),
     Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, "irdma", "irdma_mem_reg_req, type 0: user memory; EINVAL without it") },
     Driver { says: BNXT_RE_SAYS, ..direct(RDMA_DRIVER_BNXT_RE, "bnxt_re", "the provider adds nothing, and kernels from 7.2 refuse private bytes that are not zero") },
