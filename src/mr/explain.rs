@@ -6,8 +6,9 @@
 //! buffers on the stack.
 
 use super::outcome::{Address, Error, Obstacle, PANICKED, RuntimeKind, Why};
-use super::refused::{self, Mapped, OnDevice, Refused, Wrong};
+use super::refused::{self, OnDevice, Refused, Wrong};
 use super::request::Request;
+use super::unpinned::{self, Words};
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
 use errno::Errno;
@@ -17,6 +18,7 @@ use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{self, Capability};
+use rdmamr_uverbs::driver::RXE_SAYS;
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]
@@ -244,23 +246,43 @@ fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write)
             let ipc_lock = proc::Status::read().unwrap_or_default().ipc_lock;
             return write!(out, "{}", Raise(ipc_lock));
         }
-        libc::EPERM => {
-            "RLIMIT_MEMLOCK is not 0, so a filter of system calls (seccomp) or a security module refuses it"
+        libc::EPERM | libc::EACCES if proc::is_filtered() => {
+            "likely: a filter of system calls (seccomp) refuses it: this process has one (Seccomp in /proc/self/status)"
+        }
+        libc::EPERM | libc::EACCES => {
+            "not known: RLIMIT_MEMLOCK is not 0 and the process has no filter of system calls; likely a security module \
+             refuses it (/sys/kernel/security/lsm, the audit log)"
         }
         libc::EOPNOTSUPP if refused.request.access.on_demand() => {
             "the device has no on-demand paging for this"
         }
-        libc::EOPNOTSUPP => {
-            "the device's driver does not support one of the access flags, or the memory cannot be pinned for long (a \
-             file on a DAX file system)"
+        libc::EOPNOTSUPP | libc::EEXIST => return of_memory(refused, errno, out),
+        libc::EREMOTEIO => {
+            "part of it is PCI peer-to-peer memory, which a registration does not take: register it as a dma-buf"
         }
+        libc::EOVERFLOW => "address and length run past the end of the address space",
         libc::EAGAIN => return of_cgroup(refused, out),
         libc::EBADF => "the device's file is closed",
         libc::ENOENT => "the kernel does not know this protection domain",
-        libc::EBUSY => "another thread is deallocating the protection domain",
-        libc::EACCES => "the process changed its credentials after it opened the device",
+        libc::EBUSY => {
+            "not known: likely another thread is deallocating the protection domain, or memory of a GPU cannot move \
+             to the machine's"
+        }
         _ => return of_driver(refused, errno, before, out),
     })
+}
+
+/// The cause of an errno that is about the memory or about the access flags.
+fn of_memory(refused: &Refused, errno: i32, out: &mut dyn Write) -> fmt::Result {
+    let mut words = Words::new();
+    let is_known = unpinned::find(&refused.request, errno, &mut words);
+    if errno == libc::EOPNOTSUPP && !is_known {
+        return out.write_str(
+            "not known: likely the device's driver does not support one of the access flags; no file in DAX mode is \
+             seen there (statx)",
+        );
+    }
+    out.write_str(core::str::from_utf8(words.as_bytes()).unwrap_or_default())
 }
 
 fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
@@ -301,13 +323,13 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
             ),
         };
     }
-    let is_core = errno == libc::ENOMEM && says.unmapped != libc::ENOMEM;
-    let memory = if !is_core && (errno == says.unmapped || errno == says.full) {
-        refused.memory()
-    } else {
-        Mapped::Unread
-    };
-    let is_unfit = matches!(memory, Mapped::Hole(_) | Mapped::Unfit(..));
+    if errno == libc::ENOMEM && refused.is_too_long_for_rxe() {
+        return out.write_str(
+            "soft-RoCE of this kernel registers at most 1 GiB at once (max_mr_size does not say so): register in parts",
+        );
+    }
+    let mut words = Words::new();
+    let is_unfit = errno == says.unmapped && unpinned::find(&refused.request, errno, &mut words);
     let (mut causes, mut is_over) = (0, false);
     if errno == says.over_limit || errno == libc::ENOMEM {
         let needed = Needed::by(&refused.request, before);
@@ -323,18 +345,22 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     }
     if errno == says.unmapped && (is_unfit || causes == 0) {
         or(causes, out)?;
-        fault(refused, memory, out)?;
+        out.write_str(core::str::from_utf8(words.as_bytes()).unwrap_or_default())?;
         causes = 1;
     }
-    if errno == says.full && !is_unfit && !is_over {
+    let is_old_rxe = errno == libc::ENOMEM && says == RXE_SAYS;
+    if (errno == says.full || is_old_rxe) && !is_unfit && !is_over {
         or(causes, out)?;
+        out.write_str("likely: ")?;
         no_key_left(refused, out)?;
         causes = 1;
     }
     let of_errno = match errno {
         libc::EIO => "the device is gone, or its memory mapping (IOMMU) failed",
         libc::ETIMEDOUT => "the device's firmware does not answer",
-        libc::EINVAL => "the device's driver refuses the address, the length or an access flag",
+        libc::EINVAL => {
+            "likely: the device's driver refuses the address, the length or an access flag"
+        }
         libc::ENOSPC if causes == 0 => "the device has no key left",
         _ if causes == 0 => "no likely cause is known",
         _ => return Ok(()),
@@ -447,7 +473,7 @@ impl Limits {
             let (used, most) = (used / 1024, most / 1024);
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }
-        out.write_str("; the kernel ran out of something else")
+        out.write_str("; not known: what else the kernel ran out of")
     }
 }
 
@@ -536,47 +562,6 @@ impl Obstacle {
     }
 }
 
-/// Memory that the kernel cannot pin.
-fn fault(refused: &Refused, memory: Mapped, out: &mut dyn Write) -> fmt::Result {
-    let start = refused.request.addr.addr() as u64;
-    let mut name = Text::<128>::new();
-    let (mut is_huge, mut is_device) = (false, false);
-    let unfit_at = match memory {
-        Mapped::Unfit(at, _) => at,
-        _ => start,
-    };
-    proc::name_at(unfit_at, &mut |path| {
-        let starts = |with: &[u8]| path.starts_with(with);
-        is_huge = starts(b"/anon_hugepage") || starts(b"/dev/hugepages/");
-        is_device = starts(b"/sys/")
-            || starts(b"/dev/") && !is_huge && !starts(b"/dev/shm/") && !starts(b"/dev/zero");
-        if !path.is_empty() {
-            let path = core::str::from_utf8(path).unwrap_or_default();
-            let _ = write!(name, " ({path})");
-        }
-    });
-    let name = core::str::from_utf8(name.as_bytes()).unwrap_or_default();
-    match memory {
-        Mapped::Unread => out.write_str("the mappings cannot be read (/proc)"),
-        Mapped::Whole | Mapped::Unfit(..) if is_device && unfit_at == start => write!(
-            out,
-            "it is a mapping of a device file{name}, which has no pages to pin: register a dma-buf of the device"
-        ),
-        Mapped::Whole if is_huge => write!(
-            out,
-            "all of it is mapped{name}, but no huge pages are available: vm.nr_hugepages, or hugetlb.*.max of \
-             the cgroup"
-        ),
-        Mapped::Unfit(at, why) => write!(out, "memory at {at:#x}{name} {why}"),
-        Mapped::Hole(at) => write!(out, "nothing is mapped at {at:#x}"),
-        Mapped::Whole => write!(
-            out,
-            "all of it is mapped{name}, so part of it has no pages to pin: beyond the end of its file, device \
-             memory (register that as a dma-buf), or read-only shared memory on kernels before 6.2"
-        ),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::access::Access;
@@ -653,7 +638,7 @@ mod tests {
         let efault = Error::Kernel(Errno(libc::EFAULT));
         let read_only = map(libc::PROT_READ).addr();
         assert!(words(efault, memory(read_only + 8, 8, 1)).contains("read-only"));
-        assert!(words(efault, memory(read_only + 8, 8, 4)).contains("all of it is mapped"));
+        assert!(words(efault, memory(read_only + 8, 8, 4)).contains("not known: "));
         assert!(words(efault, memory(map(libc::PROT_NONE).addr(), 8, 0)).contains("PROT_NONE"));
         assert!(words(efault, memory(0x1000, 8, 1)).contains("nothing is mapped at 0x1000"));
     }

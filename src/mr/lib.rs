@@ -25,6 +25,7 @@ mod require;
 mod rereg;
 mod rows;
 pub mod state;
+mod unpinned;
 
 pub use access::Access;
 pub use deregister::{around_bypassed_deregister, deregister};

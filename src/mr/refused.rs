@@ -5,11 +5,12 @@
 use super::access::Access;
 use super::devices::Device;
 use super::request::Request;
-use super::state;
+use super::{state, unpinned};
 use core::fmt;
+use rdmamr_abi::uapi::RDMA_DRIVER_RXE;
 use rdmamr_next::{Context, Pd};
-use rdmamr_sys::pages::page_size;
-use rdmamr_sys::proc;
+use rdmamr_sys::kernel::is_before;
+use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::{self, Most};
 use rdmamr_uverbs::driver::{CORE_SAYS, Says};
@@ -44,6 +45,11 @@ impl OnDevice {
         self.device.facts.get().driver().map(|driver| driver.says)
     }
 
+    fn is_rxe(self) -> bool {
+        let driver = self.device.facts.get().driver();
+        driver.is_some_and(|driver| driver.id == RDMA_DRIVER_RXE)
+    }
+
     /// What the device can have at most. `None` if the kernel does not tell, or if the program has
     /// closed the device since.
     pub fn most(self) -> Option<Most> {
@@ -54,6 +60,11 @@ impl OnDevice {
             .then(ask)
             .flatten()
     }
+}
+
+/// Whether soft-RoCE of this kernel has that table. Of later kernels it is not known.
+fn has_table() -> bool {
+    !is_before(7, 2) && is_before(7, 3)
 }
 
 /// The errnos by which that device's driver refuses.
@@ -78,19 +89,6 @@ pub enum Wrong {
     Longer(u64),
 }
 
-/// What the mappings show of the memory of a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mapped {
-    /// The mappings cannot be read.
-    Unread,
-    /// All of the memory is mapped, with the rights that the access flags need.
-    Whole,
-    /// Nothing is mapped at this address.
-    Hole(u64),
-    /// The memory at this address cannot be pinned, for this reason.
-    Unfit(u64, &'static str),
-}
-
 impl Refused {
     /// The argument that is wrong.
     pub fn wrong_argument(&self) -> Option<Wrong> {
@@ -110,9 +108,9 @@ impl Refused {
             Some(pages) if pages > u64::from(u32::MAX) => {
                 Some("the range has more than 2^32 - 1 pages")
             }
-            _ if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) => {
-                Some("the kernel or the device does not know flush access flags")
-            }
+            _ if access.intersects(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT) => Some(
+                "the kernel or the device does not know flush access flags, or the memory is not persistent",
+            ),
             _ => None,
         };
         let longer = || self.too_long().map(Wrong::Longer);
@@ -125,41 +123,14 @@ impl Refused {
         (most != 0 && self.request.length as u64 > most).then_some(most)
     }
 
-    /// What the mappings show of the memory.
-    pub fn memory(&self) -> Mapped {
-        let start = self.request.addr.addr() as u64;
-        let end = start.saturating_add(self.request.length as u64);
-        let for_writing = self.request.access.pins_for_writing();
-        let mut at = start;
-        let mut unfit = None;
-        let read = proc::each_mapping(|mapping| {
-            if mapping.range.end <= at {
-                return true;
-            }
-            if mapping.range.start > at {
-                return false;
-            }
-            unfit = if !mapping.readable && !mapping.writable {
-                Some("is not accessible (PROT_NONE)")
-            } else if for_writing && !mapping.writable {
-                Some("is mapped read-only, and the access flags need it writable")
-            } else if for_writing && mapping.shared && mapping.file {
-                Some(
-                    "is a shared mapping of a file, which kernels from 6.5 do not pin for writing: \
-                     map it private, use memfd or tmpfs, or register it without write access",
-                )
-            } else {
-                at = mapping.range.end;
-                None
-            };
-            unfit.is_none() && at < end
-        });
-        match unfit {
-            _ if !read => Mapped::Unread,
-            Some(why) => Mapped::Unfit(at, why),
-            None if at < end || start == end => Mapped::Hole(at),
-            None => Mapped::Whole,
-        }
+    /// Whether soft-RoCE of Linux 7.2 refuses the length: its table of 16 bytes a page is one
+    /// allocation of at most 4 MiB.
+    pub fn is_too_long_for_rxe(&self) -> bool {
+        const MOST: u64 = (4 << 20) / 16;
+        let is_rxe = self.device.is_some_and(OnDevice::is_rxe);
+        let (addr, length) = (self.request.addr.addr() as u64, self.request.length as u64);
+        let bytes = PageRange::around(addr, length).map_or(0, PageRange::bytes);
+        is_rxe && page_size() == 4096 && bytes / 4096 > MOST && has_table()
     }
 
     /// Whether the kernel refused for want of what other regions hold: pinned memory and keys of
@@ -169,10 +140,13 @@ impl Refused {
         let says = says(self.device);
         match errno {
             libc::EAGAIN => true,
-            libc::ENOMEM if says.unmapped != libc::ENOMEM => self.too_long().is_none(),
+            libc::ENOMEM if says.unmapped != libc::ENOMEM => {
+                self.too_long().is_none() && !self.is_too_long_for_rxe()
+            }
             _ if errno == libc::ENOMEM || errno == says.full => {
-                self.wrong_argument().is_none()
-                    && matches!(self.memory(), Mapped::Whole | Mapped::Unread)
+                // Most drivers have another errno for memory that cannot be pinned.
+                let is_refused = || errno == says.unmapped && unpinned::is_refused(&self.request);
+                self.wrong_argument().is_none() && !is_refused()
             }
             _ => false,
         }

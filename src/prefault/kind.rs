@@ -40,7 +40,7 @@ impl Kind {
             }
             // A file system on a block device: the program does not notice the reading of its
             // pages.
-            (true, _) if !writing && mapping.file && mapping.file_system.0 != 0 => Some(Kind::Read),
+            (true, _) if !writing && mapping.file_system.0 != 0 => Some(Kind::Read),
             (true, _) => None,
         }
     }

@@ -63,6 +63,36 @@ pub fn memory_used() -> Option<(u64, u64)> {
     fullest
 }
 
+/// How many bytes of huge pages of this size a group of this process has, and how many it may have,
+/// if it may have no further page.
+pub fn huge_pages_reached(page: u64) -> Option<(u64, u64)> {
+    let power = (page.trailing_zeros() / 10).min(3);
+    let (count, unit) = (
+        page >> (10 * power),
+        ["B", "KB", "MB", "GB"][power as usize],
+    );
+    let mut reached = None;
+    each_group(b"hugetlb", &mut |group| {
+        let names = match group.version {
+            1 => ["usage_in_bytes", "limit_in_bytes"],
+            _ => ["current", "max"],
+        };
+        let values = names.map(|name| {
+            let (mut path, mut value) = (Text::<48>::new(), None);
+            let path = path.set(format_args!("hugetlb.{count}{unit}.{name}"))?;
+            group.each_line(path.to_bytes(), &mut |line| value = number(line));
+            value
+        });
+        match values {
+            [Some(used), Some(most)] if used.saturating_add(page) > most => {
+                reached = Some((used, most))
+            }
+            _ => {}
+        }
+    });
+    reached
+}
+
 /// Calls `each` for the lines of `rdma.max` that limit the objects of a device.
 pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
     each_group(b"rdma", &mut |group| {

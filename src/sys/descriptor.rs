@@ -66,14 +66,23 @@ pub fn about(fd: i32) -> Result<libc::stat, Errno> {
     Ok(unsafe { about.assume_init() })
 }
 
-/// The kind of the file system that has an open file, statfs(2).
-#[inline(never)]
+/// The kind of the file system that has an open file.
 pub fn file_system(fd: i32) -> Option<i64> {
+    about_system(fd).map(|(kind, _)| kind)
+}
+
+/// The kind of the file system that has an open file, statfs(2), and its size in KiB if the process
+/// can write no further block there.
+#[inline(never)]
+pub fn about_system(fd: i32) -> Option<(i64, Option<u64>)> {
     // SAFETY: zeros are a `statfs`, which consists of numbers.
     let mut system: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: the structure is writable.
     let failed = unsafe { syscall(libc::SYS_fstatfs, fd, &raw mut system) } != 0;
-    (!failed).then_some(system.f_type as i64)
+    // A file system without a limit has 0 blocks.
+    let is_full = system.f_blocks != 0 && system.f_bavail == 0;
+    let kib = (system.f_blocks as u64).saturating_mul(system.f_bsize as u64) / 1024;
+    (!failed).then_some((system.f_type as i64, is_full.then_some(kib)))
 }
 
 /// The device and the inode of a file.

@@ -5,6 +5,7 @@ use super::proc::decimal;
 
 /// Whether the kernel's version is smaller than this one. A version that cannot be read counts as
 /// smaller.
+#[inline(never)]
 pub fn is_before(major: u64, minor: u64) -> bool {
     // SAFETY: all zeros is a valid `utsname`.
     let mut system: libc::utsname = unsafe { core::mem::zeroed() };

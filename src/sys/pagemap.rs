@@ -22,6 +22,16 @@ impl Entry {
         self.0 >> 63 == 1
     }
 
+    /// The page is swapped out, or the kernel keeps a mark in its place (a memory error, a guard).
+    pub fn is_swap(self) -> bool {
+        !self.is_present() && self.0 >> 62 & 1 == 1
+    }
+
+    /// The page is a guard (MADV_GUARD_INSTALL). Before Linux 6.15 the table does not tell it.
+    pub fn is_guard(self) -> bool {
+        !self.is_present() && self.0 >> 58 & 1 == 1
+    }
+
     /// The page is mapped, and is of a file or of shared memory.
     pub fn is_of_file(self) -> bool {
         self.is_present() && self.0 >> 61 & 1 == 1

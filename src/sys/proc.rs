@@ -180,23 +180,27 @@ impl Status {
 }
 
 /// A line of `/proc/thread-self/maps`.
+#[derive(Clone, Copy)]
 pub struct Mapping {
     pub range: PageRange,
     pub readable: bool,
     pub writable: bool,
     pub executable: bool,
     pub shared: bool,
-    /// The mapping is of a file on a file system that keeps pages of its own, not of memory that
-    /// only looks like a file.
-    pub file: bool,
     /// The mapping is of a file, even one without a name, which only the kernel knows.
-    has_file: bool,
-    /// The mapping is of a device: of a file in /dev that is not memory.
+    pub has_file: bool,
+    /// The path is one in /dev that is not known as memory. A path proves nothing: only a caller
+    /// that is free to leave a mapping out may ask this.
     pub of_device: bool,
     /// The numbers of the file system that the file is on, (0, 0) without a file.
     pub file_system: (u32, u32),
+    pub inode: u64,
+    /// The place in the file at which the mapping starts.
+    pub offset: u64,
     /// The size of the mapping's pages in bytes; 0 if `smaps` was not read.
     pub page_size: u64,
+    /// The mapping's protection key, pkeys(7); 0 if `smaps` was not read.
+    pub key: u32,
 }
 
 impl Mapping {
@@ -323,6 +327,9 @@ pub fn each_mapping_with_flags(mut each: impl FnMut(&Mapping, &[u8]) -> bool) ->
         if let (Some(size), Some(mapping)) = (field(line, b"KernelPageSize:"), &mut mapping) {
             mapping.page_size = decimal(size) * 1024;
         }
+        if let (Some(key), Some(mapping)) = (field(line, b"ProtectionKey:"), &mut mapping) {
+            mapping.key = decimal(key) as u32;
+        }
         mapping = parse(line).or(mapping.take());
         true
     })
@@ -366,15 +373,9 @@ fn parse(line: &[u8]) -> Option<Mapping> {
     let (end, rest) = hexadecimal(rest.strip_prefix(b"-")?);
     let mut fields = rest.strip_prefix(b" ")?.splitn(5, |&byte| byte == b' ');
     let permissions = fields.next().filter(|field| field.len() == 4)?;
-    let (_offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
+    let (offset, device, inode) = (fields.next()?, fields.next()?, fields.next()?);
     let path = fields.next().unwrap_or_default().trim_ascii_start();
-    const MEMORY: [&[u8]; 5] = [
-        b"/memfd:",
-        b"/dev/zero",
-        b"/dev/shm/",
-        b"/SYSV",
-        b"/anon_hugepage (deleted)",
-    ];
+    const MEMORY: [&[u8]; 3] = [b"/dev/zero", b"/dev/shm/", b"/dev/huge"];
     let is_memory = MEMORY.iter().any(|memory| path.starts_with(memory));
     let (major, minor) = hexadecimal(device);
     let minor = hexadecimal(minor.strip_prefix(b":").unwrap_or_default()).0;
@@ -384,12 +385,14 @@ fn parse(line: &[u8]) -> Option<Mapping> {
         writable: permissions[1] == b'w',
         executable: permissions[2] == b'x',
         shared: permissions[3] == b's',
-        file: path.starts_with(b"/") && !is_memory,
         // No file system has the device number 0.
         has_file: device != b"00:00" || inode != b"0",
-        of_device: path.starts_with(b"/dev/") && !path.starts_with(b"/dev/huge") && !is_memory,
+        of_device: path.starts_with(b"/dev/") && !is_memory,
         file_system: (major as u32, minor as u32),
+        inode: decimal(inode),
+        offset: hexadecimal(offset).0,
         page_size: 0,
+        key: 0,
     })
 }
 
@@ -554,11 +557,13 @@ mod tests {
     #[test]
     fn a_line_of_maps() {
         let parse = |line: &str| parse(line.as_bytes());
-        let mapping = parse("7f00-8f10 r--s 00000000 fe:01 12 /home/a file").unwrap();
+        let mapping = parse("7f00-8f10 r--s 0001f000 fe:01 12 /home/a file").unwrap();
         assert_eq!((mapping.range.start, mapping.range.end), (0x7f00, 0x8f10));
-        assert!(mapping.readable && !mapping.writable && mapping.shared && mapping.file);
+        assert!(mapping.readable && !mapping.writable && mapping.shared && mapping.has_file);
+        let of_file = (mapping.file_system, mapping.inode, mapping.offset);
+        assert_eq!(of_file, ((0xfe, 1), 12, 0x1f000));
         let memory = parse("7f00-8f10 rw-s 00000000 00:01 12 /memfd:x (deleted)").unwrap();
-        assert!(!memory.file && !memory.is_own());
+        assert!(!memory.is_own());
         for nonsense in [
             "nonsense",
             "",

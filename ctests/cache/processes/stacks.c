@@ -27,6 +27,13 @@ static ucontext_t outside, inside;
 
 enum { LARGE = 32 << 20 };
 
+static void refused(void *here)
+{
+	must(here != MAP_FAILED);
+	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
+				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
+}
+
 static void *all_calls(void *unused)
 {
 	char *here = pages(2), *large;
@@ -34,8 +41,12 @@ static void *all_calls(void *unused)
 	for (int time = 0; time < 3; time++)
 		once(here);
 	must(munmap(here, PAGE) == 0 && raw_munmap(here + PAGE, PAGE) == 0);
-	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
-				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
+	refused(here);
+	/* The reasons of these take the most calls. */
+	refused(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_create("empty", 0), 0));
+	here = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
+	if (here != MAP_FAILED && madvise(here, PAGE, MADV_POPULATE_WRITE))
+		refused(here);
 	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	must(large != MAP_FAILED);
 	for (int time = 0; time < 3; time++)

@@ -1,0 +1,704 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Why the kernel could not pin memory, as far as it can be asked afterwards (mm/gup.c). The kernel
+//! takes the pages in ascending order, and the first bad one decides: one in a mapping that it
+//! refuses, or one that it could not make present. The pages below stay present, so the page table
+//! shows which page that was.
+//!
+//! Nothing is concluded from a path. This file allocates nothing, and runs on the smallest stack: a
+//! function with a buffer is compiled by itself, so that no two buffers are there at once in vain.
+
+use super::request::Request;
+use core::ffi::CStr;
+use core::fmt::{self, Write};
+use rdmamr_stats::text::Text;
+use rdmamr_sys::descriptor::{self, Descriptor};
+use rdmamr_sys::pagemap::{Entry, PageMap};
+use rdmamr_sys::pages::page_size;
+use rdmamr_sys::proc::{self, Mapping};
+use rdmamr_sys::{cgroup, kernel};
+
+/// The reason, in words.
+pub type Words = Text<512>;
+
+/// The flags of smaps that say something here. A flag's bit is its place.
+const FLAGS: [&[u8]; 7] = [b"io", b"pf", b"ss", b"mm", b"ht", b"um", b"ui"];
+const DEVICE: u32 = 0b11;
+const SHADOW_STACK: u32 = 1 << 2;
+const MIXED: u32 = 1 << 3;
+const HUGE: u32 = 1 << 4;
+const USERFAULTFD: u32 = 0b11 << 5;
+
+/// A mapping with its flags, of which there are none if smaps cannot be read.
+#[derive(Clone, Copy)]
+struct Vma {
+    mapping: Mapping,
+    flags: u32,
+}
+
+/// Memory that was to be pinned.
+struct Asked {
+    start: u64,
+    end: u64,
+    writing: bool,
+    errno: i32,
+}
+
+/// A kind of mapping that the kernel refuses without looking at a page (`check_vma_flags`).
+struct Rule(fn(&Vma, &Asked) -> bool, &'static str);
+
+#[rustfmt::skip]
+const RULES: &[Rule] = &[
+    Rule(|vma, _| vma.flags & DEVICE != 0,
+        "is memory of a device, without page structures (VmFlags io or pf): if the device's driver exports a dma-buf, register that"),
+    Rule(|vma, asked| !vma.is_accessible() && !vma.mapping.executable && asked.needs_rights(), "is not accessible (PROT_NONE)"),
+    Rule(|vma, asked| !vma.is_accessible() && asked.needs_rights(), "is mapped for execution only (PROT_EXEC)"),
+    Rule(|vma, asked| asked.writing && !vma.mapping.writable, "is mapped read-only, and the access flags need it writable"),
+    Rule(|vma, asked| asked.writing && vma.flags & SHADOW_STACK != 0, "is a shadow stack"),
+    Rule(|vma, asked| !vma.mapping.readable && asked.needs_rights() && !asked.writing,
+        "is mapped without read access (PROT_WRITE alone), which kernels from 6.2 need"),
+    Rule(|vma, asked| !vma.mapping.writable && (vma.mapping.shared || vma.flags & HUGE != 0) && !asked.needs_rights(),
+        "is mapped read-only, and shared or in huge pages, which kernels before 6.2 cannot pin even for reading"),
+    Rule(|vma, asked| is_closed(vma.mapping.key, asked.writing), "has a protection key that is closed to this thread (pkey_set)"),
+];
+
+/// The rule for files on file systems that want to know of each write.
+const NOT_WRITTEN: &str = "is a shared mapping of a file, which kernels from 6.5 do not pin for writing: map it private, \
+                           use memfd or tmpfs, or register it without write access";
+
+#[derive(Clone, Copy)]
+enum Step {
+    Unread,
+    Whole,
+    Hole(u64),
+    /// The mapping at this address is refused, or it is of a file that must be asked.
+    Stop(u64, Vma),
+}
+
+/// File systems that want to know of each write to a shared mapping.
+const TRACKED: &str = "ext2 ext3 ext4 xfs btrfs f2fs nfs nfs4 fuse fuseblk virtiofs 9p ceph cifs smb3 vfat exfat ntfs3 \
+                       ramfs gfs2 ocfs2";
+/// File systems in memory, which do not.
+const IN_MEMORY: [&[u8]; 3] = [b"tmpfs", b"devtmpfs", b"hugetlbfs"];
+/// SECRETMEM_MAGIC and TMPFS_MAGIC (include/uapi/linux/magic.h).
+const SECRET: i64 = 0x5345_434d;
+const TMPFS: i64 = 0x0102_1994;
+
+/// Finds the reason of an errno that may be about the memory, and says whether it is known. If it is
+/// not, the words say so.
+pub fn find(request: &Request, errno: i32, words: &mut Words) -> bool {
+    Asked::of(request, errno).find(words)
+}
+
+/// Whether the mappings' rights show that the memory cannot be pinned. Reads one file.
+pub fn is_refused(request: &Request) -> bool {
+    let asked = Asked::of(request, libc::EFAULT);
+    let step = asked.first(asked.start, false);
+    matches!(step, Step::Hole(_) | Step::Stop(..))
+}
+
+fn say(words: &mut Words, is_known: bool, text: fmt::Arguments<'_>) -> bool {
+    // Text that does not fit is cut.
+    let _ = words.write_fmt(text);
+    is_known
+}
+
+/// The name of the mapping at an address, in parentheses.
+struct Name(u64);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut written = Ok(());
+        proc::name_at(self.0, &mut |name| {
+            let name = core::str::from_utf8(name).unwrap_or_default();
+            if !name.is_empty() {
+                written = write!(f, " ({name:.128})");
+            }
+        });
+        written
+    }
+}
+
+/// Calls `each` for the mappings, with their flags if `all` is set and they can be read.
+fn each_mapping(all: bool, each: &mut dyn FnMut(Vma) -> bool) -> bool {
+    let mut of = |mapping: &Mapping, flags: &[u8]| {
+        let mut vma = Vma {
+            mapping: *mapping,
+            flags: 0,
+        };
+        for flag in flags.split(|&byte| byte == b' ') {
+            let bit = FLAGS.iter().position(|&name| name == flag);
+            vma.flags |= bit.map_or(0, |bit| 1 << bit);
+        }
+        each(vma)
+    };
+    all && proc::each_mapping_with_flags(&mut of) || proc::each_mapping(|mapping| of(mapping, b""))
+}
+
+impl Vma {
+    fn is_accessible(&self) -> bool {
+        self.mapping.readable || self.mapping.writable
+    }
+
+    /// Asks the mapped file, if it can be reached: as the mapping itself (for which a process needs a
+    /// capability), as an open file of the process, or by its path.
+    #[inline(never)]
+    fn file<T>(&self, ask: impl Fn(i32) -> Option<T>) -> Option<T> {
+        let (range, (major, minor)) = (self.mapping.range, self.mapping.file_system);
+        let mut path = Text::<256>::new();
+        let open = |path: &CStr| Descriptor::open(libc::AT_FDCWD, path, libc::O_PATH, 0).ok();
+        let (start, end) = (range.start, range.end);
+        let exact = path.set(format_args!("/proc/self/map_files/{start:x}-{end:x}"));
+        if let Some(file) = exact.and_then(open) {
+            return ask(file.number());
+        }
+        let wanted = (libc::makedev(major, minor), self.mapping.inode);
+        let is_it = |fd: i32| descriptor::identity(fd).is_ok_and(|identity| identity == wanted);
+        let most = proc::descriptor_table_size().unwrap_or(0).min(4096) as i32;
+        if let Some(fd) = (0..most).find(|&fd| is_it(fd)) {
+            return ask(fd);
+        }
+        path.clear();
+        proc::name_at(start, &mut |name| {
+            path.push(name);
+        });
+        let file = path.as_c_str().filter(|path| !path.is_empty());
+        let file = file.and_then(open).filter(|file| is_it(file.number()))?;
+        ask(file.number())
+    }
+
+    /// The length of the mapped file, if that is an ordinary one, the kind of its file system, and the
+    /// size of that in KiB, if it is full.
+    fn length(&self) -> Option<(Option<u64>, i64, Option<u64>)> {
+        self.file(|fd| {
+            let about = descriptor::about(fd).ok()?;
+            let is_regular = about.st_mode & libc::S_IFMT == libc::S_IFREG;
+            let length = is_regular.then_some(about.st_size as u64);
+            let (kind, full) = descriptor::about_system(fd)?;
+            Some((length, kind, full))
+        })
+    }
+}
+
+/// Whether a file is in DAX mode.
+#[inline(never)]
+fn is_dax(fd: i32) -> Option<bool> {
+    const STATX_ATTR_DAX: u64 = 0x20_0000;
+    // SAFETY: zeros are a `statx`, which consists of numbers.
+    let mut about: libc::statx = unsafe { core::mem::zeroed() };
+    let (path, flags, to) = (c"".as_ptr(), libc::AT_EMPTY_PATH, &raw mut about);
+    // A filter may kill at a call that the library makes nowhere else.
+    // SAFETY: the path ends with a NUL, and the structure is writable.
+    let asked = !proc::is_filtered()
+        && unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, 0, to) } == 0;
+    asked.then_some(about.stx_attributes & STATX_ATTR_DAX != 0)
+}
+
+/// Whether this thread's rights for a protection key forbid the access. The kernel asked for those of
+/// the thread that registered, which is this one.
+fn is_closed(key: u32, writing: bool) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if key != 0 && key < 16 {
+        let rights: u32;
+        // SAFETY: smaps shows a key, so that the kernel has enabled this instruction. It reads a
+        // register of the thread.
+        unsafe {
+            core::arch::asm!("rdpkru", in("ecx") 0, out("eax") rights, out("edx") _, options(nomem, nostack));
+        }
+        return rights >> (2 * key) & (1 | u32::from(writing) << 1) != 0;
+    }
+    let _ = (key, writing);
+    false
+}
+
+impl Asked {
+    fn of(request: &Request, errno: i32) -> Asked {
+        let start = request.addr.addr() as u64;
+        // The kernel ignores an address's tag, of which the tables know nothing.
+        #[cfg(target_arch = "aarch64")]
+        let start = start & ((1 << 56) - 1);
+        Asked {
+            start,
+            end: start.saturating_add(request.length as u64),
+            writing: request.access.pins_for_writing(),
+            errno,
+        }
+    }
+
+    /// Kernels before 6.2 write to all memory that they pin, with more rights than the program's.
+    fn needs_rights(&self) -> bool {
+        self.writing || !kernel::is_before(6, 2)
+    }
+
+    fn rule(&self, vma: &Vma) -> Option<&'static str> {
+        match self.errno {
+            libc::EEXIST => (vma.flags & MIXED != 0).then_some(
+                "has no page structures: a driver mixes such memory into the mapping (VmFlags mm)",
+            ),
+            libc::EOPNOTSUPP => None,
+            _ => Some(RULES.iter().find(|Rule(is, _)| is(vma, self))?.1),
+        }
+    }
+
+    /// The first mapping from an address on that may be refused. `all` says whether the flags and the
+    /// files count too.
+    fn first(&self, from: u64, all: bool) -> Step {
+        let (mut at, mut stop) = (from, None);
+        let read = each_mapping(all, &mut |vma| {
+            let range = vma.mapping.range;
+            if range.end <= at || range.start > at {
+                return range.end <= at;
+            }
+            let ask = vma.mapping.shared || self.errno == libc::EOPNOTSUPP;
+            if self.rule(&vma).is_some() || all && vma.mapping.has_file && ask {
+                stop = Some((at, vma));
+                return false;
+            }
+            at = range.end;
+            at < self.end
+        });
+        match stop {
+            _ if !read => Step::Unread,
+            Some((at, vma)) => Step::Stop(at, vma),
+            None if at < self.end || self.start == self.end => Step::Hole(at),
+            None => Step::Whole,
+        }
+    }
+
+    /// Why the kernel refuses the mapping of a file, which is on a file system of this kind.
+    fn of_file(&self, vma: &Vma, kind: &mut Text<24>) -> Option<&'static str> {
+        if self.errno == libc::EOPNOTSUPP {
+            let words =
+                "is of a file in DAX mode (statx), which cannot be pinned for long: use device DAX";
+            return vma.file(is_dax)?.then_some(words);
+        }
+        kind.clear();
+        proc::file_system(vma.mapping.file_system, &mut |name, _| {
+            kind.push(name);
+        });
+        if kind.as_bytes().is_empty() {
+            // A file system of the kernel's own.
+            return (vma.length()?.1 == SECRET).then_some("is secret memory (memfd_secret)");
+        }
+        let written = self.writing && vma.mapping.writable && !kernel::is_before(6, 5);
+        (written && !IN_MEMORY.contains(&kind.as_bytes())).then_some(NOT_WRITTEN)
+    }
+
+    /// The first mapping that the kernel refuses, and why. `kind` becomes that of a file's file system.
+    #[inline(never)]
+    fn first_refused(&self, kind: &mut Text<24>) -> (Step, &'static str) {
+        let mut from = self.start;
+        // Each mapping of a file is asked by itself, and the mappings are read anew.
+        for _ in 0..64 {
+            let step = self.first(from, true);
+            let Step::Stop(_, vma) = step else {
+                return (step, "");
+            };
+            let why = self.rule(&vma).or_else(|| self.of_file(&vma, kind));
+            from = vma.mapping.range.end;
+            if why.is_some() || from >= self.end {
+                return why.map_or((Step::Whole, ""), |why| (step, why));
+            }
+        }
+        (Step::Unread, "")
+    }
+
+    fn find(&self, words: &mut Words) -> bool {
+        let mut kind = Text::new();
+        let (step, why) = self.first_refused(&mut kind);
+        let limit = match step {
+            Step::Stop(at, _) | Step::Hole(at) => at,
+            _ => self.end,
+        };
+        let is_fault = !matches!(self.errno, libc::EEXIST | libc::EOPNOTSUPP);
+        let missing = is_fault.then(|| first_missing(self.start, limit)).flatten();
+        if let Some(Some((at, entry))) = missing {
+            let sure = self.page(at, entry, words);
+            if sure || matches!(step, Step::Whole | Step::Unread) {
+                return sure;
+            }
+            words.clear();
+        }
+        let why_not = match step {
+            Step::Hole(at) if is_fault => {
+                return say(words, true, format_args!("nothing is mapped at {at:#x}"));
+            }
+            Step::Stop(at, vma) => return self.refused(at, &vma, why, kind.as_bytes(), words),
+            Step::Unread => "the mappings cannot all be read (/proc)",
+            _ if !is_fault => "no mapping of it shows the reason",
+            _ if missing.is_none() => "the page table cannot be read (/proc, pagemap)",
+            _ => {
+                "all of it is mapped and present now, and no flag of its mappings (smaps) forbids to pin it"
+            }
+        };
+        say(words, false, format_args!("not known: {why_not}"))
+    }
+
+    /// The reason why a mapping is refused.
+    #[inline(never)]
+    fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) -> bool {
+        let (memory, name) = (format_args!("memory at {at:#x}"), Name(at));
+        if why != NOT_WRITTEN {
+            return say(words, true, format_args!("{memory}{name} {why}"));
+        }
+        let kind = core::str::from_utf8(kind).unwrap_or_default();
+        let is_known = TRACKED.split(' ').any(|it| it == kind) || kind.starts_with("fuse.");
+        let likely = if is_known { "" } else { "likely: " };
+        let _ = write!(words, "{likely}{memory}{name} on {kind} {why}");
+        if let Some((Some(length), ..)) = vma.length() {
+            let last = self.end.min(vma.mapping.range.end) - 1;
+            self.beyond_end(last, vma, length, "; and ", words);
+        }
+        is_known
+    }
+
+    /// Whether an address is beyond the end of the mapped file. Then writes so.
+    fn beyond_end(&self, at: u64, vma: &Vma, size: u64, before: &str, words: &mut Words) -> bool {
+        let (start, offset) = (vma.mapping.range.start, vma.mapping.offset);
+        let whole = size.next_multiple_of(vma.mapping.page_size.max(page_size()));
+        let is_beyond = at - start + offset >= whole;
+        if is_beyond {
+            let end = (start + size)
+                .saturating_sub(offset)
+                .saturating_sub(self.start);
+            let (length, name) = (self.end - self.start, Name(at));
+            let _ = write!(
+                words,
+                "{before}the file ends at byte {end} of the {length} that are registered{name}: it has {size} bytes. \
+                 Lengthen it first (ftruncate)"
+            );
+        }
+        is_beyond
+    }
+
+    /// Why the kernel could not make this page present.
+    #[inline(never)]
+    fn page(&self, at: u64, entry: Entry, words: &mut Words) -> bool {
+        let mut found = None;
+        each_mapping(true, &mut |vma| {
+            let range = vma.mapping.range;
+            found = (range.start <= at && at < range.end).then_some(vma);
+            range.end <= at
+        });
+        let file = found
+            .filter(|vma| vma.mapping.has_file)
+            .map(|vma| vma.length());
+        if let (Some(vma), Some(Some((Some(length), ..)))) = (&found, file) {
+            if self.beyond_end(at, vma, length, "", words) {
+                return true;
+            }
+        }
+        let (flags, size) = found.map_or((0, 0), |vma| (vma.flags, vma.mapping.page_size));
+        let name = Name(at);
+        let (sure, why) = if entry.is_guard() {
+            ("", "is a guard (MADV_GUARD_INSTALL)")
+        } else if flags & USERFAULTFD != 0 {
+            let why = "is missing, and the program's userfaultfd has its faults (VmFlags um or ui), but not those of \
+                       the kernel (UFFD_USER_MODE_ONLY; UFFD_FEATURE_SIGBUS; any before Linux 6.3) or has poisoned it: \
+                       touch the memory before its registration";
+            ("likely: ", why)
+        } else if entry.is_swap() && is_poisoned(at) {
+            let why = "is poisoned: by a memory error (HardwareCorrupted in /proc/meminfo), or by UFFDIO_POISON";
+            ("", why)
+        } else if flags & HUGE != 0 {
+            return huge(size, words);
+        } else if let Some(Some((_, kind, Some(kib)))) = file {
+            let likely = if kind == TMPFS { "" } else { "likely: " };
+            let _ = write!(
+                words,
+                "{likely}the file system of the file{name} is full: 0 of {kib} KiB are free"
+            );
+            return kind == TMPFS;
+        } else {
+            let why = match file {
+                None => {
+                    "is the first that is not present, and no flag of its mapping (smaps) says why"
+                }
+                Some(None) => {
+                    "is the first that is not present, and its file cannot be asked for its length"
+                }
+                Some(_) => {
+                    "is the first that is not present, and lies within its file: likely reading that failed"
+                }
+            };
+            ("not known: ", why)
+        };
+        say(
+            words,
+            sure.is_empty(),
+            format_args!("{sure}the page at {at:#x}{name} {why}"),
+        )
+    }
+}
+
+/// The first page of a range that is not present, with its entry. `None` if the table cannot be read.
+#[inline(never)]
+fn first_missing(start: u64, end: u64) -> Option<Option<(u64, Entry)>> {
+    let map = PageMap::open()?;
+    let mut entries = [Entry::default(); 256];
+    let page = page_size();
+    let mut at = start - start % page;
+    while at < end {
+        let count = (end - at).div_ceil(page).min(256);
+        let entries = &mut entries[..count as usize];
+        if !map.read(at as usize, entries) {
+            return None;
+        }
+        if let Some(n) = entries.iter().position(|entry| !entry.is_present()) {
+            return Some(Some((at + n as u64 * page, entries[n])));
+        }
+        at += count * page;
+    }
+    Some(None)
+}
+
+/// Whether a page is poisoned. Reading it again does what the kernel has tried just now.
+fn is_poisoned(at: u64) -> bool {
+    let (size, advice) = (page_size(), libc::MADV_POPULATE_READ);
+    // SAFETY: the advice changes no memory.
+    let failed = unsafe { libc::syscall(libc::SYS_madvise, at, size, advice) } != 0;
+    failed && errno::errno().0 == libc::EHWPOISON
+}
+
+/// Why there was no huge page of this size.
+#[inline(never)]
+fn huge(size: u64, words: &mut Words) -> bool {
+    let kib = size >> 10;
+    let (count, unit) = if kib < 1024 {
+        (kib, "KiB")
+    } else {
+        (kib >> 10, "MiB")
+    };
+    let page = format_args!("huge page of {count} {unit}");
+    if let Some((used, most)) = cgroup::huge_pages_reached(size) {
+        let (used, most) = (used >> 10, most >> 10);
+        let group = format_args!(
+            "no free {page}: a cgroup has {used} of {most} KiB of them (hugetlb.*.max)"
+        );
+        return say(words, true, group);
+    }
+    let figures = ["nr", "free", "resv", "nr_overcommit", "surplus"].map(|name| {
+        let mut path_of = Text::<96>::new();
+        let path = format_args!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}_hugepages");
+        proc::of_first(path_of.set(path)?, proc::number)
+    });
+    let [
+        Some(all),
+        Some(free),
+        Some(reserved),
+        Some(more),
+        Some(surplus),
+    ] = figures
+    else {
+        return say(
+            words,
+            false,
+            format_args!("likely: no free {page} (/sys/kernel/mm cannot be read)"),
+        );
+    };
+    let (sure, no) = match free <= reserved && more <= surplus {
+        true => (true, "no free"),
+        false => (
+            false,
+            "not known: a memory policy, a cpuset or the mount's size may have kept it from a",
+        ),
+    };
+    let figures =
+        format_args!("nr_hugepages {all}, free {free}, reserved {reserved}, overcommit {more}");
+    say(words, sure, format_args!("{no} {page}: {figures}"))
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::super::access::Access;
+    use super::*;
+    use core::ptr::null_mut;
+    use libc::{
+        MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE,
+    };
+    use std::os::fd::AsRawFd;
+
+    const WRITE: u32 = 1;
+    const REMOTE_READ: u32 = 4;
+
+    fn map(length: usize, protection: i32, flags: i32, fd: i32) -> usize {
+        // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
+        let map = unsafe { libc::mmap(null_mut(), length, protection, flags, fd, 0) };
+        assert_ne!(map, libc::MAP_FAILED);
+        map.addr()
+    }
+
+    fn reason(addr: usize, length: usize, access: u32, errno: i32) -> (bool, String) {
+        let access = Access::from_bits_retain(access);
+        let addr = core::ptr::without_provenance_mut(addr);
+        let mut words = Words::new();
+        let sure = find(
+            &Request::at_address(addr, length, access),
+            errno,
+            &mut words,
+        );
+        (sure, String::from_utf8(words.as_bytes().to_vec()).unwrap())
+    }
+
+    #[track_caller]
+    fn expect(found: (bool, String), sure: bool, words: &str) {
+        assert!(found.0 == sure && found.1.contains(words), "{found:?}");
+    }
+
+    /// A file of two pages, mapped and touched as far as it goes, as the kernel leaves it.
+    fn short_file(path: &str, flags: i32) -> usize {
+        let name = format!("{path}/rdmamr-unpinned-{}", std::process::id());
+        let page = page_size() as usize;
+        let file = std::fs::File::options();
+        let file = file
+            .clone()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(&name);
+        let file = file.unwrap();
+        file.set_len(2 * page as u64 - 100).unwrap();
+        let memory = map(4 * page, PROT_READ | PROT_WRITE, flags, file.as_raw_fd());
+        for page in [memory, memory + page] {
+            // SAFETY: the page is in the file.
+            unsafe { core::ptr::with_exposed_provenance::<u8>(page).read_volatile() };
+        }
+        // The open file, and then the mapping, keep it.
+        std::mem::forget(file);
+        std::fs::remove_file(&name).unwrap();
+        memory
+    }
+
+    #[test]
+    fn a_short_file_on_any_file_system_has_its_end_named() {
+        let page = page_size() as usize;
+        for path in ["/dev/shm", "/run", "/tmp", "/proc/self/cwd/target"] {
+            if std::fs::metadata(path).is_err() {
+                continue;
+            }
+            let memory = short_file(path, MAP_SHARED);
+            let end = format!(
+                "the file ends at byte {} of the {}",
+                2 * page - 100,
+                4 * page
+            );
+            expect(
+                reason(memory, 4 * page, REMOTE_READ, libc::EFAULT),
+                true,
+                &end,
+            );
+            let end = format!("the file ends at byte {} of the {}", page - 100, 3 * page);
+            let later = reason(memory + page, 3 * page, REMOTE_READ, libc::EFAULT);
+            expect(later, true, &end);
+            let private = short_file(path, MAP_PRIVATE);
+            expect(
+                reason(private + page, 3 * page, WRITE, libc::EFAULT),
+                true,
+                &end,
+            );
+            // Nothing refuses what the file has.
+            let whole = reason(memory, 2 * page, REMOTE_READ, libc::EFAULT);
+            expect(whole, false, "all of it is mapped and present now");
+        }
+    }
+
+    #[test]
+    fn a_file_system_decides_and_no_path() {
+        let page = page_size() as usize;
+        for (path, tracks) in [
+            ("/dev/shm", false),
+            ("/run", false),
+            ("/proc/self/cwd/target", true),
+        ] {
+            let Ok(folder) = std::fs::File::open(path) else {
+                continue;
+            };
+            let kind = descriptor::file_system(folder.as_raw_fd()).unwrap();
+            if (kind == TMPFS) == tracks {
+                continue;
+            }
+            let (_, words) = reason(short_file(path, MAP_SHARED), 2 * page, WRITE, libc::EFAULT);
+            assert_eq!(
+                words.contains("kernels from 6.5"),
+                tracks,
+                "{path}: {words}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_kinds_of_mapping() {
+        let page = page_size() as usize;
+        let own = |protection| map(page, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+        let of = |addr, access| reason(addr, page, access, libc::EFAULT);
+        expect(of(own(PROT_NONE), WRITE), true, "PROT_NONE");
+        expect(of(own(PROT_EXEC), WRITE), true, "execution only");
+        expect(of(own(PROT_READ), WRITE), true, "read-only");
+        expect(of(0x1000, WRITE), true, "nothing is mapped at 0x1000");
+        let mut vvar = None;
+        assert!(proc::each_named_mapping(&mut |mapping, name| {
+            vvar = vvar.or((name == b"[vvar]").then_some(mapping.range.start));
+            true
+        }));
+        if let Some(vvar) = vvar {
+            expect(of(vvar as usize, REMOTE_READ), true, "VmFlags io or pf");
+        }
+        if !kernel::is_before(6, 2) {
+            expect(
+                of(own(PROT_WRITE), REMOTE_READ),
+                true,
+                "without read access",
+            );
+        }
+        // SAFETY: the call makes a file.
+        let secret = unsafe { libc::syscall(libc::SYS_memfd_secret, libc::O_CLOEXEC) } as i32;
+        // SAFETY: the file is this test's.
+        if secret >= 0 && unsafe { libc::ftruncate(secret, page as i64) } == 0 {
+            let secret = map(page, PROT_READ | PROT_WRITE, MAP_SHARED, secret);
+            expect(of(secret, WRITE), true, "secret memory");
+        }
+    }
+
+    #[test]
+    fn a_guard_is_named() {
+        const MADV_GUARD_INSTALL: i32 = 102;
+        let page = page_size() as usize;
+        let memory = map(
+            2 * page,
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+        );
+        // SAFETY: the memory is this test's.
+        unsafe { core::ptr::with_exposed_provenance_mut::<u8>(memory).write_volatile(1) };
+        // SAFETY: the same.
+        let installed =
+            unsafe { libc::syscall(libc::SYS_madvise, memory + page, page, MADV_GUARD_INSTALL) }
+                == 0;
+        if installed && !kernel::is_before(6, 15) {
+            let found = reason(memory, 2 * page, WRITE, libc::EFAULT);
+            expect(
+                found,
+                true,
+                &format!("the page at {:#x} is a guard", memory + page),
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_missing_without_a_cause_is_not_known() {
+        let page = page_size() as usize;
+        let memory = map(
+            2 * page,
+            PROT_READ | PROT_WRITE,
+            MAP_PRIVATE | MAP_ANONYMOUS,
+            -1,
+        );
+        let found = reason(memory, 2 * page, WRITE, libc::EFAULT);
+        expect(found, false, "not known: the page at");
+        for errno in [libc::EEXIST, libc::EOPNOTSUPP] {
+            let found = reason(memory, 2 * page, WRITE, errno);
+            expect(found, false, "no mapping of it shows the reason");
+        }
+    }
+}
