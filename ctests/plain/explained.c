@@ -100,11 +100,11 @@ static void names_and_devices(void)
 		skip("a device file", "/dev/mem cannot be mapped");
 	else
 		reasons("a device file", mapped, PAGE, (uintptr_t)mapped, IBV_ACCESS_LOCAL_WRITE, EFAULT,
-			"a mapping of a device file (/dev/mem)");
+			"(/dev/mem) is memory of a device, without page structures");
 	if (huge == MAP_FAILED)
 		skip("huge pages", "none can be mapped");
 	else
-		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "no huge pages are available");
+		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "no free huge page of 2 MiB: nr_hugepages ");
 	reasons("ordinary memory", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT, "PROT_NONE");
 	if (!stand_in)
 		return;

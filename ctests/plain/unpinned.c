@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/* Memory that the kernel cannot pin, of each kind that can be made here: the reason is true. */
+#include "../lib/device.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/utsname.h>
+
+#ifndef MADV_GUARD_INSTALL
+#define MADV_GUARD_INSTALL 102
+#endif
+#define HUGE ((size_t)2 << 20)
+#define LARGE (64 * HUGE) /* more than the machine's 16 pages */
+#define RW (PROT_READ | PROT_WRITE)
+#define WRITE IBV_ACCESS_LOCAL_WRITE
+#define READ IBV_ACCESS_REMOTE_READ
+#define PLACE "/mnt/unpinned"
+
+static struct ibv_pd *pd;
+
+static void *anonymous(int protection, int flags, size_t length)
+{
+	return mmap(NULL, length, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
+/* A file of that length, which nobody has open, mapped to another length. */
+static void *of_file(int fd, size_t length, size_t mapped, int protection, int flags)
+{
+	void *memory;
+
+	if (fd < 0 || ftruncate(fd, (off_t)length))
+		return MAP_FAILED;
+	memory = mmap(NULL, mapped, protection, flags, fd, 0);
+	close(fd);
+	return memory;
+}
+
+static int file_at(const char *path)
+{
+	return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
+}
+
+static void *no_access(void) { return anonymous(PROT_NONE, 0, PAGE); }
+static void *executed(void) { return anonymous(PROT_EXEC, 0, PAGE); }
+static void *written_only(void) { return anonymous(PROT_WRITE, 0, PAGE); }
+static void *read_only(void) { return anonymous(PROT_READ, 0, PAGE); }
+static void *huge_read_only(void) { return anonymous(PROT_READ, MAP_HUGETLB, HUGE); }
+static void *huge(void) { return anonymous(RW, MAP_HUGETLB | MAP_NORESERVE, LARGE); }
+static void *shared_read_only(void) { return of_file(memfd_create("m", 0), PAGE, PAGE, PROT_READ, MAP_SHARED); }
+static void *short_memfd(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_SHARED); }
+static void *short_private(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_PRIVATE); }
+static void *short_in_run(void) { return of_file(file_at("/run/unpinned"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
+static void *short_in_shm(void) { return of_file(file_at("/dev/shm/unpinned"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
+static void *short_in_tmpfs(void) { return of_file(file_at(PLACE "/tmpfs/short"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
+static void *full_tmpfs(void) { return of_file(file_at(PLACE "/tmpfs/full"), 32 * PAGE, 32 * PAGE, RW, MAP_SHARED); }
+static void *on_ext4(void) { return of_file(file_at(PLACE "/ext4/file"), 2 * PAGE, 2 * PAGE, RW, MAP_SHARED); }
+static void *short_on_ext4(void) { return of_file(file_at(PLACE "/ext4/short"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
+static void *secret(void) { return of_file((int)syscall(447, 0), PAGE, PAGE, RW, MAP_SHARED); }
+static void *huge_memfd(void) { return of_file(memfd_create("h", MFD_HUGETLB), LARGE, LARGE, RW, MAP_SHARED | MAP_NORESERVE); }
+
+static void *huge_file(void)
+{
+	int fd = file_at(PLACE "/huge/file");
+
+	/* Its pages are free once it is unmapped. */
+	return unlink(PLACE "/huge/file") ? MAP_FAILED : of_file(fd, LARGE, LARGE, RW, MAP_SHARED | MAP_NORESERVE);
+}
+
+/* The kernel lengthens such a file to its mapping. */
+static void *short_huge(void)
+{
+	int fd = memfd_create("h", MFD_HUGETLB);
+	void *memory = of_file(dup(fd), HUGE, 2 * HUGE, RW, MAP_SHARED | MAP_NORESERVE);
+
+	return memory == MAP_FAILED || ftruncate(fd, HUGE) || close(fd) ? MAP_FAILED : memory;
+}
+
+/* A file on a tmpfs that is no /dev/shm, and nothing behind it. */
+static void *tmpfs_and_hole(void)
+{
+	char *memory = of_file(file_at(PLACE "/tmpfs/whole"), PAGE, 3 * PAGE, RW, MAP_SHARED);
+
+	return memory == MAP_FAILED || munmap(memory + PAGE, 2 * PAGE) ? MAP_FAILED : memory;
+}
+
+static void *vvar(void)
+{
+	FILE *maps = fopen("/proc/self/maps", "r");
+	char line[4096], *found = MAP_FAILED;
+
+	while (maps && fgets(line, sizeof(line), maps))
+		if (strstr(line, "[vvar]"))
+			found = (char *)strtoul(line, NULL, 16);
+	if (maps)
+		fclose(maps);
+	return found;
+}
+
+static void *guarded(void)
+{
+	char *memory = anonymous(RW, 0, 3 * PAGE);
+
+	return madvise(memory + PAGE, PAGE, MADV_GUARD_INSTALL) ? MAP_FAILED : memory;
+}
+
+static void returns(int signal)
+{
+	(void)signal;
+}
+
+static void *poisoned(void)
+{
+	char *memory = anonymous(RW, 0, 3 * PAGE);
+
+	memory[PAGE] = 1;
+	/* The kernel tells the process of the error. */
+	signal(SIGBUS, returns);
+	return madvise(memory + PAGE, PAGE, MADV_HWPOISON) ? MAP_FAILED : memory;
+}
+
+static void *watched(void)
+{
+	char *memory = anonymous(RW, 0, 3 * PAGE);
+	struct uffdio_api api = { .api = UFFD_API };
+	struct uffdio_register range = { { (uintptr_t)memory, 3 * PAGE }, UFFDIO_REGISTER_MODE_MISSING, 0 };
+	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+
+	memory[0] = 1;
+	return fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &range) ? MAP_FAILED : memory;
+}
+
+static void *closed_key(void)
+{
+	char *memory = anonymous(RW, 0, PAGE);
+	int key = pkey_alloc(0, PKEY_DISABLE_WRITE);
+
+	memory[0] = 1;
+	return key < 0 || pkey_mprotect(memory, PAGE, RW, key) ? MAP_FAILED : memory;
+}
+
+static bool write_to(const char *path, const char *text)
+{
+	int fd = open(path, O_WRONLY);
+	bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
+
+	close(fd);
+	return written;
+}
+
+/* The process's control group may have one huge page. */
+static void *huge_in_group(void)
+{
+	mkdir(PLACE "/groups", 0700);
+	if (mount("none", PLACE "/groups", "cgroup2", 0, NULL) || mount(PLACE "/groups", "/sys/fs/cgroup", NULL, MS_BIND, NULL) ||
+	    !write_to(PLACE "/groups/cgroup.subtree_control", "+hugetlb"))
+		return MAP_FAILED;
+	mkdir(PLACE "/groups/unpinned", 0700);
+	if (!write_to(PLACE "/groups/unpinned/hugetlb.2MB.max", "2M") || !write_to(PLACE "/groups/unpinned/cgroup.procs", "0"))
+		return MAP_FAILED;
+	return anonymous(RW, MAP_HUGETLB | MAP_NORESERVE, 4 * HUGE);
+}
+
+#define SHORT "the file ends at byte 4096 of the 12288 that are registered ("
+#define NO_HUGE "no free huge page of 2 MiB: nr_hugepages 16, free 0, reserved 0"
+
+/* The errno of Linux 6.1, and of later kernels; 0: it is registered. */
+static const struct kind {
+	const char *name;
+	void *(*make)(void);
+	size_t length;
+	int access, old, now;
+	const char *words;
+} kinds[] = {
+	{ "no access", no_access, PAGE, WRITE, EFAULT, EFAULT, "is not accessible (PROT_NONE)" },
+	{ "execution only", executed, PAGE, WRITE, EFAULT, EFAULT, "is mapped for execution only" },
+	{ "written only, for reading", written_only, PAGE, READ, 0, EFAULT, "without read access (PROT_WRITE alone)" },
+	{ "read-only, for writing", read_only, PAGE, WRITE, EFAULT, EFAULT, "is mapped read-only, and the access flags" },
+	{ "shared read-only, for reading", shared_read_only, PAGE, READ, EFAULT, 0, "kernels before 6.2 cannot pin even for reading" },
+	{ "huge read-only, for reading", huge_read_only, HUGE, READ, EFAULT, 0, "kernels before 6.2 cannot pin even for reading" },
+	{ "a memfd that is too short", short_memfd, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/memfd:m" },
+	{ "a private mapping of it", short_private, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/memfd:m" },
+	{ "a file in /run that is too short", short_in_run, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/run/" },
+	{ "a file in /dev/shm that is too short", short_in_shm, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/dev/shm/" },
+	{ "a file on another tmpfs that is too short", short_in_tmpfs, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT PLACE "/tmpfs/" },
+	{ "a file on ext4 that is too short, for reading", short_on_ext4, 3 * PAGE, READ, EFAULT, EFAULT, SHORT PLACE "/ext4/" },
+	{ "a file on ext4 that is too short, for writing", short_on_ext4, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT PLACE "/ext4/" },
+	{ "a huge memfd that is too short", short_huge, 2 * HUGE, WRITE, EFAULT, EFAULT, "ends at byte 2097152 of the 4194304 that" },
+	{ "a whole file on ext4, for writing", on_ext4, 2 * PAGE, WRITE, 0, EFAULT, ") on ext4 is a shared mapping of a file, which kernels from 6.5 do not pin" },
+	{ "a tmpfs, and nothing behind its file", tmpfs_and_hole, 3 * PAGE, WRITE, EFAULT, EFAULT, "nothing is mapped at" },
+	{ "a full tmpfs", full_tmpfs, 32 * PAGE, WRITE, EFAULT, EFAULT, "is full: 0 of 64 KiB are free" },
+	{ "anonymous huge pages", huge, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
+	{ "huge pages of a memfd", huge_memfd, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
+	{ "huge pages of a mount", huge_file, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
+	{ "huge pages of a group", huge_in_group, 4 * HUGE, WRITE, EFAULT, EFAULT, "a cgroup has 2048 of 2048 KiB of them (hugetlb.*.max)" },
+	{ "memory of a device", vvar, PAGE, READ, EFAULT, EFAULT, "VmFlags io or pf" },
+	{ "secret memory", secret, PAGE, WRITE, EFAULT, EFAULT, "is secret memory (memfd_secret)" },
+	{ "a guard", guarded, 3 * PAGE, WRITE, EFAULT, EFAULT, "is a guard (MADV_GUARD_INSTALL)" },
+	{ "missing pages of a userfaultfd", watched, 3 * PAGE, WRITE, EFAULT, EFAULT, "likely: the page at" },
+	{ "a poisoned page", poisoned, 3 * PAGE, WRITE, EFAULT, EFAULT, "is poisoned: by a memory error" },
+	{ "a closed protection key", closed_key, PAGE, WRITE, EFAULT, EFAULT, "has a protection key that is closed" },
+};
+
+/* File systems of this process's own. */
+static void mount_all(void)
+{
+	static const char commands[] = "cd " PLACE " && modprobe -q loop; modprobe -q ext4; truncate -s 8M disk.image && "
+				       "mkfs.ext4 -q disk.image && mount -o loop disk.image ext4";
+
+	must(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
+	mkdir(PLACE, 0700);
+	must(mount("none", PLACE, "tmpfs", 0, NULL) == 0);
+	must(mkdir(PLACE "/tmpfs", 0700) == 0 && mkdir(PLACE "/huge", 0700) == 0 && mkdir(PLACE "/ext4", 0700) == 0);
+	must(mount("none", PLACE "/tmpfs", "tmpfs", 0, "size=64k") == 0);
+	must(mount("none", PLACE "/huge", "hugetlbfs", 0, NULL) == 0);
+	if (system(commands))
+		printf("# no ext4\n");
+}
+
+static void check(const struct kind *kind, bool old)
+{
+	int err = old ? kind->old : kind->now;
+	bool is_ext4 = kind->make == on_ext4 || kind->make == short_on_ext4;
+	char *memory = MAP_FAILED;
+	struct ibv_mr *mr;
+	struct stat place, root;
+
+	must(stat(PLACE "/ext4", &place) == 0 && stat(PLACE, &root) == 0);
+	if (!is_ext4 || place.st_dev != root.st_dev)
+		memory = kind->make();
+	if (memory == MAP_FAILED) {
+		skip(kind->name, "it cannot be made here");
+		return;
+	}
+	errno = 0;
+	mr = ibv_reg_mr(pd, memory, kind->length, kind->access);
+	is(mr ? 0 : errno, err, "%s: the errno", kind->name);
+	if (!mr)
+		ok(strstr(rdmamr_last_reason(), kind->words) != NULL, "%s: %s", kind->name, rdmamr_last_reason());
+	else
+		must(ibv_dereg_mr(mr) == 0);
+	if (kind->make != vvar)
+		munmap(memory, kind->length);
+}
+
+/* Soft-RoCE of Linux 7.2 makes one table for all pages of a region. */
+static void more_than_a_gib(void)
+{
+	size_t length = ((size_t)1 << 30) + PAGE;
+	char *memory = anonymous(RW, MAP_NORESERVE, length);
+	struct ibv_mr *mr;
+
+	must(memory != MAP_FAILED);
+	madvise(memory, length, MADV_HUGEPAGE);
+	mr = ibv_reg_mr(pd, memory, length - PAGE, WRITE);
+	ok(mr && ibv_dereg_mr(mr) == 0, "1 GiB is registered");
+	errno = 0;
+	ok(!ibv_reg_mr(pd, memory, length, WRITE) && errno == ENOMEM, "a page more is not");
+	ok(strstr(rdmamr_last_reason(), "at most 1 GiB at once") != NULL, "a page more: %s", rdmamr_last_reason());
+}
+
+int main(void)
+{
+	struct utsname kernel;
+	int major = 0, minor = 0;
+
+	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
+	if (getuid())
+		skip_all("only root mounts");
+	pd = ibv_alloc_pd(open_device());
+	must(pd);
+	mount_all();
+	for (size_t n = 0; n < sizeof(kinds) / sizeof(*kinds); n++)
+		check(&kinds[n], major < 6 || (major == 6 && minor < 2));
+	if (major == 7 && minor == 2)
+		more_than_a_gib();
+	else
+		skip("more than 1 GiB", "it is Linux 7.2 that refuses it");
+	return done_testing();
+}
