@@ -67,7 +67,7 @@ MUTANTS = [
     ("W1", "cache/watch/event_reader.rs", "        ring.begin();\n        let drained = drain(file, ring, &mut messages);\n",
      "        let drained = drain(file, ring, &mut messages);\n        ring.begin();\n",
      "suite", "race"),
-    ("W1", "capi/tasks.rs", "        ret::always((), || dispatch::end(End::Task));\n", "        let _ = (ret::always::<()>, dispatch::end, End::Task);\n",
+    ("W1", "capi/tasks.rs", "        ret::always((), || dispatch::end(End::Task));\n", "        ret::always((), || drop((dispatch::end as fn(End), End::Task)));\n",
      "suite", "tasks"),
     ("W2", "cache/life/hit.rs", "let fenced = steps.must_fence();", "let fenced = false;",
      "suite", "race"),
