@@ -196,6 +196,10 @@ if [ -z "$device" ]; then
 	done
 	[ "$(id -u)" != 0 ] || says "and what the limit is" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" explain ENOMEM
 	check "another errno has a line" grep -q "^EIO: the device is gone" <("$tool" explain EIO)
+	check "a pasted line has its errno found" diff <("$tool" explain "ibv_reg_mr(address=0x1000, length=8) failed: Cannot allocate memory") "$work/explained"
+	check "so has one from standard input" diff <(echo "fi_mr_reg failed, ret is:-12" | "$tool" explain -) "$work/explained"
+	check "words need no quotes" grep -q "^EFAULT: Bad address" <("$tool" explain Bad address)
+	check "a completion's status is no errno" grep -q "^IBV_WC_LOC_PROT_ERR" <("$tool" explain "Got completion with error 4, opcode 1, len 8, vendor err 81")
 	check "an unknown errno: status 2, and the known ones" bash -c '"$1" explain EXDEV 2>"$2"; [ $? = 2 ] && grep -q "ENOMEM, EFAULT" "$2"' - "$tool" "$work/explained"
 fi
 

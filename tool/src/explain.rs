@@ -1,34 +1,48 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr explain`: the causes of an errno in the order in which to look at them, and the doctor's
-//! finding about each. The words are those of docs/troubleshooting.md, so that each rule stands in
-//! one place.
+//! finding about each; what a completion error means, and lines of other programs. The words are those
+//! of docs/troubleshooting.md, so that each rule stands in one place. `pasted.rs` finds in a line what
+//! it is about.
+
+mod pasted;
 
 use crate::choices::nearest;
 use crate::doctor;
 use crate::doctor::check::Check;
-use crate::report::errno;
 use crate::style::{self, wrap};
 use anyhow::bail;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 use std::process::ExitCode;
 
 const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
 const INDENT: usize = 4;
 
-/// Explain an errno of a registration, with this machine's limits
+/// The sections with one row for each error.
+const OTHERS: &str = "Other errors";
+const COMPLETIONS: &str = "Completion errors";
+const LINES: &str = "Lines of other programs";
+
+/// So much of standard input is read, in bytes.
+const MOST: u64 = 64 << 10;
+
+/// Explain an error of a registration or of a completion, with this machine's limits
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
   rdmamr explain ENOMEM
-  rdmamr explain 14
+  rdmamr explain -14
+  rdmamr explain ibv_reg_mr failed: Bad address
+  rdmamr explain 'Got completion with error 4, opcode 1, len 8, vendor err 81'
+  dmesg | tail -1 | rdmamr explain -
   docker exec CONTAINER rdmamr explain EPERM     limits are the caller's
 
-Exit status: 0; 2: wrong usage, or an errno without an explanation.")]
+Exit status: 0; 2: wrong usage, or nothing to explain.")]
 pub struct Args {
-    /// ENOMEM, EFAULT, EPERM, EINVAL, EAGAIN or another errno, by name or number
-    #[arg(value_name = "ERRNO")]
-    errno: String,
+    /// An errno by name, number or words, a completion's status, or a line of a log; - for standard
+    /// input
+    #[arg(value_name = "ERROR", required = true, allow_hyphen_values = true)]
+    words: Vec<String>,
 }
 
 type Checks = &'static [fn() -> Check];
@@ -43,39 +57,77 @@ const SECTIONS: &[(&str, Checks)] = &[
     ("EAGAIN", &[doctor::container, doctor::cgroup]),
 ];
 
-/// Prints the section of the errno, or its row, and what the doctor finds.
+/// Prints what is known of the error, and what the doctor finds.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let wanted = match args.errno.parse() {
-        Ok(number) => errno::name(number),
-        Err(_) => args.errno.to_uppercase(),
-    };
-    let section = SECTIONS.iter().find(|row| row.0 == wanted);
-    let text = match section {
-        Some(row) => explain(row.0).map(|mut text| {
-            let checks = row.1.iter().map(|check| check());
-            let checks: Vec<_> = checks.chain(doctor::of_devices(row.0)).collect();
-            if !checks.is_empty() {
-                let strong = style::STRONG;
-                let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");
-                text += &doctor::paragraphs(&checks);
-            }
-            text
-        }),
-        None => other(&wanted),
-    };
-    let Some(text) = text else {
+    let mut pasted = args.words.join(" ");
+    if pasted == "-" {
+        pasted.clear();
+        std::io::stdin().take(MOST).read_to_string(&mut pasted)?;
+    }
+    let found = pasted::find(&pasted, rows(LINES));
+    let statuses = found
+        .statuses
+        .iter()
+        .filter_map(|status| row(COMPLETIONS, status));
+    let lines = found.lines.iter().map(|cells| line(cells));
+    let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
+    let texts: Vec<_> = statuses.chain(lines).chain(errnos).collect();
+    if texts.is_empty() {
         let names = names();
         let names = names.iter().map(|name| name.as_ref());
-        let near = nearest(&wanted, names.clone());
+        let near = nearest(&pasted.to_uppercase(), names.clone());
         let near = near.map_or(".".into(), |near| format!(": did you mean {near}?"));
         bail!(
-            "there is no explanation of {}{near} There are: {}",
-            args.errno,
+            "there is no explanation of {}{near} There are: {}. Or paste the whole line, or let the library say \
+             the reason: rdmamr run --log=warn -- PROGRAM",
+            pasted.trim(),
             names.collect::<Vec<&str>>().join(", ")
         );
-    };
-    anstream::stdout().lock().write_all(text.as_bytes())?;
+    }
+    anstream::stdout()
+        .lock()
+        .write_all(texts.join("\n").as_bytes())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The section of an errno with what the doctor finds, or its rows.
+fn of_errno(errno: &str) -> Option<String> {
+    let Some(row) = SECTIONS.iter().find(|row| row.0 == errno) else {
+        return other(errno);
+    };
+    explain(row.0).map(|mut text| {
+        let checks = row.1.iter().map(|check| check());
+        let checks: Vec<_> = checks.chain(doctor::of_devices(row.0)).collect();
+        if !checks.is_empty() {
+            let strong = style::STRONG;
+            let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");
+            text += &doctor::paragraphs(&checks);
+        }
+        text
+    })
+}
+
+/// The row of a completion's status.
+fn row(section: &str, name: &str) -> Option<String> {
+    let cells = rows(section).find(|cells| cells[0].split(' ').next() == Some(name))?;
+    let strong = style::STRONG;
+    let to_do = wrap(&cells[2], INDENT + 3);
+    let known = wrap(&cells[1], INDENT);
+    Some(format!(
+        "{strong}{}{strong:#}\n{:INDENT$}{known}\n{:INDENT$}-> {to_do}\n",
+        cells[0], "", ""
+    ))
+}
+
+/// What the line of another program means.
+fn line(cells: &[String]) -> String {
+    let strong = style::STRONG;
+    let means = wrap(&cells[2], INDENT);
+    format!(
+        "{strong}{}{strong:#}\n{:INDENT$}{means}\n",
+        wrap(&cells[0], INDENT),
+        ""
+    )
 }
 
 /// The section whose heading ends in the errno's name: "Bad address (EFAULT)".
@@ -122,7 +174,7 @@ fn cause(number: usize, cells: &[String]) -> String {
 
 /// The row of an errno that has no section.
 fn other(errno: &str) -> Option<String> {
-    let rows = rows_of_others().filter(|cells| cells[0].split(' ').next() == Some(errno));
+    let rows = rows(OTHERS).filter(|cells| cells[0].split(' ').next() == Some(errno));
     let text: String = rows
         .map(|cells| format!("{}: {}\n", cells[0], wrap(&cells[1], INDENT)))
         .collect();
@@ -133,13 +185,15 @@ fn other(errno: &str) -> Option<String> {
 pub fn names() -> Vec<String> {
     let sections = SECTIONS.iter().map(|row| row.0.to_owned());
     let name = |cells: Vec<String>| cells[0].split(' ').next().map(str::to_owned);
-    let mut names: Vec<_> = sections.chain(rows_of_others().filter_map(name)).collect();
+    let mut names: Vec<_> = sections.chain(rows(OTHERS).filter_map(name)).collect();
     names.dedup();
     names
 }
 
-fn rows_of_others() -> impl Iterator<Item = Vec<String>> {
-    let section = DOCUMENT.split("\n## Other errors\n").nth(1);
+/// The rows of the table in a section.
+fn rows(section: &str) -> impl Iterator<Item = Vec<String>> {
+    let heading = format!("\n## {section}\n");
+    let section = DOCUMENT.split_once(&heading).map(|parts| parts.1);
     let section = section.and_then(|rest| rest.split("\n## ").next());
     let lines = section.unwrap_or_default().lines();
     lines.filter(|line| line.starts_with("| `")).map(cells)
@@ -169,6 +223,7 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::errno;
 
     #[test]
     fn each_errno_has_its_causes() {
@@ -179,6 +234,10 @@ mod tests {
         }
         assert!(explain("ENOMEM").unwrap().contains("Slurm"));
         assert!(explain("EXDEV").is_none() && other("EXDEV").is_none());
+        for section in [COMPLETIONS, LINES] {
+            assert!(rows(section).all(|cells| cells.len() == 3), "{section}");
+        }
+        assert!(row(COMPLETIONS, "IBV_WC_REM_ACCESS_ERR").is_some());
         assert!(other("EIO").unwrap().contains("the device is gone"));
         let named = |name: &String| (0..300).any(|number| errno::name(number) == *name);
         assert!(names().iter().all(named), "{:?} have numbers", names());

@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a pasted line is about: errnos, the statuses of completions, words of known programs. Libraries
+//! print the same number in different ways, and many numbers that are neither.
+
+use crate::report::errno;
+use std::io::Error;
+
+/// The statuses of completions (enum ibv_wc_status), with the words of ibv_wc_status_str and those of
+/// UCX and the kernel, and mlx5's syndromes (enum in mlx5dv.h).
+const STATUSES: &[(&str, u32, u32, &[&str])] = &[
+    ("IBV_WC_LOC_LEN_ERR", 1, 0x1, &["local length"]),
+    ("IBV_WC_LOC_QP_OP_ERR", 2, 0x2, &["local qp operation"]),
+    ("IBV_WC_LOC_PROT_ERR", 4, 0x4, &["local protection"]),
+    (
+        "IBV_WC_WR_FLUSH_ERR",
+        5,
+        0x5,
+        &["request flushed", "wr flushed"],
+    ),
+    (
+        "IBV_WC_MW_BIND_ERR",
+        6,
+        0x6,
+        &["memory management operation error", "memory window bind"],
+    ),
+    ("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, &["local access error"]),
+    (
+        "IBV_WC_REM_INV_REQ_ERR",
+        9,
+        0x12,
+        &["remote invalid request"],
+    ),
+    (
+        "IBV_WC_REM_ACCESS_ERR",
+        10,
+        0x13,
+        &["remote access", "bad rkey"],
+    ),
+    (
+        "IBV_WC_REM_OP_ERR",
+        11,
+        0x14,
+        &["remote operation", "remote qp"],
+    ),
+    ("IBV_WC_RETRY_EXC_ERR", 12, 0x15, &["transport retry"]),
+    (
+        "IBV_WC_RNR_RETRY_EXC_ERR",
+        13,
+        0x16,
+        &["rnr retry", "receive-no-ready"],
+    ),
+];
+
+/// A line with one of these is about a completion, so that its status is no errno.
+const OF_COMPLETION: &[&str] = &[
+    "vendor",
+    "synd",
+    "vend ",
+    "wr_id",
+    "wrid",
+    "completion",
+    "wc error",
+    "wc_status",
+    "ibv_state",
+    "wqe",
+    "failed status",
+    "ib failure: ",
+    "prov_errno",
+];
+
+/// The kernel's own ENOTSUPP, which no library has a word for.
+const ENOTSUPP: u16 = 524;
+
+/// The errnos that Linux has names for.
+const MOST: u16 = 133;
+
+/// What a line is about.
+#[derive(Default, PartialEq, Eq, Debug)]
+pub struct Found {
+    pub statuses: Vec<&'static str>,
+    /// The rows whose words are in the line. Their first cell has become those words.
+    pub lines: Vec<Vec<String>>,
+    pub errnos: Vec<String>,
+}
+
+/// `rows` have words in the first cell, separated by commas, and in the second the errnos that mean
+/// nothing beside them.
+pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
+    let text = pasted.trim().to_lowercase();
+    let has = |words: &str| text.contains(&words.to_lowercase());
+    let statuses = statuses(&text);
+    let lines = rows.filter_map(|mut cells| {
+        let words = cells[0].split(", ").find(|words| has(words))?.to_owned();
+        cells[0] = words;
+        Some(cells)
+    });
+    let lines: Vec<_> = lines.collect();
+    let mut errnos = if statuses.is_empty() {
+        errnos(&text)
+    } else {
+        Vec::new()
+    };
+    errnos.retain(|name| {
+        !lines
+            .iter()
+            .any(|cells| cells[1].split(", ").any(|it| it == name))
+    });
+    Found {
+        statuses,
+        lines,
+        errnos,
+    }
+}
+
+fn statuses(text: &str) -> Vec<&'static str> {
+    let mut found = Vec::new();
+    let mut add = |is: &dyn Fn(&(&'static str, u32, u32, &[&str])) -> bool| {
+        let names = STATUSES.iter().filter(|row| is(row)).map(|row| row.0);
+        names.for_each(|name| {
+            if !found.contains(&name) {
+                found.push(name);
+            }
+        });
+    };
+    let short = |name: &str| name.trim_start_matches("IBV_WC_").to_lowercase();
+    add(&|row| text.contains(&short(row.0)) || row.3.iter().any(|words| text.contains(words)));
+    let numbers = numbers(text);
+    let of_completion = OF_COMPLETION.iter().any(|words| text.contains(words));
+    for number in &numbers {
+        let after = |words: &[&str]| words.iter().any(|words| number.before.ends_with(words));
+        let is_status =
+            after(&["status", "prov_errno"]) || of_completion && after(&["completion with error"]);
+        let alone = text.split_whitespace().count() == 2;
+        if is_status && (of_completion || alone || text.contains("status: (")) && !number.negative {
+            add(&|row| u64::from(row.1) == number.value);
+        } else if number.hex && after(&["synd", "syndrome"]) {
+            add(&|row| u64::from(row.2) == number.value);
+        }
+    }
+    // The last line of mlx5's dump: the second word ends in the syndrome.
+    let words: Vec<_> = text.split_whitespace().collect();
+    let is_hex = |word: &&str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    if words.len() == 4 && words.iter().all(|word| is_hex(word)) {
+        let syndrome = u32::from_str_radix(&words[1][6..], 16).unwrap_or(0);
+        add(&|row| row.2 == syndrome);
+    }
+    found
+}
+
+fn errnos(text: &str) -> Vec<String> {
+    let mut found: Vec<String> = Vec::new();
+    let mut add = |number: u16| {
+        let number = if number == ENOTSUPP {
+            libc::EOPNOTSUPP as u16
+        } else {
+            number
+        };
+        let name = errno::name(number);
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    };
+    let is_in = |word: &str| {
+        let parts = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+        parts.into_iter().any(|part| part == word)
+    };
+    for number in 1..=MOST {
+        let words = Error::from_raw_os_error(number.into())
+            .to_string()
+            .to_lowercase();
+        let words = words.split(" (os error").next().unwrap_or_default();
+        let name = errno::name(number).to_lowercase();
+        if is_in(&name) || !words.starts_with("unknown error") && has_words(text, words) {
+            add(number);
+        }
+    }
+    for number in numbers(text) {
+        let Ok(value) = u16::try_from(number.value) else {
+            continue;
+        };
+        let named = ["errno", "error", "code", "err", "ret", "ret is"];
+        let after = |words: &[&str]| words.iter().any(|words| number.before.ends_with(words));
+        let is_named = after(&named) && !after(&["vendor err", "vendor_err"]);
+        let is_all = text
+            .trim_start_matches('-')
+            .bytes()
+            .all(|byte| byte.is_ascii_digit());
+        if (value <= MOST || value == ENOTSUPP)
+            && value > 0
+            && !number.hex
+            && (number.negative || is_named || is_all)
+        {
+            add(value);
+        }
+    }
+    found
+}
+
+/// Whether the words are there, and no letter adjoins them.
+fn has_words(text: &str, words: &str) -> bool {
+    text.match_indices(words).any(|(at, _)| {
+        let is_letter = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let bytes = text.as_bytes();
+        !is_letter(at.checked_sub(1).and_then(|at| bytes.get(at)))
+            && !is_letter(bytes.get(at + words.len()))
+    })
+}
+
+/// A number of a line.
+struct Number<'a> {
+    value: u64,
+    negative: bool,
+    hex: bool,
+    /// What precedes it, without the marks between the two.
+    before: &'a str,
+}
+
+fn numbers(text: &str) -> Vec<Number<'_>> {
+    let bytes = text.as_bytes();
+    let mut numbers = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let is_in_word = at > 0
+            && (bytes[at - 1].is_ascii_alphanumeric() || matches!(bytes[at - 1], b'_' | b'.'));
+        if !bytes[at].is_ascii_digit() || is_in_word {
+            at += 1;
+            continue;
+        }
+        let hex = text[at..].starts_with("0x");
+        let digits = at + if hex { 2 } else { 0 };
+        let length = bytes[digits..]
+            .iter()
+            .take_while(|byte| byte.is_ascii_alphanumeric())
+            .count();
+        let value = u64::from_str_radix(&text[digits..digits + length], if hex { 16 } else { 10 });
+        let sign = at.checked_sub(1).filter(|&sign| bytes[sign] == b'-');
+        // A hyphen between two words is no sign.
+        let negative =
+            sign.is_some_and(|sign| sign == 0 || !bytes[sign - 1].is_ascii_alphanumeric());
+        if let Ok(value) = value {
+            let before = &text[..sign.unwrap_or(at)];
+            let before = before.trim_end_matches([' ', '=', ':', '(', '[', '\t']);
+            numbers.push(Number {
+                value,
+                negative,
+                hex,
+                before,
+            });
+        }
+        at = digits + length;
+    }
+    numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(pasted: &str) -> String {
+        let rows = [
+            "failed to register address | EIO | x",
+            "limits exceeded | ENOMEM | x",
+            "ibv_fork_init | ENOENT | x",
+        ];
+        let cells = |row: &str| row.split(" | ").map(str::to_owned).collect();
+        let found = find(pasted, rows.into_iter().map(cells));
+        let lines = found.lines.iter().map(|cells| cells[0].as_str());
+        let errnos = found.errnos.iter().map(String::as_str);
+        found
+            .statuses
+            .iter()
+            .copied()
+            .chain(lines)
+            .chain(errnos)
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn pasted_lines_are_read_as_their_writers_meant_them() {
+        let lines = [
+            ("ENOMEM", "ENOMEM"),
+            ("enomem:", "ENOMEM"),
+            ("14", "EFAULT"),
+            ("-14", "EFAULT"),
+            ("Errno: 14", "EFAULT"),
+            ("errno=12", "ENOMEM"),
+            ("Bad address", "EFAULT"),
+            (
+                "Failed to register memory 0x7fd3e6e00000: Bad address [14]",
+                "EFAULT",
+            ),
+            (
+                "ibv_reg_mr(address=0x15213b956010, length=65536, access=0xf) failed: Cannot allocate memory : Please",
+                "ENOMEM",
+            ),
+            ("fi_mr_reg failed, ret is:-12", "ENOMEM"),
+            (
+                "Fatal : Libfabric get failure on command fi_mr_reg with status -14",
+                "EFAULT",
+            ),
+            ("ibv_reg_mr failed [error code: 14]", "EFAULT"),
+            (
+                "mlx5_warn:mlx5_0:mlx5_ib_reg_user_mr:1418:(pid 23265): umem get failed (-14)",
+                "EFAULT",
+            ),
+            ("registering memory: Unknown error -95", "EOPNOTSUPP"),
+            (
+                "ibv_reg_dmabuf_mr(length=16384, ...) failed: Unknown error 524",
+                "EOPNOTSUPP",
+            ),
+            (
+                "size:943718400, accessFlag:15, errno:22 (Invalid argument)",
+                "EINVAL",
+            ),
+            (
+                "rdma.c:1075: rdma_create_qp failed: errno 12: Cannot allocate memory",
+                "ENOMEM",
+            ),
+            ("IBV_WC_REM_ACCESS_ERR", "IBV_WC_REM_ACCESS_ERR"),
+            ("status 10", "IBV_WC_REM_ACCESS_ERR"),
+            (
+                "NET/IB : Got completion with error 4, opcode 1, len 21938, vendor err 81",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            (
+                "Got completion from peer 10.0.0.1<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv)",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            (
+                "Local protection on mlx5_0:1/IB (synd 0x4 vend 0x51 hw_synd 0/2)",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            (
+                "mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x13, vendor syndrome 0x88",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            (
+                "Failed status 4: wr_id 0 syndrom 0x51",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            (
+                "Error on CQ 0x1fec4e0, (qp state 3 ibv_state 6) type DATA, status: (10): remote access error",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            (
+                "error reading cq (-259) (err 5 prov_errno 10)",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            ("00000000 93005204 0a0019a1 c0921cd2", "IBV_WC_LOC_PROT_ERR"),
+            // The number is the completion's, and its words are strerror's by mistake.
+            (
+                "a work item failed: status 12 (Ib failure: Cannot allocate memory)",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            (
+                "ibv_reg_mr failed (errno 14) (Ib failure: Bad address)",
+                "EFAULT",
+            ),
+            // The errno beside these words is another's.
+            (
+                "UCX ERROR failed to register address 0x7f724fa00000 mem_type bit 0x2: Input/output error",
+                "failed to register address",
+            ),
+            (
+                "CREATE_MKEY(0x200) failed, status limits exceeded(0x8), syndrome (0x18af6), err(-12)",
+                "limits exceeded",
+            ),
+            (
+                "rdma_helper.cpp:426] Fail to ibv_fork_init: No such file or directory [2]",
+                "ibv_fork_init",
+            ),
+            // Nothing of these is an errno or a status.
+            ("umem get failed (-131668346275144)", ""),
+            (
+                "nvshmem ibrc.cpp:1433: non-zero status: 7 ep_connect failed",
+                "",
+            ),
+            ("2026-11-27 12:14:22 worker-14 rank 12 started", ""),
+            (
+                "mlx5dv_devx_obj_create(QP) failed on mlx5_0, syndrome 0x2c4154",
+                "",
+            ),
+            ("Registerable memory:     4096 MiB", ""),
+        ];
+        for (pasted, means) in lines {
+            assert_eq!(found(pasted), means, "{pasted}");
+        }
+    }
+}
