@@ -108,7 +108,8 @@ check "docs/results/peers.md has none of librdmamr" served_right docs/results/pe
 check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" [ "$(wc -l <README.md)" -le 150 -a "$(wc -c <README.md)" -le 10000 ]
 
 # Words that are right here: of Rust, of a test's argument, and the name of ROCm's header.
-spelt() { codespell -L crate,clos,statics,hsa "$@"; }
+# perftest prints "syndrom".
+spelt() { codespell -L crate,clos,statics,hsa,syndrom "$@"; }
 if command -v codespell >/dev/null; then
 	# In one piece the word itself would be found here.
 	echo "a mispel""ling" >"$work/words.md"
