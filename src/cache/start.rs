@@ -7,7 +7,7 @@ use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
-use crate::life::limits::{self, Limits, NO_LIMIT, of_settings};
+use crate::life::limits::{self, Limits, NO_LIMIT};
 use crate::lock::LONG;
 use crate::objects;
 use crate::permitted;
@@ -114,11 +114,14 @@ fn make() -> Option<&'static Cache> {
         heard: cleaning::heard,
         asks_service: rdmamr_config::config().fence_service,
     });
+    let may_pin = limits::may_pin();
     // No other thread knows the regions yet.
-    regions.account.set_limit(of_settings(), NO_LIMIT);
+    regions
+        .account
+        .set_limit(limits::of_settings(may_pin), NO_LIMIT);
     let cache = Cache {
         regions,
-        spare: limits::spare().into(),
+        spare: limits::spare(may_pin).into(),
         watch,
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),

@@ -164,7 +164,7 @@ pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
 }
 
 /// The whole pages of a registration, in a protection domain, and the access to them.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
     /// The address of the program's protection domain.
     pub pd: u64,

@@ -55,13 +55,13 @@ impl Cache {
 
     #[cold]
     fn read_limits(&self, direct: &Direct, pd: Pd) {
-        let regions = self.regions;
-        self.spare.store(spare(), Relaxed);
+        let (regions, may_pin) = (self.regions, may_pin());
+        self.spare.store(spare(may_pin), Relaxed);
         let name = pd.device_name().unwrap_or([0; 64]);
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let left = cgroup::objects_left(name).map_or(NO_LIMIT, signed);
         let of_device = direct.most_regions().map_or(NO_LIMIT, i64::from);
-        let (Some(limit), Some(_locked)) = (of_process(), regions.lock_of_program()) else {
+        let (Some(limit), Some(_locked)) = (of_process(may_pin), regions.lock_of_program()) else {
             return;
         };
         let account = &regions.account;
@@ -88,15 +88,15 @@ pub fn may_pin() -> Option<u64> {
 
 /// The most bytes that a region may have beyond the pages of a local registration that it serves. If
 /// a limit applies, the program can pin as much with the cache as without it: none.
-pub fn spare() -> u64 {
-    may_pin().map_or(rdmamr_policy::spare(0), |_| 0)
+pub fn spare(may_pin: Option<u64>) -> u64 {
+    may_pin.map_or(rdmamr_policy::spare(0), |_| 0)
 }
 
 /// How much may be idle by the settings. Without a setting for bytes, the limit is half of the bytes
 /// that the process may pin.
-pub fn of_settings() -> Amount {
+pub fn of_settings(may_pin: Option<u64>) -> Amount {
     let cache = rdmamr_config::cache();
-    let half = || may_pin().map_or(u64::MAX, |limit| limit / 2);
+    let half = || may_pin.map_or(u64::MAX, |limit| limit / 2);
     Amount {
         regions: signed(cache.max_idle),
         bytes: signed(cache.max_idle_bytes.unwrap_or_else(half)),
@@ -105,8 +105,8 @@ pub fn of_settings() -> Amount {
 
 /// How much may be idle by the settings and by the memory that there is. `None` if the memory is not
 /// known.
-fn of_process() -> Option<Amount> {
-    let mut limit = of_settings();
+fn of_process(may_pin: Option<u64>) -> Option<Amount> {
+    let mut limit = of_settings(may_pin);
     let (total, available) = proc::memory_kib();
     limit.bytes = limit.bytes.min(signed(available * 1024));
     if rdmamr_config::cache().max_idle_bytes.is_none() {
