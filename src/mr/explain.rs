@@ -18,7 +18,6 @@ use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{self, Capability};
-use rdmamr_uverbs::driver::RXE_SAYS;
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]
@@ -93,12 +92,12 @@ pub fn last_as_text(read: &mut dyn FnMut(&str)) {
         // A signal handler has asked for the words since the failure.
         None => {
             if let Ok(asked) = last.words.try_borrow() {
-                let asked = core::str::from_utf8(asked.as_bytes()).unwrap_or_default();
+                let asked = asked.as_str();
                 let _ = words.write_str(asked);
             }
         }
     });
-    read(core::str::from_utf8(words.as_bytes()).unwrap_or_default());
+    read(words.as_str());
 }
 
 impl Reason {
@@ -282,7 +281,7 @@ fn of_memory(refused: &Refused, errno: i32, out: &mut dyn Write) -> fmt::Result 
              seen there (statx)",
         );
     }
-    out.write_str(core::str::from_utf8(words.as_bytes()).unwrap_or_default())
+    out.write_str(words.as_str())
 }
 
 fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
@@ -345,10 +344,10 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     }
     if errno == says.unmapped && (is_unfit || causes == 0) {
         or(causes, out)?;
-        out.write_str(core::str::from_utf8(words.as_bytes()).unwrap_or_default())?;
+        out.write_str(words.as_str())?;
         causes = 1;
     }
-    let is_old_rxe = errno == libc::ENOMEM && says == RXE_SAYS;
+    let is_old_rxe = errno == libc::ENOMEM && refused.is_by_rxe();
     if (errno == says.full || is_old_rxe) && !is_unfit && !is_over {
         or(causes, out)?;
         out.write_str("likely: ")?;

@@ -62,11 +62,6 @@ impl OnDevice {
     }
 }
 
-/// Whether soft-RoCE of this kernel has that table. Of later kernels it is not known.
-fn has_table() -> bool {
-    !is_before(7, 2) && is_before(7, 3)
-}
-
 /// The errnos by which that device's driver refuses.
 pub fn says(device: Option<OnDevice>) -> Says {
     device.and_then(OnDevice::says).unwrap_or(CORE_SAYS)
@@ -123,14 +118,20 @@ impl Refused {
         (most != 0 && self.request.length as u64 > most).then_some(most)
     }
 
+    /// Whether soft-RoCE refused it.
+    pub fn is_by_rxe(&self) -> bool {
+        self.device.is_some_and(OnDevice::is_rxe)
+    }
+
     /// Whether soft-RoCE of Linux 7.2 refuses the length: its table of 16 bytes a page is one
     /// allocation of at most 4 MiB.
     pub fn is_too_long_for_rxe(&self) -> bool {
         const MOST: u64 = (4 << 20) / 16;
-        let is_rxe = self.device.is_some_and(OnDevice::is_rxe);
+        // Of later kernels it is not known.
+        let has_table = || !is_before(7, 2) && is_before(7, 3);
         let (addr, length) = (self.request.addr.addr() as u64, self.request.length as u64);
         let bytes = PageRange::around(addr, length).map_or(0, PageRange::bytes);
-        is_rxe && page_size() == 4096 && bytes / 4096 > MOST && has_table()
+        self.is_by_rxe() && page_size() == 4096 && bytes / 4096 > MOST && has_table()
     }
 
     /// Whether the kernel refused for want of what other regions hold: pinned memory and keys of

@@ -527,6 +527,12 @@ mod tests {
         map.addr()
     }
 
+    /// Private pages of no file.
+    fn own(pages: usize, protection: i32) -> usize {
+        let length = pages * page_size() as usize;
+        map(length, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1)
+    }
+
     fn reason(addr: usize, length: usize, access: u32, errno: i32) -> (bool, String) {
         let access = Access::from_bits_retain(access);
         let addr = core::ptr::without_provenance_mut(addr);
@@ -629,11 +635,10 @@ mod tests {
     #[test]
     fn the_kinds_of_mapping() {
         let page = page_size() as usize;
-        let own = |protection| map(page, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         let of = |addr, access| reason(addr, page, access, libc::EFAULT);
-        expect(of(own(PROT_NONE), WRITE), true, "PROT_NONE");
-        expect(of(own(PROT_EXEC), WRITE), true, "execution only");
-        expect(of(own(PROT_READ), WRITE), true, "read-only");
+        expect(of(own(1, PROT_NONE), WRITE), true, "PROT_NONE");
+        expect(of(own(1, PROT_EXEC), WRITE), true, "execution only");
+        expect(of(own(1, PROT_READ), WRITE), true, "read-only");
         expect(of(0x1000, WRITE), true, "nothing is mapped at 0x1000");
         let mut vvar = None;
         assert!(proc::each_named_mapping(&mut |mapping, name| {
@@ -645,7 +650,7 @@ mod tests {
         }
         if !kernel::is_before(6, 2) {
             expect(
-                of(own(PROT_WRITE), REMOTE_READ),
+                of(own(1, PROT_WRITE), REMOTE_READ),
                 true,
                 "without read access",
             );
@@ -663,12 +668,7 @@ mod tests {
     fn a_guard_is_named() {
         const MADV_GUARD_INSTALL: i32 = 102;
         let page = page_size() as usize;
-        let memory = map(
-            2 * page,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-        );
+        let memory = own(2, PROT_READ | PROT_WRITE);
         // SAFETY: the memory is this test's.
         unsafe { core::ptr::with_exposed_provenance_mut::<u8>(memory).write_volatile(1) };
         // SAFETY: the same.
@@ -688,12 +688,7 @@ mod tests {
     #[test]
     fn what_is_missing_without_a_cause_is_not_known() {
         let page = page_size() as usize;
-        let memory = map(
-            2 * page,
-            PROT_READ | PROT_WRITE,
-            MAP_PRIVATE | MAP_ANONYMOUS,
-            -1,
-        );
+        let memory = own(2, PROT_READ | PROT_WRITE);
         let found = reason(memory, 2 * page, WRITE, libc::EFAULT);
         expect(found, false, "not known: the page at");
         for errno in [libc::EEXIST, libc::EOPNOTSUPP] {

@@ -190,7 +190,7 @@ impl rdmamr_stats {
         };
         let mut names = Text::<2048>::new();
         others.write_json(&mut names)?;
-        let names = core::str::from_utf8(names.as_bytes()).unwrap_or_default();
+        let names = names.as_str();
         for field in names.trim_matches(['{', '}', '\n']).split(',') {
             if let Some((name, value)) = field.split_once(':') {
                 if value != "0" {
@@ -502,7 +502,7 @@ fn in_own_memory() -> Box<Counters> {
 fn write_names(out: &mut impl Write) -> fmt::Result {
     let mut json = Text::<2048>::new();
     rdmamr_stats::default().write_json(&mut json)?;
-    let json = core::str::from_utf8(json.as_bytes()).unwrap_or_default();
+    let json = json.as_str();
     // Every other part between quotes is a name.
     for name in json.split('"').skip(1).step_by(2) {
         writeln!(out, "{name}")?;

@@ -28,6 +28,11 @@ impl<const N: usize> Text<N> {
         &self.bytes[..self.used]
     }
 
+    /// The text so far, which was written as words. (Bytes of another kind give none.)
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(self.as_bytes()).unwrap_or_default()
+    }
+
     /// Ends the text with a NUL, for C. If there is no room, the NUL replaces the last byte.
     pub fn terminate(&mut self) {
         self.bytes[self.used.min(N - 1)] = 0;

@@ -83,7 +83,7 @@ const fn direct(id: u32, name: &'static str, why: &'static str) -> Driver {
 
 /// drivers/infiniband/sw/rxe/rxe_pool.c: `__rxe_add_to_pool` returns EINVAL if all keys are in use;
 /// in Linux 6.1 ENOMEM.
-pub const RXE_SAYS: Says = CORE_SAYS.full(libc::EINVAL);
+const RXE_SAYS: Says = CORE_SAYS.full(libc::EINVAL);
 
 /// drivers/infiniband/hw/bnxt_re: `bnxt_qplib_rcfw_send_message` returns EIO for whatever the
 /// firmware refuses, and `bnxt_re_reg_user_mr` of Linux 6.1 EFAULT for whatever `ib_umem_get` does.
