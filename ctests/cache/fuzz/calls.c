@@ -41,9 +41,10 @@ static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
 static bool page_by_page;
 /*
  * Whether memory was mapped that may lie beside watched memory: by a raw system call, or while memory
- * was registered. The kernel does not merge the two, and cannot once both were touched (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not
- * resized, and not those of /dev/zero. The same holds for VMAs that crosses_chunk() finds, and
- * beside a read-only segment: userfaultfd refuses it, so that the watch ends at the region.
+ * was registered. The kernel does not merge the two, and cannot once both were touched
+ * (docs/limits.md). Since Linux 6.17 such VMAs can be moved, but not resized, and not those of
+ * /dev/zero. The same holds for VMAs that crosses_chunk() finds, and beside a read-only segment:
+ * userfaultfd refuses it, so that the watch ends at the region.
  */
 static bool in_pieces, moves_pieces;
 /*
