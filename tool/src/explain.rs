@@ -65,11 +65,8 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         std::io::stdin().take(MOST).read_to_string(&mut pasted)?;
     }
     let found = pasted::find(&pasted, rows(LINES));
-    let statuses = found
-        .statuses
-        .iter()
-        .filter_map(|status| row(COMPLETIONS, status));
-    let lines = found.lines.iter().map(|cells| line(cells));
+    let statuses = found.statuses.iter().filter_map(|status| of_status(status));
+    let lines = found.lines.iter().map(|cells| of_line(cells));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
     let texts: Vec<_> = statuses.chain(lines).chain(errnos).collect();
     if texts.is_empty() {
@@ -107,27 +104,30 @@ fn of_errno(errno: &str) -> Option<String> {
     })
 }
 
-/// The row of a completion's status.
-fn row(section: &str, name: &str) -> Option<String> {
-    let cells = rows(section).find(|cells| cells[0].split(' ').next() == Some(name))?;
-    let strong = style::STRONG;
-    let to_do = wrap(&cells[2], INDENT + 3);
-    let known = wrap(&cells[1], INDENT);
-    Some(format!(
-        "{strong}{}{strong:#}\n{:INDENT$}{known}\n{:INDENT$}-> {to_do}\n",
-        cells[0], "", ""
-    ))
+/// The row of a completion's status: what is known, and what to look at.
+fn of_status(status: &str) -> Option<String> {
+    rows_of(COMPLETIONS, status)
+        .map(|cells| entry("", &cells[0], &cells[1..2], Some(&cells[2])))
+        .next()
 }
 
 /// What the line of another program means.
-fn line(cells: &[String]) -> String {
+fn of_line(cells: &[String]) -> String {
+    entry("", &cells[0], &cells[2..], None)
+}
+
+/// A heading after `before`, text below it, and what to do.
+fn entry(before: &str, heading: &str, below: &[String], to_do: Option<&String>) -> String {
     let strong = style::STRONG;
-    let means = wrap(&cells[2], INDENT);
-    format!(
-        "{strong}{}{strong:#}\n{:INDENT$}{means}\n",
-        wrap(&cells[0], INDENT),
-        ""
-    )
+    let heading = wrap(heading, INDENT);
+    let mut text = format!("{before}{strong}{heading}{strong:#}\n");
+    for part in below {
+        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(part, INDENT));
+    }
+    if let Some(to_do) = to_do {
+        let _ = writeln!(text, "{:INDENT$}-> {}", "", wrap(to_do, INDENT + 3));
+    }
+    text
 }
 
 /// The section whose heading ends in the errno's name: "Bad address (EFAULT)".
@@ -161,21 +161,14 @@ fn explain(errno: &str) -> Option<String> {
 
 /// A row: what the library's line says, the cause if the row has one, and what to do.
 fn cause(number: usize, cells: &[String]) -> String {
-    let strong = style::STRONG;
     let (says, rest) = cells.split_first().expect("a row has a cell");
-    let mut text = format!("\n{number:2}. {strong}{}{strong:#}\n", wrap(says, INDENT));
     let (to_do, causes) = rest.split_last().expect("a row has two cells");
-    for cause in causes {
-        let _ = writeln!(text, "{:INDENT$}{}", "", wrap(cause, INDENT));
-    }
-    let _ = writeln!(text, "{:INDENT$}-> {}", "", wrap(to_do, INDENT + 3));
-    text
+    entry(&format!("\n{number:2}. "), says, causes, Some(to_do))
 }
 
 /// The row of an errno that has no section.
 fn other(errno: &str) -> Option<String> {
-    let rows = rows(OTHERS).filter(|cells| cells[0].split(' ').next() == Some(errno));
-    let text: String = rows
+    let text: String = rows_of(OTHERS, errno)
         .map(|cells| format!("{}: {}\n", cells[0], wrap(&cells[1], INDENT)))
         .collect();
     (!text.is_empty()).then_some(text)
@@ -197,6 +190,11 @@ fn rows(section: &str) -> impl Iterator<Item = Vec<String>> {
     let section = section.and_then(|rest| rest.split("\n## ").next());
     let lines = section.unwrap_or_default().lines();
     lines.filter(|line| line.starts_with("| `")).map(cells)
+}
+
+/// Those that are about this name.
+fn rows_of(section: &str, name: &str) -> impl Iterator<Item = Vec<String>> {
+    rows(section).filter(move |cells| cells[0].split(' ').next() == Some(name))
 }
 
 fn cells(row: &str) -> Vec<String> {
@@ -237,7 +235,7 @@ mod tests {
         for section in [COMPLETIONS, LINES] {
             assert!(rows(section).all(|cells| cells.len() == 3), "{section}");
         }
-        assert!(row(COMPLETIONS, "IBV_WC_REM_ACCESS_ERR").is_some());
+        assert!(of_status("IBV_WC_REM_ACCESS_ERR").is_some());
         assert!(other("EIO").unwrap().contains("the device is gone"));
         let named = |name: &String| (0..300).any(|number| errno::name(number) == *name);
         assert!(names().iter().all(named), "{:?} have numbers", names());

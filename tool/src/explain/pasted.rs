@@ -5,50 +5,23 @@
 use crate::report::errno;
 use std::io::Error;
 
-/// The statuses of completions (enum ibv_wc_status), with the words of ibv_wc_status_str and those of
-/// UCX and the kernel, and mlx5's syndromes (enum in mlx5dv.h).
-const STATUSES: &[(&str, u32, u32, &[&str])] = &[
-    ("IBV_WC_LOC_LEN_ERR", 1, 0x1, &["local length"]),
-    ("IBV_WC_LOC_QP_OP_ERR", 2, 0x2, &["local qp operation"]),
-    ("IBV_WC_LOC_PROT_ERR", 4, 0x4, &["local protection"]),
-    (
-        "IBV_WC_WR_FLUSH_ERR",
-        5,
-        0x5,
-        &["request flushed", "wr flushed"],
-    ),
-    (
-        "IBV_WC_MW_BIND_ERR",
-        6,
-        0x6,
-        &["memory management operation error", "memory window bind"],
-    ),
-    ("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, &["local access error"]),
-    (
-        "IBV_WC_REM_INV_REQ_ERR",
-        9,
-        0x12,
-        &["remote invalid request"],
-    ),
-    (
-        "IBV_WC_REM_ACCESS_ERR",
-        10,
-        0x13,
-        &["remote access", "bad rkey"],
-    ),
-    (
-        "IBV_WC_REM_OP_ERR",
-        11,
-        0x14,
-        &["remote operation", "remote qp"],
-    ),
-    ("IBV_WC_RETRY_EXC_ERR", 12, 0x15, &["transport retry"]),
-    (
-        "IBV_WC_RNR_RETRY_EXC_ERR",
-        13,
-        0x16,
-        &["rnr retry", "receive-no-ready"],
-    ),
+/// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
+/// mlx5dv.h), and the words of ibv_wc_status_str, UCX and the kernel.
+struct Status(&'static str, u64, u64, &'static [&'static str]);
+
+#[rustfmt::skip]
+const STATUSES: &[Status] = &[
+    Status("IBV_WC_LOC_LEN_ERR", 1, 0x1, &["local length"]),
+    Status("IBV_WC_LOC_QP_OP_ERR", 2, 0x2, &["local qp operation"]),
+    Status("IBV_WC_LOC_PROT_ERR", 4, 0x4, &["local protection"]),
+    Status("IBV_WC_WR_FLUSH_ERR", 5, 0x5, &["request flushed", "wr flushed"]),
+    Status("IBV_WC_MW_BIND_ERR", 6, 0x6, &["memory management operation error", "memory window bind"]),
+    Status("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, &["local access error"]),
+    Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, &["remote invalid request"]),
+    Status("IBV_WC_REM_ACCESS_ERR", 10, 0x13, &["remote access", "bad rkey"]),
+    Status("IBV_WC_REM_OP_ERR", 11, 0x14, &["remote operation", "remote qp"]),
+    Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, &["transport retry"]),
+    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, &["rnr retry", "receive-no-ready"]),
 ];
 
 /// A line with one of these is about a completion, so that its status is no errno.
@@ -87,24 +60,23 @@ pub struct Found {
 /// nothing beside them.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     let text = pasted.trim().to_lowercase();
-    let has = |words: &str| text.contains(&words.to_lowercase());
-    let statuses = statuses(&text);
+    let numbers = numbers(&text);
+    let statuses = statuses(&text, &numbers);
     let lines = rows.filter_map(|mut cells| {
-        let words = cells[0].split(", ").find(|words| has(words))?.to_owned();
-        cells[0] = words;
+        let has = |words: &&str| text.contains(&words.to_lowercase());
+        cells[0] = cells[0].split(", ").find(has)?.to_owned();
         Some(cells)
     });
     let lines: Vec<_> = lines.collect();
-    let mut errnos = if statuses.is_empty() {
-        errnos(&text)
-    } else {
-        Vec::new()
+    let mut errnos = match statuses[..] {
+        [] => errnos(&text, &numbers),
+        _ => Vec::new(),
     };
-    errnos.retain(|name| {
-        !lines
-            .iter()
-            .any(|cells| cells[1].split(", ").any(|it| it == name))
-    });
+    let is_meant = |name: &String| {
+        let mut unmeant = lines.iter().flat_map(|cells| cells[1].split(", "));
+        unmeant.all(|it| it != name)
+    };
+    errnos.retain(is_meant);
     Found {
         statuses,
         lines,
@@ -112,85 +84,77 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     }
 }
 
-fn statuses(text: &str) -> Vec<&'static str> {
-    let mut found = Vec::new();
-    let mut add = |is: &dyn Fn(&(&'static str, u32, u32, &[&str])) -> bool| {
-        let names = STATUSES.iter().filter(|row| is(row)).map(|row| row.0);
-        names.for_each(|name| {
-            if !found.contains(&name) {
-                found.push(name);
-            }
-        });
-    };
-    let short = |name: &str| name.trim_start_matches("IBV_WC_").to_lowercase();
-    add(&|row| text.contains(&short(row.0)) || row.3.iter().any(|words| text.contains(words)));
-    let numbers = numbers(text);
+fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
     let of_completion = OF_COMPLETION.iter().any(|words| text.contains(words));
-    for number in &numbers {
-        let after = |words: &[&str]| words.iter().any(|words| number.before.ends_with(words));
-        let is_status =
-            after(&["status", "prov_errno"]) || of_completion && after(&["completion with error"]);
-        let alone = text.split_whitespace().count() == 2;
-        if is_status && (of_completion || alone || text.contains("status: (")) && !number.negative {
-            add(&|row| u64::from(row.1) == number.value);
-        } else if number.hex && after(&["synd", "syndrome"]) {
-            add(&|row| u64::from(row.2) == number.value);
-        }
-    }
-    // The last line of mlx5's dump: the second word ends in the syndrome.
-    let words: Vec<_> = text.split_whitespace().collect();
-    let is_hex = |word: &&str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-    if words.len() == 4 && words.iter().all(|word| is_hex(word)) {
-        let syndrome = u32::from_str_radix(&words[1][6..], 16).unwrap_or(0);
-        add(&|row| row.2 == syndrome);
-    }
-    found
+    let may_be_status =
+        of_completion || text.split_whitespace().count() == 2 || text.contains("status: (");
+    let is_status = |number: &Number<'_>| {
+        let follows = number.follows(&["status", "prov_errno"])
+            || of_completion && number.follows(&["completion with error"]);
+        follows && may_be_status && !number.negative
+    };
+    let is_syndrome = |number: &Number<'_>| {
+        let of_vendor = number.follows(&["vendor syndrome", "hw_synd"]);
+        number.hex && number.follows(&["synd", "syndrome"]) && !of_vendor
+    };
+    let dumped = dumped_syndrome(text);
+    let is_there = |Status(name, status, syndrome, words): &&Status| {
+        let short = name.trim_start_matches("IBV_WC_").to_lowercase();
+        text.contains(&short)
+            || words.iter().any(|words| text.contains(words))
+            || dumped == Some(*syndrome)
+            || numbers.iter().any(|number| match is_status(number) {
+                true => number.value == *status,
+                false => is_syndrome(number) && number.value == *syndrome,
+            })
+    };
+    STATUSES
+        .iter()
+        .filter(is_there)
+        .map(|status| status.0)
+        .collect()
 }
 
-fn errnos(text: &str) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    let mut add = |number: u16| {
-        let number = if number == ENOTSUPP {
-            libc::EOPNOTSUPP as u16
-        } else {
-            number
-        };
-        let name = errno::name(number);
+/// The syndrome of the last line of mlx5's dump: the end of its second word.
+fn dumped_syndrome(text: &str) -> Option<u64> {
+    let words: Vec<_> = text.split_whitespace().collect();
+    let is_hex = |word: &&str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_dump = words.len() == 4 && words.iter().all(is_hex);
+    is_dump
+        .then(|| u64::from_str_radix(&words[1][6..], 16).ok())
+        .flatten()
+}
+
+fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
+    let is_in = |word: &str| {
+        let mut parts = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+        parts.any(|part| part == word)
+    };
+    let is_named = |number: &u16| {
+        let words = Error::from_raw_os_error((*number).into()).to_string();
+        let words = words.to_lowercase();
+        let words = words.split(" (os error").next().unwrap_or_default();
+        is_in(&errno::name(*number).to_lowercase())
+            || !words.starts_with("unknown error") && has_words(text, words)
+    };
+    let digits = text.trim_start_matches('-');
+    let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
+    let is_errno = |number: &&Number<'_>| {
+        let named = number.follows(&["errno", "error", "code", "err", "ret", "ret is"])
+            && !number.follows(&["vendor err", "vendor_err"]);
+        !number.hex && (number.negative || named || is_all)
+    };
+    let values = numbers.iter().filter(is_errno);
+    let values = values.filter_map(|number| u16::try_from(number.value).ok());
+    let values = values.filter(|value| (1..=MOST).contains(value) || *value == ENOTSUPP);
+    let mut found = Vec::new();
+    for number in (1..=MOST).filter(is_named).chain(values) {
+        let name = errno::name(match number {
+            ENOTSUPP => libc::EOPNOTSUPP as u16,
+            _ => number,
+        });
         if !found.contains(&name) {
             found.push(name);
-        }
-    };
-    let is_in = |word: &str| {
-        let parts = text.split(|letter: char| !letter.is_ascii_alphanumeric());
-        parts.into_iter().any(|part| part == word)
-    };
-    for number in 1..=MOST {
-        let words = Error::from_raw_os_error(number.into())
-            .to_string()
-            .to_lowercase();
-        let words = words.split(" (os error").next().unwrap_or_default();
-        let name = errno::name(number).to_lowercase();
-        if is_in(&name) || !words.starts_with("unknown error") && has_words(text, words) {
-            add(number);
-        }
-    }
-    for number in numbers(text) {
-        let Ok(value) = u16::try_from(number.value) else {
-            continue;
-        };
-        let named = ["errno", "error", "code", "err", "ret", "ret is"];
-        let after = |words: &[&str]| words.iter().any(|words| number.before.ends_with(words));
-        let is_named = after(&named) && !after(&["vendor err", "vendor_err"]);
-        let is_all = text
-            .trim_start_matches('-')
-            .bytes()
-            .all(|byte| byte.is_ascii_digit());
-        if (value <= MOST || value == ENOTSUPP)
-            && value > 0
-            && !number.hex
-            && (number.negative || is_named || is_all)
-        {
-            add(value);
         }
     }
     found
@@ -213,6 +177,12 @@ struct Number<'a> {
     hex: bool,
     /// What precedes it, without the marks between the two.
     before: &'a str,
+}
+
+impl Number<'_> {
+    fn follows(&self, words: &[&str]) -> bool {
+        words.iter().any(|words| self.before.ends_with(words))
+    }
 }
 
 fn numbers(text: &str) -> Vec<Number<'_>> {
@@ -335,6 +305,7 @@ mod tests {
                 "mlx5_0: mlx5_poll_one:530:(pid 0): syndrome 0x13, vendor syndrome 0x88",
                 "IBV_WC_REM_ACCESS_ERR",
             ),
+            ("syndrome 0x4, vendor syndrome 0x12", "IBV_WC_LOC_PROT_ERR"),
             (
                 "Failed status 4: wr_id 0 syndrom 0x51",
                 "IBV_WC_LOC_PROT_ERR",
