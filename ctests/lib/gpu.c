@@ -24,12 +24,14 @@ const char *gpu_begin(void)
 	runtime = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 	must(runtime);
 	*(void **)&gpu.allocate = dlsym(runtime, "gpu_allocate");
+	*(void **)&gpu.free = dlsym(runtime, "gpu_free");
+	*(void **)&gpu.remap = dlsym(runtime, "gpu_remap");
 	*(void **)&gpu.bytes = dlsym(runtime, "gpu_bytes");
 	*(void **)&gpu.rules = dlsym(runtime, "gpu_rules");
 	*(void **)&gpu.exports = dlsym(runtime, "gpu_exports");
 	*(void **)&gpu.exports_by_pcie = dlsym(runtime, "gpu_exports_by_pcie");
 	*(void **)&gpu.retained = dlsym(runtime, "gpu_retained");
-	must(gpu.allocate && gpu.bytes && gpu.rules && gpu.exports && gpu.exports_by_pcie && gpu.retained);
+	must(gpu.allocate && gpu.free && gpu.remap && gpu.bytes && gpu.rules && gpu.exports && gpu.exports_by_pcie && gpu.retained);
 	*(void **)&gpu.other = dlsym(runtime, "gpu_other");
 	gpu.is_cuda = dlsym(runtime, "cuCtxGetCurrent") != NULL;
 	return device;

@@ -14,6 +14,8 @@ enum { GPU_SHOWN = 64 };
 
 extern struct gpu {
 	gpu_allocate_call allocate;
+	gpu_free_call free;
+	gpu_remap_call remap;
 	gpu_bytes_call bytes;
 	gpu_rules_call rules;
 	gpu_exports_call exports, exports_by_pcie, retained;

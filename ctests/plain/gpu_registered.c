@@ -80,7 +80,8 @@ static void each_call(uint64_t at)
 		"ibv_reg_mr_relaxed");
 	for (int time = 0; time < 4; time++)
 		good("again", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr);
-	is((long long)stats().hits, 0, "it is never reused");
+	if (!gpu.is_cuda)
+		is((long long)stats().hits, 0, "nothing tells its allocations apart: it is never reused");
 }
 
 static void *in_a_thread(void *at)

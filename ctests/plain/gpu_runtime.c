@@ -17,12 +17,15 @@ enum { MOST = 64, HANDLE = 2 << 20, DEVICE = 3 };
 
 static struct allocation {
 	enum gpu_kind kind;
-	uint64_t start;
+	uint64_t start, id;
 	size_t size;
 	int file;
+	bool is_reserved;
 	char *bytes;
 } allocations[MOST];
 
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t last_id;
 static int count, rules = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES;
 static uint64_t next = FIRST;
 static int exports, by_pcie, retained;
@@ -30,31 +33,84 @@ static int exports, by_pcie, retained;
 static struct allocation *at(uint64_t address)
 {
 	for (int n = 0; n < count; n++)
-		if (address >= allocations[n].start && address < allocations[n].start + allocations[n].size)
+		if (allocations[n].id && address >= allocations[n].start && address < allocations[n].start + allocations[n].size)
 			return &allocations[n];
 	return NULL;
 }
 
+static bool has_memory(struct allocation *made)
+{
+	made->file = memfd_create("a GPU's memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (made->file < 0 || ftruncate(made->file, (off_t)made->size) || fcntl(made->file, F_ADD_SEALS, F_SEAL_SHRINK))
+		return false;
+	made->bytes = mmap(NULL, made->size, PROT_READ | PROT_WRITE, MAP_SHARED, made->file, 0);
+	made->id = ++last_id;
+	return made->bytes != MAP_FAILED;
+}
+
+static void end_memory(struct allocation *of)
+{
+	close(of->file);
+	munmap(of->bytes, of->size);
+}
+
+static bool reserve(struct allocation *made)
+{
+	if (!made->is_reserved)
+		made->is_reserved = mmap((void *)made->start, made->size, PROT_NONE,
+					 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1,
+					 0) == (void *)made->start;
+	return made->is_reserved;
+}
+
 uint64_t gpu_allocate(enum gpu_kind kind, size_t size)
 {
-	struct allocation *made = &allocations[count];
 	size_t whole = (size + HANDLE - 1) / HANDLE * HANDLE;
+	struct allocation *made = NULL;
+	uint64_t start = 0;
 
-	if (count == MOST)
-		return 0;
-	made->file = memfd_create("a GPU's memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	if (made->file < 0 || ftruncate(made->file, (off_t)whole) || fcntl(made->file, F_ADD_SEALS, F_SEAL_SHRINK))
-		return 0;
-	made->bytes = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, made->file, 0);
-	if (made->bytes == MAP_FAILED ||
-	    mmap((void *)next, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1, 0) != (void *)next)
-		return 0;
-	made->kind = kind;
-	made->start = next;
-	made->size = whole;
-	next += whole + HANDLE;
-	count++;
-	return made->start;
+	pthread_mutex_lock(&lock);
+	for (int n = 0; n < count && !made; n++)
+		if (!allocations[n].id && allocations[n].size == whole)
+			made = &allocations[n];
+	if (!made && count < MOST) {
+		made = &allocations[count++];
+		*made = (struct allocation){ .start = next, .size = whole };
+		next += whole + HANDLE;
+	}
+	if (made && reserve(made) && has_memory(made)) {
+		made->kind = kind;
+		start = made->start;
+	}
+	pthread_mutex_unlock(&lock);
+	return start;
+}
+
+void gpu_free(uint64_t address)
+{
+	struct allocation *of;
+
+	pthread_mutex_lock(&lock);
+	of = at(address);
+	if (of) {
+		of->id = 0;
+		if (!(rules & GPU_FREES_QUIETLY))
+			of->is_reserved = munmap((void *)of->start, of->size) != 0;
+		end_memory(of);
+	}
+	pthread_mutex_unlock(&lock);
+}
+
+void gpu_remap(uint64_t address)
+{
+	struct allocation *of;
+
+	pthread_mutex_lock(&lock);
+	of = at(address);
+	end_memory(of);
+	if (!has_memory(of))
+		of->id = 0;
+	pthread_mutex_unlock(&lock);
 }
 
 void *gpu_bytes(uint64_t address)
@@ -242,6 +298,42 @@ int cuPointerGetAttribute(void *data, int attribute, unsigned long long pointer)
 	}
 }
 
+/* As CUDA, it answers for each address; what is none of a GPU has zeros. */
+int cuPointerGetAttributes(unsigned int wanted, const int *attributes, void **data, unsigned long long pointer)
+{
+	struct allocation *of, none = { 0 };
+
+	errno = 99;
+	pthread_mutex_lock(&lock);
+	of = at(pointer);
+	if (!of)
+		of = &none;
+	for (unsigned int n = 0; n < wanted; n++) {
+		switch (attributes[n]) {
+		case 1:
+			*(void **)data[n] = of->id && of->kind == GPU_PLAIN ? &own_context : NULL;
+			break;
+		case 2:
+			*(unsigned int *)data[n] = of->id ? 2 : 0;
+			break;
+		case 7:
+			*(uint64_t *)data[n] = of->id;
+			break;
+		case 11:
+			*(uint64_t *)data[n] = of->start;
+			break;
+		case 12:
+			*(size_t *)data[n] = of->size;
+			break;
+		default:
+			pthread_mutex_unlock(&lock);
+			return INVALID_VALUE;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return SUCCESS;
+}
+
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long pointer)
 {
 	struct allocation *of = at(pointer);
@@ -258,15 +350,21 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long poi
 
 int cuMemGetHandleForAddressRange(void *handle, unsigned long long pointer, size_t size, int type, unsigned long long flags)
 {
-	struct allocation *of = at(pointer);
+	struct allocation *of;
+	bool may;
 
 	if (!has_context())
 		return INVALID_CONTEXT;
 	if (type != 1 || flags > 1 || (flags && (!(rules & GPU_IS_COHERENT) || rules & GPU_REFUSES_PCIE)))
 		return INVALID_VALUE;
-	if (!may_export(of, pointer, size))
+	pthread_mutex_lock(&lock);
+	of = at(pointer);
+	may = may_export(of, pointer, size);
+	if (may)
+		*(int *)handle = dma_buf(of, pointer, size);
+	pthread_mutex_unlock(&lock);
+	if (!may)
 		return rules & GPU_HAS_DMA_BUF ? INVALID_VALUE : NOT_SUPPORTED;
-	*(int *)handle = dma_buf(of, pointer, size);
 	by_pcie += flags == 1;
 	return *(int *)handle < 0 ? NOT_SUPPORTED : SUCCESS;
 }

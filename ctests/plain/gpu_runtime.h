@@ -26,10 +26,15 @@ enum gpu_rule {
 	GPU_NEEDS_CONTEXT = 1 << 3, /* the calling thread must have a current context of this GPU */
 	GPU_IS_COHERENT = 1 << 4,   /* and takes the flag that maps by PCIe */
 	GPU_REFUSES_PCIE = 1 << 5,  /* an older driver, which does not know that flag */
+	GPU_FREES_QUIETLY = 1 << 6, /* memory that was freed stays mapped in the program, as no driver that was seen */
 };
 
 /* Functions of the stand-in itself, found by dlsym. */
 typedef uint64_t (*gpu_allocate_call)(enum gpu_kind kind, size_t size);
+/* As the driver, unmaps the addresses first. The next allocation of that size gets them again. */
+typedef void (*gpu_free_call)(uint64_t address);
+/* Other memory at the same addresses, as cuMemUnmap and cuMemMap. */
+typedef void (*gpu_remap_call)(uint64_t address);
 typedef void *(*gpu_bytes_call)(uint64_t address);
 typedef void (*gpu_rules_call)(int rules);
 /* How many exports have succeeded, of a whole allocation if `whole`; how many had the PCIe flag. */

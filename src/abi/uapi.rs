@@ -144,6 +144,20 @@ constants! {
     /// Queries a region (kernel 5.9).
     UVERBS_METHOD_QUERY_MR: u16 = 3;
 
+    /// Registers a part of a dma-buf (kernel 5.12).
+    UVERBS_METHOD_REG_DMABUF_MR: u16 = 4;
+    /// Attributes of `REG_DMABUF_MR`: the new region's handle, the domain's, the part's offset and
+    /// length, the address of remote peers, the file, the access, and the room for both keys.
+    UVERBS_ATTR_REG_DMABUF_MR_HANDLE: u16 = 0;
+    UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE: u16 = 1;
+    UVERBS_ATTR_REG_DMABUF_MR_OFFSET: u16 = 2;
+    UVERBS_ATTR_REG_DMABUF_MR_LENGTH: u16 = 3;
+    UVERBS_ATTR_REG_DMABUF_MR_IOVA: u16 = 4;
+    UVERBS_ATTR_REG_DMABUF_MR_FD: u16 = 5;
+    UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS: u16 = 6;
+    UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY: u16 = 7;
+    UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY: u16 = 8;
+
     /// The kernel must understand the attribute.
     UVERBS_ATTR_F_MANDATORY: u16 = 1;
 

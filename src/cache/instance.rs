@@ -139,6 +139,7 @@ impl Cache {
             access,
             spare: rdmamr_policy::spare(access).min(self.spare.load(Relaxed)),
             unshared,
+            allocation: 0,
         }
     }
 

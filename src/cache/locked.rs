@@ -4,6 +4,7 @@
 
 use crate::cause::Cause;
 use crate::layout::Regions;
+use crate::life::account::Amount;
 use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -131,7 +132,7 @@ impl Locked<'_> {
             region.set(lookup_key.page_range, lookup_key.domain, lookup_key.access);
             region.state.make();
         })?;
-        self.0.account.add(lookup_key.page_range);
+        self.0.account.add(Amount::of(self.0.region(id)));
         Some(id)
     }
 
@@ -230,6 +231,18 @@ impl Locked<'_> {
         applied
     }
 
+    /// Invalidates the regions of a GPU's memory in a range that are of other allocations than this one,
+    /// which have been freed, and queues the idle ones.
+    pub fn invalidate_freed(&self, range: PageRange, allocation: u64) {
+        self.0.overlapping(range, |id, region| {
+            if region.is_of_gpu() && !region.is_in(allocation) {
+                self.invalidate(id, Cause::Event);
+                self.evict(id);
+            }
+            true
+        });
+    }
+
     /// Claims a region if it has no user, and queues it: the next thread to call
     /// [`Regions::next_evicted`] deregisters it.
     pub fn evict(&self, id: Id) -> bool {
@@ -287,7 +300,7 @@ impl Locked<'_> {
             regions
                 .table
                 .remove(shape, region.pd(), page_range.start, id);
-            regions.account.remove(page_range);
+            regions.account.remove(Amount::of(region));
         } else if seen.is_stale() {
             add(&regions.changed_monitored, u64::MAX);
         }

@@ -28,6 +28,17 @@ pub enum Output {
     File(CString),
 }
 
+/// What the library does with memory of a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gpu {
+    /// Registers it as a dma-buf if the kernel refuses its address.
+    On,
+    /// Nothing.
+    Off,
+    /// As `On`. A region that the cache keeps is of the whole allocation, also with remote access.
+    Whole,
+}
+
 /// The settings of the cache.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CacheConfig {
@@ -73,7 +84,7 @@ pub struct Config {
     /// `RDMAMR_LIVE`: show the statistics while the process runs.
     pub live: bool,
     /// `RDMAMR_GPU`: register memory of a GPU as a dma-buf if the kernel refuses its address.
-    pub gpu: bool,
+    pub gpu: Gpu,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
     /// `RDMAMR_FENCE`: a hit may know by counters of `rdmamr fence` that no memory has changed.
@@ -101,7 +112,7 @@ impl Config {
         progress: false,
         fabric_cache: false,
         live: true,
-        gpu: true,
+        gpu: Gpu::On,
         monitor_libfabric: false,
         fence_service: true,
     };
@@ -255,9 +266,11 @@ const SETTINGS: &[Setting] = &[
         value == c"0" || value == c"1"
     } },
     // Register memory of a GPU as a dma-buf if the kernel refuses its address.
-    Setting { name: c"RDMAMR_GPU", values: &["on", "off"], set: |config, value| {
-        config.gpu = value != c"off";
-        value == c"on" || value == c"off"
+    Setting { name: c"RDMAMR_GPU", values: &["on", "off", "whole"], set: |config, value| {
+        let values = [(c"on", Gpu::On), (c"off", Gpu::Off), (c"whole", Gpu::Whole)];
+        let set = values.iter().find(|(name, _)| *name == value);
+        config.gpu = set.map_or(Gpu::On, |(_, gpu)| *gpu);
+        set.is_some()
     } },
     // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {

@@ -4,7 +4,8 @@
 //! registered as a dma-buf that the GPU's runtime exports, so the library does that instead.
 //!
 //! Nothing here runs before the kernel has refused a registration, and nothing is loaded: only a
-//! runtime that the program has loaded is asked. The region is libibverbs' own.
+//! runtime that the program has loaded is asked. The region is libibverbs' own, unless the cache
+//! keeps it.
 
 mod cuda;
 mod rocm;
@@ -14,11 +15,14 @@ use super::forwarded;
 use super::outcome::{Error, How, Obstacle, Registered, RuntimeKind, Why};
 use super::refused::{OnDevice, Refused, says};
 use super::request::Request;
+use core::ffi::CStr;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use errno::Errno;
-use rdmamr_config::{config, disabled};
+use rdmamr_config::{Gpu, config, disabled};
 use rdmamr_next::Pd;
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::clock;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,6 +32,23 @@ pub struct Export {
     file: OwnedFd,
     /// Where the exported range begins in the dma-buf.
     offset: u64,
+}
+
+impl Export {
+    /// The descriptor of the file, and where memory at `within` bytes behind the start of the exported
+    /// range lies in the dma-buf.
+    pub fn at(&self, within: u64) -> (i32, u64) {
+        (self.file.as_raw_fd(), self.offset + within)
+    }
+}
+
+/// An allocation of a GPU's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Allocation {
+    /// Its number, not 0. No other allocation of this process has had it or will have it.
+    pub id: u64,
+    /// The whole pages around it.
+    pub pages: PageRange,
 }
 
 /// A runtime that exports memory of its GPUs.
@@ -117,6 +138,7 @@ pub fn instead(
     let (counters, thread) = (stats::counters(), thread::number());
     match registered {
         Ok(registered) => {
+            REFUSED.store(true, Relaxed);
             errno::set_errno(before);
             counters.add(thread, counter!(reg_gpu), 1);
             Ok(registered)
@@ -137,7 +159,7 @@ fn by<R: Runtime>(pd: Pd, request: &Request) -> Option<Result<Registered, Obstac
         runtime: R::KIND,
         why,
     };
-    if !config().gpu {
+    if config().gpu == Gpu::Off {
         return Some(Err(obstacle(Why::Off)));
     }
     let range = PageRange::around(addr, request.length as u64)?;
@@ -181,14 +203,84 @@ fn export<R: Runtime>(
     exported.map_err(|why| runtime.cause(addr, range.end - addr).unwrap_or(why))
 }
 
+/// The addresses between which the cache has seen memory of GPUs.
+static SEEN: [AtomicU64; 2] = [AtomicU64::new(u64::MAX), AtomicU64::new(0)];
+
+/// Whether an address may be memory of a GPU, as far as the cache has seen such memory.
+#[inline(always)]
+pub fn may_be_seen(addr: u64) -> bool {
+    addr < SEEN[1].load(Relaxed) && addr >= SEEN[0].load(Relaxed)
+}
+
+/// Whether the kernel has refused memory of a GPU by its address, and taken its dma-buf.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether the kernel registers memory of a GPU as a dma-buf, and not by its address.
+pub fn was_refused() -> bool {
+    REFUSED.load(Relaxed)
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Whether a look at memory that has come back may show that it is a GPU's: if `nvidia_peermem` is
+/// loaded, the kernel registers such memory by its address. To look for CUDA takes as long as some
+/// registrations, so it is done once a second until memory of a GPU is found.
+pub fn may_be_unseen() -> bool {
+    const MODULE: &CStr = c"/sys/module/nvidia_peermem";
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let next = NEXT.load(Relaxed);
+    let now = clock::monotonic();
+    if next > now
+        || NEXT
+            .compare_exchange(next, now + SECOND, Relaxed, Relaxed)
+            .is_err()
+    {
+        return false;
+    }
+    // SAFETY: the path ends with a NUL.
+    let is_loaded =
+        unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, MODULE.as_ptr(), 0) } == 0;
+    if !is_loaded {
+        NEXT.store(u64::MAX, Relaxed);
+    }
+    is_loaded
+}
+
+/// The allocation that the memory lies in, if its runtime numbers allocations and unmaps their
+/// addresses when it frees them. Preserves errno.
+#[cold]
+pub fn allocation(addr: u64, length: u64) -> Option<Allocation> {
+    let errno = errno::errno();
+    let _uncancelled = thread::uncancelled();
+    let found = cuda::Cuda::find().and_then(|cuda| cuda.numbered(addr, length));
+    errno::set_errno(errno);
+    if let Some(Allocation { pages, .. }) = found.filter(|_| !may_be_seen(addr)) {
+        SEEN[0].fetch_min(pages.start, Relaxed);
+        SEEN[1].fetch_max(pages.end, Relaxed);
+    }
+    found
+}
+
+/// Exports pages of an allocation that [`allocation`] has found. Preserves errno.
+pub fn export_pages(pages: PageRange) -> Option<Export> {
+    let errno = errno::errno();
+    let _uncancelled = thread::uncancelled();
+    let exported = cuda::Cuda::find().and_then(|cuda| {
+        let export = || cuda.export(pages, Way::First);
+        cuda.in_context(pages.start, export).ok()
+    });
+    errno::set_errno(errno);
+    exported
+}
+
 /// Registers a part of a dma-buf. `within` is where the memory lies behind the start of what was
 /// exported. The kernel holds the dma-buf from then on, so its file need not stay open.
 fn register(pd: Pd, request: &Request, export: &Export, within: u64) -> Result<Registered, Why> {
-    let place = (export.offset + within, request.length, request.iova);
+    let (file, offset) = export.at(within);
+    let place = (offset, request.length, request.iova);
     let access = request.access.of_dmabuf();
     // SAFETY: the file is a dma-buf, which this function has to itself.
-    let registered =
-        unsafe { forwarded::reg_dmabuf_mr(pd, place, export.file.as_raw_fd(), access) };
+    let registered = unsafe { forwarded::reg_dmabuf_mr(pd, place, file, access) };
     let refused = |error| match error {
         Error::NoNext(_) => Why::NoRegister,
         error => Why::Register(Errno(error.errno())),

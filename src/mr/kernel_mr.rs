@@ -3,6 +3,7 @@
 //! objects.
 
 use super::devices::Device;
+use super::gpu::Export;
 use super::outcome::Error;
 use super::request::Request;
 use super::state;
@@ -37,6 +38,21 @@ pub fn register(
     let answer = direct
         .ask_kernel(request, is_watched)
         .map_err(Error::Kernel)?;
+    Ok(registered(direct, answer))
+}
+
+/// Registers memory of a GPU, which lies in an export `within` bytes behind its start.
+pub fn register_export(
+    direct: &Direct,
+    request: &Request,
+    export: &Export,
+    within: u64,
+) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
+    let answer = direct.ask_kernel_for_dmabuf(request, export.at(within));
+    Ok(registered(direct, answer.map_err(Error::Kernel)?))
+}
+
+fn registered(direct: &Direct, answer: ib_uverbs_reg_mr_resp) -> (KernelMr, ib_uverbs_reg_mr_resp) {
     // A region of ours with the same handle has ended elsewhere.
     direct.device.rows.forget(answer.mr_handle);
     let registered = KernelMr {
@@ -44,7 +60,7 @@ pub fn register(
         fd: direct.fd,
         handle: answer.mr_handle,
     };
-    Ok((registered, answer))
+    (registered, answer)
 }
 
 impl KernelMr {

@@ -212,6 +212,23 @@ impl Direct {
         }
     }
 
+    /// Has the kernel register memory of an open dma-buf, which begins there at `offset`.
+    pub(super) fn ask_kernel_for_dmabuf(
+        &self,
+        request: &Request,
+        (file, offset): (i32, u64),
+    ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+        let registration = mr::Registration {
+            start: offset,
+            length: request.length as u64,
+            hca_va: request.iova,
+            pd_handle: self.pd.handle(),
+            access: request.access.of_dmabuf().bits(),
+        };
+        let facts = self.device.facts.get();
+        mr::register_dmabuf(&Uverbs, self.fd, facts, &registration, file)
+    }
+
     /// Checks the driver number after EINVAL: a wrong number causes EINVAL too. A registration that
     /// has failed anyway can afford the check.
     #[cold]

@@ -76,6 +76,11 @@ impl<const N: usize> Bundle<N> {
         self.header.length += size_of::<ib_uverbs_attr>() as u16;
     }
 
+    /// The handle of the object that the ioctl has made, of the attribute that was added first.
+    pub const fn new_handle(&self) -> u32 {
+        self.attrs[0].data as u32
+    }
+
     /// The argument of the ioctl. The kernel writes to it: attribute flags, new handles.
     pub fn as_mut_ptr(&mut self) -> *mut ib_uverbs_ioctl_hdr {
         // The attributes follow the header (`repr(C)`, both of alignment 8), so one pointer serves

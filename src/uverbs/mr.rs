@@ -73,6 +73,37 @@ pub fn register(
     Ok(answer.core)
 }
 
+/// Registers memory of the open dma-buf `file`, in which `registration.start` is an offset. No driver
+/// has private bytes for this.
+pub fn register_dmabuf(
+    kernel: &impl Kernel,
+    fd: i32,
+    facts: Facts,
+    registration: &Registration,
+    file: i32,
+) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
+    let (mut lkey, mut rkey) = (0u32, 0u32);
+    let mut bundle = Bundle::<9>::new(driver.id, UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR);
+    bundle.handle(UVERBS_ATTR_REG_DMABUF_MR_HANDLE, 0);
+    bundle.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, registration.pd_handle);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, 8, registration.start);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_LENGTH, 8, registration.length);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_IOVA, 8, registration.hca_va);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_FD, 4, u64::from(file as u32));
+    let access = u64::from(registration.access);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, 4, access);
+    bundle.output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey);
+    bundle.output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
+    // SAFETY: both keys outlive the call, and each attribute states its size.
+    unsafe { kernel.ioctl(fd, bundle.as_mut_ptr()) }?;
+    Ok(ib_uverbs_reg_mr_resp {
+        mr_handle: bundle.new_handle(),
+        lkey,
+        rkey,
+    })
+}
+
 /// Deregisters a region. Records in `known` if the kernel has no ioctl for this.
 #[inline(always)]
 pub fn deregister(

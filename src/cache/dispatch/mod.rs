@@ -7,6 +7,7 @@
 
 pub mod bypassed;
 mod deregister;
+mod of_gpu;
 mod register;
 mod relaxed_calls;
 mod rereg;

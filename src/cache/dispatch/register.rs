@@ -2,25 +2,31 @@
 //! ibv_reg_mr(3). The cache serves the call if `RDMAMR_CACHE` asks for that and the cache can.
 //! Otherwise the caller gets a plain region.
 
+use crate::dispatch::of_gpu;
 use crate::dispatch::reuse::{self, Served};
 use crate::instance::existing;
 use crate::life::miss::{is_shortage, is_shortage_for_dmabuf};
 use crate::life::owners::relieve_program;
 use rdmamr_config::{CacheMode, config};
-use rdmamr_mr::{self as mr, Access, Error, Registered, Request};
+use rdmamr_mr::{self as mr, Access, Error, How, Registered, Request};
 use rdmamr_next::Pd;
 
 /// Registers memory for a plain call of a program.
 #[inline(always)]
 pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
-    let counter = match config().cache_mode {
-        CacheMode::Off => None,
-        mode => match reuse::serve(mode, pd, request) {
-            Served::Cached(registered) => return Ok(registered),
-            Served::Plain(counter) => counter,
-        },
+    let mode = config().cache_mode;
+    if mode == CacheMode::Off {
+        return register(pd, request);
+    }
+    let counter = match reuse::serve(mode, pd, request) {
+        Served::Cached(registered) => return Ok(registered),
+        Served::Plain(counter) => counter,
     };
-    retried(pd, request, mr::register(pd, request, counter))
+    let registered = retried(pd, request, mr::register(pd, request, counter));
+    if registered.is_ok_and(|registered| registered.how == How::Gpu) {
+        of_gpu::remember(pd, request);
+    }
+    registered
 }
 
 /// Registers memory without the cache: the caller gets a plain region.

@@ -19,6 +19,7 @@
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
 use crate::admission::{self, Unserved, name};
+use crate::dispatch::of_gpu;
 use crate::instance;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss;
@@ -29,6 +30,7 @@ use crate::released::{self, RELEASED};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::CacheMode;
+use rdmamr_mr::gpu;
 use rdmamr_mr::{Error, How, Mr, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::Range;
@@ -98,7 +100,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
     if let Err(why) = admission::of_call(mode, request) {
         return Served::Plain(why.counter());
     }
-    if !objects::was_taken() {
+    if !objects::was_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
         match range(pd, request) {
             None => return Served::Plain(None),
             Some(range) if !RELEASED.comes_back(&range) => {
@@ -154,7 +156,13 @@ fn missed(
 ) -> Result<Registered, Counter> {
     admission::of_process_of_plain()?;
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
-    if !RELEASED.comes_back(&range) {
+    let comes_back = RELEASED.comes_back(&range);
+    if gpu::may_be_seen(range.start) || comes_back && gpu::may_be_unseen() {
+        if let Some(served) = of_gpu::serve(pd, request) {
+            return stand_for(request, served?);
+        }
+    }
+    if !comes_back {
         return Err(counter!(bypassed_first));
     }
     serve_again(mode, pd, request, answer).inspect_err(|&reason| {

@@ -9,7 +9,6 @@
 
 use crate::region::slot::CachedRegion;
 use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
-use rdmamr_sys::pages::PageRange;
 
 /// The part of a resource that idle regions may hold.
 pub const PART: i64 = 8;
@@ -22,16 +21,16 @@ pub struct Amount {
 }
 
 impl Amount {
-    /// One region over this range.
-    pub fn of(range: PageRange) -> Amount {
+    /// One region.
+    pub fn of(region: &CachedRegion) -> Amount {
         Amount {
             regions: 1,
-            bytes: range.bytes() as i64,
+            bytes: region.pinned() as i64,
         }
     }
 
     pub fn sum<'a>(regions: impl Iterator<Item = &'a CachedRegion>) -> Amount {
-        let amounts = regions.map(|region| Amount::of(region.page_range()));
+        let amounts = regions.map(Amount::of);
         amounts.fold(Amount::default(), Amount::more)
     }
 
@@ -124,16 +123,14 @@ impl Account {
     }
 
     /// Adds a region that is linked.
-    pub fn add(&self, range: PageRange) {
-        let registered = self.registered();
-        self.registered.set(registered.more(Amount::of(range)));
+    pub fn add(&self, region: Amount) {
+        self.registered.set(self.registered().more(region));
         self.look();
     }
 
     /// Removes a region that has ended.
-    pub fn remove(&self, range: PageRange) {
-        self.registered
-            .set(self.registered().less(Amount::of(range)));
+    pub fn remove(&self, region: Amount) {
+        self.registered.set(self.registered().less(region));
         self.look();
     }
 
@@ -163,7 +160,10 @@ impl Account {
 mod tests {
     use super::*;
 
-    const RANGE: PageRange = PageRange { start: 0, end: 10 };
+    const REGION: Amount = Amount {
+        regions: 1,
+        bytes: 10,
+    };
 
     fn account(regions: i64, bytes: i64, most: i64) -> Account {
         // SAFETY: all zeros is an empty account.
@@ -175,7 +175,7 @@ mod tests {
     fn idle(regions: i64) -> Amount {
         Amount {
             regions,
-            bytes: regions * RANGE.bytes() as i64,
+            bytes: regions * REGION.bytes,
         }
     }
 
@@ -183,18 +183,18 @@ mod tests {
     fn no_more_than_the_limit_is_idle() {
         let account = account(4, 1000, 1000);
         for _ in 0..4 {
-            account.add(RANGE);
+            account.add(REGION);
             assert!(!account.is_full(), "all may be idle");
         }
-        account.add(RANGE);
+        account.add(REGION);
         assert!(account.is_full(), "for all that is known, five are idle");
-        account.remove(RANGE);
+        account.remove(REGION);
         assert!(!account.is_full());
-        account.add(RANGE);
+        account.add(REGION);
         assert!(account.found_idle(idle(3)).fits(Amount::default()));
-        account.add(RANGE);
+        account.add(REGION);
         assert!(!account.is_full(), "two are in use, as the cleaner saw");
-        account.add(RANGE);
+        account.add(REGION);
         assert!(account.is_full());
         assert_eq!(account.found_idle(idle(7)).regions, 3);
         assert!(account.is_full());
@@ -213,10 +213,10 @@ mod tests {
     #[test]
     fn idle_regions_have_a_part_of_what_the_device_has_left() {
         let account = account(1000, 1000, 18);
-        account.add(RANGE);
-        account.add(RANGE);
+        account.add(REGION);
+        account.add(REGION);
         assert!(!account.is_full(), "two of sixteen");
-        account.add(RANGE);
+        account.add(REGION);
         assert!(account.is_full(), "the third leaves fifteen");
         account.found_idle(idle(0));
         assert!(!account.is_full());
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn nothing_is_idle_if_nothing_may_be() {
         let account = account(0, 1000, 1000);
-        account.add(RANGE);
+        account.add(REGION);
         account.found_idle(idle(0));
         assert!(account.is_full());
     }

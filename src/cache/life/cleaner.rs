@@ -30,6 +30,8 @@ pub struct Cleaner {
     /// other (`local`).
     remote: u32,
     local: u32,
+    /// The most ticks that a region of a GPU's memory stays idle.
+    gpu: u32,
     /// Whether the thread exists.
     pub(super) running: AtomicBool,
     /// The earliest time of the next attempt to start the thread, in ns of the monotonic clock.
@@ -44,6 +46,11 @@ pub(super) const TICKS: u32 = 8;
 /// If the kernel refuses to deregister a region, the cleaner waits 2 ticks before it tries again,
 /// then twice as long each time, up to 2 to the power of this number.
 const LONGEST_WAIT: u32 = 6;
+
+/// How long a region of a GPU's memory may stay idle, in ms. The GPU's driver keeps memory that was
+/// freed as long as a region of it exists. The library hears of the end of an allocation if the driver
+/// unmaps it (`mr/gpu/cuda.rs`); not every driver may.
+const LONGEST_OF_GPU: u64 = 1000;
 
 /// Milliseconds of the monotonic clock.
 fn now_ms() -> u64 {
@@ -62,6 +69,7 @@ impl Cleaner {
             tick,
             remote: ticks(remote),
             local: ticks(local),
+            gpu: ticks(LONGEST_OF_GPU),
             running: AtomicBool::new(false),
             attempt: AtomicU64::new(0),
             was_full: AtomicBool::new(false),
@@ -139,6 +147,11 @@ impl Cleaner {
             (first_released(region), self.remote)
         } else {
             (region.released.load(Relaxed), self.local)
+        };
+        let linger = if region.is_of_gpu() {
+            linger.min(self.gpu)
+        } else {
+            linger
         };
         idle(since, now, awake) + 1 >= i64::from(linger)
     }

@@ -224,7 +224,7 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
             // Up to this slot enough of them are old.
             let mut old = regions.each_idle().filter(|region| is_old(region));
             let last = old.find(|region| {
-                excess = excess.less(Amount::of(region.page_range()));
+                excess = excess.less(Amount::of(region));
                 excess.fits(Amount::default()) && !all
             });
             let last = last.map_or(usize::MAX, CachedRegion::object);
@@ -242,7 +242,7 @@ fn show_idle(cache: &Cache) {
     let mut idle = stats::Idle::default();
     for region in regions.each_idle() {
         let device = kernel_mr::counted_at(region.device.load(Relaxed));
-        idle.add(device, region.page_range().bytes());
+        idle.add(device, region.pinned());
     }
     // This takes no lock: a registration would wait for it while all slots are read.
     let hits = counters.get(counter!(hits)) + regions.hits_of_regions();

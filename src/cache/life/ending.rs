@@ -13,6 +13,7 @@ use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
+use rdmamr_policy::OF_GPU;
 use rdmamr_stats::{Change, Counter, counter};
 use rdmamr_sys::aside;
 use rdmamr_sys::helper_thread;
@@ -36,7 +37,7 @@ fn described(region: &CachedRegion) -> Call {
         pd: region.pd(),
         addr: region.page_range().start,
         length: region.page_range().bytes(),
-        access: region.access(),
+        access: region.access() & !OF_GPU,
         lkey: region.lkey(),
         ..trace::NOTHING
     }
@@ -85,7 +86,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let record = trace::end_of(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
-    let less = Change::less(region.page_range().bytes());
+    let less = Change::less(region.pinned());
     counters.change_of_cache(thread, device, less);
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);

@@ -87,7 +87,13 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
         return Answer::NONE;
     };
     let lookup_key = cache.lookup_key(pd, page_range, access, unshared);
-    let (id, grant) = match in_order(&cache.regions.ring, Take(cache, &lookup_key)) {
+    hit_by(cache, &lookup_key, addr, length)
+}
+
+/// The same by the key that the region must have.
+#[inline(always)]
+pub fn hit_by(cache: &Cache, lookup_key: &LookupKey, addr: u64, length: u64) -> Answer {
+    let (id, grant) = match in_order(&cache.regions.ring, Take(cache, lookup_key)) {
         Ok(taken) => taken,
         Err(Miss::None) => return Answer::NONE,
         Err(Miss::Unsettled(taken)) => {

@@ -14,14 +14,17 @@ use crate::life::hit::{Answer, hit};
 use crate::locked::{By, Locked};
 use crate::region::key::LookupKey;
 use crate::region::link::Id;
+use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
 use crate::released::RELEASED;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering::*;
 use core::time::Duration;
+use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::config;
-use rdmamr_mr::kernel_mr::{self, Direct};
+use rdmamr_mr::gpu::Export;
+use rdmamr_mr::kernel_mr::{self, Direct, KernelMr};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
@@ -58,7 +61,8 @@ pub fn is_shortage(pd: Pd, request: &Request, error: Error) -> bool {
 
 /// Whether a dma-buf was refused for want of what idle regions hold: keys of the device.
 pub fn is_shortage_for_dmabuf(pd: Pd, errno: i32) -> bool {
-    matches!(errno, libc::ENOMEM | libc::EAGAIN) || errno == says(OnDevice::of(pd)).full
+    matches!(errno, libc::ENOMEM | libc::EAGAIN | libc::ENOSPC)
+        || errno == says(OnDevice::of(pd)).full
 }
 
 /// Registers memory after [`hit()`] has given this answer and no region. If `unshared` is set, the
@@ -110,8 +114,33 @@ fn register_now(
     if answer.is_unsettled() {
         return Err(Unserved::Because(counter!(bypassed_busy)));
     }
-    let made = cache.miss(&admitted.direct, pd, request, &admitted.lookup_key);
-    made.map(|object| Registered::by(How::Miss, with_exposed_provenance_mut(object)))
+    cache.miss(&admitted.direct, pd, request, &admitted.lookup_key, None)
+}
+
+/// Registers memory of a GPU for which no region serves, and ends the regions there of allocations that
+/// were freed. `export` has the pages of the key, unless the kernel registers them by their address.
+/// Preserves errno.
+#[cold]
+pub fn register_of_gpu(
+    pd: Pd,
+    request: &Request,
+    lookup_key: &LookupKey,
+    export: Option<&Export>,
+) -> Result<Registered, Unserved> {
+    let errno = errno::errno();
+    let made = admit(pd, request, true).and_then(|admitted| {
+        let cache = admitted.cache;
+        let inside = thread::enter();
+        if let Some(locked) = cache.lock_and_apply() {
+            locked.invalidate_freed(lookup_key.page_range, lookup_key.allocation);
+            drop(locked);
+            ending::evicted(cache, By::Program);
+        }
+        drop(inside);
+        cache.miss(&admitted.direct, pd, request, lookup_key, export)
+    });
+    errno::set_errno(errno);
+    made
 }
 
 impl Cache {
@@ -124,14 +153,15 @@ impl Cache {
         self.lock_and_apply().is_some()
     }
 
-    /// Makes a new region for the caller.
+    /// Makes a new region for the caller, of its memory or of an export of it.
     fn miss(
         &self,
         direct: &Direct,
         pd: Pd,
         request: &Request,
         lookup_key: &LookupKey,
-    ) -> Result<usize, Unserved> {
+        export: Option<&Export>,
+    ) -> Result<Registered, Unserved> {
         let inside = thread::enter();
         self.mind_limits(direct, pd);
         if self.regions.ending() > TOO_MANY {
@@ -149,7 +179,12 @@ impl Cache {
             let made = locked.make(lookup_key);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            match self.pin(direct, pd, request, id) {
+            let pinned = if lookup_key.allocation == 0 {
+                self.pin(direct, pd, request, id)
+            } else {
+                self.pin_of_gpu(direct, pd, request, (id, lookup_key.allocation), export)
+            };
+            match pinned {
                 Ok(watched) => {
                     self.keep(id, lookup_key, watched);
                     drop(inside);
@@ -159,7 +194,9 @@ impl Cache {
                     if self.regions.ending() >= MANY {
                         self.cleaner.wake();
                     }
-                    return Ok(self.regions.region(id).object());
+                    let object = self.regions.region(id).object();
+                    let mr = with_exposed_provenance_mut(object);
+                    return Ok(Registered::by(How::Miss, mr));
                 }
                 Err(error) => {
                     match ending::leave(self, id, By::Program) {
@@ -172,7 +209,7 @@ impl Cache {
                             region.device.store(direct.address(), Relaxed);
                             let device = kernel_mr::counted_at(direct.address());
                             // The thread that ends the region subtracts this again.
-                            let more = Change::more(region.page_range().bytes());
+                            let more = Change::more(region.pinned());
                             self.counters
                                 .change_of_cache(thread::number(), device, more);
                             let _ = self.regions.give_back(id, Grant::Own);
@@ -182,7 +219,11 @@ impl Cache {
                     if direct.must_forward() {
                         return Err(Unserved::Because(counter!(bypassed_device)));
                     }
-                    if !is_shortage(pd, request, error) || tries == TRIES || !relieve(self) {
+                    let is_short = match export {
+                        Some(_) => is_shortage_for_dmabuf(pd, error.errno()),
+                        None => is_shortage(pd, request, error),
+                    };
+                    if !is_short || tries == TRIES || !relieve(self) {
                         return Err(Unserved::Failed(error));
                     }
                 }
@@ -229,7 +270,41 @@ impl Cache {
         let watched = self.watch_memory(id);
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let (made, answer) = kernel_mr::register(direct, &pages, watched.is_ok())?;
+        let made = kernel_mr::register(direct, &pages, watched.is_ok())?;
+        self.made(pd, request, region, made);
+        Ok(watched)
+    }
+
+    /// Has the kernel register memory of a GPU, which nothing watches.
+    fn pin_of_gpu(
+        &self,
+        direct: &Direct,
+        pd: Pd,
+        request: &Request,
+        (id, allocation): (Id, u64),
+        export: Option<&Export>,
+    ) -> Result<Result<(), Unwatched>, Error> {
+        let region = self.regions.region(id);
+        let page_range = region.page_range();
+        let start = with_exposed_provenance_mut(page_range.start as usize);
+        let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
+        let made = match export {
+            Some(export) => kernel_mr::register_export(direct, &pages, export, 0),
+            None => kernel_mr::register(direct, &pages, false),
+        }?;
+        region.allocation.store(allocation, Relaxed);
+        self.made(pd, request, region, made);
+        Ok(Ok(()))
+    }
+
+    /// The kernel has registered a region.
+    fn made(
+        &self,
+        pd: Pd,
+        request: &Request,
+        region: &CachedRegion,
+        (made, answer): (KernelMr, ib_uverbs_reg_mr_resp),
+    ) {
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
@@ -241,9 +316,8 @@ impl Cache {
         let device = kernel_mr::counted_at(made.device);
         self.counters.add(thread, counter!(reg_kernel), 1);
         self.counters.count_on(thread, device);
-        let more = Change::more(page_range.bytes());
+        let more = Change::more(region.pinned());
         self.counters.change_of_cache(thread, device, more);
-        Ok(watched)
     }
 
     /// Takes the lock and applies the ring. `None` if another task holds the lock.
@@ -256,7 +330,11 @@ impl Cache {
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
     fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>) {
-        let watched = watched.and_then(|()| self.watch.is_private(lookup_key.page_range));
+        let is_private = |()| match lookup_key.allocation {
+            0 => self.watch.is_private(lookup_key.page_range),
+            _ => Ok(()),
+        };
+        let watched = watched.and_then(is_private);
         let count = |reason| self.counters.add(thread::number(), reason, 1);
         let mut reason = watched.err().map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),

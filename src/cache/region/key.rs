@@ -63,6 +63,8 @@ pub struct LookupKey {
     pub spare: u64,
     /// A region serves only if it has no user.
     pub unshared: bool,
+    /// A region serves only if it is of the GPU's allocation of this number; 0 for other memory.
+    pub allocation: u64,
 }
 
 impl LookupKey {

@@ -11,7 +11,7 @@ use crate::region::link::AtomicLink;
 use crate::region::state::State;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
-use rdmamr_policy::Range;
+use rdmamr_policy::{OF_GPU, Range};
 use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The number of words of the `struct ibv_mr` in a slot, including the fields that libibverbs and
@@ -72,6 +72,8 @@ pub struct CachedRegion {
     pub first_released: AtomicU32,
     /// The greatest end of this region and those below it in the tree.
     pub greatest_end: AtomicU64,
+    /// In a region of a GPU's memory: the number of the allocation.
+    pub allocation: AtomicU64,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -109,6 +111,7 @@ impl CachedRegion {
         self.first_released.store(NEVER, Relaxed);
         self.watched.store(0, Relaxed);
         self.fd.store(LEFT, Relaxed);
+        self.allocation.store(0, Relaxed);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -197,6 +200,28 @@ impl CachedRegion {
             && has.end.wrapping_sub(asked.end) <= lookup_key.spare
             && self.access() == lookup_key.access
             && self.is_of(lookup_key.domain)
+            // Other memory has no allocation: a hit there reads no further cache line.
+            && (lookup_key.allocation == 0 || self.is_in(lookup_key.allocation))
+    }
+
+    /// Whether the region is of a GPU's memory.
+    #[inline(always)]
+    pub fn is_of_gpu(&self) -> bool {
+        self.access() & OF_GPU != 0
+    }
+
+    /// Whether the region is of the allocation of this number.
+    pub fn is_in(&self, allocation: u64) -> bool {
+        self.allocation.load(Relaxed) == allocation
+    }
+
+    /// How many bytes of the processor's memory the region pins.
+    pub fn pinned(&self) -> u64 {
+        if self.is_of_gpu() {
+            0
+        } else {
+            self.page_range().bytes()
+        }
     }
 
     /// The region's domain, pages and access.
@@ -257,6 +282,7 @@ mod tests {
             access: 1,
             spare: 0,
             unshared: false,
+            allocation: 0,
         };
         for (had, asked) in numbers
             .into_iter()

