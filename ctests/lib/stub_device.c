@@ -236,6 +236,46 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	return fail(driver.full ? driver.full : ENOMEM);
 }
 
+/* The dma-buf of a region, which the kernel holds as long as the region exists, plus 1; and its number. */
+static int held[PINNED_SLOTS];
+static uint64_t numbers[PINNED_SLOTS];
+uint64_t (*stub_number)(uint64_t iova);
+
+uint64_t stub_number_of(uint32_t lkey)
+{
+	return numbers[lkey >> GENERATION_BITS];
+}
+
+static uint64_t value_of(const struct ib_uverbs_ioctl_hdr *header, uint16_t id)
+{
+	const struct ib_uverbs_attr *attr = attribute(header, id);
+
+	return attr ? attr->data : 0;
+}
+
+static int register_dmabuf(struct ib_uverbs_ioctl_hdr *header)
+{
+	int file = (int)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_FD);
+	uint64_t end = value_of(header, UVERBS_ATTR_REG_DMABUF_MR_OFFSET) + value_of(header, UVERBS_ATTR_REG_DMABUF_MR_LENGTH);
+
+	if (!stub_number || end > (uint64_t)lseek(file, 0, SEEK_END))
+		return fail(EINVAL);
+	for (uint32_t tries = 0; tries < PINNED_SLOTS; tries++) {
+		uint32_t slot = atomic_fetch_add(&next_slot, 1) % PINNED_SLOTS, word = atomic_load(&slots[slot]), key = key_of(slot, word);
+
+		if ((word & 3) != FREE || !atomic_compare_exchange_strong(&slots[slot], &word, word + MAKING))
+			continue;
+		numbers[slot] = stub_number(value_of(header, UVERBS_ATTR_REG_DMABUF_MR_IOVA));
+		held[slot] = fcntl(file, F_DUPFD_CLOEXEC, 0) + 1;
+		memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY), &key, sizeof(key));
+		memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY), &key, sizeof(key));
+		((struct ib_uverbs_attr *)(uintptr_t)attribute(header, UVERBS_ATTR_REG_DMABUF_MR_HANDLE))->data = slot;
+		atomic_store(&slots[slot], word + LIVE);
+		return 0;
+	}
+	return fail(ENOMEM);
+}
+
 _Atomic int stub_signal;
 
 static int destroy(const struct ib_uverbs_ioctl_hdr *header)
@@ -253,7 +293,10 @@ static int destroy(const struct ib_uverbs_ioctl_hdr *header)
 	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
 		return fail(ENOENT);
 	take(costs.deregistration);
-	if (pin(slot, 0, 0)) {
+	if (slot < PINNED_SLOTS && held[slot]) {
+		syscall(SYS_close, held[slot] - 1);
+		held[slot] = 0;
+	} else if (pin(slot, 0, 0)) {
 		atomic_store(&slots[slot], word);
 		return -1;
 	}
@@ -291,7 +334,7 @@ long stub_misled(void)
 	return misled;
 }
 
-static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
+static int uverbs(struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *command = attribute(header, UVERBS_ATTR_WRITE_CMD);
 
@@ -303,6 +346,8 @@ static int uverbs(const struct ib_uverbs_ioctl_hdr *header)
 	}
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_MR_DESTROY)
 		return destroy(header);
+	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_REG_DMABUF_MR)
+		return register_dmabuf(header);
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_QUERY_MR)
 		return fail(EINVAL); /* without its attributes: the method exists */
 	if (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE || !command)

@@ -62,6 +62,13 @@ struct stub_costs { long registration, page, deregistration; };
 void stub_take(struct stub_costs costs);
 
 /*
+ * If it is set, the device takes dma-bufs by the kernel's own call, and holds each as long as its region
+ * exists. The function gives the memory at an address a number, which stub_number_of() tells by the key.
+ */
+extern uint64_t (*stub_number)(uint64_t iova);
+uint64_t stub_number_of(uint32_t lkey);
+
+/*
  * From now on the device has a provider: each of its functions is this one, whatever the arguments.
  * libibverbs calls it where the library forwards a call, and to deallocate and to close.
  */

@@ -2,12 +2,15 @@
 /*
  * Memory of a real NVIDIA GPU. The kernel refuses its address with EFAULT. The library registers each
  * kind that CUDA exports as a dma-buf, which holds all of the region; for the others errno stays the
- * kernel's, and the reason has the cause. Drivers differ in what they export.
+ * kernel's, and the reason has the cause. Drivers differ in what they export. With RDMAMR_CACHE a region
+ * serves again as long as the memory is of the same allocation, and ends with it.
  *
  * The RDMA device is the stand-in (stub_device.h): it pins memory as the kernel does, and its provider
  * takes dma-bufs. So the test needs a GPU, and no RDMA device; and no data moves.
  */
 #include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <sys/stat.h>
 #include "../lib/device.h"
 #include "../lib/memory.h"
@@ -38,6 +41,7 @@ static struct {
 	int (*create)(address *, size_t, const struct properties *, unsigned long long);
 	int (*map)(address, size_t, size_t, address, unsigned long long);
 	int (*set_access)(address, size_t, const struct access *, size_t);
+	int (*attribute)(void *, int, address), (*memory)(size_t *, size_t *), (*unmap)(address, size_t), (*free_to_pool)(address, void *);
 } cuda;
 
 static void *library;
@@ -78,6 +82,10 @@ static const char *open_gpu(void **context)
 	*(void **)&cuda.create = function("cuMemCreate");
 	*(void **)&cuda.map = function("cuMemMap");
 	*(void **)&cuda.set_access = function("cuMemSetAccess");
+	*(void **)&cuda.attribute = function("cuPointerGetAttribute");
+	*(void **)&cuda.memory = function("cuMemGetInfo_v2");
+	*(void **)&cuda.unmap = function("cuMemUnmap");
+	*(void **)&cuda.free_to_pool = function("cuMemFreeAsync");
 	if (cuda.init(0) || cuda.device_get(&device, 0) || cuda.primary(context, device) || cuda.set_current(*context))
 		return "CUDA finds no GPU here";
 	return NULL;
@@ -193,7 +201,182 @@ static void *in_a_thread(void *at)
 	return NULL;
 }
 
-int main(void)
+/* CU_POINTER_ATTRIBUTE_BUFFER_ID */
+static uint64_t number(uint64_t at)
+{
+	uint64_t id = 0;
+
+	return cuda.attribute(&id, 7, at) ? 0 : id;
+}
+
+static size_t free_bytes(void)
+{
+	size_t left = 0, all;
+
+	must(cuda.memory(&left, &all) == 0);
+	return left;
+}
+
+static double micros(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
+}
+
+/* Registers the memory so many times, each time in the allocation that is there. Returns how many were hits. */
+static long long hits_of(int times, address at, size_t length, int access)
+{
+	unsigned long long before = stats().hits;
+
+	while (times-- > 0) {
+		unsigned long long hits = stats().hits + stats().misses;
+		struct ibv_mr *mr = ibv_reg_mr(stub_pd(), (void *)(uintptr_t)at, length, access);
+
+		must(mr);
+		if (stats().hits + stats().misses > hits)
+			is((long long)stub_number_of(mr->lkey), (long long)number(at), "the region is of this allocation");
+		must(ibv_dereg_mr(mr) == 0);
+	}
+	return (long long)(stats().hits - before);
+}
+
+/* A region comes back; a freed allocation's memory is the GPU's again at once; its address is another's. */
+static void reused(size_t size)
+{
+	enum { TIMES = 200 };
+	double plain, hit, freed;
+	address at, again;
+	size_t left;
+
+	case_begin("cuMemAlloc of %zu bytes", size);
+	must(cuda.alloc(&at, size) == 0);
+	left = free_bytes();
+	plain = micros();
+	is(hits_of(1, at, size, LOCAL_AND_REMOTE), 0, "the first is plain");
+	plain = micros() - plain;
+	is(hits_of(2, at, size, LOCAL_AND_REMOTE), 1, "the third is a hit");
+	hit = micros();
+	hits_of(TIMES, at, size, LOCAL_AND_REMOTE);
+	hit = (micros() - hit) / TIMES;
+	is((long long)stats().idle, 1, "a region is idle");
+	freed = micros();
+	must(cuda.free(at) == 0);
+	freed = micros() - freed;
+	if (size >= HANDLE)
+		ok(free_bytes() >= left + size, "freed memory is the GPU's again: %zu MiB before, %zu after", left >> 20, free_bytes() >> 20);
+	printf("# %zu bytes: plain %.1f us, a hit %.2f us, cuMemFree %.0f us; %lld regions idle after it\n", size, plain, hit, freed,
+	       (long long)stats().idle);
+	must(cuda.alloc(&again, size) == 0);
+	if (again == at)
+		is(hits_of(1, at, size, LOCAL_AND_REMOTE), 0, "the old region does not serve");
+	else
+		printf("# the next allocation is elsewhere\n");
+	must(cuda.free(again) == 0);
+	ok(comes(stats().idle == 0), "nothing stays idle");
+	case_end();
+}
+
+static void tensors(void)
+{
+	enum { TENSORS = 1265, LENGTH = 64 << 10 };
+	static struct ibv_mr *all[TENSORS];
+	double time = micros();
+	address at;
+
+	case_begin("%d tensors of an allocation, without remote access", TENSORS);
+	must(cuda.alloc(&at, (size_t)TENSORS * LENGTH) == 0);
+	for (int n = 0; n < TENSORS; n++) {
+		all[n] = ibv_reg_mr(stub_pd(), (void *)(uintptr_t)(at + (address)n * LENGTH), LENGTH, IBV_ACCESS_LOCAL_WRITE);
+		must(all[n]);
+	}
+	time = micros() - time;
+	is(all[TENSORS - 1]->lkey == all[1]->lkey, true, "share a region");
+	printf("# %d tensors: %.1f ms\n", TENSORS, time / 1e3);
+	for (int n = 0; n < TENSORS; n++)
+		must(ibv_dereg_mr(all[n]) == 0);
+	case_end();
+	must(cuda.free(at) == 0);
+}
+
+static void never_kept(void)
+{
+	address at;
+
+	must(cuda.from_pool(&at, SIZE, NULL) == 0 && cuda.wait() == 0);
+	as_case(is(hits_of(4, at, SIZE, LOCAL_AND_REMOTE), 0, "no hit"), "memory of a pool is not kept");
+	must(cuda.free_to_pool(at, NULL) == 0 && cuda.wait() == 0);
+	at = mapped(1, true);
+	as_case(is(hits_of(4, at, HANDLE, LOCAL_AND_REMOTE), 0, "no hit"), "memory of cuMemCreate is not kept");
+	must(cuda.unmap(at, HANDLE) == 0);
+}
+
+static atomic_bool is_over;
+static _Atomic uint64_t allocated;
+
+static void *frees_and_allocates(void *context)
+{
+	address at = 0;
+
+	must(cuda.set_current(context) == 0);
+	while (!is_over) {
+		must(cuda.alloc(&at, SIZE) == 0);
+		allocated = at;
+		usleep((useconds_t)(rand() % 300));
+		must(cuda.free(at) == 0);
+	}
+	return NULL;
+}
+
+static void race(void *context, long rounds)
+{
+	long checked = 0, stale = 0;
+	unsigned long long before = stats().hits;
+	pthread_t thread;
+
+	case_begin("a thread frees and allocates, another registers");
+	must(pthread_create(&thread, NULL, frees_and_allocates, context) == 0);
+	while (!allocated)
+		usleep(10);
+	for (long round = 0; round < rounds; round++) {
+		address at = allocated;
+		uint64_t began = number(at);
+		unsigned long long kept = stats().hits + stats().misses;
+		struct ibv_mr *mr = ibv_reg_mr(stub_pd(), (void *)(uintptr_t)at, SIZE, round % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
+
+		if (!mr)
+			continue;
+		if (stats().hits + stats().misses > kept && began && number(at) == began) {
+			checked++;
+			stale += stub_number_of(mr->lkey) != began;
+		}
+		must(ibv_dereg_mr(mr) == 0);
+	}
+	is_over = true;
+	pthread_join(thread, NULL);
+	is(stale, 0, "no region of memory that was freed");
+	ok(checked > 0 && stats().hits > before, "%ld of %ld rounds checked, %llu hits", checked, rounds, stats().hits - before);
+	printf("# %ld of %ld rounds checked, %llu hits\n", checked, rounds, (unsigned long long)(stats().hits - before));
+	case_end();
+}
+
+/* With RDMAMR_CACHE. With a number as its argument the program runs that many rounds of the race. */
+static void with_cache(void *context, long rounds)
+{
+	static const size_t sizes[] = { 4096, 64 << 10, 1 << 20, HANDLE, 3 * MIB, SIZE, 64 * MIB, 1 << 30 };
+
+	stub_number = number;
+	if (rounds)
+		return race(context, rounds);
+	for (size_t n = 0; n < sizeof(sizes) / sizeof(*sizes); n++)
+		reused(sizes[n]);
+	tensors();
+	never_kept();
+	race(context, 20000);
+}
+
+int main(int argc, char **argv)
 {
 	const char *why = stub_open(STUB_PIN);
 	address at, small[2], other;
@@ -202,6 +385,7 @@ int main(void)
 	int version, coherent, exports;
 	struct ibv_mr *mr;
 
+	continue_report();
 	if (why)
 		skip_all(why);
 	must(rdmamr_last_reason);
@@ -213,6 +397,10 @@ int main(void)
 		skip_all("the GPU's driver exports no dma-bufs");
 	must(cuda.device_name(gpu_name, sizeof(gpu_name), 0) == 0 && cuda.driver_version(&version) == 0 &&
 	     cuda.device_attribute(&coherent, 100, 0) == 0);
+	if (argc > 1 || getenv("RDMAMR_CACHE")) {
+		with_cache(context, argc > 1 ? atol(argv[1]) : 0);
+		return done_testing();
+	}
 	printf("# %s, CUDA %d.%d, %s\n", gpu_name, version / 1000, version % 1000 / 10, coherent ? "coherent" : "not coherent");
 
 	must(cuda.alloc(&at, SIZE) == 0);
@@ -244,5 +432,5 @@ int main(void)
 	mr = registered((uintptr_t)host, SIZE);
 	ok(mr && given.count == exports, "memory of cuMemHostAlloc is the processor's, and registered as such");
 	must(!mr || ibv_dereg_mr(mr) == 0);
-	return done_testing();
+	go_on_with(argv, "RDMAMR_CACHE", "all");
 }

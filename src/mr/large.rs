@@ -26,6 +26,7 @@ pub fn around_host_register(
         pins: has_pages,
         writing,
         is_limited: false,
+        holds_lock: true,
         is_watched: false,
     };
     prefault::around(pin, settings(), register);
@@ -46,6 +47,7 @@ pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() ->
         pins: !access.on_demand() && !is_refused,
         writing: access.pins_for_writing(),
         is_limited: true,
+        holds_lock: false,
         is_watched,
     };
     prefault::around(pin, settings(), register)

@@ -49,11 +49,17 @@ pub fn around<T>(pin: Pin, settings: Settings, register: impl FnOnce() -> T) -> 
         .filter(|_| told)
         .and_then(|pages| Progress::start(pages, found.map(|found| found.kind)));
     let both = pages.zip(found);
-    let team = both.and_then(|(pages, found)| Team::start(pages, found, threads - 1));
+    let is_first = pin.holds_lock;
+    let mut team = both.and_then(|(pages, found)| Team::start(pages, found, threads - 1, is_first));
+    let mut helpers = 0;
+    if let Some(team) = team.take_if(|_| is_first) {
+        team.join_in();
+        helpers = team.stop();
+    }
     errno::set_errno(errno);
     let result = register();
     let errno = errno::errno();
-    let threads = 1 + team.map_or(0, Team::stop);
+    let threads = 1 + helpers + team.map_or(0, Team::stop);
     if let Some(progress) = progress {
         progress.stop(threads);
     }

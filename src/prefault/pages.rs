@@ -17,6 +17,9 @@ pub struct Pin {
     pub writing: bool,
     /// RLIMIT_MEMLOCK applies. (A GPU's driver does not look at it.)
     pub is_limited: bool,
+    /// The kernel pins all of the memory without letting go of the mmap lock, so that nothing can ask
+    /// for huge pages meanwhile. The threads then populate before the registration.
+    pub holds_lock: bool,
     /// The cache itself watches all of the memory. So no other userfaultfd does, and none of the
     /// pages is protected.
     pub is_watched: bool,
@@ -109,6 +112,7 @@ pub mod tests {
             pins: true,
             writing: true,
             is_limited: true,
+            holds_lock: false,
             is_watched: false,
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The threads that populate memory during its registration.
+//! The threads that populate memory during its registration, or before it.
 //!
 //! The threads start and end with the registration: 50 us for work that takes 10 ms or more.
 //! Nothing remains that a fork could copy, a setuid could miss, or an interrupted thread could
@@ -50,13 +50,15 @@ struct Populating {
     /// registration will report the error.
     over: AtomicBool,
     place: Place,
+    /// The threads need not wait for the pin.
+    is_first: bool,
 }
 
 impl Team {
     /// Starts at most `threads` threads if they can help. `None` if none started. Not inlined, so
     /// that its frame is gone when the registration begins.
     #[inline(never)]
-    pub fn start(pages: Pages, found: Suitable, threads: usize) -> Option<Team> {
+    pub fn start(pages: Pages, found: Suitable, threads: usize, is_first: bool) -> Option<Team> {
         let place = Place::of(pages.start, threads);
         let threads = threads
             .min(pages.bytes() / PIECE.max(found.page))
@@ -73,6 +75,7 @@ impl Team {
                 taken: AtomicUsize::new(0),
                 over: AtomicBool::new(false),
                 place,
+                is_first,
             },
             threads: [const { None }; MOST],
         };
@@ -91,6 +94,12 @@ impl Team {
             }
         }
         Some(Team(work))
+    }
+
+    /// Populates memory on this thread too, until no piece is left.
+    pub fn join_in(&self) {
+        // SAFETY: `start` wrote the work, and only `stop` unmaps it.
+        unsafe { &(*self.0.as_ptr()).populating }.populate_all();
     }
 
     /// Waits for each thread to finish its current piece and end. Returns how many threads ran.
@@ -113,17 +122,21 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     // SAFETY: `start` passed the work, and `stop` keeps it mapped until this thread ends.
     let work = unsafe { &*argument.cast::<Populating>() };
     work.place.go();
-    if work.await_pin() {
-        // Each thread asks, so that no thread populates before the first request.
-        if let Some(mapped) = work.found.huge {
-            huge::ask(work.pages, mapped);
-        }
-        while work.populate_next() {}
+    if work.is_first || work.await_pin() {
+        work.populate_all();
     }
     0
 }
 
 impl Populating {
+    fn populate_all(&self) {
+        // Each thread asks, so that no thread populates before the first request.
+        if let Some(mapped) = self.found.huge {
+            huge::ask(self.pages, mapped);
+        }
+        while self.populate_next() {}
+    }
+
     /// Waits until the kernel pins. The first page that was missing shows that, because the kernel
     /// pins from the start. So if the kernel refuses the registration before it looks at the
     /// memory, the memory is not populated. If the memory starts with many present pages, this only
@@ -260,7 +273,7 @@ mod tests {
         let memory = Memory::new(64 << 20);
         let pages = memory.pages();
         memory.write(5 << 20, 0x5a);
-        let Some(team) = Team::start(pages, PRIVATE, 1) else {
+        let Some(team) = Team::start(pages, PRIVATE, 1, false) else {
             assert_eq!(helpers(), 0);
             return true;
         };
@@ -280,7 +293,7 @@ mod tests {
     #[test]
     fn a_registration_that_never_pins_populates_nothing() {
         let memory = Memory::new(64 << 20);
-        let team = Team::start(memory.pages(), PRIVATE, MOST);
+        let team = Team::start(memory.pages(), PRIVATE, MOST, false);
         std::thread::sleep(Duration::from_millis(5));
         team.map(Team::stop);
         assert_eq!(memory.pages().percent_there(Kind::Private), Some(0));
@@ -289,7 +302,7 @@ mod tests {
     #[test]
     fn a_team_is_never_larger_than_its_work() {
         let memory = Memory::new(PIECE);
-        let team = Team::start(memory.pages(), PRIVATE, MOST);
+        let team = Team::start(memory.pages(), PRIVATE, MOST, false);
         assert_eq!(team.map_or(0, Team::stop), 1.min(helpers()));
     }
 }
