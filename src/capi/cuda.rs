@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! CUDA's calls that pin memory of the process, `cudaHostRegister` and `cuMemHostRegister`. CUDA's
 //! driver populates that memory on one thread, as a registration does. With `RDMAMR_PREFAULT` the
-//! threads of `prefault/` join in. Without it the calls are only passed on.
+//! threads of `prefault/` populate it before. Without it the calls are only passed on.
 //!
 //! # Safety
 //! **Same contract**: each function passes its arguments, unchanged, to the next function of its name,

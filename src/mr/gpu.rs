@@ -246,8 +246,7 @@ pub fn may_be_unseen() -> bool {
     is_loaded
 }
 
-/// The allocation that the memory lies in, if its runtime numbers allocations and unmaps their
-/// addresses when it frees them. Preserves errno.
+/// The allocation that the memory lies in, if its runtime numbers it. Preserves errno.
 #[cold]
 pub fn allocation(addr: u64, length: u64) -> Option<Allocation> {
     let errno = errno::errno();

@@ -176,7 +176,7 @@ static void ends_by_age(void)
 {
 	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
 
-	case_begin("an idle region ends after a second, whatever RDMAMR_CACHE_LINGER says");
+	case_begin("an idle region ends after half a second, whatever RDMAMR_CACHE_LINGER says");
 	is(hits_of(3, at, SIZE, LOCAL_AND_REMOTE), 1, "a hit");
 	is((long long)stats().idle, 1, "idle");
 	ok(comes(stats().idle == 0), "ended");

@@ -95,8 +95,8 @@ impl Cuda {
     }
 
     /// The allocation that the memory lies in, if it is the GPU's, of `cuMemAlloc`. Such memory belongs
-    /// to a context; that of pools and of `cuMemMap` does not, and CUDA frees it without a call that
-    /// unmaps its addresses.
+    /// to a context; that of pools and of `cuMemMap` does not. Pools hand the same memory out under new
+    /// numbers, and CUDA frees both without a call that unmaps their addresses.
     ///
     /// On an H200 (driver 580) the call took 0.12 us. No number came back in 20 000 allocations, also at
     /// the same address, from a pool, and after another `cuMemMap` of the same handle.
