@@ -49,8 +49,8 @@ const LONGEST_WAIT: u32 = 6;
 
 /// How long a region of a GPU's memory may stay idle, in ms. The GPU's driver keeps memory that was
 /// freed as long as a region of it exists, and the program may need it at once. The library hears that
-/// an allocation is freed only if the driver unmaps it: on an H200 (driver 580) those of 64 MiB and
-/// more, and not those of 8 MiB. A program that registers memory less often than this loses little: a
+/// an allocation is freed only if the driver unmaps it: on an H200 (driver 580) those of 31 MiB and
+/// more, and not those of 16 MiB. A program that registers memory less often than this loses little: a
 /// registration took 0.15 ms there.
 const LONGEST_OF_GPU: u64 = 500;
 
