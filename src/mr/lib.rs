@@ -18,6 +18,7 @@ mod lifetime;
 pub mod mlx5;
 mod object;
 mod outcome;
+pub mod queue;
 pub mod refused;
 mod register;
 mod request;
