@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A queue that cannot be made is explained, with figures. The results and the errnos are those of
- * libibverbs' own functions.
+ * A queue that cannot be made is explained, with figures, and so is a domain that cannot be
+ * deallocated. The results and the errnos are those of libibverbs' own functions.
  */
 #include "../lib/device.h"
 #include "../lib/observe.h"
 #include "../lib/program.h"
 #include <dlfcn.h>
 #include <linux/capability.h>
+#include <linux/netlink.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 
@@ -125,6 +126,56 @@ static void queues_mapped(void)
 	must(setrlimit(RLIMIT_AS, &before) == 0);
 }
 
+static void is_busy(struct ibv_pd *domain, const char *words)
+{
+	char expected[256];
+	const char *reason;
+
+	is(ibv_dealloc_pd(domain), EBUSY, "a domain is busy");
+	snprintf(expected, sizeof(expected), "ibv_dealloc_pd: EBUSY from libibverbs: %s", words);
+	reason = rdmamr_last_reason();
+	ok(!strcmp(reason, expected), "%s", reason);
+}
+
+/* The objects of a domain. */
+static void domains(void)
+{
+	enum { MANY = 300 };
+	struct ibv_mr *many[MANY];
+	struct ibv_mr *mr = ibv_reg_mr(pd, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE), *more;
+	struct ibv_qp *qp = make_qp(false);
+	struct ibv_srq *srq = make_srq(false);
+	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
+	struct ibv_pd *second;
+
+	must(mr && qp && srq);
+	is_busy(pd, mw ? "the domain still has 1 region, 1 shared receive queue, 1 queue pair, 1 unlisted object" :
+			 "the domain still has 1 region, 1 shared receive queue, 1 queue pair");
+	must(!mw || ibv_dealloc_mw(mw) == 0);
+	must(ibv_destroy_srq(srq) == 0 && ibv_destroy_qp(qp) == 0);
+	is_busy(pd, "the domain still has 1 region");
+	/* The kernel's list has many messages. */
+	for (int n = 0; n < MANY; n++)
+		must((many[n] = ibv_reg_mr(pd, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE)));
+	is_busy(pd, "the domain still has 301 regions");
+	for (int n = 0; n < MANY; n++)
+		must(ibv_dereg_mr(many[n]) == 0);
+	second = ibv_alloc_pd(context);
+	must(second);
+	is_busy(pd, "the 2 domains of this process have 1 region");
+	more = ibv_reg_mr(second, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
+	srq = make_srq(false);
+	must(more && srq);
+	is_busy(second, "the 2 domains of this process have 2 regions, 1 shared receive queue");
+	must(ibv_destroy_srq(srq) == 0 && ibv_dereg_mr(more) == 0);
+	is(ibv_dealloc_pd(second), 0, "a domain without objects is deallocated");
+	if (!refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES))
+		skip("without netlink", "no seccomp filter");
+	else
+		is_busy(pd, "the domain still has regions, queue pairs or other objects; not known: which (the kernel's list, RDMA netlink, does not say)");
+	must(ibv_dereg_mr(mr) == 0);
+}
+
 int main(int argc, char **argv)
 {
 	void *libibverbs;
@@ -152,6 +203,7 @@ int main(int argc, char **argv)
 		is(outcome(n), 0, "%s succeeds", calls[n].name);
 	is_rxe = !strncmp(context->device->name, "rxe", 3);
 	if (is_rxe) {
+		domains();
 		entries_of_cq = -1;
 		is(outcome(0), EINVAL, "a wrong number of entries is refused");
 		ok(!strstr(rdmamr_last_reason(), "ibv_create_cq"), "which no limit explains");

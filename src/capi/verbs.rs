@@ -274,7 +274,11 @@ unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_att
 interpose!(ibv_create_srq, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let failing = || Entry::new("ibv_dealloc_pd", Subject::Domain, None);
+    let failing = || {
+        // SAFETY: live objects: `pd` is NULL, or a domain that was not deallocated.
+        let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
+        Entry::new("ibv_dealloc_pd", Subject::Domain(device), None)
+    };
     ret::verbs(ret::as_errno, failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;

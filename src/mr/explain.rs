@@ -6,10 +6,10 @@
 //! buffers on the stack.
 
 use super::outcome::{Address, Error, Obstacle, PANICKED, RuntimeKind, Why};
-use super::queue;
 use super::refused::{self, OnDevice, Refused, Wrong};
 use super::request::Request;
 use super::unpinned::{self, Words};
+use super::{held, queue};
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
 use errno::Errno;
@@ -37,7 +37,8 @@ pub enum Subject {
     Region,
     /// A region to be changed.
     Change,
-    Domain,
+    /// A domain on the device of this name.
+    Domain(Option<[u8; 64]>),
     Device,
     /// An object about which there is nothing to add.
     Other,
@@ -209,9 +210,7 @@ impl Subject {
             (Subject::Region | Subject::Change, libc::ENOENT) => {
                 "the kernel does not know the region any more"
             }
-            (Subject::Domain, libc::EBUSY) => {
-                "the domain still has regions, queue pairs or other objects"
-            }
+            (&Subject::Domain(device), libc::EBUSY) => return held::write(device, out),
             (_, libc::EIO) => "the device is gone",
             // UCX asks so whether the device takes dma-bufs.
             (Subject::OtherMemory, libc::EBADF) => {
@@ -674,7 +673,7 @@ mod tests {
     fn an_errno_means_what_the_call_was_about() {
         let busy = |subject| words(Error::Next(Errno(libc::EBUSY)), subject);
         assert!(busy(Subject::Region).contains("memory window"));
-        assert!(busy(Subject::Domain).contains("still has regions"));
+        assert!(busy(Subject::Domain(None)).contains("still has regions"));
         assert!(busy(Subject::OtherMemory).contains("no likely cause"));
         let closed = words(Error::Next(Errno(libc::EBADF)), Subject::OtherMemory);
         assert!(closed.contains("the dma-buf is no open file"));

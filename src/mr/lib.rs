@@ -12,6 +12,7 @@ pub mod explain;
 mod fork;
 mod forwarded;
 pub mod gpu;
+mod held;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
