@@ -377,6 +377,7 @@ fi
 for shell in bash zsh fish; do
 	"$tool" completions $shell >completions.$shell
 	check "completions for $shell name the subcommands" grep -q 'doctor' completions.$shell
+	check "and the errnos" grep -q 'ENOMEM EFAULT' completions.$shell
 	if command -v $shell >/dev/null; then
 		check "$shell accepts them" $shell -n completions.$shell
 	else
