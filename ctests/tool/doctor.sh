@@ -229,8 +229,8 @@ esac
 says "the kernel's ABI" kernel ok "Linux $(uname -r), uverbs ABI 6" cat "$work/text"
 says "fork support is not needed, with the effect of ibv_fork_init" fork ok "$(
 	case $(dpkg-query -W -f '${Version}' libibverbs1) in
-	[1-4][0-9].* | 50.*) echo "not needed.*calls ibv_fork_init.*kept from children all the same, unless it runs under the library" ;;
-	*) echo "not needed" ;;
+	[1-4][0-9].* | 50.*) echo "not needed.*calls ibv_fork_init.*kept from children all the same, unless it runs under the library.*posix_spawn" ;;
+	*) echo "not needed.*posix_spawn" ;;
 	esac
 )" cat "$work/text"
 says "if it was requested all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor

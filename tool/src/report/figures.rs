@@ -64,6 +64,8 @@ impl Replay<'_> {
         let leaks = self.leaks(&mut caller);
         let failures = self.failed(&mut caller);
         let processes = self.process_totals();
+        let peaks = self.processes.iter().map(|process| process.peak);
+        self.totals.process_peak_bytes = peaks.max().unwrap_or(0);
         self.totals.callers = sites.len() as u64;
         self.totals.run_ns = total(processes.iter().map(|process| process.run_ns));
         self.totals.threads = processes.iter().map(|process| process.threads).sum();
