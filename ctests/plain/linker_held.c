@@ -278,6 +278,8 @@ static int call(const char *name, bool before)
 	uint64_t base;
 	uint32_t event;
 	static char stack[65536];
+	static struct ibv_cq no_queue;
+	struct ibv_qp_init_attr of_queue_pair = { .send_cq = &no_queue, .recv_cq = &no_queue, .qp_type = IBV_QPT_RC };
 
 #define CASE(function) } else if (!strcmp(name, #function)) {
 #define PREPARE(...) do { if (before) { __VA_ARGS__; return 0; } } while (0)
@@ -294,6 +296,10 @@ static int call(const char *name, bool before)
 	CASE(ibv_dereg_mr_relaxed) PREPARE(mr = other(ibv_reg_mr_relaxed)(pd, memory, PAGE, access_flags)); return (int)any(mr) ? WRONG : 0;
 	CASE(ibv_flush_relaxed_mr) CALL; any(pd);
 	CASE(ibv_fork_init) CALL; any(NULL);
+	/* The completion queue is none, for the kernel to refuse. */
+	CASE(ibv_create_cq) CALL; any(pd->context, 1, NULL, NULL, 0);
+	CASE(ibv_create_qp) CALL; any(pd, &of_queue_pair);
+	CASE(ibv_create_srq) CALL; any(pd, stack);
 	CASE(ibv_dealloc_pd) CALL; any(pd);
 	CASE(ibv_close_device) CALL; any(pd->context);
 	CASE(ibv_unimport_mr) PREPARE(registered()); any(mr);

@@ -188,6 +188,10 @@ fi
 
 # The causes of an errno, from docs/troubleshooting.md, and the checks for them.
 if [ -z "$device" ]; then
+	says "AddressSanitizer's runtime would come second" instruments warning "-> rdmamr run" env ASAN_OPTIONS=a=1 LD_PRELOAD="$library" "$tool" doctor
+	says "but not if its order does not count" instruments ok "is set" env ASAN_OPTIONS=verify_asan_link_order=0 LD_PRELOAD="$library" "$tool" doctor
+	says "valgrind" instruments warning "each registration is plain" valgrind -q "$tool" doctor
+	check "without them it says nothing of such" bash -c '! grep -q instruments "$1"' - "$work/text"
 	"$tool" explain enomem >"$work/explained"
 	check "explain ENOMEM has causes and what to do, in 80 columns" bash -c 'grep -q "^ 1\. " "$1" && grep -q "^ *-> " "$1" && [ "$(grep -v "^ *-> " "$1" | wc -L)" -le 80 ]' - "$work/explained"
 	check "a number means the same as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
@@ -229,8 +233,8 @@ esac
 says "the kernel's ABI" kernel ok "Linux $(uname -r), uverbs ABI 6" cat "$work/text"
 says "fork support is not needed, with the effect of ibv_fork_init" fork ok "$(
 	case $(dpkg-query -W -f '${Version}' libibverbs1) in
-	[1-4][0-9].* | 50.*) echo "not needed.*calls ibv_fork_init.*kept from children all the same, unless it runs under the library" ;;
-	*) echo "not needed" ;;
+	[1-4][0-9].* | 50.*) echo "not needed.*calls ibv_fork_init.*kept from children all the same, unless it runs under the library.*posix_spawn" ;;
+	*) echo "not needed.*posix_spawn" ;;
 	esac
 )" cat "$work/text"
 says "if it was requested all the same" fork warning "unset RDMAV_FORK_SAFE" env RDMAV_FORK_SAFE=1 "$tool" doctor
@@ -244,6 +248,11 @@ if [ -n "${VM:-}" ]; then
 	says "a device that others may not open" uverbs FAILURE "chmod 666 $node" as_nobody "$tool" doctor "$device"
 	chmod 666 "$node"
 	says "a container without the device's file" uverbs FAILURE "--device=/dev/infiniband" unshare -m sh -c 'mount -t tmpfs none /dev/infiniband && exec "$@"' - "$tool" doctor "$device"
+	group=$work/service
+	mkdir "$group" && mount -t cgroup2 none "$group" && mkdir "$group/app.service"
+	says "a service with PrivateDevices=" uverbs FAILURE "app.service: likely its PrivateDevices= hides.*PrivateDevices=no" \
+		unshare -m bash -c 'echo $$ >"$0/cgroup.procs" && mount -t tmpfs none /dev && exec "$@"' "$group/app.service" "$tool" doctor "$device"
+	umount -l "$group"
 	says "no provider" uverbs FAILURE "apt-get install ibverbs-providers" unshare -m sh -c 'mount -t tmpfs none /etc/libibverbs.d && exec "$@"' - "$tool" doctor "$device"
 	says "no libibverbs" rdma-core FAILURE "cannot be loaded" unshare -m sh -c 'mount --bind /dev/null "$(readlink -f /usr/lib/x86_64-linux-gnu/libibverbs.so.1)" && exec "$@"' - "$tool" doctor "$device"
 	group=$work/cgroup

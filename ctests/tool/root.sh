@@ -114,13 +114,15 @@ with open("said", "wb") as said:
         return data
     pty.spawn(sys.argv[1:], read)' timeout -s KILL 20 "$@" >/dev/null </dev/null
 }
-for option in "report" "report --text" "report --$name" "run --trace" "run --" "top --textfile" "explain" "$name"; do
+for option in "report" "report --text" "report --$name" "run --trace" "run --" "top --textfile" "explain" "explain --key 1 --trace" "$name"; do
 	on_terminal "$tool" $option "none/$name"
 	check "a name controls no terminal: ${option//[^a-z -]/.}" clean
 done
 cp trace "$name"
 on_terminal "$tool" report "$name"
 check "nor as a trace that is reported on" clean
+on_terminal "$tool" explain --trace "$name" --key 1
+check "nor as one in which a key is looked up" clean
 
 # Running processes of users.
 start() { # USER: a process under the library; its number is in $pid, and it obeys "ask"

@@ -43,7 +43,7 @@ refused() { # NAME STATUS WORDS COMMAND...: expects one line with these words, a
 if [ -n "${3:-}" ]; then
 	pingpong() { timeout 600 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
 	device=$3 gid=$4
-	timeout 600 "$tool" run --stats=server -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
+	timeout 600 "$tool" run --stats=server --trace server.trace -- ibv_rc_pingpong -d "$device" -g "$gid" -n 100 >server.out 2>&1 &
 	server=$!
 	until grep -qsi ":$(printf %X 18515) " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
 	pingpong --stats=client -- >client.out 2>&1
@@ -52,6 +52,16 @@ if [ -n "${3:-}" ]; then
 	check "ibv_rc_pingpong runs between two launchers" bash -c '[ "$1" = 0 ] && [ "$2" = 0 ] && grep -q "100 iters" client.out' - $status $?
 	for side in server client; do
 		check "the library made the registrations of the $side" grep -q '"reg_kernel":[1-9].*"live":0,' <<<"$(tail -1 $side)"
+	done
+	# The server's region is the first one of its trace.
+	"$tool" report --perfetto -o calls server.trace
+	read -r key addr length < <(python3 -c 'import json
+call = next(it["args"] for it in json.load(open("calls"))["traceEvents"] if it.get("args", {}).get("lkey"))
+print(call["lkey"], call["addr"], call["length"])')
+	"$tool" explain --trace server.trace --key "$key" --addr "$addr" --length $((length + 1)) | tr -s ' \n' ' ' >explained
+	for words in "Key $(printf %#x "$key") of ibv_rc_pingpong" ": $length bytes at $addr, local_write" "by ibv_dereg_mr" \
+		"ends 1 byte beyond the region\\." "a remote write needs remote_write"; do
+		check "explain --trace knows the server's region: $words" grep -q -- "$words" explained
 	done
 	tap_done
 	exit
@@ -367,6 +377,7 @@ fi
 for shell in bash zsh fish; do
 	"$tool" completions $shell >completions.$shell
 	check "completions for $shell name the subcommands" grep -q 'doctor' completions.$shell
+	check "and the errnos" grep -q 'ENOMEM EFAULT' completions.$shell
 	if command -v $shell >/dev/null; then
 		check "$shell accepts them" $shell -n completions.$shell
 	else

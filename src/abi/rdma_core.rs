@@ -63,9 +63,14 @@ mirror! { "struct ibv_device_attr" =>
     }
 }
 
-/// `struct ibv_dmah`. The library only forwards pointers to it.
-#[allow(non_camel_case_types)]
-pub enum ibv_dmah {}
+/// Structures of which the library only forwards pointers.
+#[rustfmt::skip]
+macro_rules! opaque {
+    ($($name:ident)*) => { $( #[allow(non_camel_case_types)] pub enum $name {} )* };
+}
+opaque! {
+    ibv_comp_channel ibv_cq ibv_dmah ibv_qp ibv_qp_init_attr ibv_srq ibv_srq_init_attr
+}
 
 /// The number of pointers in `struct ibv_context_ops`.
 const CONTEXT_OPS: usize = 32;

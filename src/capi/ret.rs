@@ -54,7 +54,8 @@ fn keep_errno(error: Error) -> c_int {
     error.errno()
 }
 
-fn null_and_errno<T>(error: Error) -> *mut T {
+/// The convention of calls that make an object, for a failure: NULL and errno.
+pub fn null_and_errno<T>(error: Error) -> *mut T {
     keep_errno(error);
     null_mut()
 }

@@ -20,8 +20,8 @@ use errno::errno;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::{self, Mr};
 use rdmamr_mr::explain::Subject;
-use rdmamr_mr::{Access, Error, Registered, Request, Reregistration};
-use rdmamr_next::{Context, Pd};
+use rdmamr_mr::{Access, Error, Registered, Request, Reregistration, queue};
+use rdmamr_next::{self as next, Context, Next, Pd};
 use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::caller::Caller;
 use rdmamr_trace::format::call;
@@ -218,8 +218,67 @@ unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr, caller: Caller) -> c_int {
 }
 interpose!(ibv_dereg_mr, "IBVERBS_1.1", caller in "rsi" "x1" "a1");
 
+/// The common body of the calls that make a queue, by libibverbs' function `next`.
+#[inline(always)]
+fn make_queue<F: Copy, T>(
+    next: &Next<F>,
+    device: Option<Context>,
+    call: impl FnOnce(F) -> *mut T,
+) -> *mut T {
+    let failing = || Entry::new(next.name(), Subject::Queue(queue::driver(device)), None);
+    let to_c = |made: Result<*mut T, Error>| made.unwrap_or_else(ret::null_and_errno);
+    ret::verbs(to_c, failing, Nobody, || queue::make(next, device, call))
+}
+
+/// The device of a domain.
+///
+/// # Safety
+/// Live objects: `pd` is NULL or an allocated domain.
+unsafe fn device_of(pd: *mut ibv_pd) -> Option<Context> {
+    // SAFETY: live objects, by this function's contract.
+    let context = unsafe { Pd::from_c(pd) }?.context();
+    // SAFETY: the context of a live domain stays open as long as the domain exists.
+    unsafe { Context::from_c(context) }
+}
+
+unsafe extern "C" fn ibv_create_cq(
+    context: *mut ibv_context,
+    cqe: c_int,
+    cq_context: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    comp_vector: c_int,
+) -> *mut ibv_cq {
+    // SAFETY: live objects: `context` is NULL or an open device.
+    let device = unsafe { Context::from_c(context) };
+    make_queue(&next::CREATE_CQ, device, |next| {
+        // SAFETY: live objects: the arguments are the program's, unchanged.
+        unsafe { next(context, cqe, cq_context, channel, comp_vector) }
+    })
+}
+interpose!(ibv_create_cq, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
+    let device = unsafe { device_of(pd) };
+    // SAFETY: live objects: the arguments are the program's, unchanged.
+    make_queue(&next::CREATE_QP, device, |next| unsafe { next(pd, attr) })
+}
+interpose!(ibv_create_qp, "IBVERBS_1.1");
+
+unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    // SAFETY: live objects: `pd` is NULL or an allocated domain.
+    let device = unsafe { device_of(pd) };
+    // SAFETY: live objects: the arguments are the program's, unchanged.
+    make_queue(&next::CREATE_SRQ, device, |next| unsafe { next(pd, attr) })
+}
+interpose!(ibv_create_srq, "IBVERBS_1.1");
+
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    let failing = || Entry::new("ibv_dealloc_pd", Subject::Domain, None);
+    let failing = || {
+        // SAFETY: live objects: `pd` is NULL, or a domain that was not deallocated.
+        let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
+        Entry::new("ibv_dealloc_pd", Subject::Domain(device), None)
+    };
     ret::verbs(ret::as_errno, failing, Nobody, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;

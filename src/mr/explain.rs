@@ -9,6 +9,7 @@ use super::outcome::{Address, Error, Obstacle, PANICKED, RuntimeKind, Why};
 use super::refused::{self, OnDevice, Refused, Wrong};
 use super::request::Request;
 use super::unpinned::{self, Words};
+use super::{held, queue};
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
 use errno::Errno;
@@ -18,6 +19,7 @@ use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{self, Capability};
+use rdmamr_uverbs::driver::Driver;
 
 /// The object of a call that failed.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +32,13 @@ pub enum Subject {
     OtherMemory,
     /// Plain memory to be registered without a domain and without keys, by libmlx5.
     Umem(Request),
+    /// A queue to be made on a device of that driver, if known.
+    Queue(Option<&'static Driver>),
     Region,
     /// A region to be changed.
     Change,
-    Domain,
+    /// A domain on the device of this name.
+    Domain(Option<[u8; 64]>),
     Device,
     /// An object about which there is nothing to add.
     Other,
@@ -162,7 +167,8 @@ impl Reason {
     fn more(&self, out: &mut dyn Write) -> fmt::Result {
         use libc::{EAGAIN, EFAULT, EINVAL, ENOMEM, EPERM};
         match (self.subject, self.error.errno()) {
-            (Subject::Memory(..), errno @ (ENOMEM | EFAULT | EPERM | EINVAL | EAGAIN)) => {
+            (Subject::Queue(_), errno @ ENOMEM)
+            | (Subject::Memory(..), errno @ (ENOMEM | EFAULT | EPERM | EINVAL | EAGAIN)) => {
                 write!(out, " (more: rdmamr explain {})", Name(errno))
             }
             _ => Ok(()),
@@ -188,6 +194,8 @@ impl Subject {
                 let device = None;
                 return registration(&Refused { request, device }, errno, 0, out);
             }
+            (&Subject::Queue(driver), libc::ENOMEM) => return queue::no_memory(driver, out),
+            (Subject::Queue(_), libc::EAGAIN) => "likely the rdma cgroup's limit (rdma.max) is reached",
             (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => {
                 "the device, its driver or this libibverbs cannot register memory of that kind"
             }
@@ -202,9 +210,7 @@ impl Subject {
             (Subject::Region | Subject::Change, libc::ENOENT) => {
                 "the kernel does not know the region any more"
             }
-            (Subject::Domain, libc::EBUSY) => {
-                "the domain still has regions, queue pairs or other objects"
-            }
+            (&Subject::Domain(device), libc::EBUSY) => return held::write(device, out),
             (_, libc::EIO) => "the device is gone",
             // UCX asks so whether the device takes dma-bufs.
             (Subject::OtherMemory, libc::EBADF) => {
@@ -338,7 +344,8 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
             limits.write_exceeded(&needed, out)?;
             causes = 1;
         } else if errno == libc::ENOMEM && !is_unfit {
-            limits.write(&needed, out)?;
+            write!(out, "{needed}, ")?;
+            limits.write(out)?;
             causes = 1;
         }
     }
@@ -433,13 +440,13 @@ impl fmt::Display for Raise {
 }
 
 /// How much memory the process may pin, and has pinned, in KiB.
-struct Limits {
+pub struct Limits {
     status: proc::Status,
     limit: Option<u64>,
 }
 
 impl Limits {
-    fn read() -> Limits {
+    pub fn read() -> Limits {
         Limits {
             status: proc::Status::read().unwrap_or_default(),
             limit: proc::memlock_limit().map(|bytes| bytes / 1024),
@@ -447,23 +454,33 @@ impl Limits {
     }
 
     fn are_exceeded(&self, needed: &Needed) -> bool {
-        let more = needed.kib + needed.before;
-        let wanted = self.status.pinned_kib.saturating_add(more);
+        self.leave_less_than(needed.kib + needed.before)
+    }
+
+    /// Whether the process may not pin that much more.
+    pub fn leave_less_than(&self, kib: u64) -> bool {
+        let wanted = self.status.pinned_kib.saturating_add(kib);
         !self.status.may_lock && self.limit.is_some_and(|limit| wanted > limit)
     }
 
     fn write_exceeded(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
+        write!(out, "RLIMIT_MEMLOCK: {needed}, and ")?;
+        self.write_pinned(out)
+    }
+
+    /// What is pinned of the limit, and advice.
+    pub fn write_pinned(&self, out: &mut dyn Write) -> fmt::Result {
         let (pinned, limit) = (self.status.pinned_kib, self.limit.unwrap_or_default());
         let raise = Raise(self.status.ipc_lock);
         write!(
             out,
-            "RLIMIT_MEMLOCK: {needed}, and {pinned} of {limit} KiB are pinned already (VmPin). {raise}"
+            "{pinned} of {limit} KiB are pinned already (VmPin). {raise}"
         )
     }
 
-    fn write(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
+    pub fn write(&self, out: &mut dyn Write) -> fmt::Result {
         let pinned = self.status.pinned_kib;
-        write!(out, "{needed}, {pinned} KiB are pinned (VmPin), ")?;
+        write!(out, "{pinned} KiB are pinned (VmPin), ")?;
         match self.limit {
             Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
             None => out.write_str("RLIMIT_MEMLOCK is unlimited")?,
@@ -656,7 +673,7 @@ mod tests {
     fn an_errno_means_what_the_call_was_about() {
         let busy = |subject| words(Error::Next(Errno(libc::EBUSY)), subject);
         assert!(busy(Subject::Region).contains("memory window"));
-        assert!(busy(Subject::Domain).contains("still has regions"));
+        assert!(busy(Subject::Domain(None)).contains("still has regions"));
         assert!(busy(Subject::OtherMemory).contains("no likely cause"));
         let closed = words(Error::Next(Errno(libc::EBADF)), Subject::OtherMemory);
         assert!(closed.contains("the dma-buf is no open file"));

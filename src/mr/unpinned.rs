@@ -267,8 +267,8 @@ impl Asked {
     /// Why the kernel refuses the mapping of a file, which is on a file system of this kind.
     fn of_file(&self, vma: &Vma, kind: &mut Text<24>) -> Option<&'static str> {
         if self.errno == libc::EOPNOTSUPP {
-            let words =
-                "is of a file in DAX mode (statx), which cannot be pinned for long: use device DAX";
+            let words = "is of a file in DAX mode (statx), which cannot be pinned for long: use device DAX or \
+                         on-demand paging";
             return vma.file(is_dax)?.then_some(words);
         }
         kind.clear();

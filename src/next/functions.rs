@@ -393,6 +393,12 @@ next! { LIBIBVERBS, OF_LIBIBVERBS:
     UNIMPORT_PD = c"ibv_unimport_pd" @ c"IBVERBS_1.10": fn(*mut ibv_pd) -> ();
     UNIMPORT_MR = c"ibv_unimport_mr" @ c"IBVERBS_1.10": fn(*mut ibv_mr) -> ();
     UNINIT_CONTEXT = c"verbs_uninit_context": fn(*mut c_void) -> ();
+    CREATE_CQ = c"ibv_create_cq" @ c"IBVERBS_1.1":
+        fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+    CREATE_QP = c"ibv_create_qp" @ c"IBVERBS_1.1":
+        fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    CREATE_SRQ = c"ibv_create_srq" @ c"IBVERBS_1.1":
+        fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
     DEALLOC_PD = c"ibv_dealloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_pd) -> c_int;
     CLOSE_DEVICE = c"ibv_close_device" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> c_int;
     FORK_INIT = c"ibv_fork_init" @ c"IBVERBS_1.1": fn() -> c_int;

@@ -36,6 +36,15 @@ pub struct Driver {
     pub why: &'static str,
 }
 
+impl Driver {
+    /// Whether a queue's memory is the program's, which the kernel pins (`ib_umem_get`). These
+    /// drivers allocate it in the kernel (hw/*, sw/*, sw/rdmavt: `vmalloc_user`, `dma_alloc_coherent`).
+    pub fn pins_queues(&self) -> bool {
+        let kernels = ["rxe", "siw", "efa", "hfi1", "qib", "cxgb4", "ocrdma"];
+        !kernels.contains(&self.name)
+    }
+}
+
 /// The errnos by which a driver refuses a registration. Where its releases differ, the row has the
 /// errno that is not the core's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

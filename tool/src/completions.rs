@@ -26,7 +26,7 @@ complete -F _rdmamr_words -o bashdefault -o default rdmamr
         Shell::Zsh => {
             let lines = script.lines().map(|line| {
                 let action = match line.trim_start() {
-                    line if line.starts_with("':errno -- ") => format!(":({errnos})'"),
+                    line if line.starts_with("'*::words -- ") => format!(":({errnos})'"),
                     line if line.starts_with("'*::devices -- ")
                         || line.starts_with("'::device -- ") =>
                     {

@@ -12,6 +12,7 @@ mod fence;
 mod fork;
 mod gpu;
 mod hugepages;
+mod instruments;
 mod kernel;
 mod libfabric;
 mod mappings;
@@ -71,6 +72,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(rdma_core::check(&verbs));
     checks.push(libfabric::check());
     checks.push(preload::check());
+    checks.extend(instruments::check());
     checks.push(container::check());
     checks.push(memlock::check());
     checks.push(cgroup::check());

@@ -2,8 +2,9 @@
 //! `rdmamr explain`: the causes of an errno in the order in which to look at them, and the doctor's
 //! finding about each; what a completion error means, and lines of other programs. The words are those
 //! of docs/troubleshooting.md, so that each rule stands in one place. `pasted.rs` finds in a line what
-//! it is about.
+//! it is about; `key.rs` looks a key up in a trace.
 
+mod key;
 mod pasted;
 
 use crate::choices::nearest;
@@ -36,13 +37,20 @@ Examples:
   rdmamr explain 'Got completion with error 4, opcode 1, len 8, vendor err 81'
   dmesg | tail -1 | rdmamr explain -
   docker exec CONTAINER rdmamr explain EPERM     limits are the caller's
+  rdmamr explain --trace app.trace --key 0x1234 --addr 0x7f2ae4172000 --length 4096
 
 Exit status: 0; 2: wrong usage, or nothing to explain.")]
 pub struct Args {
     /// An errno by name, number or words, a completion's status, or a line of a log; - for standard
     /// input
-    #[arg(value_name = "ERROR", required = true, allow_hyphen_values = true)]
+    #[arg(
+        value_name = "ERROR",
+        required_unless_present = "trace",
+        allow_hyphen_values = true
+    )]
     words: Vec<String>,
+    #[command(flatten)]
+    key: key::Args,
 }
 
 type Checks = &'static [fn() -> Check];
@@ -59,6 +67,9 @@ const SECTIONS: &[(&str, Checks)] = &[
 
 /// Prints what is known of the error, and what the doctor finds.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    if args.key.trace.is_some() {
+        return print(&key::explain(&args.key)?);
+    }
     let mut pasted = args.words.join(" ");
     if pasted == "-" {
         pasted.clear();
@@ -81,9 +92,11 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             names.collect::<Vec<&str>>().join(", ")
         );
     }
-    anstream::stdout()
-        .lock()
-        .write_all(texts.join("\n").as_bytes())?;
+    print(&texts.join("\n"))
+}
+
+fn print(text: &str) -> anyhow::Result<ExitCode> {
+    anstream::stdout().lock().write_all(text.as_bytes())?;
     Ok(ExitCode::SUCCESS)
 }
 

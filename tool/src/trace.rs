@@ -112,6 +112,7 @@ struct Known {
 }
 
 /// A call, with its process and its time.
+#[derive(Clone, Copy)]
 pub struct Event {
     pub process: u32,
     pub modules: u32,

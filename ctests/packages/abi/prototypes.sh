@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 {
 	# Opaque twins of rdma-core's structures, so that they come out as "struct ibv_pd *",
 	# undeclared.
-	for type in ibv_context ibv_pd ibv_mr ibv_mr_init_attr; do
+	for type in ibv_context ibv_pd ibv_mr ibv_mr_init_attr ibv_cq ibv_comp_channel ibv_qp ibv_qp_init_attr ibv_srq ibv_srq_init_attr; do
 		printf '/// cbindgen:no-export\n#[repr(C)]\npub struct %s { x: u8 }\n' $type
 	done
 	# The library's functions are private, and published by stubs: make them public for cbindgen,

@@ -22,6 +22,8 @@ const VARIABLES: [&str; 3] = ["RDMAV_FORK_SAFE", "IBV_FORK_SAFE", "RDMAV_HUGEPAG
 const MEANING: &str = "Such a registration costs a madvise(2) and up to two VMAs, and the cache (--cache, relaxed calls) \
                        keeps no region: `rdmamr report` counts these registrations as not served.";
 
+const COPIES: &str = "A fork copies pinned private memory, which takes long; posix_spawn, vfork and MADV_DONTFORK avoid it.";
+
 /// Asks libibverbs, which asks the kernel.
 pub fn check(verbs: &Result<Verbs, String>) -> Check {
     const SUBJECT: &str = "fork";
@@ -65,12 +67,14 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
         (None, false) if unneeded => Check::ok(
             SUBJECT,
             "not needed: this kernel copies registered pages for a child, and ibv_fork_init does nothing here",
-        ),
+        )
+        .meaning(COPIES),
         (None, true) if unneeded => Check::ok(
             SUBJECT,
             "not needed by this kernel; a program that calls ibv_fork_init (UCX, NCCL, Open MPI) has its registered \
              memory kept from children all the same, unless it runs under the library",
-        ),
+        )
+        .meaning(COPIES),
         (None, _) if mode == Some(ENABLED) => {
             Check::warning(SUBJECT, "fork support of libibverbs is on (ibv_fork_init)").meaning(MEANING)
         }

@@ -3,7 +3,7 @@
 
 use super::check::Check;
 use crate::files::{kernel_release, kernel_version, names, of_system, read};
-use crate::report::units::reason;
+use crate::report::units::{printable, reason};
 use crate::verbs::{Context, Verbs};
 use std::io::ErrorKind;
 
@@ -41,9 +41,16 @@ fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Cont
         let (kind, why) = (error.kind(), reason(&error.into()));
         let check = Check::failure(SUBJECT, format!("{path} cannot be opened: {why}"));
         return Err(match kind {
-            ErrorKind::NotFound => check
-                .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
-                .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
+            ErrorKind::NotFound => match unit_of_private_devices() {
+                Some(unit) => check
+                    .meaning(format!("/dev is a small one of {unit}: likely its PrivateDevices= hides the device."))
+                    .fix(format!(
+                        "systemctl edit {unit}: [Service] PrivateDevices=no; systemctl restart {unit}"
+                    )),
+                None => check
+                    .meaning("The kernel has the device, but /dev does not: pass the device into the container.")
+                    .fix("docker run --device=/dev/infiniband ... (outside of containers: udevadm trigger)"),
+            },
             ErrorKind::PermissionDenied => check
                 .meaning("The file's mode, or the device cgroup of this container or service, forbids it.")
                 .fix(format!("chmod 666 {path} (a service: DeviceAllow=char-infiniband_verbs rw)")),
@@ -70,6 +77,18 @@ fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Cont
         )
         .meaning("No program can use it; the error comes from libibverbs or its provider.")),
     }
+}
+
+/// The unit of systemd of this process, if its /dev is a tmpfs, as under PrivateDevices=.
+fn unit_of_private_devices() -> Option<String> {
+    let mounts = read("/proc/self/mountinfo")?;
+    let is_dev = |mount: &&str| mount.split(' ').nth(4) == Some("/dev");
+    let dev = mounts.lines().rfind(is_dev)?;
+    let groups = read("/proc/self/cgroup")?;
+    let mut names = groups.lines().flat_map(|line| line.rsplit('/'));
+    let unit = names.find(|name| name.ends_with(".service"))?;
+    let is_it = dev.contains(" - tmpfs ") && super::container::runtime().is_none();
+    is_it.then(|| printable(unit))
 }
 
 /// The name of a device's file, such as "uverbs0".

@@ -3,7 +3,9 @@
 
 use rdmamr_abi::libfabric::{FI_REMOTE_READ, FI_REMOTE_WRITE};
 use rdmamr_abi::names::{ACCESS, FABRIC_ACCESS};
-use rdmamr_abi::rdma_core::IBV_ACCESS_ON_DEMAND;
+use rdmamr_abi::rdma_core::{
+    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+};
 use rdmamr_trace_format::{Call, call, how};
 
 const FABRIC_REMOTE: u32 = (FI_REMOTE_READ | FI_REMOTE_WRITE) as u32;
@@ -22,6 +24,29 @@ pub fn remote(call: u8, access: u32) -> bool {
     } else {
         rdmamr_policy::is_remote(access)
     }
+}
+
+/// The operations of a peer, with the flags that they need: of verbs, and of libfabric.
+const OPERATIONS: [(&str, u32, u64); 3] = [
+    ("write", IBV_ACCESS_REMOTE_WRITE, FI_REMOTE_WRITE),
+    ("read", IBV_ACCESS_REMOTE_READ, FI_REMOTE_READ),
+    (
+        "atomic operation",
+        IBV_ACCESS_REMOTE_ATOMIC,
+        FI_REMOTE_WRITE,
+    ),
+];
+
+/// The operations that these flags refuse to a peer, each with the flag that it needs.
+pub fn missing(call: u8, access: u32) -> impl Iterator<Item = (&'static str, String)> {
+    let needs = OPERATIONS
+        .into_iter()
+        .map(move |(name, verbs, fabric)| match of_fabric(call) {
+            true => (name, fabric as u32),
+            false => (name, verbs),
+        });
+    let refused = needs.filter(move |(_, flag)| access & flag == 0);
+    refused.map(move |(name, flag)| (name, words(call, flag)))
 }
 
 pub fn words(call: u8, access: u32) -> String {

@@ -84,6 +84,15 @@ impl Frame {
         }
     }
 
+    /// Whether the line is in a header with inline functions through which programs call: the caller
+    /// is then the function around the inline function.
+    fn is_of_header(&self) -> bool {
+        let line = self.source.as_deref().unwrap_or_default();
+        ["infiniband/verbs.h:", "rdma/fabric.h:", "rdma/fi_domain.h:"]
+            .iter()
+            .any(|header| line.contains(header))
+    }
+
     /// The function, or else the place.
     pub fn name(&self) -> String {
         self.function.clone().unwrap_or_else(|| self.place())
@@ -105,43 +114,54 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// `began` is when the process began, CLOCK_REALTIME in ns.
-    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Frame {
-        let mut caller = Frame {
+    /// The functions at an address: the inlined ones, the innermost first, then the one around them.
+    /// There is at least one. `began` is when the process began, CLOCK_REALTIME in ns.
+    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Vec<Frame> {
+        let unnamed = Frame {
             module: module.map(str::to_string),
             offset,
             ..Frame::default()
         };
-        let Some(path) = module else { return caller };
+        let Some(path) = module else {
+            return vec![unnamed];
+        };
         if !self.files.contains_key(path) {
             let file = self.open(path, began);
             self.files.insert(path.to_string(), file);
         }
         let Some(Some(file)) = self.files.get(path) else {
-            return caller;
+            return vec![unnamed];
         };
         // The call instruction lies before its return address, which may belong to another line or
         // another function.
         let call = offset.wrapping_sub(1);
+        let mut found: Vec<Frame> = Vec::new();
         if let Some(mut frames) = file.frames(call) {
             while let Ok(Some(frame)) = frames.next() {
-                caller.function = frame
-                    .function
-                    .and_then(|name| Some(name.demangle().ok()?.into_owned()));
-                let place = frame.location.and_then(|at| at.file.zip(at.line));
-                caller.source = place.map(|(file, line)| format!("{file}:{line}"));
-                if !place.is_some_and(|(file, _)| is_header(file)) {
-                    break;
+                // Programs call through inline functions of these headers.
+                if found.last().is_some_and(|inner| inner.is_of_header()) {
+                    found.pop();
                 }
+                let place = frame.location.and_then(|at| at.file.zip(at.line));
+                found.push(Frame {
+                    function: frame
+                        .function
+                        .and_then(|name| Some(name.demangle().ok()?.into_owned())),
+                    source: place.map(|(file, line)| format!("{file}:{line}")),
+                    ..unnamed.clone()
+                });
             }
         }
-        if caller.function.is_none() {
-            caller.function = file.symbol(call).map(|(name, address)| {
+        if found.is_empty() {
+            found.push(unnamed);
+        }
+        if let Some(outermost) = found.last_mut().filter(|frame| frame.function.is_none()) {
+            outermost.function = file.symbol(call).map(|(name, address)| {
                 let name = addr2line::demangle_auto(name.into(), None);
                 format!("{name}+{:#x}", offset - address)
             });
         }
-        caller
+        found
     }
 
     fn open(&mut self, path: &str, began: u64) -> Option<Symbols> {
@@ -153,14 +173,6 @@ impl Resolver {
         }
         Some(symbols)
     }
-}
-
-/// Whether the file is a header with inline functions through which programs call: the caller is
-/// then the function around the inline function.
-fn is_header(file: &str) -> bool {
-    ["infiniband/verbs.h", "rdma/fabric.h", "rdma/fi_domain.h"]
-        .iter()
-        .any(|header| file.ends_with(header))
 }
 
 #[cfg(test)]
@@ -189,13 +201,14 @@ mod tests {
         let first = maps.lines().find(|line| line.ends_with(&path)).unwrap();
         let bias = u64::from_str_radix(first.split('-').next().unwrap(), 16).unwrap();
         let offset = looked_up as *const () as u64 - bias + 1;
-        let caller = Resolver::default().resolve(Some(&path), offset, u64::MAX);
+        let callers = Resolver::default().resolve(Some(&path), offset, u64::MAX);
+        let caller = callers.last().unwrap();
         let function = caller.function.as_deref().unwrap();
         assert!(
             function.ends_with("callers::tests::looked_up"),
             "{function}"
         );
-        let source = caller.source.unwrap();
+        let source = caller.source.as_deref().unwrap();
         let (file, line) = source.rsplit_once(':').unwrap();
         assert!(file.ends_with("src/report/callers.rs"), "{file}");
         // The compiler chooses to which of the three lines the first instruction belongs.
@@ -236,22 +249,89 @@ mod tests {
             assert_eq!(frames.next().unwrap().is_some(), has_lines, "{path}");
         }
         let mut resolver = Resolver::default();
-        assert_eq!(
-            resolver
-                .resolve(Some(&whole), offset, u64::MAX)
-                .function
-                .as_deref(),
-            Some("main")
-        );
-        assert_eq!(
-            resolver.resolve(Some(&stripped), offset, u64::MAX).function,
-            None
-        );
-        assert_eq!(
-            resolver.resolve(Some("linux-vdso.so.1"), 5, 0).place(),
-            "linux-vdso.so.1+0x5"
-        );
+        let mut only = |path: &str, offset| {
+            let frames = resolver.resolve(Some(path), offset, u64::MAX);
+            assert_eq!(frames.len(), 1, "{frames:?}");
+            frames[0].clone()
+        };
+        assert_eq!(only(&whole, offset).function.as_deref(), Some("main"));
+        assert_eq!(only(&stripped, offset).function, None);
+        assert_eq!(only("linux-vdso.so.1", 5).place(), "linux-vdso.so.1+0x5");
     }
+
+    /// The wrapper of ibv_reg_mr says nothing of who leaks.
+    #[test]
+    fn the_function_around_inlined_ones_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        std::fs::write(path("cxx.cc"), CXX).unwrap();
+        run(
+            "c++",
+            &[
+                "-g",
+                "-O1",
+                "-shared",
+                "-fPIC",
+                &path("cxx.cc"),
+                "-o",
+                &path("cxx.so"),
+            ],
+        );
+        std::fs::write(path("rust.rs"), RUST).unwrap();
+        run(
+            "rustc",
+            &[
+                "-g",
+                "-O",
+                "--crate-type=cdylib",
+                &path("rust.rs"),
+                "-o",
+                &path("rust.so"),
+            ],
+        );
+        for (file, inner) in [
+            ("cxx.so", "Buffer::pin(void*)"),
+            ("rust.so", "rust::Buffer::pin"),
+        ] {
+            let file = path(file);
+            let names = run("nm", &[&file]);
+            let leaks = names.lines().find_map(|line| line.strip_suffix(" T leaks"));
+            let leaks = u64::from_str_radix(leaks.unwrap(), 16).unwrap();
+            let mut resolver = Resolver::default();
+            let mut at = |offset| resolver.resolve(Some(&file), leaks + offset, u64::MAX);
+            let frames = (1..64).map(&mut at).find(|frames| frames.len() > 1);
+            let names: Vec<_> = frames.unwrap().iter().map(Frame::name).collect();
+            // The atomic store of Rust is inlined too.
+            let outer = names.len() - 2;
+            assert_eq!(names[outer..], [inner, "leaks"], "{file}");
+        }
+    }
+
+    const CXX: &str = "void *volatile pinned;
+struct Buffer {
+    __attribute__((always_inline)) inline void pin(void *at) { pinned = at; }
+};
+extern \"C\" void leaks(void *at)
+{
+    Buffer buffer;
+    buffer.pin(at);
+}
+";
+    const RUST: &str = "use std::sync::atomic::{AtomicUsize, Ordering};
+#[no_mangle]
+pub static PINNED: AtomicUsize = AtomicUsize::new(0);
+pub struct Buffer;
+impl Buffer {
+    #[inline(always)]
+    fn pin(&self, at: usize) {
+        PINNED.store(at, Ordering::SeqCst);
+    }
+}
+#[no_mangle]
+pub extern \"C\" fn leaks(at: usize) {
+    Buffer.pin(at);
+}
+";
 
     #[test]
     fn the_text_prefers_frames_with_a_line() {

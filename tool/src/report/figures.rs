@@ -36,11 +36,11 @@ impl Replay<'_> {
         let mut caller = |site: u32| {
             let (site, process, _) = sites[site as usize];
             let began = trace.processes[process as usize].process;
-            let mut frame = |path: Option<u32>, offset| {
+            let mut frames = |path: Option<u32>, offset| {
                 let module = path.map(|path| trace.paths[path as usize].as_str());
                 resolver.resolve(module, offset, began)
             };
-            stacks.caller(frame(site.path, site.offset), site.stack, frame)
+            stacks.caller(frames(site.path, site.offset), site.stack, frames)
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
@@ -64,6 +64,8 @@ impl Replay<'_> {
         let leaks = self.leaks(&mut caller);
         let failures = self.failed(&mut caller);
         let processes = self.process_totals();
+        let peaks = self.processes.iter().map(|process| process.peak);
+        self.totals.process_peak_bytes = peaks.max().unwrap_or(0);
         self.totals.callers = sites.len() as u64;
         self.totals.run_ns = total(processes.iter().map(|process| process.run_ns));
         self.totals.threads = processes.iter().map(|process| process.threads).sum();

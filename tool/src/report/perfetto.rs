@@ -2,7 +2,7 @@
 //! The trace in Chrome's trace event format, which Perfetto (ui.perfetto.dev) and chrome://tracing
 //! show: each call on the track of its thread, and pinned memory as a counter.
 use super::access;
-use super::callers::Resolver;
+use super::callers::{Frame, Resolver};
 use super::figures;
 use super::json::escaped;
 use super::shape::Report;
@@ -51,7 +51,7 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
         let address = (event.process, event.modules, event.call.caller);
         let caller = callers
             .entry(address)
-            .or_insert_with(|| caller(trace, &mut resolver, event));
+            .or_insert_with(|| caller(trace, &mut resolver, event)[0].name());
         written = put(of_call(event, begin, caller));
     })?;
     written?;
@@ -74,12 +74,12 @@ fn title(process: &Process) -> String {
     }
 }
 
-fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> String {
+/// The functions from which a call came, the innermost inlined one first.
+pub fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> Vec<Frame> {
     let (process, address) = (event.process, event.call.caller);
     let (path, offset) = trace.locate(process, event.modules, address);
     let module = path.map(|path| trace.paths[path as usize].as_str());
-    let caller = resolver.resolve(module, offset, trace.processes[process as usize].process);
-    caller.name()
+    resolver.resolve(module, offset, trace.processes[process as usize].process)
 }
 
 fn of_call(event: &Event, begin: u64, caller: &str) -> Value {

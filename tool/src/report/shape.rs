@@ -65,6 +65,8 @@ pub struct Totals {
     pub past_callers: u64,
     /// Regions that the cache deregistered by itself.
     pub cache_deregistrations: u64,
+    /// The most that one process had pinned at once.
+    pub process_peak_bytes: u64,
     /// The number of callers, and of those whose registrations came back, by access, including those
     /// not listed.
     pub callers: u64,

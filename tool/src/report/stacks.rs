@@ -71,21 +71,23 @@ impl Stacks {
         number
     }
 
-    /// The caller with the frames of a stack. Python's frames replace the frames of the interpreter
-    /// that runs them, and all frames outside of it.
+    /// The caller with the frames of a stack. `at` are the functions at the caller's address, the
+    /// innermost inlined one first, and `frames` has those at an address. Python's frames replace the
+    /// frames of the interpreter that runs them, and all frames outside of it.
     pub fn caller(
         &self,
-        place: Frame,
+        at: Vec<Frame>,
         number: u32,
-        mut frame: impl FnMut(Option<u32>, u64) -> Frame,
+        mut frames: impl FnMut(Option<u32>, u64) -> Vec<Frame>,
     ) -> Caller {
-        let mut stack = Vec::new();
+        let mut stack = at;
+        let place = stack.remove(0);
         if let Some(places) = (number as usize)
             .checked_sub(1)
             .and_then(|at| self.list.get(at))
         {
             let native = places.native.iter();
-            let native = native.map(|&(path, offset)| frame(path, offset));
+            let native = native.flat_map(|&(path, offset)| frames(path, offset));
             let is_native = |frame: &Frame| places.python.is_empty() || !is_interpreter(frame);
             stack.extend(native.take_while(is_native));
             stack.extend(places.python.iter().map(of_python));
@@ -133,8 +135,8 @@ mod tests {
     }
 
     fn names(stacks: &Stacks, number: u32, functions: [&str; 4]) -> Vec<String> {
-        let frame = |_, offset: u64| named(functions[offset as usize]);
-        let caller = stacks.caller(named("wrapper"), number, frame);
+        let frames = |_, offset: u64| vec![named(functions[offset as usize])];
+        let caller = stacks.caller(vec![named("wrapper")], number, frames);
         caller.stack.iter().map(|frame| frame.words()).collect()
     }
 
@@ -154,19 +156,36 @@ mod tests {
         assert!(names(&native, 0, functions).is_empty());
         assert!(names(&native, 2, functions).is_empty());
         // If the function has no name, the file identifies it.
-        let frame = |_, offset| Frame {
-            module: Some(
-                [
-                    "/lib/app",
-                    "/lib/app",
-                    "/lib/libpython3.11.so.1",
-                    "/lib/ffi.so",
-                ][offset as usize]
-                    .to_string(),
-            ),
-            ..Frame::default()
+        let frames = |_, offset| {
+            let module = [
+                "/lib/app",
+                "/lib/app",
+                "/lib/libpython3.11.so.1",
+                "/lib/ffi.so",
+            ][offset as usize];
+            vec![Frame {
+                module: Some(module.to_string()),
+                ..Frame::default()
+            }]
         };
-        assert_eq!(python.caller(named("wrapper"), 1, frame).stack.len(), 2);
+        let caller = python.caller(vec![named("wrapper")], 1, frames);
+        assert_eq!(caller.stack.len(), 2);
+    }
+
+    #[test]
+    fn inlined_functions_are_frames_of_the_stack() {
+        let at = ["wrapper", "leaks"].map(named).to_vec();
+        let frames = |_, offset: u64| match offset {
+            3 => ["inner", "outer"].map(named).to_vec(),
+            _ => vec![named("main")],
+        };
+        let caller = stacks(Vec::new()).caller(at.clone(), 1, frames);
+        assert_eq!(caller.name(), "wrapper");
+        let beyond = "leaks < inner < outer < main < main < main";
+        assert_eq!(caller.beyond().as_deref(), Some(beyond));
+        // Also of a call without a stack in the trace.
+        let caller = stacks(Vec::new()).caller(at, Stacks::NONE, frames);
+        assert_eq!(caller.beyond().as_deref(), Some("leaks"));
     }
 
     #[test]

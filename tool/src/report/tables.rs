@@ -43,6 +43,9 @@ impl Section<'_> {
     }
 }
 
+/// From so many pinned bytes on, a fork takes a time that people notice.
+const SLOW_FORK: u64 = 256 << 20;
+
 /// The figures of the whole trace, by name. Behind a colon are a figure's parts.
 pub fn facts(report: &Report) -> Vec<(&'static str, String)> {
     let (totals, pinned) = (&report.totals, &report.pinned);
@@ -96,6 +99,12 @@ pub fn facts(report: &Report) -> Vec<(&'static str, String)> {
         ("Peak pinned", peak),
         ("Left registered", leaked(report)),
     ];
+    // A trace has no forks.
+    if totals.process_peak_bytes >= SLOW_FORK {
+        let most = bytes(totals.process_peak_bytes);
+        let words = "the kernel copies pinned private memory for a child; not by posix_spawn, vfork, nor after MADV_DONTFORK";
+        facts.push(("A fork copies", format!("up to {most}: {words}")));
+    }
     if totals.gpu > 0 {
         let most = bytes(totals.gpu_peak_bytes);
         facts.push(("Memory of GPUs", format!("{most}: at most, as dma-bufs")));

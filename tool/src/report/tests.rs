@@ -50,6 +50,22 @@ fn pinned_memory_is_whole_pages_each_time() {
     assert_eq!(report.pinned.points.last().unwrap().plain_bytes, 4096);
 }
 
+#[test]
+fn a_fork_copies_what_one_process_has_pinned() {
+    let copies = |length| {
+        let report = report(&[
+            register(0, 1, 0x10000, length),
+            deregister(MS, 1, 0x10000, length),
+        ]);
+        let fact = tables::facts(&report)
+            .into_iter()
+            .find(|fact| fact.0 == "A fork copies");
+        fact.map(|fact| fact.1)
+    };
+    assert!(copies(800 << 20).unwrap().starts_with("up to 800 MiB: "));
+    assert_eq!(copies(1 << 20), None);
+}
+
 /// Memory of a GPU pins no page, and none of it comes back, also by libfabric's calls.
 #[test]
 fn memory_of_a_gpu_is_a_kind_of_its_own() {
