@@ -13,8 +13,9 @@ use rdmamr_trace_format::{Call, call, how, unserved};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// What the cache never keeps: nothing tells the library that the GPU's memory was freed.
-pub const OF_GPU: &str = "the memory is a GPU's, registered as a dma-buf";
+/// What the bound leaves out: the trace does not tell a GPU's allocations apart, and one region may
+/// serve all of an allocation.
+pub const OF_GPU: &str = "the memory is a GPU's: whether it is the same is not known";
 /// A call is an outlier if it takes this many medians of its length: lengths differ by a factor of 2.
 pub const OUTLIER: u64 = 8;
 
