@@ -351,6 +351,7 @@ impl Test {
                     page_range: range(first, count),
                     access,
                     spare: if is_local(access) { SPARE } else { 0 },
+                    allocation: 0,
                 };
                 self.register(lookup_key, changed_meanwhile)?;
             }
@@ -536,6 +537,7 @@ fn of_page(page: u64) -> LookupKey {
         access: 0,
         spare: 0,
         unshared: false,
+        allocation: 0,
     }
 }
 

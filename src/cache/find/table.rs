@@ -222,6 +222,7 @@ mod tests {
             access: 0,
             spare: 0,
             unshared: false,
+            allocation: 0,
         }
     }
 
