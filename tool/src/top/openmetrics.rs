@@ -129,7 +129,11 @@ impl Values {
             let pid = process.pid.to_string();
             let (user, rank) = (number(process.user.map(u64::from)), number(process.rank));
             let mut put = |more: Labels, value: f64| {
-                let library = if process.library { "yes" } else { "no" };
+                let library = match (process.library, process.library_mapped) {
+                    (true, _) => "yes",
+                    (_, Some(_)) => "no",
+                    (_, None) => "not_known",
+                };
                 let mut labels: Labels = vec![
                     ("pid", &pid),
                     ("command", &process.command),
