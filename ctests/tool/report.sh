@@ -258,7 +258,6 @@ mkdir folder
 cp trace folder/one.trace
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
-check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
 enough() { # ends by the signal, or by the error that replaces it if the signal is ignored
 	local status
 	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true

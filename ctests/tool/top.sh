@@ -120,7 +120,7 @@ fi
 
 start first OMPI_COMM_WORLD_RANK=3
 first=$pid
-start second OMPI_COMM_WORLD_RANK=12
+start second OMPI_COMM_WORLD_RANK=12 SLURM_JOB_ID=4242
 second=$pid
 
 is "a process that has registered nothing is not listed" absent "$(json "$first" "['regions']")"
@@ -133,6 +133,8 @@ is "hits arrive" 999 "$(comes 999 json "$first" "['hits']")"
 is "regions, bytes, those in use and those idle" "101 6619136 6553600 1 65536" \
 	"$(json "$first" "['regions'], p['bytes'], p['in_use_bytes'], p['idle_regions'], p['idle_bytes']" | tr -d '(),')"
 is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
+is "the job of Slurm" "4242 None" "$(json "$second" "['job']") $(json "$first" "['job']")"
+check "which is a label" grep -q "^rdmamr_registrations_total{pid=\"$second\",.*rank=\"12\",job=\"4242\"" <<<"$("$tool" top --openmetrics)"
 is "the rank" "3" "$(json "$first" "['rank']")"
 is "the time in registration is counted" True "$(json "$first" "['registration_seconds'] > 0")"
 is "the JSON has a schema number" 1 "$(top --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["schema"])')"

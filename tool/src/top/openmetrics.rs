@@ -140,7 +140,8 @@ impl Values {
                     ("user", &user),
                     ("library", library),
                 ];
-                let more = [("rank", &*rank)].into_iter().chain(more);
+                let job = process.job.as_deref().unwrap_or_default();
+                let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
                 labels.extend(more.filter(|(_, value)| !value.is_empty()));
                 put(labels, value);
             };

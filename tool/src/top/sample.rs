@@ -47,6 +47,8 @@ pub struct Process {
     pub command_line: String,
     pub user: Option<u32>,
     pub rank: Option<u64>,
+    /// The number of its job of Slurm, if this user may know.
+    pub job: Option<String>,
     /// Whether the process runs under the library, and shows that.
     pub library: bool,
     /// Of another process: whether it has mapped a file of the library's name, if this user may know.
@@ -231,6 +233,11 @@ fn unknown(pid: u32) -> Process {
         }
         String::from_utf8_lossy(&bytes).into_owned()
     };
+    let environment = read("environ");
+    let job = environment
+        .split('\0')
+        .find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
+    let is_number = |job: &&str| job.len() <= 20 && job.bytes().all(|byte| byte.is_ascii_digit());
     let words = read("cmdline");
     let words: Vec<String> = words.split_terminator('\0').map(clean).collect();
     let name = clean(read("comm").trim_end());
@@ -239,6 +246,7 @@ fn unknown(pid: u32) -> Process {
         command: script(&words).unwrap_or(name),
         command_line: words.join(" "),
         user: user_of(pid),
+        job: job.filter(is_number).map(str::to_owned),
         ..Process::default()
     }
 }
