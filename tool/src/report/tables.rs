@@ -111,7 +111,11 @@ pub fn facts(report: &Report) -> Vec<(&'static str, String)> {
     }
     if totals.calls_with_stack > 0 {
         let (some, all) = (totals.calls_with_stack, totals.calls);
-        let words = format!("{}: {} of the calls", count(some), share(some, all));
+        let more = match some == all {
+            true => "",
+            false => "; `rdmamr run --stacks=all` records more, and takes longer",
+        };
+        let words = format!("{}: {} of the calls{more}", count(some), share(some, all));
         facts.push(("Call stacks", words));
     }
     facts
