@@ -171,14 +171,11 @@ pub fn troubles(report: &Report) -> Vec<Section<'_>> {
         },
         Section {
             id: "cut_off",
-            heading: format!(
-                "Cut off, so no leak: {cut_off}, {}",
-                bytes(totals.cut_off_bytes)
-            ),
-            words:
-                "Registered where the trace of the process ends without its end: it was killed, as \
-                    multiprocessing.Pool kills its workers, or called _exit, or still runs."
-                    .into(),
+            heading: format!("Cut off: {cut_off}, {}", bytes(totals.cut_off_bytes)),
+            words: "Registered where the trace of a process ends without the process: it was killed, as \
+                    multiprocessing.Pool kills its workers, or called _exit, or still runs. Whether these are \
+                    leaks is not known."
+                .into(),
             columns: "regions|bytes|<registered by",
             rows: left(false),
             all: totals.cut_off_callers,

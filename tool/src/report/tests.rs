@@ -798,7 +798,7 @@ fn a_killed_process_has_left_no_region() {
     let [cut_off] = &tables::troubles(&report)[..] else {
         panic!("one table")
     };
-    assert_eq!(cut_off.heading, "Cut off, so no leak: 1 region, 4 KiB");
+    assert_eq!(cut_off.heading, "Cut off: 1 region, 4 KiB");
     one.dropped = 2;
     one.calls(&mut sample, &[register(2 * MS, 2, 0x2000, 4096)]);
     let report = read(&sample);
