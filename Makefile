@@ -69,7 +69,7 @@ cbindgen: $(cbindgen)
 headers: $(cbindgen) ## make the headers under include/ from the source
 	mkdir -p target $(headers_in)/rdmamr
 	sed '/^\/\/!/d' src/capi/rdmamr.rs src/stats/counters.rs >target/rdmamr.rs
-	$(cbindgen) -q -c cbindgen.toml -o $(headers_in)/rdmamr.h target/rdmamr.rs
+	$(cbindgen) -q -c cbindgen.toml target/rdmamr.rs | awk -f src/capi/constants.awk >$(headers_in)/rdmamr.h
 	$(verbs_toml) cbindgen.toml >target/verbs.toml
 	$(cbindgen) -q -c target/verbs.toml -o $(headers_in)/rdmamr/verbs.h src/capi/relaxed.rs
 	src/capi/fabric/fi_mr.sh $(cbindgen) >$(headers_in)/rdmamr/fi_mr.h

@@ -9,6 +9,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef RDMAMR_TYPED_CONSTANTS
+
+static const int RDMAMR_VERSION_MAJOR = 0;
+static const int RDMAMR_VERSION_MINOR = 3;
+static const int RDMAMR_VERSION_PATCH = 0;
+static const uint64_t RDMAMR_UNCHANGED = 18446744073709551615ull;
+
+#else
+
 /**
  * The major version of this header: 1 in 1.2.3.
  */
@@ -28,6 +37,8 @@
  * The value of a limit that rdmamr_set_cache_limits() leaves as it is.
  */
 #define RDMAMR_UNCHANGED 18446744073709551615ull
+
+#endif
 
 /**
  * Counts of what the library has done in this process. A forked child starts with all fields 0.

@@ -164,13 +164,19 @@ static void accepted_domains(void)
 		{ "RV", ATTR(.mr_mode = FI_MR_RAW | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
 		{ "RV", ATTR(.mr_mode = FI_MR_RAW | FI_MR_VIRT_ADDR) },
 	};
+	struct rdmamr_domain_attr zeroed = { .size = sizeof(zeroed) };
 
 	for (size_t n = 0; n < COUNT(rows); n++) {
 		about("%s", rows[n].name);
 		opens(&rows[n].attr, rows[n].kind);
 	}
-	about("without attributes");
+	about("without attributes, or with zeroed ones, of no interface and of those before 1.5");
 	opens(NULL, "PV");
+	opens(&zeroed, "PV");
+	zeroed.api_version = FI_VERSION(1, 4);
+	opens(&zeroed, "PV");
+	zeroed.mr_mode = FI_MR_SCALABLE;
+	opens(&zeroed, "A0");
 }
 
 static void refused_domains(void)
@@ -216,7 +222,7 @@ static void refused_domains(void)
 		FAILS(-FI_EINVAL, "size", open_attr(&good));
 	}
 	about("attributes larger than the library's");
-	opens(&larger.attr, "A0");
+	opens(&larger.attr, "PV");
 	for (int n = 0; n < 3; n++) {
 		larger.more[n] = 1ULL << 63;
 		FAILS(-FI_EINVAL, "size|know|zero|0", open_attr(&larger.attr));
@@ -261,7 +267,7 @@ static void domain_sizes(void)
 	memset(&least, 0xff, sizeof(least));
 	least.size = 12;
 	least.api_version = 0;
-	opens(&least, "A0");
+	opens(&least, "PV");
 }
 
 /* The function of a table's slot; each table starts with its size in bytes. */
@@ -419,7 +425,7 @@ static struct fid_mr *keyed(struct fid_domain *domain, uint64_t key)
 
 static void keys(void)
 {
-	struct fid_domain *domain = plain(0, 0), *other = plain(FI_MR_VIRT_ADDR, 0);
+	struct fid_domain *domain = plain(FI_MR_SCALABLE, 0), *other = plain(FI_MR_VIRT_ADDR, 0);
 	struct fid_mr *first = keyed(domain, 1234), *second;
 	const uint64_t flags[] = { 0, RDMAMR_MR_KEY };
 
@@ -443,7 +449,8 @@ static void keys(void)
 
 	/* src/fabric/mode.rs has each size. */
 	about("keys of 2 bytes");
-	must(open_attr(&(struct rdmamr_domain_attr){ .size = sizeof(struct rdmamr_domain_attr), .mr_key_size = 2 }) == 0);
+	must(open_attr(&(struct rdmamr_domain_attr){ .size = sizeof(struct rdmamr_domain_attr), .mr_mode = FI_MR_SCALABLE,
+							.mr_key_size = 2 }) == 0);
 	domain = made;
 	must(fi_close(&keyed(domain, 0xffff)->fid) == 0);
 	FAILS(-FI_EKEYREJECTED, "key", make(REG, domain, memory, PAGE, FI_ALL, 0, 0x10000, 0));
@@ -509,7 +516,7 @@ static void attributes(void)
 
 	for (size_t n = 0; n < COUNT(versions); n++) {
 		uint32_t version = FI_VERSION(versions[n].major, versions[n].minor);
-		struct fid_domain *domain = plain(0, version);
+		struct fid_domain *domain = plain(FI_MR_SCALABLE, version);
 		struct attr_2_0 attr;
 		void *cut = at_the_edge(versions[n].size);
 		const void *readable[] = { cut, &attr };
@@ -819,7 +826,7 @@ static void nothing_and_others(void)
 /* Pointers of the library's own calls, and raw keys. */
 static void own_calls(void)
 {
-	struct fid_domain *domain = plain(0, 0);
+	struct fid_domain *domain = plain(FI_MR_SCALABLE, 0);
 	struct fid_mr *one = region(domain, memory, PAGE, FI_ALL, 3);
 	struct rdmamr_segment segment;
 	uint8_t raw[2048];
@@ -862,7 +869,7 @@ static void limited(void)
 	FAILS(-FI_ENOMEM, " 48 KiB of the same call, and ", fi_mr_regv(domain, iov, 3, FI_ALL, 0, 1, 0, &mr, NULL));
 	gives(0, fi_mr_regv(domain, iov, 2, FI_ALL, 0, 1, 0, &mr, NULL));
 	close_all(&mr->fid, &domain->fid);
-	domain = plain(0, 0);
+	domain = plain(FI_MR_SCALABLE, 0);
 	if (context->device->transport_type == IBV_TRANSPORT_IWARP) {
 		/* Its regions are at their own addresses: a table counts from 0. */
 		gives(0, fi_mr_reg(domain, memory, 10 * PAGE, FI_ALL, 0, 1, 0, &mr, NULL));

@@ -28,6 +28,13 @@ int (*reg)(struct fid_domain *, const void *, size_t, uint64_t, uint64_t, uint64
 int (*resolve)(struct fid_domain *, uint64_t, uint64_t, size_t, struct rdmamr_segment *, size_t *) = rdmamr_resolve;
 uint64_t access = FI_READ | FI_REMOTE_WRITE | RDMAMR_MR_KEY | RDMAMR_MR_OFFSET;' >"$work/fabric.c"
 { echo '#define RDMAMR_OLD_NAMES'; cat "$work/fabric.c"; echo 'uint64_t old = FI_MR_KEY | FI_MR_OFFSET | FI_PROV_MR_ATTR | FI_DYNAMIC_MR | FI_LOCAL_MR;'; } >"$work/old.c"
+# Programs that read headers get typed constants: no expression may have one in C, so C++ compares.
+{
+	printf '#define RDMAMR_TYPED_CONSTANTS\n#include <rdmamr.h>\n#include <rdmamr/fi_mr.h>\n#include <type_traits>\n'
+	sed -n -e 's/^#define \([A-Z_0-9]*\) \(.*ull.*\)/same(\1, (\2), uint64_t)/p' -e 's/^#define \([A-Z_0-9]*\) \([0-9(][^u]*\)$/same(\1, \2, int)/p' \
+		include/rdmamr.h include/rdmamr/fi_mr.h |
+		sed 's/^same(\(.*\), \(.*\), \(.*\))$/static_assert(\1 == \2 \&\& std::is_same<decltype(\1), const \3>::value, "\1");/'
+} >"$work/typed.c"
 # NAME | FILE | STANDARDS | OPTIONS. <infiniband/verbs.h> itself is not pedantic.
 while IFS='|' read -r name file standards options; do
 	for standard in $standards; do
@@ -40,11 +47,26 @@ done <<-ROWS
 	include/rdmamr.h|one|c99 c11 c2x c++11|-Wpedantic
 	include/rdmamr/verbs.h|relaxed|gnu99 gnu11 gnu2x gnu++11|
 	a source that includes <infiniband/verbs.h> alone|solaris|gnu99 gnu11 gnu2x gnu++11|-Iinclude/rdmamr/compat
+	the same, pedantic|solaris|gnu99 gnu11|-Iinclude/rdmamr/compat -Wpedantic
 	include/rdmamr/fi_mr.h with libfabric|fabric|c99 gnu11 gnu2x gnu++11|
-	include/rdmamr/fi_mr.h without it|fabric|c99 gnu11 gnu2x gnu++11|-DRDMAMR_NO_LIBFABRIC
+	include/rdmamr/fi_mr.h without it|fabric|c99 gnu11 gnu2x gnu++11|-DRDMAMR_NO_LIBFABRIC -Wpedantic
+	its typed constants|typed|gnu++11|-DRDMAMR_NO_LIBFABRIC
 	the old names with libfabric|old|gnu11 gnu++11|
 	the old names without it|old|gnu11 gnu++11|-DRDMAMR_NO_LIBFABRIC
 ROWS
+check "$(grep -c '^static_assert' "$work/typed.c") constants are compared with the macros" [ "$(grep -c '^static_assert' "$work/typed.c")" -gt 80 ]
+errors() { # FILE: the number of errors
+	"$cc" -DRDMAMR_NO_LIBFABRIC -Iinclude -fsyntax-only "$1" 2>&1 | grep -c 'error:'
+}
+printf '#include <rdma/fi_domain.h>\n#include <rdmamr/fi_mr.h>\n' >"$work/after.c"
+printf '#include <rdmamr/fi_mr.h>\n#include <rdma/fi_domain.h>\n#include <rdma/fi_errno.h>\n' >"$work/before.c"
+check "RDMAMR_NO_LIBFABRIC behind libfabric's headers is one error" [ "$(errors "$work/after.c")" = 1 ]
+check "and in front of them none" [ "$(errors "$work/before.c")" = 0 ]
+if python3 -c 'import cffi' 2>/dev/null; then
+	check "Python's cffi reads the calls and the constants (docs/fabric.md)" python3 -B ctests/packages/headers_cffi.py
+else
+	lacks "Python's cffi reads the calls and the constants" python3-cffi
+fi
 # The header's replacements for libfabric's: the same calls and structures.
 check "the library's functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
 check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]
@@ -74,6 +96,7 @@ for suite in trixie; do
 		newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
 		# Some names are deprecated there, and unchanged.
 		lasting=("$cc" -std=gnu11 -w -isystem "$headers")
+		check "the old names with libfabric $newer, without a warning" "$cc" -std=gnu11 -Wall -Wextra -Werror -isystem "$headers" -Iinclude -fsyntax-only "$work/old.c"
 		check "the library's structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
 		check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
 		check "the library's prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"

@@ -194,6 +194,7 @@ if [ -z "$device" ]; then
 	check "without them it says nothing of such" bash -c '! grep -q instruments "$1"' - "$work/text"
 	"$tool" explain enomem >"$work/explained"
 	check "explain ENOMEM has causes and what to do, in 80 columns" bash -c 'grep -q "^ 1\. " "$1" && grep -q "^ *-> " "$1" && [ "$(grep -v "^ *-> " "$1" | wc -L)" -le 80 ]' - "$work/explained"
+	check "memory of a GPU among them" grep -q "memory of a GPU, says" "$work/explained"
 	check "a number means the same as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
 	for runtime in Docker Kubernetes Slurm systemd prlimit; do
 		check "explain ENOMEM says how $runtime raises the limit" grep -q "^  - .*$runtime" <(sed 's/^  - A process that.*prlimit/  - prlimit/' "$work/explained")

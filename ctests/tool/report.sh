@@ -35,11 +35,11 @@ says 'WARNING Process 4712 has not ended in order'
 says "send_message callers.c:$(line send_message) callers\+0x"
 says "fetch_rows callers.c:$(line fetch_rows) callers\+0x"
 says 'load_index\+0x[0-9a-f]+ libcallers.so\+0x'
-says '2 128 KiB forgotten lib & <gone>.so\+0x1234'
+says '2 128 KiB lib & <gone>.so\+0x1234'
 says 'ENOMEM from the kernel: RLIMIT_MEMLOCK <b>this</b> & that'
 check "the text fits 80 columns" [ "$(wc -L <text)" -le 80 ]
 
-"$rdmamr" report --json trace >json
+"$rdmamr" report --text --json trace >json
 values() { # each line PATH VALUE, as Python and JSON write them
 	python3 - json <<-END
 		import json, sys
@@ -185,7 +185,7 @@ else
 	}
 	check "the page in a browser has the figures" shown '12.6 ms' '0.31 % of 4.00 s thread time' '>270<' '3 threads, 7 dropped' \
 		'20 hits, 1 miss' '3.12 MiB' '2.12 MiB' '6.86 ms' '10.1 ms' '7 calls are not in the trace' 'has not ended in order' \
-		'>8.01 ms<' '>63.6 %<' '>242<' 'ibv_dereg_mr_relaxed<' '>128 KiB<' '>forgotten<' '>EFAULT<' '<code>send_message</code>' \
+		'>8.01 ms<' '>63.6 %<' '>242<' 'ibv_dereg_mr_relaxed<' '>128 KiB<' '>EFAULT<' '<code>send_message</code>' \
 		'&lt;script&gt;alert(1)' 'lib &amp; &lt;gone&gt;.so+0x1234' 'RLIMIT_MEMLOCK &lt;b&gt;this&lt;/b&gt; &amp; that'
 	# Headless windows are at least 500 pixels wide; a frame in one may be narrower.
 	cp "$here/probe.html" .
@@ -258,7 +258,6 @@ mkdir folder
 cp trace folder/one.trace
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
 check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
-check "text and JSON at once" refused 2 'cannot be used with' --text --json trace
 enough() { # ends by the signal, or by the error that replaces it if the signal is ignored
 	local status
 	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true

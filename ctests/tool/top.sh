@@ -108,13 +108,19 @@ if [ -n "$device" ]; then
 		skip "a cgroup's limits" "no cgroup2 with rdma and memory"
 	fi
 	check "the table marks processes without the library" grep -q "ibv_rc_pingpong (no library)" <<<"$(top --once)"
+	if setpriv --reuid 60001 --clear-groups "$tool" --version >/dev/null 2>&1; then
+		check "another user cannot know whether they have it" grep -q "ibv_rc_pingpong (library not known)" \
+			<<<"$(setpriv --reuid 60001 --clear-groups "$tool" top --once)"
+	else
+		skip "another user cannot know whether they have it" "needs root, setpriv, and a tool that others may run"
+	fi
 	tap_done
 	exit
 fi
 
 start first OMPI_COMM_WORLD_RANK=3
 first=$pid
-start second OMPI_COMM_WORLD_RANK=12
+start second OMPI_COMM_WORLD_RANK=12 SLURM_JOB_ID=4242
 second=$pid
 
 is "a process that has registered nothing is not listed" absent "$(json "$first" "['regions']")"
@@ -127,10 +133,14 @@ is "hits arrive" 999 "$(comes 999 json "$first" "['hits']")"
 is "regions, bytes, those in use and those idle" "101 6619136 6553600 1 65536" \
 	"$(json "$first" "['regions'], p['bytes'], p['in_use_bytes'], p['idle_regions'], p['idle_bytes']" | tr -d '(),')"
 is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
+is "the job of Slurm" "4242 None" "$(json "$second" "['job']") $(json "$first" "['job']")"
+check "which is a label" grep -q "^rdmamr_registrations_total{pid=\"$second\",.*rank=\"12\",job=\"4242\"" <<<"$("$tool" top --openmetrics)"
 is "the rank" "3" "$(json "$first" "['rank']")"
 is "the time in registration is counted" True "$(json "$first" "['registration_seconds'] > 0")"
 is "the JSON has a schema number" 1 "$(top --json | python3 -c 'import json, sys; print(json.load(sys.stdin)["schema"])')"
 # tool/src/top/table.rs has the order and the names.
+check "--once beside --json is JSON" bash -c '"$1" top --once --json | python3 -m json.tool >/dev/null' - "$tool"
+[ -e /sys/module/ib_core ] || check "without RDMA it says so" grep -qx "The kernel does not list regions: there is no RDMA device (no module ib_core)" <<<"$(top --once)"
 is "a filter by rank" "$second" "$(top --once --filter "rank 12" | awk '$NF == "holds" { print $1 }')"
 # Without CAP_IPC_LOCK, under which the limit does not apply.
 bound=()

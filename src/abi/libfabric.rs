@@ -506,7 +506,8 @@ pub const FI_REG_MR: u64 = 1u64 << 59;
 /// The key is not known, or not known yet.
 pub const FI_KEY_NOTAVAIL: u64 = 0xffff_ffff_ffff_ffffu64;
 
-/// mr_mode: the application chooses the keys, and addresses begin at 0.
+/// mr_mode: none of the others. From api_version 1.5 on the application chooses the keys, and
+/// addresses begin at 0; before, the device chooses both.
 pub const FI_MR_UNSPEC: i32 = 0;
 /// mr_mode before libfabric 1.5: the provider chooses the keys, remote peers use virtual addresses,
 /// and memory must be mapped.

@@ -70,6 +70,8 @@ pub struct Config {
     pub trace_limit: Option<u64>,
     /// `RDMAMR_TRACE_STACKS`: the trace has call stacks.
     pub trace_stacks: bool,
+    /// The same, without a limit on the time for them.
+    pub trace_all_stacks: bool,
     /// The process's number in its job, if a launcher has set one. It is not a setting of this
     /// library.
     pub rank: Option<u32>,
@@ -100,6 +102,7 @@ impl Config {
         trace: None,
         trace_limit: None,
         trace_stacks: true,
+        trace_all_stacks: false,
         rank: None,
         cache: CacheConfig {
             linger_remote: 1_000,
@@ -215,10 +218,11 @@ const SETTINGS: &[Setting] = &[
         config.trace_limit = parse_bytes(value);
         config.trace_limit.is_some()
     } },
-    // Record the call stack of each call.
-    Setting { name: c"RDMAMR_TRACE_STACKS", values: &["0", "1"], set: |config, value| {
+    // Record the call stack of each call; "all" without a limit on the time for them.
+    Setting { name: c"RDMAMR_TRACE_STACKS", values: &["0", "1", "all"], set: |config, value| {
         config.trace_stacks = value != c"0";
-        value == c"0" || value == c"1"
+        config.trace_all_stacks = value == c"all";
+        [c"0", c"1", c"all"].contains(&value)
     } },
     // How many seconds an idle region stays in the cache: by default 1 if it is remotely
     // accessible, else 60.

@@ -137,6 +137,12 @@ impl Domain {
         core::ptr::eq(memory, &tables.memory)
     }
 
+    /// Whether the device has each buffer at the buffer's own address.
+    #[inline(always)]
+    pub fn is_at_own_address(&self) -> bool {
+        self.iwarp || self.mode.on_demand
+    }
+
     /// The queue that reports registrations, if one is bound.
     #[inline(always)]
     pub fn queue(&self) -> Option<&'static Queue> {

@@ -95,7 +95,8 @@ refusals! {
         "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their \
         pages";
     OFFSET_IWARP FI_ENOSYS,
-        "FI_MR_OFFSET with the provider's keys: an iWARP device has a buffer at its own address";
+        "FI_MR_OFFSET with the provider's keys: an iWARP device, and one that pages on demand, have a \
+        buffer at its own address";
     REGION_PAST_END FI_EINVAL, "the region's addresses run past the end of the address space";
     CANCELLED FI_ECANCELED, "fi_close() came before it was begun";
 

@@ -136,7 +136,7 @@ fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<(), F
     if let Buffers::One(buffer) = buffers {
         if domain.mode.provider_keys {
             ensure(in_step(buffer, wish.offset), OFFSET_IN_PAGE)?;
-            ensure(!domain.iwarp, OFFSET_IWARP)?;
+            ensure(!domain.is_at_own_address(), OFFSET_IWARP)?;
         }
     }
     Ok(())
@@ -209,7 +209,7 @@ fn complete(
     let pieces = match buffers {
         Buffers::One(buffer) => {
             let at = region.is_placed.then_some(region.base);
-            let at = at.filter(|&at| in_step(buffer, at) && !domain.iwarp);
+            let at = at.filter(|&at| in_step(buffer, at) && !domain.is_at_own_address());
             Pieces::One(pinning.pin(buffer, at)?)
         }
         Buffers::Many(buffers) => Pieces::Many(pinning.pin_all(buffers)?),
@@ -261,9 +261,11 @@ impl Pinning<'_> {
         let addr = buffer.addr.addr() as u64;
         let remote = match at {
             Some(at) => at,
-            // The cache and siw have every registration at the buffer's address. A table translates
-            // the addresses that remote peers use.
-            None if mode.virtual_addresses || mode.cached || self.domain.iwarp => addr,
+            // The cache and siw have every registration at the buffer's address, and rxe every one
+            // that pages on demand. A table translates the addresses that remote peers use.
+            None if mode.virtual_addresses || mode.cached || self.domain.is_at_own_address() => {
+                addr
+            }
             // As near to 0 as the kernel allows: it registers whole pages.
             None => addr % page_size(),
         };

@@ -28,8 +28,8 @@ const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
     | IBV_ACCESS_FLUSH_GLOBAL
     | IBV_ACCESS_FLUSH_PERSISTENT;
 
-/// The access flags for which a region with local write serves as well: local write itself, and the
-/// flags that a device may ignore.
+/// The access flags that make no region remotely accessible: local write, and the flags that a
+/// device may ignore.
 const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 
 /// The access flags that no cached region can have. An on-demand region pins nothing. A memory

@@ -194,12 +194,53 @@ impl rdmamr_stats {
         for field in names.trim_matches(['{', '}', '\n']).split(',') {
             if let Some((name, value)) = field.split_once(':') {
                 if value != "0" {
-                    writeln!(out, "  {}: {value}", name.trim_matches('"'))?;
+                    let name = name.trim_matches('"');
+                    let words = words_of(name);
+                    let space = if words.is_empty() { "" } else { " " };
+                    writeln!(out, "  {name}: {value}{space}{words}")?;
                 }
             }
         }
         Ok(())
     }
+}
+
+/// What a counter counts, in the words of the table for people. Those with a common beginning have
+/// common words.
+const WORDS: [(&str, &str); 16] = [
+    (
+        "ended_elsewhere",
+        "(regions that ended without ibv_dereg_mr)",
+    ),
+    ("shared", "(hits on a region in use)"),
+    ("flushed_", "(regions that the cache deregistered)"),
+    ("stale_avoided_", "(regions whose memory had changed)"),
+    ("bypassed_access", "(plain: the access flags)"),
+    ("bypassed_device", "(plain: libibverbs serves the device)"),
+    (
+        "bypassed_memory",
+        "(plain: shared memory, files or a device's)",
+    ),
+    ("bypassed_watch", "(plain: userfaultfd is refused)"),
+    ("bypassed_fork", "(plain: fork support, or a forked child)"),
+    ("bypassed_limit", "(plain: mappings or regions ran out)"),
+    ("bypassed_busy", "(plain: a change of memory was under way)"),
+    ("bypassed_address", "(plain: the iova is another address)"),
+    (
+        "bypassed_first",
+        "(plain: the range came for the first time)",
+    ),
+    ("reg_gpu", "(memory of a GPU, as a dma-buf)"),
+    ("reg_past", "(past the library, by libmlx5)"),
+    (
+        "fence_asked",
+        "(questions to the kernel, in spite of rdmamr fence)",
+    ),
+];
+
+fn words_of(name: &str) -> &'static str {
+    let row = WORDS.iter().find(|(begins, _)| name.starts_with(begins));
+    row.map_or("", |(_, words)| words)
 }
 
 /// Turns the output of `#[derive(Debug)]` for a structure of numbers into JSON. A second list of
@@ -525,6 +566,17 @@ pub fn existing() -> Option<&'static Counters> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_counter_of_the_table_has_words() {
+        // SAFETY: the structure has `FIELDS` fields of type `u64` and nothing else.
+        let stats: rdmamr_stats = unsafe { core::mem::transmute([7u64; FIELDS]) };
+        let mut table = String::new();
+        stats.write_table(&mut table).unwrap();
+        let counters: Vec<_> = table.lines().skip(5).collect();
+        assert_eq!(counters.len(), FIELDS - 12);
+        assert!(counters.iter().all(|line| line.ends_with(')')), "{table}");
+    }
 
     #[test]
     fn json_has_each_field_once_and_in_order() {

@@ -38,7 +38,8 @@ Examples:
 
 Needs root; --check alone needs CAP_BPF and CAP_PERFMON. A process asks the
 service once, when its cache starts. The service may end at any time: processes
-that have asked keep what they have.")]
+that have asked keep what they have. It pays from some thousands of hits a
+second on. Do not set kernel.ftrace_enabled to 0 meanwhile: hits may be stale.")]
 pub struct Args {
     /// Load the programs, prove that they count, and end
     #[arg(long)]

@@ -60,9 +60,9 @@ pub struct Args {
     #[arg(value_name = "FILE", required = true)]
     traces: Vec<PathBuf>,
     /// Print the report as text
-    #[arg(long, conflicts_with = "json")]
+    #[arg(long)]
     text: bool,
-    /// Print the report as JSON, rdmamr_trace(5)
+    /// Print the report as JSON, rdmamr_trace(5), also beside --text
     #[arg(long)]
     json: bool,
     /// Compare two runs, each a trace or a folder: what was gained, by size and by caller
@@ -106,10 +106,10 @@ fn write(args: &Args) -> Result<()> {
         return compare(args);
     }
     let (trace, report) = read(&args.traces)?;
-    if args.text {
-        print(&text::render(&report))
-    } else if args.json {
+    if args.json {
         print(&json::render(&report)?)
+    } else if args.text {
+        print(&text::render(&report))
     } else if args.folded {
         print(&flame::folded(&report))
     } else if let Some(place) = &args.flamegraph {
@@ -132,10 +132,10 @@ fn compare(args: &Args) -> Result<()> {
     let (one, before) = read(std::slice::from_ref(before))?;
     let (other, after) = read(std::slice::from_ref(after))?;
     let diff = diff::Diff::new(&before, &after);
-    if args.text {
-        print(&text::compare(&diff))
-    } else if args.json {
+    if args.json {
         print(&json::render(&diff)?)
+    } else if args.text {
+        print(&text::compare(&diff))
     } else {
         let place = place(args, "diff.html");
         output(&[&one, &other], &place, whole(&html::compare(&diff)))

@@ -57,6 +57,9 @@ pub struct Args {
     /// Limit the trace to SIZE (K, M, G); later calls are only counted
     #[arg(long, value_name = "SIZE", value_parser = choices::bytes)]
     trace_limit: Option<u64>,
+    /// Record call stacks of none, of some calls (within 1 % of the time), or of all
+    #[arg(long, value_name = "WHICH", hide_possible_values = true)]
+    stacks: Option<Recorded>,
     /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
@@ -91,6 +94,13 @@ enum Cache {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
+enum Recorded {
+    None,
+    Some,
+    All,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
 enum Monitor {
     Libfabric,
 }
@@ -108,6 +118,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let called = &args.command[0];
     if args.trace_limit.is_some() && args.trace.is_none() && args.report.is_none() {
         bail!("--trace-limit limits a trace: it needs --trace or --report");
+    }
+    if args.stacks.is_some() && args.trace.is_none() && args.report.is_none() {
+        bail!("--stacks is of a trace: it needs --trace or --report");
     }
     let program = match search::find(called) {
         Ok(program) => program,
@@ -173,6 +186,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         set("RDMAMR_TRACE", trace.as_os_str());
         if let Some(limit) = args.trace_limit {
             set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
+        }
+        if let Some(stacks) = args.stacks {
+            let value = match stacks {
+                Recorded::None => "0",
+                Recorded::Some => "1",
+                Recorded::All => "all",
+            };
+            set("RDMAMR_TRACE_STACKS", value.as_ref());
         }
     }
     if let Some(page) = &page {

@@ -33,8 +33,8 @@ Examples:
 
 Root sees the counters of all processes, others those of their own.")]
 pub struct Args {
-    /// Print one table, and end
-    #[arg(long, conflicts_with_all = ["json", "openmetrics", "textfile"])]
+    /// Print one table, and end; beside one of the next three only that
+    #[arg(long)]
     once: bool,
     /// Print JSON, and end; see rdmamr(1)
     #[arg(long, conflicts_with_all = ["openmetrics", "textfile"])]

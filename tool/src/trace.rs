@@ -8,7 +8,9 @@
 use crate::report::units::{plural, shown};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_trace_format::{
-    Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION, call::registers, kind,
+    Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION,
+    call::{is_of_program, registers},
+    kind,
 };
 use rustc_hash::FxHashMap;
 use source::{Place, Source};
@@ -99,6 +101,8 @@ struct Run {
     modules: u32,
     at: u64,
     calls: usize,
+    /// Those that the program made. The cache records its own deregistrations, too.
+    of_program: u64,
     first: u64,
     /// The place of the numbers of the calls' stacks, if the calls have any.
     stacks: Option<u64>,
@@ -227,9 +231,9 @@ impl Trace {
         Ok(trace)
     }
 
-    /// How many calls the trace has, and how many were dropped.
+    /// How many calls of the program the trace has, and how many were dropped.
     pub fn count(&self) -> (u64, u64) {
-        let calls = self.runs.iter().map(|run| run.calls as u64).sum();
+        let calls = self.runs.iter().map(|run| run.of_program).sum();
         let dropped = self.processes.iter().map(|process| process.dropped);
         (calls, dropped.fold(0, u64::saturating_add))
     }
@@ -387,7 +391,7 @@ impl Trace {
                 while left > 0 {
                     let calls = left.min(RUN);
                     file.read(at, calls * CALL, &mut bytes)?;
-                    let mut first = u64::MAX;
+                    let (mut first, mut of_program) = (u64::MAX, 0);
                     for call in bytes.chunks_exact(CALL).filter_map(Call::read) {
                         // If the first block is lost, the process counts as begun with this call.
                         process
@@ -397,6 +401,7 @@ impl Trace {
                         process.saw(began);
                         process.saw(began + u64::from(call.duration));
                         first = first.min(process.effect(&call));
+                        of_program += u64::from(is_of_program(call.call));
                     }
                     let modules = process.modules.len().saturating_sub(1) as u32;
                     self.runs.push(Run {
@@ -405,6 +410,7 @@ impl Trace {
                         modules,
                         at,
                         calls,
+                        of_program,
                         first,
                         stacks,
                     });

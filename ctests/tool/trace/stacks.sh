@@ -97,6 +97,11 @@ same_program "more stacks than there is time for"
 is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
 is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
 is "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
+check "the text says what records more" grep -q -- "--stacks=all. records more" <("$rdmamr" report --text many | tr -s '\n ' ' ')
+rm many
+run many RDMAMR_TRACE_STACKS=all
+same_program "RDMAMR_TRACE_STACKS=all"
+is "without the budget the table of stacks is the limit" True many 'report["totals"]["calls_with_stack"] > 12000'
 
 # shellcheck disable=SC2086
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \

@@ -16,7 +16,7 @@ use crate::capi::verbs::NULL_PD;
 use core::ffi::{c_int, c_void};
 use core::slice;
 use rdmamr_abi::libfabric::*;
-use rdmamr_abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0};
+use rdmamr_abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0, FI_VERSION_1_5};
 use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_fabric::attributes::{MR_KEY, MR_OFFSET};
 use rdmamr_fabric::domain::Domain;
@@ -68,9 +68,16 @@ pub struct rdmamr_domain_attr {
     /// FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, or FI_MR_BASIC: the device chooses the keys, and
     /// addresses are virtual.
     /// FI_MR_VIRT_ADDR: the application chooses the keys, and addresses are virtual.
-    /// FI_MR_SCALABLE, or 0: the application chooses the keys, and addresses begin at 0. With
-    /// FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the program
-    /// does, and change nothing.
+    /// FI_MR_SCALABLE: the application chooses the keys, and addresses begin at 0.
+    /// 0: with an api_version of 1.5 or later FI_MR_SCALABLE, as in libfabric; else FI_MR_BASIC,
+    /// so that zeroed attributes mean what NULL means.
+    /// With FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the
+    /// program does, and change nothing.
+    ///
+    /// If the device chooses the keys, the library ignores requested_key, as the interface before
+    /// 1.0 did without FI_MR_KEY, and refuses RDMAMR_MR_KEY. If the application chooses them,
+    /// requested_key counts with that flag and without, as in libfabric 1.x and 2.x: give each
+    /// region a key of its own. In both an offset needs RDMAMR_MR_OFFSET.
     pub mr_mode: i32,
     /// RDMAMR_PROV_MR_ATTR means FI_MR_PROV_KEY | FI_MR_VIRT_ADDR; RDMAMR_LOCAL_MR means
     /// FI_MR_LOCAL.
@@ -137,6 +144,8 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     ensure(attr.flags & !RDMAMR_DOMAIN_CACHE == 0, UNKNOWN_FLAGS)?;
     let version = attr.api_version.max(FI_VERSION_1_0);
     let mr_mode = match (attr.mode & RDMAMR_PROV_MR_ATTR, attr.mr_mode) {
+        // As without attributes. Before 1.5 an unspecified mode leaves the choice to the provider.
+        (0, FI_MR_UNSPEC) if version < FI_VERSION_1_5 => FI_MR_BASIC,
         (0, mr_mode) => mr_mode,
         (_, FI_MR_SCALABLE) => return Err(MODES_EXCLUDE.into()),
         (_, FI_MR_BASIC) => FI_MR_BASIC,
@@ -156,7 +165,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
 /// Opens a libfabric domain over a verbs protection domain.
 ///
 /// The program owns `pd`, and must not deallocate `pd` before the domain is closed. If `attr` is
-/// NULL, the provider chooses keys and addresses, and registration is plain (without the cache).
+/// NULL, the device chooses keys and addresses, and registration is plain (without the cache).
 /// `context` becomes the context of the object. The function writes the domain to `domain`; the
 /// caller owns the domain and closes it by fi_close(). Any thread may use the domain.
 ///

@@ -15,8 +15,12 @@ pub fn complete(
     path: &Path,
 ) -> Advice {
     advice.verdict = verdict::of(&advice, totals);
-    if advice.verdict.kind == Kind::TryIt {
-        let setting = verdict::best(&advice).0;
+    let setting = match advice.verdict.kind {
+        Kind::TryIt => Some(verdict::best(&advice).0),
+        Kind::Prefault => Some(verdict::PREFAULT),
+        _ => None,
+    };
+    if let Some(setting) = setting {
         // A trial after a trial must not replace the trace of the first.
         let is_trial = path.file_stem().is_some_and(|name| name == "trial");
         let name = if is_trial { "again" } else { "trial" };

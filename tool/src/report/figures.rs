@@ -127,6 +127,7 @@ impl Replay<'_> {
             local: bound(&[Class::Local]),
             all: bound(&[Class::Local, Class::Remote]),
             fabric: bound(&[Class::Fabric]),
+            large: self.large,
             unserved,
             ..Advice::default()
         };
@@ -162,7 +163,9 @@ impl Replay<'_> {
 
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
         let mut by_site: FxHashMap<(u32, bool), (u64, u64)> = FxHashMap::default();
-        self.totals.leaks_known = self.trace.processes.iter().all(Process::tells_leaks);
+        let is_known = |process: &Process| process.ended && process.tells_leaks();
+        self.totals.leaks_known = self.trace.processes.iter().all(is_known);
+        let totals = &mut self.totals;
         for ((process, ..), region) in self.regions.iter() {
             let process = &self.trace.processes[*process as usize];
             if !process.tells_leaks() {
@@ -173,13 +176,19 @@ impl Replay<'_> {
                 let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
                 *regions += 1;
                 *bytes = bytes.saturating_add(holder.memory.1);
-                self.totals.leaked_regions += 1;
-                self.totals.leaked_bytes = self.totals.leaked_bytes.saturating_add(holder.memory.1);
+                let (all, all_bytes) = match ended {
+                    true => (&mut totals.leaked_regions, &mut totals.leaked_bytes),
+                    false => (&mut totals.cut_off_regions, &mut totals.cut_off_bytes),
+                };
+                *all += 1;
+                *all_bytes = all_bytes.saturating_add(holder.memory.1);
             }
         }
         let mut leaks: Vec<_> = by_site.into_iter().collect();
         leaks.sort_by_key(|&(site, (regions, bytes))| (Reverse(bytes), Reverse(regions), site));
-        self.totals.leaking_callers = leaks.len() as u64;
+        let of_ended = leaks.iter().filter(|((_, ended), _)| *ended).count();
+        self.totals.leaking_callers = of_ended as u64;
+        self.totals.cut_off_callers = (leaks.len() - of_ended) as u64;
         let list = leaks
             .into_iter()
             .take(LISTED)

@@ -209,9 +209,9 @@ fn head(report: &Report, program: &str) -> Markup {
 /// The class of the box around the verdict.
 fn colour(report: &Report) -> &'static str {
     match report.advice.verdict.kind {
-        verdict::Kind::TryIt => "yes",
+        verdict::Kind::TryIt | verdict::Kind::Prefault => "yes",
         verdict::Kind::CannotKnow => "unknown",
-        verdict::Kind::NotWorthIt | verdict::Kind::Served => "no",
+        verdict::Kind::NotWorthIt | verdict::Kind::Served | verdict::Kind::Gpu => "no",
     }
 }
 

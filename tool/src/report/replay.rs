@@ -5,7 +5,7 @@ use super::access;
 use super::activity::Counts;
 use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
-use super::shape::{Past, Totals, What};
+use super::shape::{Bound, LARGE, Past, Totals, What};
 use super::stacks::Stacks;
 use super::timeline::Timeline;
 use crate::trace::{Event, Trace};
@@ -127,6 +127,7 @@ pub struct Replay<'a> {
     /// Regions of the cache whose lkey was assigned again before the trace reported their end.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
+    pub large: Bound,
     pub sizes: FxHashMap<(u32, What), Durations>,
     pub timeline: Timeline,
     pub activity: Counts,
@@ -171,6 +172,7 @@ impl Replay<'_> {
             regions: Regions::default(),
             ended_before: FxHashMap::default(),
             ranges: Ranges::default(),
+            large: Bound::default(),
             sizes: FxHashMap::default(),
             timeline: Timeline::new(span),
             activity: Counts::new(begin, span, trace.processes.len()),
@@ -216,6 +218,11 @@ impl Replay<'_> {
         let length = self.length(*process, call);
         let durations = self.sizes.entry((ranges::bits(length), What::of(call)));
         durations.or_insert_with(Durations::new).add(call.duration);
+        let is_pinned = registers(call.call) && !matches!(call.how, how::HIT | how::GPU);
+        if is_pinned && length >= LARGE {
+            self.large.registrations += 1;
+            self.large.most_ns += u64::from(call.duration);
+        }
         if call.call == call::REREG_MR && self.reregister(*process, since, call) {
             self.totals.registrations += 1;
             self.processes[*process as usize].registrations += 1;

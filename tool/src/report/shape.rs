@@ -71,12 +71,16 @@ pub struct Totals {
     /// not listed.
     pub callers: u64,
     pub repeating_callers: u64,
-    /// Whether the trace tells for every process which regions it left registered.
+    /// Whether the trace tells for every process which regions it left registered: none is cut off.
     pub leaks_known: bool,
     /// Regions that were registered and never deregistered.
     pub leaked_regions: u64,
     pub leaked_bytes: u64,
     pub leaking_callers: u64,
+    /// Regions that were registered where the trace of their process is cut off.
+    pub cut_off_regions: u64,
+    pub cut_off_bytes: u64,
+    pub cut_off_callers: u64,
 }
 
 #[derive(Clone, Serialize)]
@@ -117,9 +121,14 @@ pub struct Advice {
     pub local: Bound,
     pub all: Bound,
     pub fabric: Bound,
+    /// Registrations of [`LARGE`] bytes and more that no cached region served, and their time.
+    pub large: Bound,
     /// Plain registrations that the cache does not serve; the reason with the most time comes first.
     pub unserved: Vec<Unserved>,
 }
+
+/// The length from which on `--prefault` populates memory.
+pub const LARGE: u64 = 16 << 20;
 
 /// Plain registrations that the cache does not serve for one reason.
 #[derive(Default, Serialize)]
@@ -333,8 +342,8 @@ pub struct Leak {
     pub caller: Caller,
     pub regions: u64,
     pub bytes: u64,
-    /// True if the process ended in order, and so had leaked the regions. False if the regions were
-    /// in use when the process ended.
+    /// True if the process ended in order, and so had leaked the regions. False if its trace is cut
+    /// off: the process was killed, or still runs.
     pub ended: bool,
 }
 

@@ -111,7 +111,11 @@ pub fn facts(report: &Report) -> Vec<(&'static str, String)> {
     }
     if totals.calls_with_stack > 0 {
         let (some, all) = (totals.calls_with_stack, totals.calls);
-        let words = format!("{}: {} of the calls", count(some), share(some, all));
+        let more = match some == all {
+            true => "",
+            false => "; `rdmamr run --stacks=all` records more, and takes longer",
+        };
+        let words = format!("{}: {} of the calls{more}", count(some), share(some, all));
         facts.push(("Call stacks", words));
     }
     facts
@@ -140,11 +144,13 @@ pub fn troubles(report: &Report) -> Vec<Section<'_>> {
         ];
         (cells, Some(&of.caller))
     });
-    let leaks = report.leaks.iter().map(|of| {
-        let when = if of.ended { "forgotten" } else { "in use" };
-        let cells = vec![count(of.regions), bytes(of.bytes), when.to_string()];
-        (cells, Some(&of.caller))
-    });
+    let left = |ended: bool| {
+        let leaks = report.leaks.iter().filter(move |of| of.ended == ended);
+        let rows = leaks.map(|of| (vec![count(of.regions), bytes(of.bytes)], Some(&of.caller)));
+        rows.collect()
+    };
+    let totals = &report.totals;
+    let cut_off = plural(totals.cut_off_regions, "region", "regions");
     let failed = plural(report.totals.failed, "call", "calls");
     let mut troubles = vec![
         Section {
@@ -158,9 +164,21 @@ pub fn troubles(report: &Report) -> Vec<Section<'_>> {
         Section {
             id: "leaks",
             heading: format!("Never deregistered: {}", leaked(report)),
-            columns: "regions|bytes|<when it ended|<registered by",
-            rows: leaks.collect(),
-            all: report.totals.leaking_callers,
+            columns: "regions|bytes|<registered by",
+            rows: left(true),
+            all: totals.leaking_callers,
+            ..Section::default()
+        },
+        Section {
+            id: "cut_off",
+            heading: format!("Cut off: {cut_off}, {}", bytes(totals.cut_off_bytes)),
+            words: "Registered where the trace of a process ends without the process: it was killed, as \
+                    multiprocessing.Pool kills its workers, or called _exit, or still runs. Whether these are \
+                    leaks is not known."
+                .into(),
+            columns: "regions|bytes|<registered by",
+            rows: left(false),
+            all: totals.cut_off_callers,
             ..Section::default()
         },
     ];

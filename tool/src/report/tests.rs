@@ -783,7 +783,7 @@ fn each_of_many_holders_lets_go_of_its_own() {
 }
 
 #[test]
-fn a_killed_process_had_its_regions_in_use() {
+fn a_killed_process_has_left_no_region() {
     let mut sample = Sample::default();
     let mut one = Writer::new(7);
     one.start(&mut sample, "program\0");
@@ -792,7 +792,13 @@ fn a_killed_process_had_its_regions_in_use() {
         &[register(0, 1, 0x1000, 4096), deregister(MS, 9, 0, 0)],
     );
     let report = read(&sample);
-    assert!(report.totals.leaks_known && !report.leaks[0].ended);
+    let totals = &report.totals;
+    assert_eq!((totals.leaked_regions, totals.leaks_known), (0, false));
+    assert_eq!((totals.cut_off_regions, report.leaks[0].ended), (1, false));
+    let [cut_off] = &tables::troubles(&report)[..] else {
+        panic!("one table")
+    };
+    assert_eq!(cut_off.heading, "Cut off: 1 region, 4 KiB");
     one.dropped = 2;
     one.calls(&mut sample, &[register(2 * MS, 2, 0x2000, 4096)]);
     let report = read(&sample);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report's first line: whether the cache is worth a trial in this program. A person reads it in
-//! ten seconds; the reasons stand below it.
+//! The report's first line: the largest cost that a setting may change, and the setting. A person
+//! reads it in ten seconds; the reasons stand below it.
 use super::shape::{Advice, Bound, Totals};
 use super::units::{count, plural, share, time};
 use serde::Serialize;
@@ -20,6 +20,10 @@ pub enum Kind {
     CannotKnow,
     /// The cache was on and serves what can be served.
     Served,
+    /// Large registrations cost more than the cache could save.
+    Prefault,
+    /// The cache saves nothing, and registrations of a GPU's memory need the library.
+    Gpu,
 }
 
 #[derive(Clone, Default, Serialize)]
@@ -28,6 +32,9 @@ pub struct Verdict {
     /// The verdict in one line.
     pub line: String,
 }
+
+/// The setting for large registrations.
+pub const PREFAULT: &str = "--prefault 4";
 
 /// The setting to try, and its bound: libfabric's if its calls came back for longer. `--cache=all` has
 /// a price, so it must save more than twice as much as `local`.
@@ -50,12 +57,17 @@ fn is_whole(totals: &Totals) -> bool {
 pub fn of(advice: &Advice, totals: &Totals) -> Verdict {
     let (setting, bound) = best(advice);
     let most = bound.most_ns.saturating_add(bound.outlier_ns);
+    let (large, least) = (&advice.large, (totals.thread_ns / LEAST).max(1));
     let kind = if !is_whole(totals) {
         Kind::CannotKnow
-    } else if most >= (totals.thread_ns / LEAST).max(1) {
+    } else if most >= least && 2 * most >= large.most_ns {
         Kind::TryIt
+    } else if large.most_ns >= least {
+        Kind::Prefault
     } else if totals.hits > 0 && 2 * totals.hits >= totals.registrations {
         Kind::Served
+    } else if totals.gpu > 0 {
+        Kind::Gpu
     } else {
         Kind::NotWorthIt
     };
@@ -89,7 +101,23 @@ pub fn of(advice: &Advice, totals: &Totals) -> Verdict {
             count(totals.calls),
             count(totals.calls.saturating_add(totals.dropped))
         ),
+        Kind::TryIt if 2 * large.most_ns >= most => format!(
+            "{came_back}: {saves}. Those of 16 MiB and more take {}: if their memory is shared or a file's, \
+             the cache leaves it alone, and the program must map it private or keep it registered.",
+            time(large.most_ns)
+        ),
         Kind::TryIt => format!("{came_back}: {saves}."),
+        Kind::Prefault => format!(
+            "{} of 16 MiB and more take {} ({}): `{PREFAULT}` populates untouched memory by 4 threads.",
+            plural(large.registrations, "registration", "registrations"),
+            time(large.most_ns),
+            of_run(large.most_ns)
+        ),
+        Kind::Gpu => format!(
+            "Keep the library: the kernel refused {} of a GPU's memory by address, and the library made them by \
+             dma-buf; {in_calls}.",
+            plural(totals.gpu, "registration", "registrations")
+        ),
         Kind::Served => format!(
             "Already cached: {} of the registrations are hits; {in_calls}.",
             share(totals.hits, totals.registrations)
@@ -164,6 +192,59 @@ mod tests {
         let served = verdict(0, 0, 594);
         assert_eq!(served.kind, Kind::Served);
         assert!(served.line.starts_with("Already cached: 99.0 %"));
+    }
+
+    #[test]
+    fn the_largest_cost_is_named() {
+        let verdict = |most_ms: u64, large_ms: u64, gpu| {
+            let bound = |ms: u64| Bound {
+                registrations: ms.min(12),
+                most_ns: ms * MS,
+                ..Bound::default()
+            };
+            let (all, large) = (bound(most_ms), bound(large_ms));
+            let advice = Advice {
+                all,
+                large,
+                ..Advice::default()
+            };
+            let totals = Totals {
+                registrations: 20,
+                gpu,
+                threads: 1,
+                time_ns: 4_000 * MS,
+                thread_ns: 25_000 * MS,
+                ..Totals::default()
+            };
+            of(&advice, &totals)
+        };
+        let found = verdict(0, 3_200, 1);
+        assert_eq!(
+            (found.kind, &*found.line),
+            (
+                Kind::Prefault,
+                "12 registrations of 16 MiB and more take 3.20 s (12.8 % of the run): `--prefault 4` populates \
+                 untouched memory by 4 threads."
+            )
+        );
+        let found = verdict(3_000, 3_200, 0);
+        assert_eq!(found.kind, Kind::TryIt);
+        assert!(
+            found
+                .line
+                .contains("Those of 16 MiB and more take 3.20 s: if their memory is shared")
+        );
+        assert!(!verdict(3_000, 1_000, 0).line.contains("shared"));
+        let found = verdict(0, 0, 3);
+        assert_eq!(
+            (found.kind, &*found.line),
+            (
+                Kind::Gpu,
+                "Keep the library: the kernel refused 3 registrations of a GPU's memory by address, and the \
+                 library made them by dma-buf; the calls take 16.0 % of the run."
+            )
+        );
+        assert_eq!(verdict(0, 200, 0).kind, Kind::NotWorthIt);
     }
 
     #[test]

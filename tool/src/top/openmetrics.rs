@@ -25,6 +25,7 @@ enum Values {
     OfLimits(bool, fn(&Limit) -> u64),
     /// Of each device, for all processes.
     Devices(fn(&Device) -> Option<u64>),
+    Processes,
 }
 
 use Values::*;
@@ -35,9 +36,14 @@ const COUNTER: &str = "counter";
 /// A value that may go down.
 const GAUGE: &str = "gauge";
 
+/// The most processes that have series of their own: those with the most registered bytes.
+const MOST: usize = 1000;
+
 /// Each family: its name, its kind, its unit, its words and its values.
 #[rustfmt::skip]
-const FAMILIES: [(&str, &str, &str, &str, Values); 17] = [
+const FAMILIES: [(&str, &str, &str, &str, Values); 18] = [
+    ("rdmamr_processes", GAUGE, "", "Processes with registrations. Only the 1000 largest have series of their own.",
+        Processes),
     ("rdmamr_registrations", COUNTER, "", "Registrations by the kernel and by libibverbs.",
         OfDevices(|of| vec![("", of.registrations)])),
     ("rdmamr_regions", GAUGE, "", "Regions that are registered.",
@@ -124,19 +130,27 @@ impl Values {
             }
             return;
         }
-        for process in &sample.processes {
+        if let Processes = self {
+            return put(Vec::new(), sample.processes.len() as f64);
+        }
+        for process in sample.processes.iter().take(MOST) {
             let number = |number: Option<u64>| number.map_or(String::new(), |it| it.to_string());
             let pid = process.pid.to_string();
             let (user, rank) = (number(process.user.map(u64::from)), number(process.rank));
             let mut put = |more: Labels, value: f64| {
-                let library = if process.library { "yes" } else { "no" };
+                let library = match (process.library, process.library_mapped) {
+                    (true, _) => "yes",
+                    (_, Some(_)) => "no",
+                    (_, None) => "not_known",
+                };
                 let mut labels: Labels = vec![
                     ("pid", &pid),
                     ("command", &process.command),
                     ("user", &user),
                     ("library", library),
                 ];
-                let more = [("rank", &*rank)].into_iter().chain(more);
+                let job = process.job.as_deref().unwrap_or_default();
+                let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
                 labels.extend(more.filter(|(_, value)| !value.is_empty()));
                 put(labels, value);
             };
@@ -163,7 +177,7 @@ impl Values {
                         );
                     }
                 }
-                Devices(_) => {}
+                Devices(_) | Processes => {}
             }
         }
     }
@@ -191,4 +205,22 @@ fn escaped(value: &str) -> String {
         .replace('\\', "\\\\")
         .replace('"', "\\\"")
         .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::top::limits;
+
+    #[test]
+    fn the_number_of_series_is_bounded() {
+        let mut sample = Sample::take(&mut limits::Devices::default());
+        sample.processes = vec![Process::default(); MOST + 500];
+        for process in &mut sample.processes {
+            process.counters.insert("hits".into(), 1);
+        }
+        let text = render(&sample, Format::OpenMetrics);
+        assert_eq!(text.matches("\nrdmamr_hits_total{").count(), MOST);
+        assert!(text.contains("\nrdmamr_processes{} 1500\n"));
+    }
 }

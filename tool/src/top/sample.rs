@@ -9,12 +9,16 @@ use crate::report::units::{controls, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::Read;
+use std::io::{self, BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// How many bytes of a command line are read.
 const MOST_WORDS: u64 = 1 << 16;
+/// How many bytes of a list of mappings are read.
+const MOST_MAPS: u64 = 1 << 24;
+/// The beginning of the library's name.
+const NAME: &[u8] = b"librdmamr";
 
 /// The registered memory. The fields are those of the JSON, which scripts read, so their names
 /// stay.
@@ -43,8 +47,12 @@ pub struct Process {
     pub command_line: String,
     pub user: Option<u32>,
     pub rank: Option<u64>,
+    /// The number of its job of Slurm, if this user may know.
+    pub job: Option<String>,
     /// Whether the process runs under the library, and shows that.
     pub library: bool,
+    /// Of another process: whether it has mapped a file of the library's name, if this user may know.
+    pub library_mapped: Option<bool>,
     /// Regions that are registered, the cache's idle ones among them, and the sum of their lengths.
     pub regions: u64,
     pub bytes: u64,
@@ -103,7 +111,7 @@ impl Sample {
         let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
         let ((names, table), kernel_error) = match kernel::regions() {
             Ok(listed) => (listed, None),
-            Err(error) => (Default::default(), Some(reason(&error.into()))),
+            Err(error) => (Default::default(), Some(why_unlisted(error))),
         };
         for ((device, pid), held) in &table {
             if *pid != 0 {
@@ -167,6 +175,14 @@ impl Sample {
     }
 }
 
+fn why_unlisted(error: io::Error) -> String {
+    match error.raw_os_error() {
+        // No module has registered RDMA netlink.
+        Some(libc::EPROTONOSUPPORT) => "there is no RDMA device (no module ib_core)".into(),
+        _ => reason(&error.into()),
+    }
+}
+
 /// All regions of a device.
 fn of_device(table: &kernel::Table, device: &str) -> kernel::Held {
     let of_it = table.iter().filter(|((name, _), _)| name == device);
@@ -186,6 +202,7 @@ fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::
     let of = on_device(&mut process.devices, device);
     (of.kernel_regions, of.kernel_bytes) = (Some(held.regions), Some(held.bytes));
     if !process.library {
+        process.library_mapped = library_mapped(pid);
         (of.regions, of.bytes) = (held.regions, held.bytes);
         process.regions += held.regions;
         process.bytes = process.bytes.saturating_add(held.bytes);
@@ -216,6 +233,11 @@ fn unknown(pid: u32) -> Process {
         }
         String::from_utf8_lossy(&bytes).into_owned()
     };
+    let environment = read("environ");
+    let job = environment
+        .split('\0')
+        .find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
+    let is_number = |job: &&str| job.len() <= 20 && job.bytes().all(|byte| byte.is_ascii_digit());
     let words = read("cmdline");
     let words: Vec<String> = words.split_terminator('\0').map(clean).collect();
     let name = clean(read("comm").trim_end());
@@ -224,8 +246,17 @@ fn unknown(pid: u32) -> Process {
         command: script(&words).unwrap_or(name),
         command_line: words.join(" "),
         user: user_of(pid),
+        job: job.filter(is_number).map(str::to_owned),
         ..Process::default()
     }
+}
+
+/// Whether the process has mapped a file of the library's name. Only its user and root may know.
+fn library_mapped(pid: u32) -> Option<bool> {
+    let maps = of_system(format!("/proc/{pid}/maps"), false).ok()?;
+    let mut lines = BufReader::new(maps.take(MOST_MAPS)).split(b'\n');
+    let is_it = |line: Vec<u8>| line.windows(NAME.len()).any(|words| words == NAME);
+    lines.try_fold(false, |found, line| Some(found || is_it(line.ok()?)))
 }
 
 fn under_library(found: &Found) -> Process {

@@ -188,10 +188,14 @@ fn command(process: &Process, room: usize) -> String {
         true => &process.command_line,
         false => &process.command,
     };
-    match process.library {
-        true => words.clone(),
-        false => format!("{words} (no library)"),
-    }
+    let about = match (process.library, process.library_mapped) {
+        (true, _) => return words.clone(),
+        (_, Some(false)) => "no library",
+        // RDMAMR_LIVE=0, or no folder for its page.
+        (_, Some(true)) => "no counters",
+        (_, None) => "library not known",
+    };
+    format!("{words} ({about})")
 }
 
 /// A rate in few characters.
@@ -394,6 +398,23 @@ mod tests {
         let last = |room: usize| cells(&process, room)[COMMAND].clone();
         assert_eq!(last(15), "kv.py");
         assert_eq!(last(40), "python3 kv.py --port 5");
+    }
+
+    #[test]
+    fn the_library_of_another_users_process_is_not_known() {
+        let shown = |library, library_mapped| {
+            let process = Process {
+                command: "app".into(),
+                library,
+                library_mapped,
+                ..Process::default()
+            };
+            cells(&process, 0)[COMMAND].clone()
+        };
+        assert_eq!(shown(true, None), "app");
+        assert_eq!(shown(false, Some(false)), "app (no library)");
+        assert_eq!(shown(false, Some(true)), "app (no counters)");
+        assert_eq!(shown(false, None), "app (library not known)");
     }
 
     #[test]

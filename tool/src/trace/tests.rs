@@ -47,6 +47,21 @@ fn a_process_says_who_it_is() {
     assert!(trace.damage.is_empty());
 }
 
+/// `rdmamr run` says as many calls as the report counts.
+#[test]
+fn what_the_cache_deregisters_is_no_call_of_the_program() {
+    let mut sample = Sample::default();
+    let mut one = Writer::new(7);
+    one.start(&mut sample, "a\0");
+    let cache = Call {
+        call: call::CACHE,
+        ..deregister(2, 1, 0x1000, 4096)
+    };
+    let calls = [register(0, 1, 0x1000, 4096), deregister(1, 1, 0x1000, 4096)];
+    one.calls(&mut sample, &[calls[0], calls[1], cache]);
+    assert_eq!(open(&sample).unwrap().count(), (2, 0));
+}
+
 #[test]
 fn a_process_says_where_it_runs() {
     let mut sample = Sample::default();

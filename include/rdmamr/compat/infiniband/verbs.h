@@ -7,6 +7,8 @@
 #ifndef RDMAMR_COMPAT_VERBS_H
 #define RDMAMR_COMPAT_VERBS_H
 
+/* Else -Wpedantic refuses #include_next. */
+#pragma GCC system_header
 #include_next <infiniband/verbs.h>
 #include <rdmamr/verbs.h>
 
