@@ -152,7 +152,7 @@ static void refusals(uint64_t at)
 {
 	char words[160];
 	uint64_t other;
-	int before;
+	int before, asked_again;
 
 	gpu.rules(USUAL & ~GPU_HAS_DMA_BUF);
 	refused("no dma-buf", at, SIZE, EFAULT, gpu.is_cuda ? "it has no dma-buf: the GPU's driver exports no dma-buf" :
@@ -175,6 +175,7 @@ static void refusals(uint64_t at)
 	refused("a provider without dma-bufs", at, SIZE, EFAULT, "its dma-buf is refused with EOPNOTSUPP: the device's provider or the kernel");
 	/* With the cache the library ends idle regions and asks again. */
 	must(hca_run(device, "fail", "reg_dmabuf_mr 12 100") == 0);
+	asked_again = stats().idle != 0;
 	refused("no room", at, SIZE, EFAULT, "its dma-buf is refused with ENOMEM: the GPU's BAR");
 	must(hca_run(device, "fail", "reg_dmabuf_mr 12 0") == 0);
 	before = gpu.exports();
@@ -182,7 +183,8 @@ static void refusals(uint64_t at)
 	is(gpu.exports() - before, 0, "memory of no GPU is not exported");
 	errno = 0;
 	ok(!ibv_reg_mr(pd, (void *)at, PAGE, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "a wrong access flag stays EINVAL");
-	is((long long)stats().reg_gpu_failed, gpu.is_cuda ? 7 : 3, "the statistics count those that failed");
+	/* With idle regions one of them was asked for twice. */
+	is((long long)stats().reg_gpu_failed - asked_again, gpu.is_cuda ? 7 : 3, "the statistics count those that failed");
 }
 
 /* Idle regions of the cache end if they hold the keys that a dma-buf needs. */

@@ -138,6 +138,8 @@ mirror! { "struct ibv_mr_init_attr" =>
 pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 /// `ibv_mr_init_attr.comp_mask`: `addr` is set.
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
+/// `ibv_mr_init_attr.comp_mask`: the memory at `addr` is of `ibv_alloc_buf` (rdma-core 64).
+pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
 mirror! { "struct mlx5dv_devx_umem_in" =>
     /// The argument of `mlx5dv_devx_umem_reg_ex`, from `<infiniband/mlx5dv.h>`. Later versions may

@@ -130,6 +130,7 @@ impl Locked<'_> {
     pub fn make(&self, lookup_key: &LookupKey) -> Option<Id> {
         let id = self.link(lookup_key.page_range, |region| {
             region.set(lookup_key.page_range, lookup_key.domain, lookup_key.access);
+            region.allocation.store(lookup_key.allocation, Relaxed);
             region.state.make();
         })?;
         self.0.account.add(Amount::of(self.0.region(id)));

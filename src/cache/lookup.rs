@@ -92,6 +92,7 @@ impl Regions {
     fn another(&self, id: Id) -> Option<&CachedRegion> {
         let slot = self.region(self.pop()?);
         slot.state.before_fields();
+        self.region(id).was_shared.store(1, Relaxed);
         slot.copy_object(self.region(id));
         slot.owner.store(Link::to(id));
         slot.state.make_handle();

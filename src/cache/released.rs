@@ -8,20 +8,24 @@
 use crate::cause::Cause;
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::{RANGES, listen};
+use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_policy::{Range, Released};
 use rdmamr_sys::pages::PageRange;
 
 pub static RELEASED: Released = Released::new();
 
-/// A region that served `hits` further registrations has ended. (If the region could not be kept,
-/// its range is still in the table. An interposed call has already removed the range.)
-pub fn ended(region: &CachedRegion, cause: Option<Cause>, hits: u64) {
+/// A region has ended. (If the region could not be kept, its range is still in the table. An interposed
+/// call has already removed the range.)
+pub fn ended(region: &CachedRegion, cause: Option<Cause>) {
     let has_changed = match cause {
         Some(Cause::Fence | Cause::Hook) | None => return,
         Some(Cause::Event) => true,
-        Some(Cause::Flush | Cause::Watermark | Cause::Linger | Cause::Pressure) => false,
+        // A region of a whole allocation costs more than one of the memory that was asked for.
+        Some(Cause::Linger) => region.is_of_gpu(),
+        Some(Cause::Flush | Cause::Watermark | Cause::Pressure) => false,
     };
-    RELEASED.ended(&region.range(), hits > 0, has_changed);
+    let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
+    RELEASED.ended(&region.range(), was_used, has_changed);
 }
 
 /// A plain region of this range is about to be deregistered.

@@ -20,6 +20,7 @@ use crate::watch::table::TABLE;
 use crate::watch::watch_fd::WATCH_FD;
 use crate::watch::watcher::Watch;
 use rdmamr_config::CacheLimits;
+use rdmamr_mr::gpu;
 use rdmamr_stats as stats;
 use rdmamr_sys::allocator::has_memory;
 use rdmamr_sys::aside;
@@ -40,6 +41,7 @@ unsafe extern "C" fn in_child() {
     WATCH_FD.close();
     change::forget_calls();
     forget_tasks();
+    gpu::forget();
 }
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library

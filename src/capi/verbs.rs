@@ -133,10 +133,12 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         return unsafe { reg(call::REG_MR_EX, pd, request, caller, dispatch::register_for) };
     }
-    // The tracer records no address: only libibverbs knows all the ways in which attributes name
-    // memory.
-    let unknown = Request::at_address(null_mut(), 0, Access::empty());
-    let tracer = traced::registration(call::REG_MR_EX, pd, &unknown, caller);
+    // Of other attributes the tracer records no address: only libibverbs knows all the ways in which
+    // they name memory.
+    let unknown = || Request::at_address(null_mut(), 0, Access::empty());
+    // SAFETY: set attributes, as above.
+    let request = unsafe { dispatch::buffer_memory(mr_init_attr) }.unwrap_or_else(unknown);
+    let tracer = traced::registration(call::REG_MR_EX, pd, &request, caller);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
     ret::verbs(ret::as_region, failing, tracer, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.

@@ -81,6 +81,25 @@ pub unsafe fn reg_dmabuf_mr(
 /// `attr` is NULL or points to attributes. The caller has set the fields that `comp_mask` names,
 /// and the fields before `comp_mask`.
 pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
+    // SAFETY: this function's contract.
+    unsafe { memory_with(attr, IBV_REG_MR_MASK_ADDR) }
+}
+
+/// The memory of `ibv_alloc_buf` that the attributes ask for. Only libibverbs knows whether it is
+/// ordinary memory.
+///
+/// # Safety
+/// As for [`plain_memory`].
+pub unsafe fn buffer_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
+    // SAFETY: this function's contract.
+    unsafe { memory_with(attr, IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF) }
+}
+
+/// The memory of attributes with these fields, and perhaps an iova.
+///
+/// # Safety
+/// As for [`plain_memory`], and the fields have an address.
+unsafe fn memory_with(attr: *const ibv_mr_init_attr, fields: u64) -> Option<Request> {
     if attr.is_null() || disabled() {
         return None;
     }
@@ -88,7 +107,7 @@ pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
     // reference to the whole structure: the program's may come from an older rdma-core and be
     // shorter.
     let mask = unsafe { (*attr).comp_mask };
-    if mask & !IBV_REG_MR_MASK_IOVA != IBV_REG_MR_MASK_ADDR {
+    if mask & !IBV_REG_MR_MASK_IOVA != fields {
         return None;
     }
     // SAFETY: `length` and `access` exist in every version of the structure.

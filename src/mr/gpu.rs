@@ -212,6 +212,12 @@ pub fn may_be_seen(addr: u64) -> bool {
     addr < SEEN[1].load(Relaxed) && addr >= SEEN[0].load(Relaxed)
 }
 
+/// This process is a forked child, in which CUDA must not be called.
+pub fn forget() {
+    SEEN[0].store(u64::MAX, Relaxed);
+    SEEN[1].store(0, Relaxed);
+}
+
 /// Whether the kernel has refused memory of a GPU by its address, and taken its dma-buf.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
@@ -237,9 +243,11 @@ pub fn may_be_unseen() -> bool {
     {
         return false;
     }
+    let errno = errno::errno();
     // SAFETY: the path ends with a NUL.
     let is_loaded =
         unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, MODULE.as_ptr(), 0) } == 0;
+    errno::set_errno(errno);
     if !is_loaded {
         NEXT.store(u64::MAX, Relaxed);
     }

@@ -36,9 +36,10 @@ const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 /// window that is bound to a cached region would keep the region from ending. The other flags
 /// depend on the address or on the kind of the memory.
 const NEVER_KEPT: u32 =
-    IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB;
+    IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB | OF_GPU;
 
-/// In the access of a key: the region is of a GPU's memory. It is no flag of the verbs.
+/// In the access of a key: the region is of a GPU's memory. It is no flag of the verbs, and no
+/// registration with it is kept.
 pub const OF_GPU: u32 = 1 << 31;
 
 /// Whether a region with this access is remotely accessible.
@@ -50,7 +51,7 @@ pub const fn is_remote(access: u32) -> bool {
 /// Whether a region with this access is only locally accessible.
 #[inline(always)]
 pub const fn is_local(access: u32) -> bool {
-    access & !(LOCAL | OF_GPU) == 0
+    access & !LOCAL == 0
 }
 
 /// The number of bytes that a region may have beyond the pages of a registration that it serves. The

@@ -143,6 +143,29 @@ static int in_child(void)
 	return !mr || ibv_dereg_mr(mr) || stats().hits != before;
 }
 
+/* What no GPU allows is refused, although a region is kept. */
+static void refused(void)
+{
+	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
+	struct ibv_mr *mr;
+
+	case_begin("a flag that the kernel does not know");
+	is(hits_of(3, at, SIZE, LOCAL_AND_REMOTE), 1, "a hit");
+	errno = 0;
+	ok(!ibv_reg_mr(pd, (void *)at, SIZE, LOCAL_AND_REMOTE | (int)0x80000000), "is refused");
+	case_end();
+	case_begin("a region in use cannot be changed, as no region of a dma-buf can");
+	hits_of(2, at, SIZE, IBV_ACCESS_LOCAL_WRITE);
+	mr = region(at, SMALL, IBV_ACCESS_LOCAL_WRITE);
+	errno = 0;
+	is(ibv_rereg_mr(mr, IBV_REREG_MR_CHANGE_ACCESS, NULL, NULL, 0, LOCAL_AND_REMOTE), IBV_REREG_MR_ERR_INPUT, "refused");
+	is(errno, EINVAL, "with libibverbs' errno");
+	ok(!gpu_lands(mr->rkey, at, at, true), "it has no remote access");
+	is(ibv_dereg_mr(mr), 0, "deregistered");
+	case_end();
+	gpu.free(at);
+}
+
 static void ends(struct ibv_context *context)
 {
 	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
@@ -197,10 +220,8 @@ static void *frees_and_allocates(void *at)
 		must(gpu.allocate(GPU_PLAIN, SMALL) == (uintptr_t)at);
 		generation++;
 		pthread_mutex_unlock(&allocates);
-		for (unsigned int wait = (unsigned int)generation * 2654435761u >> 18; wait > 0 && !is_over; wait--)
-			__asm__ volatile("" ::: "memory");
-		if (generation % 3 == 0)
-			usleep(200);
+		/* From no time at all to that of some registrations. */
+		usleep(generation % 4 ? (useconds_t)(rand() % 10000) : 0);
 	}
 	return NULL;
 }
@@ -273,6 +294,7 @@ int main(int argc, char **argv)
 	freed("by a driver that unmaps nothing", GPU_FREES_QUIETLY, LOCAL_AND_REMOTE);
 	never_kept("memory of a pool", GPU_POOL);
 	never_kept("memory of cuMemMap", GPU_VMM);
+	refused();
 	ends(context);
 	ends_by_age();
 	races(1500);

@@ -71,23 +71,18 @@ pub fn serve(pd: Pd, request: &Request) -> Option<Result<Registered, Counter>> {
     if let Some(mr) = hit {
         return Some(Ok(Registered::by(How::Hit, mr)));
     }
-    if !RELEASED.comes_back(&remembered(&key)) {
+    let range = remembered(&key);
+    if !RELEASED.comes_back(&range) {
+        released::add(&range);
         return Some(Err(counter!(bypassed_first)));
     }
-    let export = gpu::was_refused().then(|| gpu::export_pages(key.page_range));
-    let made = match export {
-        Some(None) => Err(counter!(bypassed_memory)),
-        export => {
-            let export = export.flatten();
-            miss::register_of_gpu(pd, request, &key, export.as_ref()).map_err(|why| match why {
-                Unserved::Because(reason) => reason,
-                Unserved::Failed(Error::Shortage(_)) => counter!(bypassed_busy),
-                Unserved::Failed(_) => counter!(bypassed_memory),
-            })
-        }
-    };
-    if made.is_err_and(|reason| reason == counter!(bypassed_memory)) {
-        RELEASED.give_up(&remembered(&key));
+    let made = miss::register_of_gpu(pd, request, &key).map_err(|why| match why {
+        Unserved::Because(reason) => reason,
+        Unserved::Failed(Error::Shortage(_)) => counter!(bypassed_busy),
+        Unserved::Failed(_) => counter!(bypassed_memory),
+    });
+    if made.is_err_and(|reason| reason != counter!(bypassed_busy)) {
+        RELEASED.give_up(&range);
     }
     Some(made)
 }

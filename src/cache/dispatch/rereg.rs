@@ -31,6 +31,10 @@ pub fn give_to_program(mr: Mr) -> Result<(), Error> {
         return Ok(());
     };
     let cached = object.cached();
+    if owners::is_of_gpu(cached) {
+        mr.restore_cached();
+        return Err(Error::Argument("a region of a dma-buf cannot be changed"));
+    }
     if !owners::forget_unshared(cached) {
         mr.restore_cached();
         return Err(Error::Argument(

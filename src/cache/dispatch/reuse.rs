@@ -10,7 +10,7 @@
 //! `ibv_cmd_dereg_mr`. Both symbols resolve in the same search order.
 //!
 //! A region in use is never shared: two regions of the program have two keys, as they do without
-//! the cache.
+//! the cache. (Memory of a GPU is an exception, `of_gpu.rs`.)
 //!
 //! Most programs register their memory once. So the first registration of a range is plain, and the
 //! range is remembered when it is released (`cache/released.rs`).

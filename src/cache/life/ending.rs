@@ -91,7 +91,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     if let Some(cause) = cause(region) {
         counters.add(thread, counter(cause), 1);
     }
-    released::ended(region, cause(region), region.hits());
+    released::ended(region, cause(region));
     counters.add(thread, counter!(hits), region.forget_hits());
     locked.end(id);
     drop(locked);

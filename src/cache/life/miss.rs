@@ -10,7 +10,7 @@ use crate::life::cleaner::{MANY, SHARE, TOO_MANY};
 use crate::life::device_files::DEVICE_FILES;
 use crate::life::ending;
 use crate::life::flush::relieve;
-use crate::life::hit::{Answer, hit};
+use crate::life::hit::{Answer, hit, hit_by};
 use crate::locked::{By, Locked};
 use crate::region::key::LookupKey;
 use crate::region::link::Id;
@@ -23,7 +23,7 @@ use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::config;
-use rdmamr_mr::gpu::Export;
+use rdmamr_mr::gpu::{self, Export};
 use rdmamr_mr::kernel_mr::{self, Direct, KernelMr};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
@@ -118,16 +118,16 @@ fn register_now(
 }
 
 /// Registers memory of a GPU for which no region serves, and ends the regions there of allocations that
-/// were freed. `export` has the pages of the key, unless the kernel registers them by their address.
-/// Preserves errno.
+/// were freed. Preserves errno.
 #[cold]
 pub fn register_of_gpu(
     pd: Pd,
     request: &Request,
     lookup_key: &LookupKey,
-    export: Option<&Export>,
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
+    // The close of the export may be a cancellation point. `ibv_reg_mr` is none.
+    let _uncancelled = thread::uncancelled();
     let made = admit(pd, request, true).and_then(|admitted| {
         let cache = admitted.cache;
         let inside = thread::enter();
@@ -137,7 +137,23 @@ pub fn register_of_gpu(
             ending::evicted(cache, By::Program);
         }
         drop(inside);
-        cache.miss(&admitted.direct, pd, request, lookup_key, export)
+        // An event may have kept a region from serving, or another thread may have made one.
+        let (addr, length) = (request.addr.addr() as u64, request.length as u64);
+        let answer = hit_by(cache, lookup_key, addr, length);
+        if let Some(mr) = answer.region() {
+            return Ok(Registered::by(How::Hit, mr));
+        }
+        if answer.is_unsettled() {
+            return Err(Unserved::Because(counter!(bypassed_busy)));
+        }
+        let export = match gpu::was_refused() {
+            true => {
+                let exported = gpu::export_pages(lookup_key.page_range);
+                Some(exported.ok_or(Unserved::Because(counter!(bypassed_memory)))?)
+            }
+            false => None,
+        };
+        cache.miss(&admitted.direct, pd, request, lookup_key, export.as_ref())
     });
     errno::set_errno(errno);
     made
@@ -182,7 +198,7 @@ impl Cache {
             let pinned = if lookup_key.allocation == 0 {
                 self.pin(direct, pd, request, id)
             } else {
-                self.pin_of_gpu(direct, pd, request, (id, lookup_key.allocation), export)
+                self.pin_of_gpu(direct, pd, request, id, export)
             };
             match pinned {
                 Ok(watched) => {
@@ -281,7 +297,7 @@ impl Cache {
         direct: &Direct,
         pd: Pd,
         request: &Request,
-        (id, allocation): (Id, u64),
+        id: Id,
         export: Option<&Export>,
     ) -> Result<Result<(), Unwatched>, Error> {
         let region = self.regions.region(id);
@@ -292,7 +308,6 @@ impl Cache {
             Some(export) => kernel_mr::register_export(direct, &pages, export, 0),
             None => kernel_mr::register(direct, &pages, false),
         }?;
-        region.allocation.store(allocation, Relaxed);
         self.made(pd, request, region, made);
         Ok(Ok(()))
     }

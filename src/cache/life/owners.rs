@@ -150,6 +150,14 @@ pub fn forget(object: usize) {
     }
 }
 
+/// Whether the region is of a GPU's memory.
+pub fn is_of_gpu(object: usize) -> bool {
+    existing().is_some_and(|cache| {
+        let handle = cache.regions.handle(object);
+        handle.is_some_and(|handle| cache.regions.region(handle.region).is_of_gpu())
+    })
+}
+
 /// As [`forget`], if the region has one user. With more users the region stays registered, and the
 /// cache deregisters it after the last of them. Returns whether the region is forgotten.
 pub fn forget_unshared(object: usize) -> bool {

@@ -74,6 +74,8 @@ pub struct CachedRegion {
     pub greatest_end: AtomicU64,
     /// In a region of a GPU's memory: the number of the allocation.
     pub allocation: AtomicU64,
+    /// Not 0 if the region has had several users at once.
+    pub was_shared: AtomicU32,
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
@@ -112,6 +114,7 @@ impl CachedRegion {
         self.watched.store(0, Relaxed);
         self.fd.store(LEFT, Relaxed);
         self.allocation.store(0, Relaxed);
+        self.was_shared.store(0, Relaxed);
     }
 
     /// Counts a registration that the slot's own handle serves. True if the 32-bit count wrapped to
@@ -201,7 +204,7 @@ impl CachedRegion {
             && self.access() == lookup_key.access
             && self.is_of(lookup_key.domain)
             // Other memory has no allocation: a hit there reads no further cache line.
-            && (lookup_key.allocation == 0 || self.is_in(lookup_key.allocation))
+            && (lookup_key.access & OF_GPU == 0 || self.is_in(lookup_key.allocation))
     }
 
     /// Whether the region is of a GPU's memory.

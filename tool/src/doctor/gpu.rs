@@ -37,8 +37,30 @@ pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)
         checks.extend(exports.iter().map(verdict));
         places.extend(nic);
     }
+    checks.extend(kernel(root));
     checks.push(iommu(&places));
     checks
+}
+
+/// What the kernel was built without, and transfers between a GPU and another device need. Without it
+/// a registration may succeed. `None` if the kernel's configuration is not here.
+fn kernel(root: &Path) -> Option<Check> {
+    const SUBJECT: &str = "gpu kernel";
+    let release = read(root.join("proc/sys/kernel/osrelease"))?;
+    let config = read(root.join(format!("boot/config-{}", release.trim())))?;
+    let lacks = |option: &&&str| config.contains(&format!("# {option} is not set\n"));
+    let options = ["CONFIG_PCI_P2PDMA", "CONFIG_DMABUF_MOVE_NOTIFY"];
+    let lacking: Vec<&str> = options.iter().filter(lacks).copied().collect();
+    Some(if lacking.is_empty() {
+        Check::ok(SUBJECT, "built with what transfers between devices need")
+    } else {
+        Check::warning(SUBJECT, format!("built without {}", lacking.join(" and ")))
+            .meaning(
+                "A registration of a GPU's memory as a dma-buf may succeed, and its transfers fail or take the way \
+                 through the processor's memory.",
+            )
+            .fix("a kernel that is built with it")
+    })
 }
 
 /// A GPU, and the part of its memory that other devices reach.
@@ -177,6 +199,22 @@ mod tests {
             dma_buf: if takes { Ok(()) } else { refused },
             takes_peer_memory: !is_soft,
         }
+    }
+
+    #[test]
+    fn a_kernel_without_transfers_between_devices_is_named() {
+        let fake = Fake::new();
+        assert!(kernel(fake.root()).is_none());
+        fake.write("proc/sys/kernel/osrelease", "7.2.0\n");
+        let config = |text: &str| {
+            fake.write("boot/config-7.2.0", text);
+            kernel(fake.root()).map(|check| (check.state, check.found))
+        };
+        let has = config("CONFIG_PCI_P2PDMA=y\n").unwrap();
+        assert_eq!(has.0, State::Ok);
+        let lacks = config("# CONFIG_PCI_P2PDMA is not set\n").unwrap();
+        assert_eq!(lacks.0, State::Warning);
+        assert_eq!(lacks.1, "built without CONFIG_PCI_P2PDMA");
     }
 
     #[test]
