@@ -48,7 +48,7 @@ fn kernel(root: &Path) -> Option<Check> {
     const SUBJECT: &str = "gpu kernel";
     let release = read(root.join("proc/sys/kernel/osrelease"))?;
     let config = read(root.join(format!("boot/config-{}", release.trim())))?;
-    let lacks = |option: &&&str| config.contains(&format!("# {option} is not set\n"));
+    let lacks = |option: &&&str| config.contains(&format!("# {option} is not set"));
     let options = ["CONFIG_PCI_P2PDMA", "CONFIG_DMABUF_MOVE_NOTIFY"];
     let lacking: Vec<&str> = options.iter().filter(lacks).copied().collect();
     Some(if lacking.is_empty() {
