@@ -9,7 +9,7 @@ use crate::cause::Cause;
 use crate::region::slot::CachedRegion;
 use crate::watch::listeners::{RANGES, listen};
 use core::sync::atomic::Ordering::Relaxed;
-use rdmamr_policy::{Range, Released};
+use rdmamr_policy::{Range, Released, is_remote};
 use rdmamr_sys::pages::PageRange;
 
 pub static RELEASED: Released = Released::new();
@@ -21,7 +21,7 @@ pub fn ended(region: &CachedRegion, cause: Option<Cause>) {
         Some(Cause::Fence | Cause::Hook) | None => return,
         Some(Cause::Event) => true,
         // A region of a whole allocation costs more than one of the memory that was asked for.
-        Some(Cause::Linger) => region.is_of_gpu(),
+        Some(Cause::Linger) => region.is_of_gpu() && !is_remote(region.access()),
         Some(Cause::Flush | Cause::Watermark | Cause::Pressure) => false,
     };
     let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
