@@ -83,17 +83,6 @@ static void explains(int n, int err, const char *words)
 	ok(strstr(reason, expected) == reason, "%s", reason);
 }
 
-static void give_up_lock(void)
-{
-	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
-	struct __user_cap_data_struct data[2];
-
-	must(syscall(SYS_capget, &header, data) == 0);
-	data[0].effective &= ~(1u << CAP_IPC_LOCK);
-	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
-	must(syscall(SYS_capset, &header, data) == 0);
-}
-
 /* The kernel pins the queues of this device. */
 static void queues_pinned(void)
 {
@@ -105,7 +94,7 @@ static void queues_pinned(void)
 	/* The queue made before is pinned, too. */
 	must(mr && kib > 24 && sscanf(getenv("CHECK_DEVICE"), "%31[a-z]", name) == 1);
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
-	give_up_lock();
+	drop_memlock_right();
 	snprintf(expected, sizeof(expected),
 		 "likely RLIMIT_MEMLOCK: %s queues are pinned, and %ld of 64 KiB are pinned already (VmPin). Raise it (ulimit -l", name, kib);
 	for (int n = 0; n < CALLS; n++)

@@ -268,16 +268,12 @@ pub fn allocation(addr: u64, length: u64) -> Option<Allocation> {
     found
 }
 
-/// Exports pages of an allocation that [`allocation`] has found. Preserves errno.
+/// Exports pages of an allocation that [`allocation`] has found. The caller preserves errno, and the
+/// runtime may be a cancellation point.
 pub fn export_pages(pages: PageRange) -> Option<Export> {
-    let errno = errno::errno();
-    let _uncancelled = thread::uncancelled();
-    let exported = cuda::Cuda::find().and_then(|cuda| {
-        let export = || cuda.export(pages, Way::First);
-        cuda.in_context(pages.start, export).ok()
-    });
-    errno::set_errno(errno);
-    exported
+    let cuda = cuda::Cuda::find()?;
+    let export = || cuda.export(pages, Way::First);
+    cuda.in_context(pages.start, export).ok()
 }
 
 /// Registers a part of a dma-buf. `within` is where the memory lies behind the start of what was

@@ -9,6 +9,7 @@ use core::fmt::{self, Write};
 use libc::syscall;
 use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::{self, Descriptor};
+use rdmamr_sys::netlink::{number, values};
 use rdmamr_sys::thread;
 
 // <rdma/rdma_netlink.h>
@@ -133,9 +134,9 @@ fn dump(command: u32, device: u32, until: u64, each: &mut dyn FnMut(&[u8])) -> O
         let received = socket.read(&mut buffer)?;
         let mut rest = buffer.get(..received)?;
         while !rest.is_empty() {
-            let length = number(rest.get(..4)?) as usize;
+            let length = number(rest.get(..4)?)? as usize;
             let attributes = rest.get(HEADER..length)?;
-            match number(rest.get(4..6)?) {
+            match number(rest.get(4..6)?)? {
                 NLMSG_DONE => return Some(()),
                 NLMSG_ERROR => return None,
                 _ => each(attributes),
@@ -158,27 +159,7 @@ fn own(message: &[u8], list: List) -> impl Iterator<Item = &[u8]> {
 }
 
 fn value(bytes: &[u8], wanted: u16) -> Option<u64> {
-    values(bytes, wanted).next().map(number)
-}
-
-/// The values of the attributes of that kind.
-fn values(mut bytes: &[u8], wanted: u16) -> impl Iterator<Item = &[u8]> {
-    let attributes = core::iter::from_fn(move || {
-        let length = number(bytes.get(..2)?) as usize;
-        // Two bits are flags.
-        let kind = number(bytes.get(2..4)?) & 0x3fff;
-        let value = bytes.get(4..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    });
-    attributes.filter_map(move |(kind, value)| (kind == u64::from(wanted)).then_some(value))
-}
-
-fn number(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .rev()
-        .fold(0, |number, &byte| number << 8 | u64::from(byte))
+    values(bytes, wanted).next().and_then(number)
 }
 
 #[cfg(test)]

@@ -41,14 +41,13 @@ pub fn register(
     Ok(registered(direct, answer))
 }
 
-/// Registers memory of a GPU, which lies in an export `within` bytes behind its start.
+/// Registers memory of a GPU, all of an export.
 pub fn register_export(
     direct: &Direct,
     request: &Request,
     export: &Export,
-    within: u64,
 ) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
-    let answer = direct.ask_kernel_for_dmabuf(request, export.at(within));
+    let answer = direct.ask_kernel_for_dmabuf(request, export.at(0));
     Ok(registered(direct, answer.map_err(Error::Kernel)?))
 }
 

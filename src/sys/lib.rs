@@ -22,6 +22,7 @@ pub mod kernel;
 pub mod loaded_files;
 pub mod memory;
 pub mod mounts;
+pub mod netlink;
 pub mod pagemap;
 pub mod pages;
 pub mod probe;

@@ -126,7 +126,7 @@ pub fn register_of_gpu(
     lookup_key: &LookupKey,
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
-    // The close of the export may be a cancellation point. `ibv_reg_mr` is none.
+    // The runtime, and the close of the export, may be cancellation points. `ibv_reg_mr` is none.
     let _uncancelled = thread::uncancelled();
     let made = admit(pd, request, true).and_then(|admitted| {
         let cache = admitted.cache;
@@ -305,7 +305,7 @@ impl Cache {
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
         let made = match export {
-            Some(export) => kernel_mr::register_export(direct, &pages, export, 0),
+            Some(export) => kernel_mr::register_export(direct, &pages, export),
             None => kernel_mr::register(direct, &pages, false),
         }?;
         self.made(pd, request, region, made);

@@ -47,7 +47,7 @@ pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)
 fn kernel(root: &Path) -> Option<Check> {
     const SUBJECT: &str = "gpu kernel";
     let release = read(root.join("proc/sys/kernel/osrelease"))?;
-    let config = read(root.join(format!("boot/config-{}", release.trim())))?;
+    let config = read(root.join(format!("boot/config-{release}")))?;
     let lacks = |option: &&&str| config.contains(&format!("# {option} is not set"));
     let options = ["CONFIG_PCI_P2PDMA", "CONFIG_DMABUF_MOVE_NOTIFY"];
     let lacking: Vec<&str> = options.iter().filter(lacks).copied().collect();

@@ -3,7 +3,11 @@
 //! number and their length for each device and process. The kernel lists the regions that are
 //! visible in this PID namespace.
 
+#[path = "../../../src/sys/netlink.rs"]
+mod netlink;
+
 use crate::files::owned;
+use netlink::{number, values};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -125,28 +129,6 @@ fn head(bytes: &[u8]) -> Option<(usize, u16)> {
     (HEADER..=bytes.len())
         .contains(&length)
         .then_some((length, kind))
-}
-
-/// The values of the attributes of that kind.
-fn values(mut bytes: &[u8], wanted: u16) -> impl Iterator<Item = &[u8]> {
-    const KIND: u16 = 0x3fff;
-    let attributes = std::iter::from_fn(move || {
-        let length = number(bytes.get(..2)?)? as usize;
-        let kind = number(bytes.get(2..4)?)? as u16 & KIND;
-        let value = bytes.get(4..length)?;
-        bytes = bytes.get(length.next_multiple_of(4)..).unwrap_or_default();
-        Some((kind, value))
-    });
-    attributes.filter_map(move |(kind, value)| (kind == wanted).then_some(value))
-}
-
-fn number(bytes: &[u8]) -> Option<u64> {
-    Some(match bytes.len() {
-        2 => u16::from_ne_bytes(bytes.try_into().ok()?).into(),
-        4 => u32::from_ne_bytes(bytes.try_into().ok()?).into(),
-        8 => u64::from_ne_bytes(bytes.try_into().ok()?),
-        _ => return None,
-    })
 }
 
 fn text(bytes: &[u8]) -> String {
