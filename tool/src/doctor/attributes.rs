@@ -18,13 +18,17 @@ const MAX_MR_SIZE: usize = 24;
 const MAX_MR: usize = 80;
 const LENGTH: usize = 180;
 const ODP_CAPABILITIES: usize = 184;
+const CAPABILITIES: usize = 224;
 
 const ODP: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
+/// IB_UVERBS_DEVICE_CC_DMA_BOUNCE (Linux 7.2).
+const REACHES_SHARED_ALONE: u64 = 1 << 41;
 /// More than any address space holds.
 const ANY_SIZE: u64 = 1 << 57;
 
-/// Checks the number of regions that the device allows, and on-demand paging.
+/// Checks the number of regions that the device allows, on-demand paging, and whether the machine is a
+/// confidential guest.
 pub fn check(device: &str, context: &Context) -> Vec<Check> {
     let answer = match query(context) {
         Ok(answer) => answer,
@@ -39,7 +43,10 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
             return vec![check.of(device)];
         }
     };
-    vec![most(&answer).of(device), odp(&answer).of(device)]
+    let checks = [most(&answer), odp(&answer)]
+        .into_iter()
+        .chain(guest(&answer));
+    checks.map(|check| check.of(device)).collect()
 }
 
 /// Checks the number and the length of regions, of a device that tells them.
@@ -88,6 +95,22 @@ fn odp(answer: &[u8; ANSWER]) -> Check {
     }
 }
 
+/// Checks whether the device can reach the machine's memory (`ib_umem_get`, drivers/infiniband/core/umem.c).
+fn guest(answer: &[u8; ANSWER]) -> Option<Check> {
+    let capabilities = u64::from_ne_bytes(part(answer, CAPABILITIES));
+    (capabilities & REACHES_SHARED_ALONE != 0).then(|| {
+        Check::failure(
+            "confidential guest",
+            "the device reaches only memory that this guest shares with the machine",
+        )
+        .meaning(
+            "The kernel refuses to register other memory (EOPNOTSUPP). A program needs \
+             ibv_alloc_buf (rdma-core 64) in a parent domain that allows unprotected buffers, or \
+             copies by send and receive.",
+        )
+    })
+}
+
 fn query(context: &Context) -> Result<[u8; ANSWER], String> {
     let driver = identify(&Uverbs, context.fd())
         .ok()
@@ -107,4 +130,18 @@ fn query(context: &Context) -> Result<[u8; ANSWER], String> {
 
 fn part<const N: usize>(answer: &[u8; ANSWER], at: usize) -> [u8; N] {
     std::array::from_fn(|n| answer[at + n])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_confidential_guest_is_told() {
+        let mut answer = [0; ANSWER];
+        assert!(guest(&answer).is_none());
+        // The flag of the kernel's header, in `device_cap_flags_ex`.
+        answer[CAPABILITIES..][..8].copy_from_slice(&0x0200_0000_0000u64.to_ne_bytes());
+        assert!(guest(&answer).is_some());
+    }
 }
