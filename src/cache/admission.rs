@@ -132,6 +132,16 @@ pub enum Unserved {
     Failed(Error),
 }
 
+impl Unserved {
+    /// The counter of the plain registration that the caller makes instead.
+    pub fn counter(self) -> Counter {
+        match self {
+            Unserved::Because(reason) => reason,
+            Unserved::Failed(_) => counter!(bypassed_memory),
+        }
+    }
+}
+
 impl From<Refusal> for Unserved {
     fn from(refusal: Refusal) -> Unserved {
         Unserved::Because(refusal.counted())

@@ -10,18 +10,6 @@ use core::time::Duration;
 use rdmamr_sys::futex::{self, Remaining};
 
 impl Regions {
-    /// Claims a region if it has no user. The caller must deregister it. The caller holds the lock.
-    pub(super) fn claim(&self, id: Id) -> bool {
-        // Counted before the claim, so that no waiting thread finds the region ending while
-        // `ending` is 0.
-        self.ending.fetch_add(1, SeqCst);
-        let is_claimed = self.region(id).state.claim();
-        if !is_claimed {
-            self.ending.fetch_sub(1, SeqCst);
-        }
-        is_claimed
-    }
-
     /// Records that a claimed region has ended, or that its claim is taken back.
     pub(super) fn claim_ended(&self) {
         self.ending.fetch_sub(1, SeqCst);
@@ -95,12 +83,12 @@ impl Regions {
         all
     }
 
-    /// Waits until a region has ended, or until `limit` has passed.
-    pub fn wait_for_an_end(&self, limit: Duration) {
+    /// Waits until a region has ended, for a millisecond at most.
+    pub fn wait_for_an_end(&self) {
         self.waiting.fetch_add(1, SeqCst);
         let ended = self.ended.load(SeqCst);
         if self.is_ending() {
-            futex::wait(&self.ended, ended, Some(limit));
+            futex::wait(&self.ended, ended, Some(Duration::from_millis(1)));
         }
         self.waiting.fetch_sub(1, SeqCst);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The end of the cache for good, in this process: before the program does what [`End`] lists, the
-//! cache *gives up*. No hit succeeds any more, the cache makes and keeps no region, the idle regions
+//! The end of the cache for good, in this process: before the program does what [`End`] lists (after it in
+//! the case of a protection key, which the kernel may refuse), the cache *gives up*. No hit succeeds any more, the cache makes and keeps no region, the idle regions
 //! end, and no memory stays watched. A region in use ends with its last user's release, as a plain one
 //! does. From then on the interposed calls do nothing for the cache.
 
@@ -8,7 +8,7 @@ use crate::instance::{Cache, existing, wait_for_start};
 use crate::life::flush;
 use crate::lock::{LONG, MOMENT};
 use crate::watch::event_reader;
-use crate::watch::listeners::{self, is_retired};
+use crate::watch::listeners::{self, is_filtered};
 use crate::watch::watch_fd::WATCH_FD;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*, fence};
 use rdmamr_config::disable_for_good;
@@ -72,7 +72,6 @@ impl End {
 /// not share its memory.
 static DONE: AtomicU8 = AtomicU8::new(0);
 
-/// Whether the cache has given up.
 static GAVE_UP: AtomicBool = AtomicBool::new(false);
 
 /// Whether the cache has given up, so that calls need not tell it of a change.
@@ -91,7 +90,7 @@ pub fn end(why: End) {
     }
     let errno = errno::errno();
     if why == End::Filter {
-        listeners::retire();
+        listeners::set_filtered();
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     let is_first = DONE.fetch_or(why as u8, SeqCst) & why as u8 == 0;
@@ -130,7 +129,7 @@ pub fn give_up(cache: &Cache, why: End) {
     if !cache_gave_up() {
         end_reuse(cache, why);
     }
-    if is_retired() {
+    if is_filtered() {
         // The reader goes on: memory without a region may still be watched.
         WATCH_FD.close();
         event_reader::wait_to_rest();

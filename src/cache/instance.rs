@@ -2,10 +2,9 @@
 //! The cache of this process: its regions, the watch of their memory, and the threads that work on
 //! them.
 
+use crate::account::{Amount, LimitsRead};
 use crate::layout::Regions;
-use crate::life::account::Amount;
 use crate::life::cleaner::Cleaner;
-use crate::life::limits::Limits;
 use crate::lock::Lock;
 use crate::locked::{By, Locked};
 use crate::objects;
@@ -20,7 +19,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
 
-/// The state of relaxed registration in this process. The first use makes it.
+/// The cache of this process. The first use makes it.
 ///
 /// The fields that a hit and a release read lie in its first cache line (`life/hit.rs`).
 #[repr(C, align(64))]
@@ -32,7 +31,7 @@ pub struct Cache {
     pub(super) cleaner: Cleaner,
     pub watch: Watch,
     pub(super) counters: &'static Counters,
-    pub(super) limits: Limits,
+    pub(super) limits_read: LimitsRead,
     /// The process that has started the cache.
     pub(super) process: u32,
 }
@@ -75,16 +74,11 @@ pub fn is_of_parent() -> bool {
     existing().is_none() && objects::was_taken() && STARTING.get().is_none()
 }
 
-/// This process's instance, if the process has used relaxed registration. A forked child has none,
+/// This process's instance, if the process has used the cache. A forked child has none,
 /// and makes none.
 #[inline(always)]
 pub fn existing() -> Option<&'static Cache> {
     CACHE.get()
-}
-
-/// Whether userfaultfd reports changes of memory to the cache.
-pub fn is_watching() -> bool {
-    existing().is_some_and(|cache| cache.watch.is_on())
 }
 
 /// Returns how many registrations were hits. The sum has three parts: the hits that `counted`
@@ -160,8 +154,8 @@ impl Cache {
             self.counters
                 .add(thread, counter!(stale_avoided_event), applied.invalidated);
         }
-        if applied.lost {
-            self.watch.lose();
+        if applied.broken {
+            self.watch.reader_failed();
         }
     }
 }

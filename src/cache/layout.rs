@@ -4,16 +4,17 @@
 //! Each transition of a region's *state* (`region/state.rs`) has one owner: the thread whose
 //! compare-and-swap succeeds. Only the thread that makes a region writes the fields that a look-up
 //! reads, before `keep` (release); other threads read them after the state (acquire). The holder of
-//! the lock owns the tree, the table's entries and the applying of the ring (`locked.rs`). One thread deregisters a claimed region, outside the lock, when it has no
-//! user and no thread can take it any more. The lemmas are in `docs/proof.md`.
+//! the lock owns the tree, the table's entries and the applying of the ring (`locked.rs`). One thread
+//! deregisters a claimed region, outside the lock, when it has no user and no thread can take it any
+//! more. The lemmas are in `docs/proof.md`.
 
+use crate::account::Account;
 use crate::find::filter::Filter;
 use crate::find::table::Table;
 use crate::find::tree::Tree;
-use crate::life::account::Account;
-use crate::life::noted::Noted;
 use crate::lock::Lock;
 use crate::mapping::Large;
+use crate::noted::Noted;
 use crate::region::list::List;
 use crate::region::slot::CachedRegion;
 use crate::watch::ring::Ring;

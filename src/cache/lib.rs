@@ -29,6 +29,7 @@ macro_rules! tiny_or {
     };
 }
 
+pub mod account;
 pub mod admission;
 pub mod cause;
 mod claims;
@@ -46,6 +47,7 @@ mod loom_tests;
 mod mapping;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
+mod noted;
 pub mod objects;
 pub mod permitted;
 mod place;

@@ -2,9 +2,9 @@
 //! The operations on the cache's regions under the lock: a thread makes, keeps, claims and ends
 //! them, and applies the ring to them.
 
+use crate::account::Amount;
 use crate::cause::Cause;
 use crate::layout::Regions;
-use crate::life::account::Amount;
 use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -61,12 +61,14 @@ impl Regions {
     }
 }
 
-/// The kind of thread that ends a region.
+/// On which thread the cache works, and so what it may use there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
-    /// A thread of the program.
+    /// A thread of the program, in a registration or its end.
     Program,
-    /// A helper thread, which the C library does not know.
+    /// A helper thread, which the C library does not know; or a thread of the program in an interposed
+    /// call or before a fork. No thread-local variable, no function that other libraries interpose, and
+    /// a moment's wait for the lock.
     Helper,
 }
 
@@ -118,7 +120,7 @@ pub struct Applied {
     /// How many regions the events have invalidated.
     pub invalidated: u64,
     /// userfaultfd reports nothing any more.
-    pub lost: bool,
+    pub broken: bool,
 }
 
 impl Locked<'_> {
@@ -222,7 +224,7 @@ impl Locked<'_> {
         let mut applied = Applied::default();
         regions.ring.apply(|event| {
             let range = event.map_or(PageRange::ALL, |event| event.range);
-            applied.lost |= event.is_some_and(|event| event.kind == Kind::Lost);
+            applied.broken |= event.is_some_and(|event| event.kind == Kind::Broken);
             regions.overlapping(range, |id, _| {
                 applied.invalidated += u64::from(self.invalidate(id, Cause::Event));
                 self.evict(id);
@@ -256,7 +258,15 @@ impl Locked<'_> {
 
     /// Claims a region if it has no user. The caller must deregister it.
     pub fn claim(&self, id: Id) -> bool {
-        self.0.claim(id)
+        let regions = self.0;
+        // Counted before the claim, so that no waiting thread finds the region ending while
+        // `ending` is 0.
+        regions.ending.fetch_add(1, SeqCst);
+        let is_claimed = regions.region(id).state.claim();
+        if !is_claimed {
+            regions.ending.fetch_sub(1, SeqCst);
+        }
+        is_claimed
     }
 
     /// Claims a region, unless the slot belongs to a later region by now.
@@ -317,9 +327,4 @@ impl Locked<'_> {
         self.0.region(id).state.restore();
         self.0.claim_ended();
     }
-}
-
-/// Why a cached region ends, if the cause is known.
-pub fn cause(region: &CachedRegion) -> Option<Cause> {
-    Cause::from_word(region.cause.load(Relaxed))
 }

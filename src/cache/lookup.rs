@@ -43,15 +43,11 @@ impl Regions {
     #[inline(always)]
     pub fn take(&self, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
         let shape = self.shape.load(Acquire);
-        self.table
-            .find(shape, lookup_key, |id| self.take_this(id, lookup_key))
-    }
-
-    #[inline(always)]
-    pub(super) fn take_this(&self, id: Id, lookup_key: &LookupKey) -> Option<(Id, Grant)> {
-        let region = self.slots.0.get(id.0 as usize)?;
-        let serves = |seen| lookup_key.may_share(seen) && region.serves(lookup_key);
-        Some((id, region.state.take_if(serves)?))
+        self.table.find(shape, lookup_key, |id| {
+            let region = self.slots.0.get(id.0 as usize)?;
+            let serves = |seen| lookup_key.may_share(seen) && region.serves(lookup_key);
+            Some((id, region.state.take_if(serves)?))
+        })
     }
 
     /// Whether a slot is a monitored range of exactly this memory, unchanged as far as the ring is
@@ -61,7 +57,7 @@ impl Regions {
         let region = self.region(id);
         region
             .state
-            .is_monitored_that(|_| region.page_range() == page_range)
+            .is_monitored_that(|| region.page_range() == page_range)
     }
 
     /// Whether the memory of a monitored range that is still linked has changed.

@@ -8,7 +8,7 @@
 //! again.
 
 use crate::life::hit::{Miss, Steps, in_order};
-use crate::life::noted::Noted;
+use crate::noted::Noted;
 use crate::region::state::{Grant, Left, Seen, State};
 use crate::watch::counts::{Counters, Kept, NONE};
 use crate::watch::ring::{Event, Kind, Ring};

@@ -4,12 +4,12 @@
 //! does, the cache must find a region exactly when the model has one that serves. The region that
 //! it finds must have been pinned while its pages had their present numbers.
 
+use crate::account::Amount;
 use crate::cause::Cause;
 use crate::find::filter::CHUNK;
 use crate::layout::Regions;
-use crate::life::account::Amount;
 use crate::life::limits::NO_LIMIT;
-use crate::locked::{Locked, cause};
+use crate::locked::Locked;
 use crate::lookup::Handle;
 use crate::region::key::{Domain, LookupKey};
 use crate::region::link::Id;
@@ -307,7 +307,7 @@ impl Test {
                 let spent = self.regions.region(id).object();
                 let which = |other: &CachedRegion| other.object() == spent;
                 prop_assert!(self.regions.lock().claim_idle(id, Cause::Linger, which));
-                prop_assert_ne!(cause(self.regions.region(id)), Some(Cause::Linger));
+                prop_assert_ne!(self.regions.region(id).cause(), Some(Cause::Linger));
                 self.end(id);
             }
             None => prop_assert!(false, "the handle is the program's"),
@@ -378,7 +378,7 @@ impl Test {
                     None,
                     Some(Kind::Changed),
                     Some(Kind::Dropping { at: 1 }),
-                    Some(Kind::Lost),
+                    Some(Kind::Broken),
                 ];
                 let everywhere = usize::from(kind) == 3;
                 let changed = if everywhere {

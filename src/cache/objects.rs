@@ -8,13 +8,6 @@ use rdmamr_mr::Mr;
 /// the first address, and the end of the mapped part. No other object lies between the two.
 static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
-/// Whether an object is or was an object of a cache, of this process or of its parent.
-#[inline(always)]
-pub fn is_object(address: usize) -> bool {
-    // Acquire: the thread that sees the end also sees the first address.
-    address < OBJECTS[1].load(Acquire) && address >= OBJECTS[0].load(Relaxed)
-}
-
 /// Whether this process or its parent has had a cache.
 #[inline(always)]
 pub fn was_taken() -> bool {
@@ -27,8 +20,10 @@ pub fn take(objects: core::ops::Range<usize>) {
     OBJECTS[1].fetch_max(objects.end, Release);
 }
 
-/// Whether the cache has handed out this region.
+/// Whether the region's object lies in a slot of a cache, of this process or of its parent: the region was
+/// handed out to a relaxed call.
 #[inline(always)]
-pub fn is_region(mr: Mr) -> bool {
-    is_object(mr.address())
+pub fn is_in_slot(mr: Mr) -> bool {
+    // Acquire: the thread that sees the end also sees the first address.
+    mr.address() < OBJECTS[1].load(Acquire) && mr.address() >= OBJECTS[0].load(Relaxed)
 }

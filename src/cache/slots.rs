@@ -14,7 +14,7 @@ impl Regions {
         &self.slots.0[id.0 as usize]
     }
 
-    pub(super) fn slots(&self) -> &[CachedRegion] {
+    pub fn slots(&self) -> &[CachedRegion] {
         let grown = self.grown.load(Acquire) as usize;
         &self.slots.0[..grown.min(MOST)]
     }
@@ -23,11 +23,6 @@ impl Regions {
     pub fn each(&self) -> impl Iterator<Item = (Id, &CachedRegion)> {
         let slots = self.slots().iter().enumerate();
         slots.map(|(n, region)| (Id(n as u32), region))
-    }
-
-    /// Whether more than this many slots were ever in use.
-    pub fn has_more_slots_than(&self, slots: u32) -> bool {
-        self.grown.load(Relaxed) > slots
     }
 
     /// Maps more slots after the first `ready`. False if they cannot be mapped. Also false if

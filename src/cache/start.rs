@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The first use of relaxed registration in a process: the cache's memory, the watch, the cleaner.
+//! The first use of the cache in a process: the cache's memory, the watch, the cleaner.
 
-use crate::ended::{ended_by, forget_tasks, give_up, panicked, say_once};
+use crate::account::LimitsRead;
+use crate::ended::{cache_gave_up, ended_by, forget_tasks, give_up, panicked, say_once};
 use crate::instance::{Cache, existing, is_of_parent, publish, starting};
 use crate::life::change;
 use crate::life::cleaner::Cleaner;
 use crate::life::cleaning;
 use crate::life::flush;
-use crate::life::limits::{self, Limits, NO_LIMIT};
+use crate::life::limits::{self, NO_LIMIT};
 use crate::lock::LONG;
 use crate::objects;
 use crate::permitted;
@@ -30,7 +31,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 unsafe extern "C" fn before_fork() {
     // The C library calls this, so a panic ends here.
-    if let Some(cache) = existing() {
+    if let Some(cache) = existing().filter(|_| !cache_gave_up()) {
         if catch_unwind(AssertUnwindSafe(|| flush::before_fork(cache))).is_err() {
             panicked();
         }
@@ -127,7 +128,7 @@ fn make() -> Option<&'static Cache> {
         watch,
         cleaner: Cleaner::new(linger.linger_remote, linger.linger_local),
         counters: stats::counters(),
-        limits: Limits::default(),
+        limits_read: LimitsRead::default(),
         process: process::id(),
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));

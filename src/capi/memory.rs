@@ -19,7 +19,7 @@ use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use rdmamr_cache::dispatch::changes::{self, Changing};
+use rdmamr_cache::dispatch::changes::{self, UnderWay};
 use rdmamr_cache::dispatch::{self, End};
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
@@ -175,7 +175,7 @@ unsafe extern "C" fn mremap(
         // empty mappings that the first left.)
         let joined = ret::always(false, || {
             let source = remapping.as_ref().map(|(_, source, _)| source);
-            let unwatched = source.is_some_and(changes::Changing::unwatch);
+            let unwatched = source.is_some_and(UnderWay::unwatch);
             rdmamr_prefault::join(old.addr(), old_size) || unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
@@ -310,8 +310,8 @@ unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_i
 }
 
 #[inline(never)]
-fn advising(
-    begin: fn(usize, usize) -> Changing,
+fn advising<C>(
+    begin: fn(usize, usize) -> C,
     addr: Address,
     length: usize,
     advise: impl FnOnce() -> c_int,
@@ -343,7 +343,7 @@ unsafe extern "C" fn process_madvise(
 /// Reports a change that takes rights away: the cache must not reuse a region that was pinned with
 /// more rights than its pages have now.
 #[inline(always)]
-fn protecting(addr: Address, length: usize, protection: c_int) -> Option<Changing> {
+fn protecting(addr: Address, length: usize, protection: c_int) -> Option<UnderWay> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {

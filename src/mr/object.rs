@@ -226,7 +226,7 @@ impl Mr {
 
     /// Whether the object stands for one use of a cached region.
     #[inline(always)]
-    pub fn is_cached(self) -> bool {
+    pub fn is_stand_in(self) -> bool {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_MR
             && self.marked().load(Relaxed) & NO_ACCESS_FLAG == CACHED
             && self.has_mark()
@@ -244,7 +244,7 @@ impl Mr {
     /// Claims the object if it stands for a use of a cached region. Of two threads only one
     /// succeeds.
     pub fn claim_cached(self) -> Option<Object> {
-        if !self.is_cached() {
+        if !self.is_stand_in() {
             return None;
         }
         self.mr_type()

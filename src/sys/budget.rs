@@ -1,8 +1,34 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A budget of time for work whose length the library does not control, such as reading all
+//! When work may be done again: attempts that fail, and a budget of time for work whose length the library does not control, such as reading all
 //! mappings (about 0.3 us for each): the work may take a tenth of the time.
 
+use crate::clock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
+
+/// Attempts at what one thread does at a time: the first at once, the next ones a second after one that
+/// failed for now.
+#[derive(Default)]
+pub struct Attempts {
+    /// The time of the next attempt: CLOCK_MONOTONIC in ns. `NEVER` during one, and after the last.
+    next: AtomicU64,
+}
+
+impl Attempts {
+    const NEVER: u64 = u64::MAX;
+
+    /// Whether the caller is to make an attempt now.
+    pub fn begin(&self) -> bool {
+        let next = self.next.load(Relaxed);
+        let takes = || (self.next).compare_exchange(next, Self::NEVER, Relaxed, Relaxed);
+        clock::monotonic() >= next && takes().is_ok()
+    }
+
+    /// The attempt has failed, and another one may succeed.
+    pub fn failed_for_now(&self) {
+        const SECOND: u64 = 1_000_000_000;
+        self.next.store(clock::monotonic() + SECOND, Relaxed);
+    }
+}
 
 /// The budget. After a pause the work may take `AT_ONCE` ns before it must wait.
 #[derive(Default)]

@@ -79,7 +79,7 @@ MUTANTS = [
      "suite", "descriptors"),
     ("W4", "cache/watch/watch_fd.rs", "if !TABLE.is_here_of_program() {", "if false {",
      "suite", "descriptors"),
-    ("W5", "cache/life/noted.rs", "range.overlaps(PageRange::new(start.load(Relaxed), end))", "false",
+    ("W5", "cache/noted.rs", "range.overlaps(PageRange::new(start.load(Relaxed), end))", "false",
      "loom", "loom_kept_while_its_memory_changes"),
     ("W5", "cache/life/change.rs", "under_way\n            .inside(cache, || ending::before_change(cache, range))\n            .flatten()", "None",
      "suite", "regions_ended"),

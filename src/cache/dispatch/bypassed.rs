@@ -11,12 +11,12 @@
 use crate::dispatch::rereg::give_to_program;
 use crate::dispatch::reuse;
 use crate::life::owners;
-use crate::objects::is_region;
+use crate::objects::is_in_slot;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicBool;
 use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
-use rdmamr_config::{CacheMode, config};
+use rdmamr_config::config;
 use rdmamr_mr::{self as mr, Mr};
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_stats::log;
@@ -35,7 +35,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     if mr.is_some_and(reuse::deregister_bypassed) {
         return 0;
     }
-    if mr.is_some_and(is_region) {
+    if mr.is_some_and(is_in_slot) {
         refuse();
         return libc::EINVAL;
     }
@@ -49,9 +49,7 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
     let Some(mr) = mr else {
         return dereg();
     };
-    if config().cache_mode != CacheMode::Off {
-        reuse::remember(config().cache_mode, mr);
-    }
+    reuse::remember(config().cache_mode, mr);
     mr::around_bypassed_deregister(mr, || owners::around_deregister_bypassed(mr, dereg))
 }
 
@@ -78,7 +76,7 @@ fn refuse() {
 pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_int) -> c_int {
     // SAFETY: this function's caller promises that `vmr` is NULL or an object.
     let mr = unsafe { Mr::from_c(vmr.cast()) };
-    if mr.is_some_and(|mr| is_region(mr) || give_to_program(mr).is_err()) {
+    if mr.is_some_and(|mr| is_in_slot(mr) || give_to_program(mr).is_err()) {
         errno::set_errno(Errno(libc::EINVAL));
         return libc::EINVAL;
     }

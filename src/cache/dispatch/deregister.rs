@@ -5,7 +5,7 @@
 use crate::dispatch::reuse;
 use crate::life::owners;
 use crate::life::release;
-use crate::objects::is_region;
+use crate::objects::is_in_slot;
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, How, Mr, Object};
 use rdmamr_next as next;
@@ -13,10 +13,10 @@ use rdmamr_sys::thread;
 
 #[inline(always)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
-    if mr.is_cached() {
+    if mr.is_stand_in() {
         return reuse::deregister(mr);
     }
-    if is_region(mr) {
+    if is_in_slot(mr) {
         return release::deregister(mr);
     }
     match config().cache_mode {
@@ -32,7 +32,7 @@ pub fn unimport_mr(mr: Mr) {
     let region = mr.claim_cached().map_or(mr.address(), Object::cached);
     owners::forget(region);
     reuse::end(region);
-    if is_region(mr) {
+    if is_in_slot(mr) {
         // The cache owns the object, so no provider may free it.
         return;
     }

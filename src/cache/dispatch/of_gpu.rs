@@ -17,7 +17,7 @@ use crate::region::key::{Domain, LookupKey, range};
 use crate::released::{self, RELEASED};
 use rdmamr_config::{Gpu, config};
 use rdmamr_mr::gpu::{self, Allocation};
-use rdmamr_mr::{Error, How, Registered, Request};
+use rdmamr_mr::{How, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{OF_GPU, is_remote};
 use rdmamr_stats::{Counter, counter};
@@ -76,11 +76,7 @@ pub fn serve(pd: Pd, request: &Request) -> Option<Result<Registered, Counter>> {
         released::add(&range);
         return Some(Err(counter!(bypassed_first)));
     }
-    let made = miss::register_of_gpu(pd, request, &key).map_err(|why| match why {
-        Unserved::Because(reason) => reason,
-        Unserved::Failed(Error::Shortage(_)) => counter!(bypassed_busy),
-        Unserved::Failed(_) => counter!(bypassed_memory),
-    });
+    let made = miss::register_of_gpu(pd, request, &key).map_err(Unserved::counter);
     if made.is_err_and(|reason| reason != counter!(bypassed_busy)) {
         RELEASED.give_up(&range);
     }

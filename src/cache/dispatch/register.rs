@@ -3,7 +3,7 @@
 //! Otherwise the caller gets a plain region.
 
 use crate::dispatch::of_gpu;
-use crate::dispatch::reuse::{self, Served};
+use crate::dispatch::reuse;
 use crate::instance::existing;
 use crate::life::miss::{is_shortage, is_shortage_for_dmabuf};
 use crate::life::owners::relieve_program;
@@ -19,8 +19,8 @@ pub fn register_for(pd: Pd, request: &Request) -> Result<Registered, Error> {
         return register(pd, request);
     }
     let counter = match reuse::serve(mode, pd, request) {
-        Served::Cached(registered) => return Ok(registered),
-        Served::Plain(counter) => counter,
+        Ok(registered) => return Ok(registered),
+        Err(counter) => counter,
     };
     let registered = retried(pd, request, mr::register(pd, request, counter));
     if registered.is_ok_and(|registered| registered.how == How::Gpu) {

@@ -3,7 +3,7 @@
 
 use crate::dispatch::reuse;
 use crate::life::owners;
-use crate::objects::is_region;
+use crate::objects::is_in_slot;
 use core::ffi::c_int;
 use rdmamr_mr::{self as mr, Error, Mr, Reregistration};
 
@@ -13,7 +13,7 @@ use rdmamr_mr::{self as mr, Error, Mr, Reregistration};
 /// # Safety
 /// As for [`mr::rereg`].
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    if is_region(mr) {
+    if is_in_slot(mr) {
         return Err(Error::Argument(
             "a relaxed region cannot be changed: others may use it, now or later",
         ));

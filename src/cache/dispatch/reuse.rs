@@ -18,9 +18,9 @@
 //! If the cache cannot serve a registration, the registration takes the path that it takes without
 //! the cache. Its errors are then the kernel's, about the memory that the program named.
 
-use crate::admission::{self, Unserved, name};
+use crate::admission::{self, Refusal, Unserved, name};
 use crate::dispatch::of_gpu;
-use crate::instance;
+use crate::instance::existing;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss;
 use crate::life::release::release;
@@ -47,7 +47,7 @@ fn say_so(mode: CacheMode) {
     if SAID.load(Relaxed) || SAID.swap(true, Relaxed) {
         return;
     }
-    if log::wants(Level::Info) && instance::is_watching() {
+    if log::wants(Level::Info) && existing().is_some_and(|cache| cache.watch.is_on()) {
         // The messages need 2 KiB of stack.
         aside::run(|| say(mode));
     }
@@ -83,39 +83,27 @@ fn say(mode: CacheMode) {
     );
 }
 
-/// The result of a registration under `RDMAMR_CACHE`.
-pub enum Served {
-    /// The cache serves the registration.
-    Cached(Registered),
-    /// The registration is plain. The counter, if there is one, counts it once it has succeeded.
-    Plain(Option<Counter>),
-}
-
-/// Registers memory by the cache if its range has come back and the cache can serve it.
+/// Registers memory by the cache if its range has come back and the cache can serve it. An error says that
+/// the registration is plain; its counter, if it has one, counts it once it has succeeded.
 ///
 /// As long as the process has no cache, the table of released ranges alone tells whether a range
 /// has come back. So a program that gains nothing by the cache pays only for that look-up.
 #[inline(always)]
-pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Served {
-    if let Err(why) = admission::of_call(mode, request) {
-        return Served::Plain(why.counter());
-    }
+pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
+    admission::of_call(mode, request).map_err(Refusal::counter)?;
     if !objects::was_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
         match range(pd, request) {
-            None => return Served::Plain(None),
+            None => return Err(None),
             Some(range) if !RELEASED.comes_back(&range) => {
-                return Served::Plain(Some(counter!(bypassed_first)));
+                return Err(Some(counter!(bypassed_first)));
             }
             Some(_) => {}
         }
     }
-    match serve_by_cache(mode, pd, request) {
-        Ok(registered) => Served::Cached(registered),
-        Err(reason) => {
-            stats::counters().count(reason);
-            Served::Plain(None)
-        }
-    }
+    serve_by_cache(mode, pd, request).map_err(|reason| {
+        stats::counters().count(reason);
+        None
+    })
 }
 
 #[inline(always)]
@@ -181,15 +169,9 @@ fn serve_again(
     request: &Request,
     answer: Answer,
 ) -> Result<Registered, Counter> {
-    match miss::register(pd, request, answer, true) {
-        Ok(registered) => {
-            say_so(mode);
-            stand_for(request, registered)
-        }
-        Err(Unserved::Because(reason)) => Err(reason),
-        Err(Unserved::Failed(Error::Shortage(_))) => Err(counter!(bypassed_busy)),
-        Err(Unserved::Failed(_)) => Err(counter!(bypassed_memory)),
-    }
+    let registered = miss::register(pd, request, answer, true).map_err(Unserved::counter)?;
+    say_so(mode);
+    stand_for(request, registered)
 }
 
 /// Remembers the range of a plain region that is about to be deregistered: the next registration of

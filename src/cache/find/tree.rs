@@ -3,8 +3,9 @@
 //! the cache's lock.
 //!
 //! The tree is a treap: a region that starts later is further right, of two that start at one page
-//! the older one, and a region's parent has the greater priority, a hash of its slot's number. So the tree is as deep as a random one, in whatever order regions come and go: 24 on
-//! average for 100 000 regions. Each region knows the greatest end of those below it. The links lie
+//! the older one, and a region's parent has the greater priority, a hash of its slot's number. So the
+//! tree is as deep as a random one, in whatever order regions come and go: 24 on average for 100 000
+//! regions. Each region knows the greatest end of those below it. The links lie
 //! in the slots, and lead up too: the tree allocates nothing, and no function needs a stack.
 
 use crate::region::link::{AtomicLink, Id, Link};

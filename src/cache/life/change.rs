@@ -15,29 +15,23 @@
 use crate::ended::cache_gave_up;
 use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_call};
-use crate::life::noted::Number;
+use crate::noted::Number;
 use crate::released::memory_changes;
-use crate::watch::event_reader;
 use crate::watch::in_place;
 use crate::watch::listeners::{CACHE, RANGES, listens};
+use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::signals::{self, Signals};
 use rdmamr_sys::{memory, thread};
 
-/// A change that is about to be made. The change is over when this value is dropped.
-pub enum Changing {
-    /// The cache need not be told of it.
-    Nothing,
-    UnderWay(UnderWay),
-}
-
-/// A change that the cache is told of.
+/// A change that is about to be made, of which the cache is told. It is over when this value is dropped.
 pub struct UnderWay {
     range: PageRange,
     noted: Option<(&'static Cache, Number)>,
-    /// Unless the range is noted, or the call takes long.
+    /// `None` once the range is noted, unless the call takes long: a call that holds the kernel's mmap
+    /// lock for milliseconds would make a registration nearby wait for its watch.
     counted: Option<CountedCall>,
     /// The kernel reports the change of memory that is watched.
     is_reported: bool,
@@ -72,29 +66,29 @@ fn meeting(range: PageRange) -> Option<&'static Cache> {
     heeding().filter(|cache| cache.regions.filter.may_hold(range))
 }
 
-/// A call is about to change memory, which the kernel reports. As long as neither the cache nor the
-/// table of released ranges listens, this costs a load.
+/// A call is about to change memory, which the kernel reports. `None` if the cache need not be told. As
+/// long as neither the cache nor the table of released ranges listens, this costs a load.
 #[inline(always)]
-pub fn changing(addr: usize, length: usize) -> Changing {
+pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
     if !listens(CACHE | RANGES) {
-        return Changing::Nothing;
+        return None;
     }
     if listens(RANGES) {
         memory_changes(addr, length);
     }
     if !listens(CACHE) {
-        return Changing::Nothing;
+        return None;
     }
     let Some(cache) = heeding() else {
         // The cache may be about to start, and to ask whether memory calls reach this library.
         in_place::call_came(addr);
-        return Changing::Nothing;
+        return None;
     };
     let range = pages(addr, length);
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
-        return Changing::Nothing;
+        return None;
     }
-    Changing::UnderWay(begin(range, true, signals_blocked()))
+    Some(begin(range, true, signals_blocked()))
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report: protection, guard
@@ -103,20 +97,20 @@ pub fn changing(addr: usize, length: usize) -> Changing {
 /// A region may be linked in this memory after the check of the filter and before the call takes
 /// effect, and could be reused before the call returns. So the call is counted even if the cache has
 /// nothing there, or does not exist yet.
-pub fn unreported(addr: usize, length: usize) -> Changing {
-    Changing::UnderWay(begin(pages(addr, length), false, None))
+pub fn unreported(addr: usize, length: usize) -> UnderWay {
+    begin(pages(addr, length), false, None)
 }
 
-/// A call is about to move memory. It may stop watching the memory ([`Changing::unwatch`]), so the
+/// A call is about to move memory. It may stop watching the memory ([`UnderWay::unwatch`]), so the
 /// kernel may not report it.
-pub fn moving(addr: usize, length: usize) -> Changing {
+pub fn moving(addr: usize, length: usize) -> UnderWay {
     if listens(RANGES) {
         memory_changes(addr, length);
     }
     unreported(addr, length)
 }
 
-/// The calls under way whose range is not noted. (If a signal handler leaves a call that met no region
+/// The calls under way whose range is not noted, or that take long. (If a signal handler leaves a call that met no region
 /// by siglongjmp(3), the count stays, and the cache keeps no region.)
 static CALLS: CallsUnderWay = CallsUnderWay::new();
 
@@ -213,18 +207,15 @@ impl Drop for UnderWay {
     }
 }
 
-impl Changing {
+impl UnderWay {
     /// Stops watching the memory, which must become a single mapping again. The regions there are
     /// invalidated, and those that are linked meanwhile will be. Returns true if some of it may have
     /// been watched. Preserves errno.
     #[cold]
     pub fn unwatch(&self) -> bool {
-        let Changing::UnderWay(UnderWay { range, .. }) = self else {
-            return false;
-        };
         let errno = errno::errno();
-        let cache = heeding().filter(|_| range.start < range.end);
-        let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(*range));
+        let cache = heeding().filter(|_| self.range.start < self.range.end);
+        let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(self.range));
         errno::set_errno(errno);
         watched
     }
@@ -238,7 +229,7 @@ pub fn is_near(addr: usize, length: usize) -> bool {
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
     // The kernel does since Linux 6.17, and keeps userfaultfds apart since 6.16.
-    heeding().is_some() && event_reader::keeps_apart()
+    heeding().is_some() && keeps_apart()
 }
 
 /// Whether the cache must be told of changes.
@@ -247,11 +238,10 @@ pub fn are_wanted() -> bool {
     heeding().is_some()
 }
 
-/// A call is about to unregister memory from a userfaultfd. The call's argument, a range, lies at
-/// `argument`. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
+/// A call is about to unregister memory from a userfaultfd. Its argument points to the range. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
 /// memory.
-pub fn unregistering(argument: usize) -> Option<Changing> {
-    heeding().filter(|_| !event_reader::keeps_apart())?;
+pub fn unregistering(argument: usize) -> Option<UnderWay> {
+    heeding().filter(|_| !keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(unreported(start as usize, length as usize))

@@ -3,9 +3,10 @@
 //! cleaner sleeps.
 
 use crate::region::slot::{CachedRegion, NEVER};
-use crate::watch::listeners::is_retired;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use crate::watch::listeners::is_filtered;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use rdmamr_policy::is_remote;
+use rdmamr_sys::budget::Attempts;
 use rdmamr_sys::{clock, futex};
 
 /// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
@@ -34,8 +35,7 @@ pub struct Cleaner {
     gpu: u32,
     /// Whether the thread exists.
     pub(super) running: AtomicBool,
-    /// The earliest time of the next attempt to start the thread, in ns of the monotonic clock.
-    pub(super) attempt: AtomicU64,
+    pub(super) starts: Attempts,
     /// Since the last tick a release has ended its region because the cache was full.
     pub(super) was_full: AtomicBool,
 }
@@ -73,7 +73,7 @@ impl Cleaner {
             local: ticks(local),
             gpu: ticks(LONGEST_OF_GPU),
             running: AtomicBool::new(false),
-            attempt: AtomicU64::new(0),
+            starts: Attempts::default(),
             was_full: AtomicBool::new(false),
         }
     }
@@ -123,7 +123,7 @@ impl Cleaner {
 
     /// Wakes the cleaner: it has work.
     pub fn wake(&self) {
-        if self.signal.swap(1, SeqCst) == 0 && !is_retired() {
+        if self.signal.swap(1, SeqCst) == 0 && !is_filtered() {
             futex::wake(&self.signal, 1);
         }
     }

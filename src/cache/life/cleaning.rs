@@ -5,30 +5,27 @@
 //! the devices, and therefore opens no file (`limits.rs`). `helper_thread.rs` has the rules that it
 //! obeys.
 
+use crate::account::Amount;
 use crate::cause::Cause;
 use crate::instance::{Cache, existing};
-use crate::life::account::Amount;
 use crate::life::cleaner::{TICKS, ages, idle};
 use crate::life::ending;
 use crate::life::flush::end_those;
 use crate::life::owners;
 use crate::locked::By;
 use crate::region::slot::CachedRegion;
-use crate::watch::listeners::is_retired;
+use crate::watch::listeners::is_filtered;
 use crate::watch::table::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
 use rdmamr_mr::kernel_mr::{self, UverbsOfHelper};
 use rdmamr_stats::{self as stats, counter};
-use rdmamr_sys::{clock, futex, helper_thread};
+use rdmamr_sys::{futex, helper_thread};
 use rdmamr_trace as trace;
 
-/// How long to wait after a failed attempt to start the thread, in ns.
-const ATTEMPTS_APART: u64 = 1_000_000_000;
-
 /// If the cache has more slots than this, the idle regions are shown only every `LOOKS` ticks.
-const FEW_SLOTS: u32 = 4096;
+const FEW_SLOTS: usize = 4096;
 const LOOKS: u32 = 8;
 
 /// The cleaner sleeps without a time limit only after this many ticks at which it found no idle
@@ -47,13 +44,7 @@ pub fn start(cache: &'static Cache) {
 #[cold]
 fn try_to_start(cache: &'static Cache) {
     let cleaner = &cache.cleaner;
-    let (due, now) = (cleaner.attempt.load(Relaxed), clock::monotonic());
-    let take = || {
-        cleaner
-            .attempt
-            .compare_exchange(due, u64::MAX, Relaxed, Relaxed)
-    };
-    if now < due || is_retired() || TABLE.is_left() || take().is_err() {
+    if is_filtered() || TABLE.is_left() || !cleaner.starts.begin() {
         return;
     }
     let argument = (&raw const *cache).cast_mut();
@@ -63,7 +54,7 @@ fn try_to_start(cache: &'static Cache) {
             TABLE.set(number);
             cleaner.running.store(true, Relaxed);
         }
-        None => cleaner.attempt.store(now + ATTEMPTS_APART, Relaxed),
+        None => cleaner.starts.failed_for_now(),
     }
 }
 
@@ -100,7 +91,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 cache.apply(&locked, By::Helper);
             }
         }
-        ending::evicted(cache, By::Helper);
+        ending::end_evicted(cache, By::Helper);
         // The cleaner looks at all slots at most once in a tick, however often it is woken.
         if looked_at != Some(now) {
             looked_at = Some(now);
@@ -119,7 +110,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
             keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
-            if ticks % LOOKS == 0 || !regions.has_more_slots_than(FEW_SLOTS) {
+            if ticks % LOOKS == 0 || regions.slots().len() <= FEW_SLOTS {
                 show_idle(cache);
             }
             trace::switch::look();

@@ -88,7 +88,7 @@ impl DeviceFiles {
 fn keep_off(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
     ending::in_call(|| {
         flush::end_those(cache, Cause::Flush, of);
-        ending::evicted(cache, By::Helper);
+        ending::end_evicted(cache, By::Helper);
         // Other threads may be ending some of them.
         cache.regions.wait_for_claimed(of);
         owners::invalidate_those(cache, of, By::Helper, |region| {

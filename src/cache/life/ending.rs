@@ -3,14 +3,13 @@
 
 use crate::cause::Cause;
 use crate::instance::Cache;
-use crate::life::noted::Number;
-use crate::locked::{By, Locked, cause};
+use crate::locked::{By, Locked};
+use crate::noted::Number;
 use crate::region::link::Id;
 use crate::region::slot::{CachedRegion, LEFT};
 use crate::released;
 use crate::watch::table::TABLE;
 use core::sync::atomic::Ordering::*;
-use core::time::Duration;
 use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_policy::OF_GPU;
@@ -88,10 +87,10 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.pinned());
     counters.change_of_cache(thread, device, less);
-    if let Some(cause) = cause(region) {
+    if let Some(cause) = region.cause() {
         counters.add(thread, counter(cause), 1);
     }
-    released::ended(region, cause(region));
+    released::ended(region, region.cause());
     counters.add(thread, counter!(hits), region.forget_hits());
     locked.end(id);
     drop(locked);
@@ -171,12 +170,12 @@ pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
 }
 
 /// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
-pub fn evicted(cache: &Cache, by: By) {
-    some_evicted(cache, by, usize::MAX);
+pub fn end_evicted(cache: &Cache, by: By) {
+    end_some_evicted(cache, by, usize::MAX);
 }
 
 /// Deregisters at most `most` of the evicted regions.
-pub fn some_evicted(cache: &Cache, by: By, most: usize) {
+pub fn end_some_evicted(cache: &Cache, by: By, most: usize) {
     if !TABLE.is_here() {
         cache.cleaner.wake();
         return;
@@ -207,7 +206,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
     let invalidated = locked.change(range);
     drop(locked);
     cache.count_hook(invalidated);
-    evicted(cache, By::Helper);
+    end_evicted(cache, By::Helper);
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
         let is_ending = || {
@@ -217,7 +216,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
         if !regions.is_ending() || !is_ending() {
             break;
         }
-        regions.wait_for_an_end(Duration::from_millis(1));
+        regions.wait_for_an_end();
     }
     // What regions in use and those nearby still need watched. The lock is free meanwhile: no region
     // there is kept while the range is noted.
@@ -234,7 +233,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
 pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
     let invalidated = cache.regions.lock_in_call()?.change(range);
     cache.count_hook(invalidated);
-    evicted(cache, By::Helper);
+    end_evicted(cache, By::Helper);
     Some(())
 }
 
@@ -266,7 +265,7 @@ pub fn spent(cache: &Cache, id: Id, generation: u32) {
     } else {
         // A change of the region's memory claimed it first, and left it on the list of evicted
         // regions.
-        evicted(cache, By::Program);
+        end_evicted(cache, By::Program);
     }
 }
 

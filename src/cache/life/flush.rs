@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ibv_flush_relaxed_mr(3): the cache deregisters idle regions at once.
 
+use crate::account::Amount;
 use crate::cause::Cause;
-use crate::ended::cache_gave_up;
 use crate::instance::{Cache, existing};
-use crate::life::account::Amount;
 use crate::life::ending::{self, in_call};
 use crate::locked::By;
 use crate::region::link::Id;
@@ -33,7 +32,7 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) -> Result<
     let _inside = thread::enter();
     let (_, refused, looked) = end_idle(cache, Cause::Flush, &of);
     // Other threads may have claimed regions before, or left them on the list of evicted regions.
-    ending::evicted(cache, By::Program);
+    ending::end_evicted(cache, By::Program);
     let ended = cache.regions.wait_for_claimed(of);
     match refused {
         Some(errno) => Err(Error::Kernel(errno)),
@@ -52,7 +51,7 @@ fn end_idle(
     of: &impl Fn(&CachedRegion) -> bool,
 ) -> (usize, Option<Errno>, bool) {
     let (mut ended, mut refused) = (0, None);
-    let looked = each_idle(cache, cause, of, By::Program, |id| {
+    let looked = claim_each_idle(cache, cause, of, By::Program, |id| {
         match ending::end(cache, id, By::Program) {
             Ok(()) => ended += 1,
             Err(errno) => refused = Some(errno),
@@ -61,9 +60,9 @@ fn end_idle(
     (ended, refused, looked)
 }
 
-/// Claims the idle regions for which `of` is true, and calls `each` for them. False if this thread
-/// did not get the lock because another task holds it.
-pub fn each_idle(
+/// Claims the idle regions for which `of` is true, and calls `each` for them. `of` is asked again under the
+/// lock. False if this thread did not get the lock because another task holds it.
+pub fn claim_each_idle(
     cache: &Cache,
     cause: Cause,
     mut of: impl FnMut(&CachedRegion) -> bool,
@@ -97,7 +96,7 @@ pub fn each_idle(
 pub fn before_fork(cache: &Cache) {
     /// The kernel copies this many bytes in less time than the smallest fork takes.
     const SMALL: i64 = 128 << 10;
-    if cache_gave_up() || cache.cleaner.nothing_is_idle() || thread::is_inside() {
+    if cache.cleaner.nothing_is_idle() || thread::is_inside() {
         return;
     }
     let all = cache.regions.account.registered().bytes;
@@ -106,7 +105,7 @@ pub fn before_fork(cache: &Cache) {
         return;
     }
     in_call(|| {
-        each_idle(
+        claim_each_idle(
             cache,
             Cause::Pressure,
             |_| true,
@@ -122,7 +121,7 @@ pub fn before_fork(cache: &Cache) {
 /// Regions stay if another task holds the lock, or if the kernel refuses to deregister them: the
 /// cleaner tries again at a later tick.
 pub fn end_those(cache: &Cache, cause: Cause, of: impl FnMut(&CachedRegion) -> bool) {
-    each_idle(cache, cause, of, By::Helper, |id| {
+    claim_each_idle(cache, cause, of, By::Helper, |id| {
         let _ = ending::end(cache, id, By::Helper);
     });
 }
@@ -131,7 +130,7 @@ pub fn end_those(cache: &Cache, cause: Cause, of: impl FnMut(&CachedRegion) -> b
 pub fn end_all(cache: &Cache) {
     in_call(|| {
         end_those(cache, Cause::Pressure, |_| true);
-        ending::evicted(cache, By::Helper);
+        ending::end_evicted(cache, By::Helper);
     });
 }
 
@@ -140,7 +139,7 @@ pub fn end_all(cache: &Cache) {
 /// inside the library (`thread::enter`).
 pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
-    ending::evicted(cache, By::Program);
+    ending::end_evicted(cache, By::Program);
     let (ended, ..) = end_idle(cache, Cause::Pressure, &|_| true);
     cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending

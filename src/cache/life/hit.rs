@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A hit: a registration that a cached region serves. Every hit goes through [`hit()`].
-//! [`in_order`] has the order of its steps, on which the proof rests; the loom tests and the memory
-//! monitor run that same function.
+//! A hit: a registration that a cached region serves. Every hit takes the steps of [`in_order`], on whose
+//! order the proof rests; the loom tests and the memory monitor run that same function.
 //!
 //! # What a hit touches
 //! Between two hits a program does other work, which fills the processor's caches. The cache lines
@@ -98,13 +97,13 @@ pub fn hit_by(cache: &Cache, lookup_key: &LookupKey, addr: u64, length: u64) -> 
         Err(Miss::None) => return Answer::NONE,
         Err(Miss::Unsettled(taken)) => {
             if let Some((id, grant)) = taken {
-                cache.give_up(id, grant);
+                cache.return_use(id, grant);
             }
             return Answer::UNSETTLED;
         }
     };
     let Some(object) = cache.regions.object(id, grant, addr, length) else {
-        cache.give_up(id, grant);
+        cache.return_use(id, grant);
         return Answer::NONE;
     };
     if grant == Grant::Another {
@@ -213,7 +212,7 @@ impl Cache {
     /// Ends a use that was granted and is not handed out.
     #[cold]
     #[inline(never)]
-    pub fn give_up(&self, id: Id, grant: Grant) {
+    pub fn return_use(&self, id: Id, grant: Grant) {
         match self.regions.give_back(id, grant) {
             Some(Left::Spent(generation)) => ending::spent(self, id, generation),
             Some(Left::Idle) if self.cleaner.is_dormant() => {

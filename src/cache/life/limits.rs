@@ -6,13 +6,13 @@
 //! that the machine or the cgroup has, and no more than the machine has available. Their number is
 //! at most an eighth of the number that the cgroup and the device have left. A registration that
 //! makes a region reads all this each second, because only then can more become idle. To read it takes
-//! as long as some registrations, so a process with few regions does without. The cache's threads do not read it. A file that they open takes the
-//! lowest free number of the program's descriptors for a moment, and a program may rely on that
-//! number: `close(0); open(...)` returns 0.
+//! as long as some registrations, so a process with few regions does without. The cache's threads do
+//! not read it: a file that they open takes the lowest free number of the program's descriptors for a
+//! moment, and a program may rely on that number (`close(0); open(...)` returns 0).
 
+use crate::account::{Amount, PART};
 use crate::instance::Cache;
-use crate::life::account::{Amount, PART};
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_mr::kernel_mr::Direct;
 use rdmamr_next::Pd;
 use rdmamr_sys::{aside, cgroup, clock, proc};
@@ -26,21 +26,12 @@ const FEW: Amount = Amount {
 /// How old the limits may become, in ns.
 const SECOND: u64 = 1_000_000_000;
 
-/// When the limits are read.
-#[derive(Default)]
-pub struct Limits {
-    /// When the limits were last read: CLOCK_MONOTONIC in ns.
-    read_at: AtomicU64,
-    /// The address of the `Device` whose limits were last read.
-    device: AtomicUsize,
-}
-
 impl Cache {
     /// The number of regions is about to grow by one of this device. Reads the limits if they are
     /// old.
     #[inline(never)]
     pub fn mind_limits(&self, direct: &Direct, pd: Pd) {
-        let last = &self.limits.read_at;
+        let last = &self.limits_read.at;
         let (now, read_at) = (clock::monotonic(), last.load(Relaxed));
         let few = self.regions.account.registered().fits(FEW);
         if few || now.saturating_sub(read_at) < SECOND {
@@ -67,7 +58,7 @@ impl Cache {
         let account = &regions.account;
         let mut most = of_device.min(left + account.registered().regions);
         // If registrations alternate between devices, the narrowest limit holds.
-        if self.limits.device.swap(direct.address(), Relaxed) != direct.address() {
+        if self.limits_read.of.swap(direct.address(), Relaxed) != direct.address() {
             most = most.min(account.most());
         }
         account.set_limit(limit, most);

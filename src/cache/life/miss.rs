@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! ibv_reg_mr_relaxed(3) after a miss: makes a new region.
+//! A miss, of a plain call or a relaxed one: makes a new region.
 
 use crate::admission::{Unserved, admit};
 use crate::cause::Cause;
@@ -14,17 +14,14 @@ use crate::life::hit::{Answer, hit, hit_by};
 use crate::locked::{By, Locked};
 use crate::region::key::LookupKey;
 use crate::region::link::Id;
-use crate::region::slot::CachedRegion;
 use crate::region::state::Grant;
 use crate::released::RELEASED;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering::*;
-use core::time::Duration;
-use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::config;
 use rdmamr_mr::gpu::{self, Export};
-use rdmamr_mr::kernel_mr::{self, Direct, KernelMr};
+use rdmamr_mr::kernel_mr::{self, Direct};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
@@ -134,7 +131,7 @@ pub fn register_of_gpu(
         if let Some(locked) = cache.lock_and_apply() {
             locked.invalidate_freed(lookup_key.page_range, lookup_key.allocation);
             drop(locked);
-            ending::evicted(cache, By::Program);
+            ending::end_evicted(cache, By::Program);
         }
         drop(inside);
         // An event may have kept a region from serving, or another thread may have made one.
@@ -181,7 +178,7 @@ impl Cache {
         let inside = thread::enter();
         self.mind_limits(direct, pd);
         if self.regions.ending() > TOO_MANY {
-            ending::some_evicted(self, By::Program, SHARE);
+            ending::end_some_evicted(self, By::Program, SHARE);
         }
         let mut tries = 0;
         loop {
@@ -195,14 +192,9 @@ impl Cache {
             let made = locked.make(lookup_key);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            let pinned = if lookup_key.allocation == 0 {
-                self.pin(direct, pd, request, id)
-            } else {
-                self.pin_of_gpu(direct, pd, request, id, export)
-            };
-            match pinned {
-                Ok(watched) => {
-                    self.keep(id, lookup_key, watched);
+            match self.pin(direct, pd, request, id, export) {
+                Ok(unwatched) => {
+                    self.keep(id, lookup_key, unwatched);
                     drop(inside);
                     log::write_waiting();
                     // A few regions can wait for the cleaner's next tick: a cleaner that is woken
@@ -256,7 +248,7 @@ impl Cache {
             return Some(locked);
         }
         drop(locked);
-        self.regions.wait_for_an_end(Duration::from_millis(1));
+        self.regions.wait_for_an_end();
         self.regions.lock_of_program()
     }
 
@@ -273,53 +265,27 @@ impl Cache {
         self.watch.watch(region.page_range())
     }
 
-    /// First has userfaultfd watch the memory, then has the kernel pin and register it.
+    /// First has userfaultfd watch the memory, then has the kernel pin and register it. Memory of a GPU is
+    /// not watched: its allocation tells whether it is the same (`dispatch/of_gpu.rs`). Returns why
+    /// memory is not watched.
     fn pin(
         &self,
         direct: &Direct,
         pd: Pd,
         request: &Request,
         id: Id,
-    ) -> Result<Result<(), Unwatched>, Error> {
-        let region = self.regions.region(id);
-        let page_range = region.page_range();
-        let watched = self.watch_memory(id);
-        let start = with_exposed_provenance_mut(page_range.start as usize);
-        let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let made = kernel_mr::register(direct, &pages, watched.is_ok())?;
-        self.made(pd, request, region, made);
-        Ok(watched)
-    }
-
-    /// Has the kernel register memory of a GPU, which nothing watches.
-    fn pin_of_gpu(
-        &self,
-        direct: &Direct,
-        pd: Pd,
-        request: &Request,
-        id: Id,
         export: Option<&Export>,
-    ) -> Result<Result<(), Unwatched>, Error> {
+    ) -> Result<Option<Unwatched>, Error> {
         let region = self.regions.region(id);
         let page_range = region.page_range();
+        let needs_watch = !region.is_of_gpu();
+        let unwatched = needs_watch.then(|| self.watch_memory(id).err()).flatten();
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let made = match export {
+        let (made, answer) = match export {
             Some(export) => kernel_mr::register_export(direct, &pages, export),
-            None => kernel_mr::register(direct, &pages, false),
+            None => kernel_mr::register(direct, &pages, needs_watch && unwatched.is_none()),
         }?;
-        self.made(pd, request, region, made);
-        Ok(Ok(()))
-    }
-
-    /// The kernel has registered a region.
-    fn made(
-        &self,
-        pd: Pd,
-        request: &Request,
-        region: &CachedRegion,
-        (made, answer): (KernelMr, ib_uverbs_reg_mr_resp),
-    ) {
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
@@ -333,6 +299,7 @@ impl Cache {
         self.counters.count_on(thread, device);
         let more = Change::more(region.pinned());
         self.counters.change_of_cache(thread, device, more);
+        Ok(unwatched)
     }
 
     /// Takes the lock and applies the ring. `None` if another task holds the lock.
@@ -344,14 +311,13 @@ impl Cache {
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, lookup_key: &LookupKey, watched: Result<(), Unwatched>) {
-        let is_private = |()| match lookup_key.allocation {
-            0 => self.watch.is_private(lookup_key.page_range),
-            _ => Ok(()),
+    fn keep(&self, id: Id, lookup_key: &LookupKey, unwatched: Option<Unwatched>) {
+        let is_shared = || match lookup_key.allocation {
+            0 => self.watch.is_private(lookup_key.page_range).err(),
+            _ => None,
         };
-        let watched = watched.and_then(is_private);
         let count = |reason| self.counters.add(thread::number(), reason, 1);
-        let mut reason = watched.err().map(|why| match why {
+        let mut reason = unwatched.or_else(is_shared).map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),
@@ -369,13 +335,13 @@ impl Cache {
         let own = reason.is_some()
             || (config().cache.fresh_keys && is_remote(lookup_key.access))
             || !self.cleaner.keeps(lookup_key.access);
-        let kept = own || (self.is_certain(&locked, lookup_key.page_range) && locked.keep(id));
         if own && reason != Some(counter!(bypassed_busy)) {
             RELEASED.give_up(&self.regions.region(id).range());
         }
-        if !kept {
+        let is_kept = || self.is_certain(&locked, lookup_key.page_range) && locked.keep(id);
+        if !own && !is_kept() {
             locked.invalidate(id, Cause::Fence);
-            reason = reason.or(Some(counter!(bypassed_busy)));
+            reason = Some(counter!(bypassed_busy));
         }
         drop(locked);
         count(reason.unwrap_or(counter!(misses)));

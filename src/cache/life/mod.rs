@@ -3,7 +3,6 @@
 //! invalidates it, its last user releases it, and it ends: by a flush, by age, by a limit, with its
 //! domain or device, or because its memory changed.
 
-pub mod account;
 pub mod change;
 pub mod cleaner;
 pub mod cleaning;
@@ -13,6 +12,5 @@ pub mod flush;
 pub mod hit;
 pub mod limits;
 pub mod miss;
-pub mod noted;
 pub mod owners;
 pub mod release;

@@ -6,6 +6,7 @@
 //! becomes another region's, the values are inconsistent. That is harmless, because the slot's
 //! state (`state.rs`) shows it.
 
+use crate::cause::Cause;
 use crate::region::key::{Domain, LookupKey, START, range};
 use crate::region::link::AtomicLink;
 use crate::region::state::State;
@@ -39,7 +40,8 @@ pub struct CachedRegion {
     start: AtomicU64,
     pages: AtomicU32,
     access: AtomicU32,
-    /// When a user last released the region, by the cache's clock; [`NEVER`] before that.
+    /// When a user last released the region, or the kernel last refused to deregister it, by the cache's
+    /// clock; [`NEVER`] before that.
     pub released: AtomicU32,
     /// The number of registrations that the slot's own handle has served after the first. The count
     /// needs no locked instruction, because one thread at a time holds that handle.
@@ -51,7 +53,7 @@ pub struct CachedRegion {
     pub owner: AtomicLink,
     /// While the slot is free or the region is evicted: the next slot in that list.
     pub next: AtomicLink,
-    /// Why the region was invalidated: [`crate::cause::Cause::in_word`]; 0 if it was not.
+    /// Why the region was invalidated, or else why it ends: [`crate::cause::Cause::in_word`]; 0 before that.
     pub cause: AtomicU32,
     /// How often the kernel has refused to deregister the region.
     pub refusals: AtomicU32,
@@ -148,7 +150,8 @@ impl CachedRegion {
         self.watched.store(WATCHED, Relaxed);
     }
 
-    /// Whether memory may be watched for the region. False also if it is not watched yet.
+    /// Whether memory may be watched for the region, or is just about to be watched no more. False before it
+    /// is watched.
     pub fn is_watched(&self) -> bool {
         self.watched.load(Relaxed) != 0
     }
@@ -216,6 +219,11 @@ impl CachedRegion {
     /// Whether the region is of the allocation of this number.
     pub fn is_in(&self, allocation: u64) -> bool {
         self.allocation.load(Relaxed) == allocation
+    }
+
+    /// Why the region ends, if that is known.
+    pub fn cause(&self) -> Option<Cause> {
+        Cause::from_word(self.cause.load(Relaxed))
     }
 
     /// How many bytes of the processor's memory the region pins.

@@ -8,9 +8,9 @@
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
 //!
-//! A registration can take only a KEPT slot that is not stale. Only a slot without
-//! users can be claimed, and of two threads that try to claim it one succeeds. A region in use is
-//! therefore never deregistered, and a region that is being deregistered is never handed out.
+//! A registration can take only a KEPT slot that is not stale. Only a slot without users can be
+//! claimed, and of two threads that try to claim it one succeeds. A region in use is therefore never
+//! deregistered, and a region that is being deregistered is never handed out.
 //!
 //! The bits of the state:
 //!
@@ -193,7 +193,7 @@ impl State {
     /// Makes the slot a further handle. The slot must be free and owned by the caller.
     pub fn make_handle(&self) {
         let generation = self.0.load(Relaxed) >> GENERATION;
-        let state = generation << GENERATION | HANDLE | 1;
+        let state = generation << GENERATION | HANDLE;
         self.0.store(state, Release);
     }
 
@@ -235,9 +235,9 @@ impl State {
     /// slot's other fields. Unlike [`State::take_if`] this writes nothing, so two fences order the
     /// reads: this one, and the one in [`State::before_fields`].
     #[inline(always)]
-    pub fn is_monitored_that(&self, is_it: impl Fn(Seen) -> bool) -> bool {
+    pub fn is_monitored_that(&self, is_it: impl Fn() -> bool) -> bool {
         let seen = self.load();
-        if !seen.is_unchanged_monitored() || !is_it(seen) {
+        if !seen.is_unchanged_monitored() || !is_it() {
             return false;
         }
         fence(Acquire);
@@ -307,7 +307,7 @@ impl State {
     /// already.
     pub fn release_handle(&self) -> bool {
         let state = self.0.load(Relaxed);
-        let ended = state & !PHASE & !USERS;
+        let ended = state & !PHASE;
         state & PHASE == HANDLE && self.change(state, ended).is_ok()
     }
 
@@ -445,7 +445,7 @@ mod tests {
             assert_eq!(state.release(Grant::Own), None);
             assert!(!state.claim());
         };
-        let is_it = || state.is_monitored_that(|_| true);
+        let is_it = || state.is_monitored_that(|| true);
         is_nothing_else();
         assert!(!is_it() && state.keep());
         is_nothing_else();
@@ -453,7 +453,7 @@ mod tests {
         assert!(state.invalidate() && !is_it());
         is_nothing_else();
         state.free();
-        assert!(!state.load().is_monitored() && !kept().is_monitored_that(|_| true));
+        assert!(!state.load().is_monitored() && !kept().is_monitored_that(|| true));
     }
 
     #[test]

@@ -7,10 +7,10 @@
 //! table begins with a copy of the program's first 64 numbers, which the kernel makes in any case. So
 //! these files have one more holder from that system call to the next one.
 
-use crate::watch::listeners::is_retired;
+use crate::watch::listeners::is_filtered;
 use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::service::{self, Counting, Question};
-use crate::watch::userfaultfd::{Message, Report, Userfaultfd};
+use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
@@ -34,10 +34,6 @@ static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Not 0 while the reader may make a system call other than the one in which it waits for events.
 static BUSY: AtomicU32 = AtomicU32::new(0);
-
-/// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
-/// registered. False until the reader is ready.
-static KEEPS_APART: AtomicBool = AtomicBool::new(false);
 
 /// The reader's argument. Leak checkers do not look at the reader's stack, so the pointer lies
 /// here.
@@ -66,7 +62,7 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
         BUSY.store(0, Relaxed);
         Err(errno)
     };
-    if is_retired() {
+    if is_filtered() {
         return refused(Errno(libc::EPERM));
     }
     FILE.store(file.fd(), Relaxed);
@@ -127,12 +123,6 @@ pub fn wait_to_rest() {
     }
 }
 
-/// Whether the kernel keeps one file of userfaultfd from unregistering memory that another file has
-/// registered. No memory is watched before this is known.
-pub fn keeps_apart() -> bool {
-    KEEPS_APART.load(Relaxed)
-}
-
 /// Whether the reader reads events.
 pub fn is_ready() -> bool {
     READY.load(Acquire) != 0
@@ -165,7 +155,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         };
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
-    KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
+    userfaultfd::look_whether_files_are_apart();
     let mut question = if asks_service { service::ask() } else { None };
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
@@ -186,7 +176,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         let failed = drained.is_err() || !ready;
         if failed {
             // Written each time, because the ring may have been full the last time.
-            write(ring, PageRange::ALL, Kind::Lost);
+            write(ring, PageRange::ALL, Kind::Broken);
         }
         if drained == Ok(true) {
             counting.check();

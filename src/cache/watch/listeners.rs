@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The listeners that must be told of changes of memory. Without a listener, an interposed memory
-//! call costs one load. This file also records whether the cache has ended for good, and need not
-//! be told any more.
+//! call costs one load. And whether the program filters its system calls: then no thread of it makes one
+//! for the cache.
 
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*};
 
@@ -27,16 +27,16 @@ pub fn listen(who: u8) {
     }
 }
 
-/// Whether the cache has ended, or never starts.
-static RETIRED: AtomicBool = AtomicBool::new(false);
+/// Whether the program filters its system calls.
+static FILTERED: AtomicBool = AtomicBool::new(false);
 
 /// From now on no watch starts, and no thread makes a system call for the cache.
-pub fn retire() {
-    RETIRED.store(true, SeqCst);
+pub fn set_filtered() {
+    FILTERED.store(true, SeqCst);
 }
 
-/// Whether [`retire`] was called.
+/// Whether [`set_filtered`] was called.
 #[inline(always)]
-pub fn is_retired() -> bool {
-    RETIRED.load(Relaxed)
+pub fn is_filtered() -> bool {
+    FILTERED.load(Relaxed)
 }

@@ -18,7 +18,7 @@ pub enum Kind {
     /// The range's pages are about to be dropped. The reader has read that at this time, in ns.
     Dropping { at: u64 },
     /// userfaultfd reports nothing any more.
-    Lost,
+    Broken,
 }
 
 impl Kind {
@@ -29,7 +29,7 @@ impl Kind {
         match self {
             Kind::Changed => 1,
             Kind::Dropping { at } => at << 2 | 2,
-            Kind::Lost => 3,
+            Kind::Broken => 3,
         }
     }
 
@@ -39,7 +39,7 @@ impl Kind {
         match word & Kind::KIND {
             1 => Kind::Changed,
             2 => Kind::Dropping { at: word >> 2 },
-            _ => Kind::Lost,
+            _ => Kind::Broken,
         }
     }
 }

@@ -10,7 +10,7 @@
 //! nor the mapping.
 
 use crate::watch::counts::{Counters, Word, counters, word};
-use crate::watch::listeners::is_retired;
+use crate::watch::listeners::is_filtered;
 use crate::watch::userfaultfd::{Userfaultfd, wait_for};
 use crate::watch::watch_fd::WATCH_FD;
 use core::mem::offset_of;
@@ -278,7 +278,7 @@ fn map(files: &[c_int]) -> Result<(*mut u8, *mut u8), &'static str> {
     };
     let proven = if !(0..MOST_LINKS).all(is_named) {
         Err("its programs are not those that its counters name")
-    } else if is_retired() || !kept {
+    } else if is_filtered() || !kept {
         Err("the process ends its cache")
     } else {
         // SAFETY: the mapping is of the whole counters.

@@ -2,9 +2,10 @@
 //! The table of descriptors in which the cache's numbers are valid: that of its userfaultfd, and
 //! those of devices. A thread can have another table: by unshare(2), by a raw clone(2) without
 //! CLONE_FILES, or because the thread that made it has one. In another table the numbers mean other
-//! files, so such a thread neither hits nor watches, and deregisters no region of the cache.
+//! files, so such a thread neither hits nor watches, and deregisters no region of the cache. (A process
+//! of one thread hits without the number of the watch, and so without this question.)
 
-use crate::watch::listeners::is_retired;
+use crate::watch::listeners::is_filtered;
 use core::cell::Cell;
 use core::sync::atomic::{AtomicI32, Ordering::*};
 use errno::{errno, set_errno};
@@ -66,7 +67,7 @@ impl Table {
             return false;
         }
         let thread = self.0.load(Acquire);
-        if thread == 0 || is_retired() {
+        if thread == 0 || is_filtered() {
             return known == Known::Nothing;
         }
         let before = errno();

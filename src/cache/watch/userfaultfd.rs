@@ -13,11 +13,11 @@
 //! ioctl in the kernel's header.
 
 use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
 use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::proc;
-use rdmamr_uverbs::ioctl;
 
 const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: i32 = 1;
@@ -26,6 +26,7 @@ const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
 const FEATURE_EVENT_REMAP: u64 = 1 << 2;
 const FEATURE_EVENT_REMOVE: u64 = 1 << 3;
 const FEATURE_EVENT_UNMAP: u64 = 1 << 6;
+/// Without this the kernel refuses to watch a chunk in which other memory lies beside a region's.
 const FEATURE_WP_HUGETLBFS_SHMEM: u64 = 1 << 12;
 const EVENTS: u64 = FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_UNMAP;
 
@@ -92,7 +93,7 @@ pub struct Message {
     arguments: [u64; 3],
 }
 
-/// The meaning of an event.
+/// What has changed.
 pub enum Report {
     /// Memory was unmapped.
     Unmapped(PageRange),
@@ -135,6 +136,19 @@ pub enum Memory {
     Unknown,
 }
 
+/// Whether the kernel keeps one file from unregistering memory that another file has registered, as
+/// Linux does from 6.16 on.
+static KEEPS_APART: AtomicBool = AtomicBool::new(false);
+
+/// For the reader, which asks before any memory is watched.
+pub fn look_whether_files_are_apart() {
+    KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
+}
+
+pub fn keeps_apart() -> bool {
+    KEEPS_APART.load(Relaxed)
+}
+
 /// A file of userfaultfd.
 #[derive(Clone, Copy)]
 pub struct Userfaultfd(i32);
@@ -160,28 +174,32 @@ impl Userfaultfd {
     /// into a BUG in `userfaultfd_unregister`, with the mmap lock held, if the mapping merges with
     /// its neighbour during the call.
     pub fn open() -> Result<Userfaultfd, Errno> {
-        for features in [EVENTS | FEATURE_WP_HUGETLBFS_SHMEM, EVENTS] {
-            let fd = Self::open_file()?;
-            let mut api = Api {
-                api: UFFD_API,
-                features,
-                ioctls: 0,
-            };
-            // SAFETY: local argument.
-            let answer = unsafe { ioctl()(fd, UFFDIO_API, &raw mut api) };
-            if answer == 0 && api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 {
-                return Ok(Userfaultfd(fd));
-            }
-            let refused = match answer {
-                0 => NO_WRITE_PROTECTION,
-                _ => errno(),
-            };
-            Userfaultfd(fd).close();
-            if features == EVENTS {
-                return Err(refused);
-            }
-        }
-        Err(Errno(libc::EINVAL))
+        Self::open_with(EVENTS | FEATURE_WP_HUGETLBFS_SHMEM).or_else(|_| Self::open_with(EVENTS))
+    }
+
+    /// Opens a file for which no thread waits for a reader.
+    pub fn open_without_events() -> Option<Userfaultfd> {
+        Self::open_with(0).ok()
+    }
+
+    /// These are raw system calls: the caller may be the reader, a thread that the C library does not
+    /// know.
+    fn open_with(features: u64) -> Result<Userfaultfd, Errno> {
+        let file = Userfaultfd(Self::open_file()?);
+        let mut api = Api {
+            api: UFFD_API,
+            features,
+            ioctls: 0,
+        };
+        // SAFETY: local argument.
+        let answer = unsafe { libc::syscall(libc::SYS_ioctl, file.0, UFFDIO_API, &raw mut api) };
+        let refused = match answer {
+            0 if api.features & FEATURE_PAGEFAULT_FLAG_WP != 0 => return Ok(file),
+            0 => NO_WRITE_PROTECTION,
+            _ => errno(),
+        };
+        file.close();
+        Err(refused)
     }
 
     fn open_file() -> Result<i32, Errno> {
@@ -230,26 +248,8 @@ impl Userfaultfd {
         made
     }
 
-    /// Opens a file that asks for no events, so that no thread waits for a reader. The caller is the
-    /// reader, a thread that the C library does not know, so these are raw system calls.
-    pub fn open_without_events() -> Option<Userfaultfd> {
-        let file = Userfaultfd(Self::open_file().ok()?);
-        let mut api = Api {
-            api: UFFD_API,
-            features: 0,
-            ioctls: 0,
-        };
-        // SAFETY: local argument.
-        let answer = unsafe { libc::syscall(libc::SYS_ioctl, file.0, UFFDIO_API, &raw mut api) };
-        if answer != 0 {
-            file.close();
-        }
-        (answer == 0).then_some(file)
-    }
-
-    /// Whether the kernel keeps one file from unregistering memory that another file has
-    /// registered. Linux does from 6.16 on. Returns false if this cannot be found out.
-    pub fn are_kept_apart() -> bool {
+    /// Asks the kernel. False if it gives no answer.
+    fn are_kept_apart() -> bool {
         let page = page_size() as usize;
         let Some(memory) = helper_thread::map(page) else {
             return false;
@@ -607,7 +607,7 @@ mod tests {
                 ioctls: 0,
             };
             // SAFETY: local argument.
-            assert_eq!(unsafe { ioctl()(fd, UFFDIO_API, &raw mut api) }, 0);
+            assert_eq!(unsafe { libc::ioctl(fd, UFFDIO_API, &raw mut api) }, 0);
             (
                 about.st_ino,
                 (about.st_dev, name, flags, api.features, api.ioctls),

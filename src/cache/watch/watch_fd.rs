@@ -22,9 +22,8 @@
 //! which file watches the memory.)
 
 use crate::watch::counts::Counts;
-use crate::watch::event_reader::keeps_apart;
 use crate::watch::table::TABLE;
-use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};

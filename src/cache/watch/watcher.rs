@@ -6,15 +6,15 @@ use crate::watch::event_reader::{self, Reader};
 use crate::watch::failure::Failure;
 use crate::watch::in_flight;
 use crate::watch::in_place;
-use crate::watch::listeners::is_retired;
+use crate::watch::listeners::is_filtered;
 use crate::watch::mappings::Mappings;
 use crate::watch::one_thread::OneThread;
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
-use rdmamr_sys::clock;
+use rdmamr_sys::budget::Attempts;
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc;
@@ -25,9 +25,9 @@ pub struct Watch {
     /// The process has had two threads. From then on a hit need not look at `one_thread`, whose
     /// words lie in the C library, in other cache lines.
     threads: AtomicBool,
-    /// The earliest time of the next attempt to start the watch, in ns of the monotonic clock.
-    attempt: AtomicU64,
-    lost: AtomicBool,
+    starts: Attempts,
+    /// No memory is watched any more: the reader reads no events, or the cache has ended.
+    ended: AtomicBool,
     reader: Reader,
     /// Shows whether the process has one thread. Once it has had two, every hit asks the fence.
     one_thread: Option<OneThread>,
@@ -49,11 +49,6 @@ pub enum Unwatched {
     Busy,
 }
 
-/// How long to wait after a failed attempt to start the watch, in ns.
-const ATTEMPTS_APART: u64 = 1_000_000_000;
-/// In place of a time: no attempt is to be made.
-const NEVER: u64 = u64::MAX;
-
 impl Watch {
     /// How many of its first bytes each hit reads.
     pub const READ_BY_HITS: usize = size_of::<AtomicBool>();
@@ -63,8 +58,8 @@ impl Watch {
     pub fn start(reader: Reader) -> Watch {
         let watch = Watch {
             threads: AtomicBool::new(false),
-            attempt: AtomicU64::new(0),
-            lost: AtomicBool::new(false),
+            starts: Attempts::default(),
+            ended: AtomicBool::new(false),
             reader,
             one_thread: OneThread::find(),
             mappings: Mappings::new(),
@@ -76,13 +71,7 @@ impl Watch {
     /// Tries to start the watch, if it is time for an attempt.
     #[cold]
     fn try_to_start(&self, is_first: bool) {
-        let (due, now) = (self.attempt.load(Relaxed), clock::monotonic());
-        let takes = |due| {
-            self.attempt
-                .compare_exchange(due, NEVER, Relaxed, Relaxed)
-                .is_ok()
-        };
-        if is_retired() || now < due || self.lost.load(Relaxed) || !takes(due) {
+        if is_filtered() || self.ended.load(Relaxed) || !self.starts.begin() {
             return;
         }
         let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
@@ -115,7 +104,7 @@ impl Watch {
         match started {
             Ok((file, which)) => {
                 WATCH_FD.set(file, which);
-                if is_retired() {
+                if is_filtered() {
                     WATCH_FD.close();
                     return;
                 }
@@ -128,11 +117,11 @@ impl Watch {
                 }
             }
             Err(failure) => {
-                if is_first && !is_retired() {
+                if is_first && !is_filtered() {
                     failure.say();
                 }
                 if failure.is_passing() {
-                    self.attempt.store(now + ATTEMPTS_APART, Relaxed);
+                    self.starts.failed_for_now();
                 }
             }
         }
@@ -149,7 +138,7 @@ impl Watch {
 
     /// The program's descriptor number of the file, if the watch works.
     fn watch_fd(&self) -> Option<&'static WatchFd> {
-        let works = WATCH_FD.exists() && event_reader::is_ready() && !self.lost.load(Relaxed);
+        let works = WATCH_FD.exists() && event_reader::is_ready() && !self.ended.load(Relaxed);
         works.then_some(&WATCH_FD)
     }
 
@@ -170,7 +159,7 @@ impl Watch {
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
-        if registered.is_ok() && self.lost.load(SeqCst) {
+        if registered.is_ok() && self.ended.load(SeqCst) {
             number.unregister(chunks);
             registered = Err(Errno(libc::EBADF));
         }
@@ -263,8 +252,8 @@ impl Watch {
 
     /// The reader reads no events any more. From now on no memory is watched. The reader has
     /// invalidated every region.
-    pub fn lose(&self) {
-        if !self.lost.swap(true, Relaxed) {
+    pub fn reader_failed(&self) {
+        if !self.ended.swap(true, Relaxed) {
             soon(format_args!(
                 "regions are not reused from now on: the kernel does not let the library read events of userfaultfd"
             ));
@@ -278,7 +267,7 @@ impl Watch {
     /// that part. So this looks at all mappings.
     pub fn give_up(&self) {
         let number = self.watch_fd();
-        self.lost.store(true, SeqCst);
+        self.ended.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
         let Some(number) = number else { return };
         let _ = proc::each_mapping(|mapping| {

@@ -8,7 +8,7 @@
 //! region. All changes are made under the cache's lock.
 
 use crate::region::slot::CachedRegion;
-use core::sync::atomic::{AtomicBool, AtomicI64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The part of a resource that idle regions may hold.
 pub const PART: i64 = 8;
@@ -72,6 +72,15 @@ impl SharedAmount {
         self.regions.store(amount.regions, Relaxed);
         self.bytes.store(amount.bytes, Relaxed);
     }
+}
+
+/// When the limits were last read.
+#[derive(Default)]
+pub struct LimitsRead {
+    /// CLOCK_MONOTONIC in ns.
+    pub at: AtomicU64,
+    /// The address of the `Device` whose limits were read.
+    pub of: AtomicUsize,
 }
 
 /// The account. Zeroed memory is the account of an empty cache that may keep nothing.
