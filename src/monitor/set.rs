@@ -75,7 +75,7 @@ impl Set {
         core::iter::successors(first, |&id| self.of(id).next.load().id())
     }
 
-    /// The subscription for exactly this memory, if the memory has not changed as far as the log is
+    /// The subscription for exactly this memory, if the memory has not changed as far as the ring is
     /// applied. Takes no lock. While other threads change the lists, a link may lead anywhere, so
     /// each slot identifies itself.
     #[inline(always)]
