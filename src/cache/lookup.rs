@@ -57,7 +57,7 @@ impl Regions {
         let region = self.region(id);
         region
             .state
-            .is_monitored_that(|| region.page_range() == page_range)
+            .is_monitored_that(|_| region.page_range() == page_range)
     }
 
     /// Whether the memory of a monitored range that is still linked has changed.

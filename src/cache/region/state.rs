@@ -235,9 +235,9 @@ impl State {
     /// slot's other fields. Unlike [`State::take_if`] this writes nothing, so two fences order the
     /// reads: this one, and the one in [`State::before_fields`].
     #[inline(always)]
-    pub fn is_monitored_that(&self, is_it: impl Fn() -> bool) -> bool {
+    pub fn is_monitored_that(&self, is_it: impl Fn(Seen) -> bool) -> bool {
         let seen = self.load();
-        if !seen.is_unchanged_monitored() || !is_it() {
+        if !seen.is_unchanged_monitored() || !is_it(seen) {
             return false;
         }
         fence(Acquire);
@@ -445,7 +445,7 @@ mod tests {
             assert_eq!(state.release(Grant::Own), None);
             assert!(!state.claim());
         };
-        let is_it = || state.is_monitored_that(|| true);
+        let is_it = || state.is_monitored_that(|_| true);
         is_nothing_else();
         assert!(!is_it() && state.keep());
         is_nothing_else();
@@ -453,7 +453,7 @@ mod tests {
         assert!(state.invalidate() && !is_it());
         is_nothing_else();
         state.free();
-        assert!(!state.load().is_monitored() && !kept().is_monitored_that(|| true));
+        assert!(!state.load().is_monitored() && !kept().is_monitored_that(|_| true));
     }
 
     #[test]
