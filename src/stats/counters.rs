@@ -134,20 +134,46 @@ const FIELDS: usize = size_of::<rdmamr_stats>() / size_of::<u64>();
 /// The live page has room for as many names.
 const _: () = assert!(rdmamr_live_page::COUNTERS >= FIELDS);
 
-impl rdmamr_stats {
-    /// Writes a JSON object that has the fields by name and in order.
-    pub fn write_json(&self, out: &mut impl Write) -> fmt::Result {
-        write!(
-            JsonOfDebug {
-                out,
-                is_inside: false
-            },
-            "{self:?}"
-        )
-    }
-}
+/// The counters that the table for people has in its first lines.
+const IN_FIRST_LINES: [&str; 12] = [
+    "reg_kernel",
+    "reg_next",
+    "reg_failed",
+    "dereg_kernel",
+    "dereg_next",
+    "dereg_failed",
+    "live",
+    "live_bytes",
+    "hits",
+    "misses",
+    "idle",
+    "idle_bytes",
+];
 
 impl rdmamr_stats {
+    /// Calls `each` with the name and the value of each field, in order. They come from the output of
+    /// `#[derive(Debug)]`: a second list of the names would have to be kept in step.
+    fn each(&self, mut each: impl FnMut(&str, &str) -> fmt::Result) -> fmt::Result {
+        let mut text = Text::<2048>::new();
+        write!(text, "{self:?}")?;
+        let (_, fields) = text.as_str().split_once("{ ").unwrap_or_default();
+        let fields = fields.trim_end_matches(" }").split(", ");
+        fields
+            .filter_map(|field| field.split_once(": "))
+            .try_for_each(|(name, value)| each(name, value))
+    }
+
+    /// Writes a JSON object that has the fields by name and in order.
+    pub fn write_json(&self, out: &mut impl Write) -> fmt::Result {
+        let mut before = '{';
+        self.each(|name, value| {
+            write!(out, "{before}\"{name}\":{value}")?;
+            before = ',';
+            Ok(())
+        })?;
+        out.write_char('}')
+    }
+
     /// Writes a short table for people: how many registrations the kernel and libibverbs made, and
     /// each other counter that is not 0.
     pub fn write_table(&self, out: &mut impl Write) -> fmt::Result {
@@ -173,35 +199,14 @@ impl rdmamr_stats {
                 self.hits, self.misses, self.idle, self.idle_bytes
             )?;
         }
-        let others = rdmamr_stats {
-            reg_kernel: 0,
-            reg_next: 0,
-            reg_failed: 0,
-            dereg_kernel: 0,
-            dereg_next: 0,
-            dereg_failed: 0,
-            live: 0,
-            live_bytes: 0,
-            hits: 0,
-            misses: 0,
-            idle: 0,
-            idle_bytes: 0,
-            ..*self
-        };
-        let mut names = Text::<2048>::new();
-        others.write_json(&mut names)?;
-        let names = names.as_str();
-        for field in names.trim_matches(['{', '}', '\n']).split(',') {
-            if let Some((name, value)) = field.split_once(':') {
-                if value != "0" {
-                    let name = name.trim_matches('"');
-                    let words = words_of(name);
-                    let space = if words.is_empty() { "" } else { " " };
-                    writeln!(out, "  {name}: {value}{space}{words}")?;
-                }
+        self.each(|name, value| {
+            if value == "0" || IN_FIRST_LINES.contains(&name) {
+                return Ok(());
             }
-        }
-        Ok(())
+            let words = words_of(name);
+            let space = if words.is_empty() { "" } else { " " };
+            writeln!(out, "  {name}: {value}{space}{words}")
+        })
     }
 }
 
@@ -241,33 +246,6 @@ const WORDS: [(&str, &str); 16] = [
 fn words_of(name: &str) -> &'static str {
     let row = WORDS.iter().find(|(begins, _)| name.starts_with(begins));
     row.map_or("", |(_, words)| words)
-}
-
-/// Turns the output of `#[derive(Debug)]` for a structure of numbers into JSON. A second list of
-/// the field names would have to be kept in step.
-struct JsonOfDebug<'a, W> {
-    out: &'a mut W,
-    /// Whether the writer has passed the structure's name.
-    is_inside: bool,
-}
-
-impl<W: Write> Write for JsonOfDebug<'_, W> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for word in text.split_inclusive([' ', ':', ',']) {
-            let name = word.trim_end_matches([' ', ':', ',']);
-            let rest = word[name.len()..].trim_end();
-            self.is_inside |= name.starts_with('{');
-            if !self.is_inside {
-                continue;
-            }
-            if name.starts_with(|first: char| first.is_ascii_alphabetic()) {
-                write!(self.out, "\"{name}\"{rest}")?;
-            } else {
-                write!(self.out, "{name}{rest}")?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// A statistic that only grows, as the position of its field in [`rdmamr_stats`].
@@ -515,9 +493,11 @@ pub fn counters() -> &'static Counters {
 #[inline(never)]
 fn make() -> &'static Counters {
     // A child does not inherit the page's mapping, so it must not look for counters there.
-    let made = COUNTERS
-        .is_wiped_at_fork()
-        .then(|| live::make(|names| write_names(names).is_ok()));
+    let names = |names: &mut Text<2048>| {
+        let written = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
+        written.is_ok()
+    };
+    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory, forget);
     };
@@ -537,18 +517,6 @@ fn in_own_memory() -> Box<Counters> {
     // SAFETY: zeros are a valid `Counters`, which is a page of numbers.
     let counters = unsafe { zeroed() };
     counters.unwrap_or_else(|| handle_alloc_error(Layout::new::<Counters>()))
-}
-
-/// Writes the names of the counters, each with a newline behind it.
-fn write_names(out: &mut impl Write) -> fmt::Result {
-    let mut json = Text::<2048>::new();
-    rdmamr_stats::default().write_json(&mut json)?;
-    let json = json.as_str();
-    // Every other part between quotes is a name.
-    for name in json.split('"').skip(1).step_by(2) {
-        writeln!(out, "{name}")?;
-    }
-    Ok(())
 }
 
 /// Removes this process's live page, at its exit.
