@@ -24,6 +24,7 @@ use rdmamr_cache::dispatch::{self, End};
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Function, Scope};
+use rdmamr_sys::thread;
 
 type Address = *mut c_void;
 
@@ -195,18 +196,16 @@ unsafe extern "C" fn mremap(
 /// that case this function reserves nothing. Returns whether the target is reserved. Leaves errno
 /// unchanged.
 fn reserve(source: Address, target: Address, length: usize) -> bool {
-    let errno = errno::errno();
     let mut page = 0u8;
+    let to = &raw mut page;
     // SAFETY: the kernel writes a byte for the page, or returns an error.
-    let is_mapped = unsafe { libc::syscall(libc::SYS_mincore, source, 1, &raw mut page) } == 0;
+    let is_mapped = || unsafe { libc::syscall(libc::SYS_mincore, source, 1, to) == 0 };
     let none = libc::PROT_NONE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let flags = flags | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: the kernel maps memory where there is none, or returns an error.
     let map = || unsafe { libc::syscall(libc::SYS_mmap, target, length, none, flags, -1, 0) };
-    let taken = is_mapped && map() as usize == target.addr();
-    errno::set_errno(errno);
-    taken
+    thread::keep_errno(|| is_mapped() && map() as usize == target.addr())
 }
 
 /// The address and length of the mapping of a glibc block, if the block has a mapping of its own

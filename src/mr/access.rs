@@ -8,6 +8,7 @@ use rdmamr_abi::names;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
 use rdmamr_next::{Context, Pd};
+use rdmamr_sys::thread::keep_errno;
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context;
 
@@ -40,7 +41,6 @@ impl Access {
     /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
     /// their flag. If the kernel does not tell, the device counts as able. Leaves errno as it was.
     pub fn granted_by(pd: Pd) -> Access {
-        let errno = errno::errno();
         let ask = || {
             // SAFETY: the context of a live protection domain stays open as long as the domain
             // exists.
@@ -48,9 +48,7 @@ impl Access {
             let facts = context::identify(&Uverbs, fd).ok()?;
             context::most(&Uverbs, fd, facts).ok()
         };
-        let has_atomics = disabled() || ask().is_none_or(|most| most.atomics);
-        errno::set_errno(errno);
-        if has_atomics {
+        if disabled() || keep_errno(ask).is_none_or(|most| most.atomics) {
             Access::all()
         } else {
             Access::all().difference(Access::REMOTE_ATOMIC)

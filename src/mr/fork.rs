@@ -48,11 +48,8 @@ fn kernel_copies() -> bool {
     let Some(is_initialized) = next::IS_FORK_INITIALIZED.get() else {
         return false;
     };
-    let errno = errno();
     // SAFETY: ibv_is_fork_initialized(3) may be called at any time.
-    let copies = unsafe { is_initialized() } == IBV_FORK_UNNEEDED;
-    errno::set_errno(errno);
-    copies
+    thread::keep_errno(|| unsafe { is_initialized() } == IBV_FORK_UNNEEDED)
 }
 
 /// Keeps the range out of child processes, by the libibverbs that opened the device. As [`dofork`],
@@ -121,10 +118,7 @@ fn is_protected_by(provider: Provider) -> bool {
     // no memory there.
     FORK_PROTECTED[provider.number()].get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
-        let errno = errno::errno();
         let _uncancelled = thread::uncancelled();
-        let is_kept = dontfork_by(provider, nowhere, 1).is_err();
-        errno::set_errno(errno);
-        is_kept
+        thread::keep_errno(|| dontfork_by(provider, nowhere, 1).is_err())
     })
 }

@@ -243,11 +243,10 @@ pub fn may_be_unseen() -> bool {
     {
         return false;
     }
-    let errno = errno::errno();
-    // SAFETY: the path ends with a NUL.
-    let is_loaded =
-        unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, MODULE.as_ptr(), 0) } == 0;
-    errno::set_errno(errno);
+    let is_loaded = thread::keep_errno(|| {
+        // SAFETY: the path ends with a NUL.
+        unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, MODULE.as_ptr(), 0) == 0 }
+    });
     if !is_loaded {
         NEXT.store(u64::MAX, Relaxed);
     }
@@ -257,10 +256,9 @@ pub fn may_be_unseen() -> bool {
 /// The allocation that the memory lies in, if its runtime numbers it. Preserves errno.
 #[cold]
 pub fn allocation(addr: u64, length: u64) -> Option<Allocation> {
-    let errno = errno::errno();
     let _uncancelled = thread::uncancelled();
-    let found = cuda::Cuda::find().and_then(|cuda| cuda.numbered(addr, length));
-    errno::set_errno(errno);
+    let find = || cuda::Cuda::find()?.numbered(addr, length);
+    let found = thread::keep_errno(find);
     if let Some(Allocation { pages, .. }) = found.filter(|_| !may_be_seen(addr)) {
         SEEN[0].fetch_min(pages.start, Relaxed);
         SEEN[1].fetch_max(pages.end, Relaxed);

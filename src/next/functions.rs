@@ -24,6 +24,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_sys::aside;
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::symbols::{self, Library, Load, Scope};
+use rdmamr_sys::thread::keep_errno;
 
 /// A library.
 struct Underneath {
@@ -276,11 +277,9 @@ impl Underneath {
     #[cold]
     #[inline(never)]
     fn anywhere(&self, load: Load, is_right: &dyn Fn(&Object) -> bool) -> Option<Object> {
-        let errno = errno::errno();
         // A library of the ordinary name may lack the mark.
         let is_it = |file: &Object| (file.is_called(self.file) || self.is(file)) && is_right(file);
-        let loaded = Object::named(self.file, self.stem, &is_it);
-        let found = match loaded {
+        keep_errno(|| match Object::named(self.file, self.stem, &is_it) {
             Ok(Some(found)) => Some(found),
             Ok(None) if load == Load::Never => None,
             // Nothing is loaded, or what is loaded cannot be read.
@@ -294,9 +293,7 @@ impl Underneath {
                 aside::run(&mut *find).unwrap_or_else(find);
                 mark.and_then(Object::with).filter(is_it)
             }
-        };
-        errno::set_errno(errno);
-        found
+        })
     }
 
     /// Looks up the functions if the process was started with the library. If another library

@@ -8,6 +8,7 @@
 use super::pages::Pages;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_sys::proc::{number, of_first};
+use rdmamr_sys::thread::keep_errno;
 
 /// Whether the machine gives huge pages on request only, and the process has not refused them.
 pub fn may_ask() -> bool {
@@ -95,13 +96,7 @@ pub fn has_split() -> bool {
 /// the kernel may have done so. Preserves errno. Allocates nothing and takes no lock.
 pub fn join(start: usize, length: usize) -> bool {
     let end = start.saturating_add(length);
-    if !has_split() || !is_in_part(start, end) {
-        return false;
-    }
-    let errno = errno::errno();
-    let joined = advise(start, end);
-    errno::set_errno(errno);
-    joined
+    has_split() && is_in_part(start, end) && keep_errno(|| advise(start, end))
 }
 
 #[cfg(test)]

@@ -485,7 +485,7 @@ unsafe extern "C" fn forget() {
 pub fn counters() -> &'static Counters {
     COUNTERS
         .get()
-        .unwrap_or_else(|| aside::run(make).unwrap_or_else(make))
+        .unwrap_or_else(|| thread::keep_errno(|| aside::run(make).unwrap_or_else(make)))
 }
 
 /// The counters in a live page, or else in the process's own memory.
@@ -497,7 +497,7 @@ fn make() -> &'static Counters {
         let written = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
         written.is_ok()
     };
-    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(names));
+    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(&names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory, forget);
     };

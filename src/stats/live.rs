@@ -12,7 +12,6 @@
 
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use errno::{errno, set_errno};
 use libc::syscall;
 use once_cell::race::OnceBox;
 use rdmamr_live_page::{
@@ -63,17 +62,10 @@ fn unlink_at(directory: c_int, path: &CStr) {
 
 /// Makes a page. `None` if none is wanted, or if none can be made. `names` writes the names of the
 /// counters, and returns whether they are complete.
-pub fn make(names: impl Fn(&mut Text<2048>) -> bool) -> Option<Made> {
+pub fn make(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     if !WANTED.load(Relaxed) {
         return None;
     }
-    let errno = errno();
-    let made = make_in_any(&names);
-    set_errno(errno);
-    made
-}
-
-fn make_in_any(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
     // SAFETY: the call takes no arguments.
@@ -204,13 +196,6 @@ fn unmap(address: usize) {
 impl Made {
     /// Makes the page visible to other processes. Returns its path, to be removed at the exit.
     pub fn publish(&self) -> Option<CString> {
-        let errno = errno();
-        let path = self.rename();
-        set_errno(errno);
-        path
-    }
-
-    fn rename(&self) -> Option<CString> {
         let head = &self.page.head;
         let (mut from, mut to) = (Path::new(), Path::new());
         let from = unfinished(&mut from, head.pid)?;
@@ -230,21 +215,17 @@ impl Made {
 
     /// Discards the page: another thread was faster.
     pub fn discard(self) {
-        let errno = errno();
         let mut text = Path::new();
         if let Some(unfinished) = unfinished(&mut text, self.page.head.pid) {
             unlink_at(self.directory.number(), unfinished);
         }
         unmap(self.page.head.address as usize);
-        set_errno(errno);
     }
 }
 
 /// Removes the file of a page.
 pub fn remove(path: &CStr) {
-    let errno = errno();
     unlink_at(libc::AT_FDCWD, path);
-    set_errno(errno);
 }
 
 /// The process's number, its PID namespace, and its start.

@@ -88,12 +88,10 @@ pub fn run_blocked<R>(work: impl FnOnce() -> R) -> Option<R> {
     }
     // While it is blocked, SIGSEGV ends the process.
     reach_down();
-    let errno = errno::errno();
-    let blocked = Blocked::new();
-    let result = work();
-    drop(blocked);
-    errno::set_errno(errno);
-    Some(result)
+    Some(thread::keep_errno(|| {
+        let _blocked = Blocked::new();
+        work()
+    }))
 }
 
 /// Runs `work`: on a stack of its own if the thread is on its signal stack. `None` as for [`run`].

@@ -3,6 +3,7 @@
 //! not know may call these functions, which preserve errno.
 
 use super::clock;
+use super::thread::keep_errno;
 use core::sync::atomic::AtomicU32;
 use core::time::Duration;
 
@@ -16,10 +17,10 @@ pub fn wait(word: &AtomicU32, value: u32, limit: Option<Duration>) {
         .as_ref()
         .map_or(core::ptr::null(), |timeout| timeout);
     let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
-    let errno = errno::errno();
     // SAFETY: the word and the timeout are readable, and the call writes nothing.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout) };
-    errno::set_errno(errno);
+    keep_errno(|| unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, timeout)
+    });
 }
 
 /// Sleeps for a time. It may return early.
@@ -30,10 +31,8 @@ pub fn pause(time: Duration) {
 /// Wakes at most `sleepers` of the threads that sleep on the word.
 pub fn wake(word: &AtomicU32, sleepers: i32) {
     let operation = libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG;
-    let errno = errno::errno();
     // SAFETY: the kernel uses only the word's address.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, sleepers) };
-    errno::set_errno(errno);
+    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, sleepers) });
 }
 
 /// The time that a thread still waits for other threads, in parts. While the process is stopped

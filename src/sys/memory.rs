@@ -4,11 +4,10 @@
 use super::thread;
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance_mut;
-use errno::{Errno, errno, set_errno};
+use errno::{Errno, errno};
 
 /// Reads words by process_vm_readv(2). The errno is EFAULT if the memory is not mapped.
 pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
-    let before = errno();
     let mut words = [0u64; WORDS];
     let local = libc::iovec {
         iov_base: words.as_mut_ptr().cast(),
@@ -22,14 +21,12 @@ pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
     let this = thread::id_by_kernel() as libc::pid_t;
     // SAFETY: the kernel writes to `words` only, and checks the other address.
     let read =
-        unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
-    let result = match read {
+        || unsafe { libc::process_vm_readv(this, &raw const local, 1, &raw const remote, 1, 0) };
+    thread::keep_errno(|| match read() {
         -1 => Err(errno()),
         read if read as usize == size_of_val(&words) => Ok(words),
         _ => Err(Errno(libc::EFAULT)),
-    };
-    set_errno(before);
-    result
+    })
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

@@ -7,7 +7,7 @@
 //! memfd_create(2) makes a file on such a file system, and fstat(2) tells its numbers.
 
 use super::descriptor::{Descriptor, identity};
-use errno::{errno, set_errno};
+use super::thread::keep_errno;
 
 /// The numbers of a file system, major and minor.
 pub type Numbers = (u32, u32);
@@ -15,11 +15,12 @@ pub type Numbers = (u32, u32);
 /// Whether these are the numbers of the kernel's own file system of shared memory. The answer is no
 /// if that cannot be learnt. Leaves errno as it was.
 pub fn is_shared_memory((major, minor): Numbers) -> bool {
-    let before = errno();
-    // SAFETY: the name ends with a NUL.
-    let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC) };
-    let device = Descriptor::made(made).and_then(|file| identity(file.number()));
-    set_errno(before);
+    let device = keep_errno(|| {
+        let (name, flags) = (c"".as_ptr(), libc::MFD_CLOEXEC);
+        // SAFETY: the name ends with a NUL.
+        let made = unsafe { libc::syscall(libc::SYS_memfd_create, name, flags) };
+        Descriptor::made(made).and_then(|file| identity(file.number()))
+    });
     device.is_ok_and(|(device, _inode)| device == libc::makedev(major, minor))
 }
 

@@ -8,8 +8,9 @@
 //! which the cache's own threads may use too.
 
 use super::descriptor::{self, Descriptor};
+use super::thread::keep_errno;
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use errno::{Errno, errno, set_errno};
+use errno::Errno;
 
 /// The device and the inode of standard error at the start: zeros if it was closed, [`UNSEEN`]
 /// before the library has looked.
@@ -29,14 +30,12 @@ pub fn remember() {
 /// The error is EAGAIN if a pipe, a socket or a terminal is full: nothing here waits for a reader,
 /// which may itself wait for the thread that calls this.
 pub fn write(bytes: &[u8]) -> Result<(), Errno> {
-    let before = errno();
-    let written = if is_the_programs_own() {
-        Err(Errno(libc::EBADF))
-    } else {
+    keep_errno(|| {
+        if is_the_programs_own() {
+            return Err(Errno(libc::EBADF));
+        }
         write_at_once(bytes).map(drop)
-    };
-    set_errno(before);
-    written
+    })
 }
 
 fn write_at_once(bytes: &[u8]) -> Result<usize, Errno> {
@@ -61,14 +60,11 @@ fn write_at_once(bytes: &[u8]) -> Result<usize, Errno> {
 
 /// Whether standard error is a terminal.
 fn is_terminal() -> bool {
-    let errno = errno::errno();
     // SAFETY: a structure of numbers.
     let mut settings: libc::termios2 = unsafe { core::mem::zeroed() };
     let (fd, request, to) = (libc::STDERR_FILENO, libc::TCGETS2, &raw mut settings);
     // SAFETY: the structure is writable, and of the size that this request has.
-    let failed = unsafe { libc::syscall(libc::SYS_ioctl, fd, request, to) } != 0;
-    errno::set_errno(errno);
-    !failed
+    unsafe { libc::syscall(libc::SYS_ioctl, fd, request, to) == 0 }
 }
 
 /// The number of descriptors that are searched for another one of the same file.

@@ -33,6 +33,15 @@ thread_local! {
     };
 }
 
+/// Does the work, and leaves errno as it was.
+#[inline(always)]
+pub fn keep_errno<R>(work: impl FnOnce() -> R) -> R {
+    let before = errno::errno();
+    let result = work();
+    errno::set_errno(before);
+    result
+}
+
 /// Held while this thread holds a lock of the library. A signal handler that interrupts the thread
 /// and calls the library would wait forever for the thread's own lock; it finds [`is_inside`] true
 /// and forwards the call.
@@ -149,12 +158,11 @@ pub fn own_stack() -> Option<Range<usize>> {
 
 /// Whether there is a task with this number, of this process or of another. Leaves errno.
 pub fn exists(id: u32) -> bool {
-    let before = errno::errno();
-    // SAFETY: signal 0 is not sent: the kernel only looks for the task.
-    let found = unsafe { libc::syscall(libc::SYS_tkill, id, 0) } == 0;
-    let gone = !found && errno::errno().0 == libc::ESRCH;
-    errno::set_errno(before);
-    !gone
+    keep_errno(|| {
+        // SAFETY: signal 0 is not sent: the kernel only looks for the task.
+        let found = unsafe { libc::syscall(libc::SYS_tkill, id, 0) } == 0;
+        found || errno::errno().0 != libc::ESRCH
+    })
 }
 
 /// The thread pointer, which identifies this thread as long as it runs. A later thread may have the
