@@ -5,8 +5,7 @@
 //!
 //! The table is only a hint: an entry that is lost, or that two ranges share, costs time, but never
 //! correctness. So it takes no lock, allocates nothing, and may be used in a signal handler. It has
-//! 8192 entries of 8 bytes, in sets of half a cache line: a look touches one line. As long as few
-//! ranges were released, the sets in use lie in three pages.
+//! 8192 entries of 8 bytes, in sets of half a cache line: a look touches one line.
 //!
 //! A range comes back if a range of the same domain, access and first page, and of at least the
 //! same length, was released before. malloc gives buffers of many lengths from the same page:
@@ -18,13 +17,9 @@
 use crate::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of sets in the end, the number of sets at first, and the number of entries of a set.
+/// The number of sets, and the number of entries of a set.
 const SETS: usize = 2048;
-const FEW_SETS: usize = 256;
 const WAYS: usize = 4;
-
-/// All sets are used once this many entries had no free place.
-const FULL: u32 = 64;
 
 /// A bit for each 2 MiB of memory, hashed, says whether ranges were released there. A bit is never
 /// cleared.
@@ -61,8 +56,6 @@ struct Set([AtomicU64; WAYS]);
 pub struct Released {
     /// The number of entries that had no free place.
     overflow: AtomicU32,
-    /// The bits of a set's number beyond those of the first sets: 0 at first.
-    more_sets: AtomicU32,
     chunks: [AtomicU64; (CHUNKS / 64) as usize],
     sets: [Set; SETS],
 }
@@ -110,7 +103,6 @@ impl Released {
     pub const fn new() -> Released {
         Released {
             overflow: AtomicU32::new(0),
-            more_sets: AtomicU32::new(0),
             chunks: [const { AtomicU64::new(0) }; (CHUNKS / 64) as usize],
             sets: [const { Set([const { AtomicU64::new(0) }; WAYS]) }; SETS],
         }
@@ -118,8 +110,7 @@ impl Released {
 
     #[inline(always)]
     fn set(&self, page: u64) -> &[AtomicU64; WAYS] {
-        let mask = (FEW_SETS - 1) | self.more_sets.load(Relaxed) as usize;
-        &self.sets[(mixed(page) >> 32) as usize & mask & (SETS - 1)].0
+        &self.sets[(mixed(page) >> 32) as usize & (SETS - 1)].0
     }
 
     #[inline(always)]
@@ -168,29 +159,11 @@ impl Released {
         if self.chunks[word].load(Relaxed) & bit == 0 {
             self.chunks[word].fetch_or(bit, Relaxed);
         }
-        match set.iter().find(|place| place.load(Relaxed) == 0) {
-            Some(free) => free.store(entry, Relaxed),
-            None => self.put_over(set, entry),
-        }
-    }
-
-    #[cold]
-    fn put_over(&self, set: &[AtomicU64; WAYS], entry: u64) {
+        let free = set.iter().find(|place| place.load(Relaxed) == 0);
         // In a full set an entry takes any place. So a program that goes through more ranges than
         // the table holds, always in the same order, still finds some of them each time.
-        let overflow = self.overflow.fetch_add(1, Relaxed);
-        set[overflow as usize % WAYS].store(entry, Relaxed);
-        if overflow.wrapping_add(1) == FULL {
-            self.more_sets.store((SETS - 1) as u32, Relaxed);
-            for place in self.sets[..FEW_SETS].iter().flat_map(|set| &set.0) {
-                let entry = place.swap(0, Relaxed);
-                if entry != 0 {
-                    let set = self.set(entry >> (64 - PAGE_BITS));
-                    let free = set.iter().find(|place| place.load(Relaxed) == 0);
-                    free.unwrap_or(&set[0]).store(entry, Relaxed);
-                }
-            }
-        }
+        let any = || &set[self.overflow.fetch_add(1, Relaxed) as usize % WAYS];
+        free.unwrap_or_else(any).store(entry, Relaxed);
     }
 
     /// The cache could not keep this range: its next registrations are plain.
