@@ -110,7 +110,7 @@ fn make_calls() {
     let _ = (
         proc::Status::read(),
         proc::mappings(),
-        proc::descriptor_limit(),
+        proc::limit(libc::RLIMIT_NOFILE),
     );
     let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), place::find()) else {
         return;

@@ -18,6 +18,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
+use rdmamr_next as next;
 use rdmamr_trace::format::call;
 
 with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr,);
@@ -52,8 +53,13 @@ unsafe extern "C" fn umem_reg(
     let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, caller());
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::verbs(ret::as_umem, failing, tracer, || {
-        // SAFETY: same contract.
-        unsafe { mlx5::umem_reg(context, addr, size, access) }
+        let next = &next::MLX5DV_DEVX_UMEM_REG;
+        // SAFETY: same contract: the device is open, and the arguments are the caller's.
+        unsafe {
+            mlx5::umem(context, next, size, |next| {
+                next(context, addr, size, access)
+            })
+        }
     })
 }
 
@@ -82,8 +88,9 @@ unsafe extern "C" fn umem_reg_ex(
     };
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::verbs(ret::as_umem, failing, tracer, || {
-        // SAFETY: same contract.
-        unsafe { mlx5::umem_reg_ex(context, umem_in, request.length) }
+        let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
+        // SAFETY: same contract: the device is open, and the arguments are the caller's.
+        unsafe { mlx5::umem(context, next, request.length, |next| next(context, umem_in)) }
     })
 }
 

@@ -8,7 +8,6 @@ use ::rdmamr_stats::text::Text;
 use ::rdmamr_stats::{self as stats, counter, rdmamr_stats};
 use core::ffi::{CStr, c_char, c_int};
 use core::fmt::Write;
-use core::mem::offset_of;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use rdmamr_cache::dispatch;
@@ -24,20 +23,8 @@ pub const RDMAMR_VERSION_MAJOR: u32 = 0;
 /// The minor version of this header: 2 in 1.2.3.
 pub const RDMAMR_VERSION_MINOR: u32 = 3;
 /// The patch version of this header: 3 in 1.2.3.
+#[allow(dead_code, reason = "for the header")]
 pub const RDMAMR_VERSION_PATCH: u32 = 0;
-
-/// The header's version equals the package's version.
-const _: () = {
-    const fn number(digits: &str) -> u32 {
-        match u32::from_str_radix(digits, 10) {
-            Ok(number) => number,
-            Err(_) => panic!("Cargo gives numbers"),
-        }
-    }
-    assert!(RDMAMR_VERSION_MAJOR == number(env!("CARGO_PKG_VERSION_MAJOR")));
-    assert!(RDMAMR_VERSION_MINOR == number(env!("CARGO_PKG_VERSION_MINOR")));
-    assert!(RDMAMR_VERSION_PATCH == number(env!("CARGO_PKG_VERSION_PATCH")));
-};
 
 /// The statistics at this moment.
 fn statistics() -> rdmamr_stats {
@@ -177,12 +164,13 @@ fn known_limits(given: &[u64]) -> Result<CacheLimits, c_int> {
     if (KNOWN..given.len()).any(|n| limit(n).is_some()) {
         return Err(libc::E2BIG);
     }
-    let at = |offset: usize| limit(offset / size_of::<u64>());
+    let [linger_local, linger_remote, max_idle, max_idle_bytes]: [_; KNOWN] =
+        core::array::from_fn(limit);
     let limits = CacheLimits {
-        linger_local: at(offset_of!(rdmamr_cache_limits, linger_local)),
-        linger_remote: at(offset_of!(rdmamr_cache_limits, linger_remote)),
-        max_idle: at(offset_of!(rdmamr_cache_limits, max_idle)),
-        max_idle_bytes: at(offset_of!(rdmamr_cache_limits, max_idle_bytes)),
+        linger_local,
+        linger_remote,
+        max_idle,
+        max_idle_bytes,
     };
     let lingers = [limits.linger_local, limits.linger_remote];
     if lingers.iter().flatten().any(|&linger| linger >= LONGEST) {
@@ -290,6 +278,13 @@ mod tests {
     use super::*;
 
     const _: [unsafe extern "C" fn(); 2] = [loaded, exiting];
+
+    #[test]
+    fn the_headers_version_is_the_packages() {
+        let (major, minor) = (RDMAMR_VERSION_MAJOR, RDMAMR_VERSION_MINOR);
+        let version = format!("{major}.{minor}.{RDMAMR_VERSION_PATCH}");
+        assert_eq!(version, env!("CARGO_PKG_VERSION"));
+    }
 
     #[test]
     fn a_caller_of_another_size_gets_what_both_know() {

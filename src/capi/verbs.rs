@@ -31,6 +31,8 @@ pub const NULL_PD: Error = Error::Argument("the protection domain is NULL");
 /// The error of every call that gets a NULL region.
 pub const NULL_MR: Error = Error::Argument("the memory region is NULL");
 
+/// The fields of attributes that name memory of `ibv_alloc_buf`.
+const OF_BUFFER: u64 = IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF;
 const REG_FAILED: Option<Counter> = Some(counter!(reg_failed));
 
 /// The common body of the calls that register plain memory by `register`. `call` is the function's
@@ -129,7 +131,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
 ) -> *mut ibv_mr {
     // SAFETY: set attributes: `mr_init_attr` is NULL, or the fields that its `comp_mask` names are
     // set.
-    if let Some(request) = unsafe { dispatch::plain_memory(mr_init_attr) } {
+    if let Some(request) = unsafe { dispatch::memory_with(mr_init_attr, IBV_REG_MR_MASK_ADDR) } {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         return unsafe { reg(call::REG_MR_EX, pd, request, caller, dispatch::register_for) };
     }
@@ -137,7 +139,8 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     // they name memory.
     let unknown = || Request::at_address(null_mut(), 0, Access::empty());
     // SAFETY: set attributes, as above.
-    let request = unsafe { dispatch::buffer_memory(mr_init_attr) }.unwrap_or_else(unknown);
+    let buffer = unsafe { dispatch::memory_with(mr_init_attr, OF_BUFFER) };
+    let request = buffer.unwrap_or_else(unknown);
     let tracer = traced::registration(call::REG_MR_EX, pd, &request, caller);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
     ret::verbs(ret::as_region, failing, tracer, || {

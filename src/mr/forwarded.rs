@@ -74,32 +74,15 @@ pub unsafe fn reg_dmabuf_mr(
     made_by_next(unsafe { next(pd.as_ptr(), offset, length, iova, fd, access.bits() as i32) })
 }
 
-/// The plain memory that the attributes ask for. `None` if they ask for more, if they are NULL, or
-/// if the library is disabled.
+/// The memory of attributes that have these fields and perhaps an iova: `IBV_REG_MR_MASK_ADDR` names
+/// plain memory, with `IBV_REG_MR_MASK_BUF` it is of `ibv_alloc_buf`, and only libibverbs knows
+/// whether it is ordinary. `None` if they ask for more or less, if they are NULL, or if the library is
+/// disabled.
 ///
 /// # Safety
 /// `attr` is NULL or points to attributes. The caller has set the fields that `comp_mask` names,
-/// and the fields before `comp_mask`.
-pub unsafe fn plain_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
-    // SAFETY: this function's contract.
-    unsafe { memory_with(attr, IBV_REG_MR_MASK_ADDR) }
-}
-
-/// The memory of `ibv_alloc_buf` that the attributes ask for. Only libibverbs knows whether it is
-/// ordinary memory.
-///
-/// # Safety
-/// As for [`plain_memory`].
-pub unsafe fn buffer_memory(attr: *const ibv_mr_init_attr) -> Option<Request> {
-    // SAFETY: this function's contract.
-    unsafe { memory_with(attr, IBV_REG_MR_MASK_ADDR | IBV_REG_MR_MASK_BUF) }
-}
-
-/// The memory of attributes with these fields, and perhaps an iova.
-///
-/// # Safety
-/// As for [`plain_memory`], and the fields have an address.
-unsafe fn memory_with(attr: *const ibv_mr_init_attr, fields: u64) -> Option<Request> {
+/// and the fields before `comp_mask`. `fields` has the address.
+pub unsafe fn memory_with(attr: *const ibv_mr_init_attr, fields: u64) -> Option<Request> {
     if attr.is_null() || disabled() {
         return None;
     }
@@ -125,7 +108,7 @@ unsafe fn memory_with(attr: *const ibv_mr_init_attr, fields: u64) -> Option<Requ
 /// Registers memory other than plain memory.
 ///
 /// # Safety
-/// The same as for [`plain_memory`], and `attr` is not NULL.
+/// The same as for [`memory_with`], and `attr` is not NULL.
 pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
     let next = require(&next::REG_MR_EX, Provider::of_pd(pd))?;
     let _uncancelled = thread::uncancelled();

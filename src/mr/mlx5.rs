@@ -14,8 +14,8 @@ use super::state;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use errno::{Errno, errno, set_errno};
-use rdmamr_abi::rdma_core::{ibv_context, ibv_pd, mlx5dv_devx_umem_in};
-use rdmamr_next::{self as next, Pd, Provider};
+use rdmamr_abi::rdma_core::{ibv_context, ibv_pd};
+use rdmamr_next::{self as next, Next, Pd, Provider};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::thread;
 use rdmamr_trace as trace;
@@ -50,43 +50,21 @@ pub unsafe fn reg_dmabuf_mr(
     Ok(Registered::by(How::Past, mr))
 }
 
-/// `mlx5dv_devx_umem_reg`.
+/// `mlx5dv_devx_umem_reg` or `mlx5dv_devx_umem_reg_ex`, of so many bytes. `call` calls libmlx5's.
 ///
 /// # Safety
-/// Same contract.
-pub unsafe fn umem_reg(
+/// `context` is NULL or an open device.
+pub unsafe fn umem<F: Copy>(
     context: *mut ibv_context,
-    addr: *mut c_void,
+    next: &Next<F>,
     length: usize,
-    access: u32,
+    call: impl FnOnce(F) -> *mut c_void,
 ) -> Result<Umem, Error> {
-    // SAFETY: same contract: the device is open.
+    // SAFETY: this function's contract.
     let provider = unsafe { Provider::of_c(context) };
-    let next = require(&next::MLX5DV_DEVX_UMEM_REG, provider)?;
+    let next = require(next, provider)?;
     let _uncancelled = thread::uncancelled();
-    // SAFETY: same contract.
-    made(unsafe { next(context, addr, length, access) }, length)
-}
-
-/// `mlx5dv_devx_umem_reg_ex`, of so many bytes.
-///
-/// # Safety
-/// Same contract.
-pub unsafe fn umem_reg_ex(
-    context: *mut ibv_context,
-    umem_in: *mut mlx5dv_devx_umem_in,
-    length: usize,
-) -> Result<Umem, Error> {
-    // SAFETY: same contract: the device is open.
-    let provider = unsafe { Provider::of_c(context) };
-    let next = require(&next::MLX5DV_DEVX_UMEM_REG_EX, provider)?;
-    let _uncancelled = thread::uncancelled();
-    // SAFETY: same contract.
-    made(unsafe { next(context, umem_in) }, length)
-}
-
-fn made(umem: *mut c_void, length: usize) -> Result<Umem, Error> {
-    let umem = Umem::new(umem).ok_or_else(|| Error::Next(errno()))?;
+    let umem = Umem::new(call(next)).ok_or_else(|| Error::Next(errno()))?;
     count(length);
     Ok(umem)
 }

@@ -6,7 +6,6 @@
 use super::kind::Kind;
 use super::pages::Pages;
 use core::ffi::{c_int, c_void};
-use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -21,8 +20,9 @@ use rdmamr_sys::proc;
 /// A line is written each time that this many ns have passed.
 const SECOND: u64 = 1_000_000_000;
 
-/// After this many ns without progress, only the end is reported.
-const STALLED: u64 = 600 * SECOND;
+/// After this many ns only the end is reported: a registration that a signal handler has left by
+/// siglongjmp never ends.
+const LONGEST: u64 = 3600 * SECOND;
 
 /// The report of one registration.
 pub struct Progress {
@@ -75,11 +75,11 @@ impl Progress {
             thread.join();
         }
         if took >= SECOND {
-            let size = Bytes(telling.pages.bytes());
+            let size = size(telling.pages.bytes());
             let (rate, _) = pace(telling.pages.bytes(), 0, 100, took);
             let (took, huge) = (seconds(took), telling.percent_huge());
             log::always(format_args!(
-                "registering {size} took {took} s, {rate} GiB/s, threads: {threads}, {huge} % in huge pages"
+                "registering {size} GiB took {took} s, {rate} GiB/s, threads: {threads}, {huge} % in huge pages"
             ));
         }
         // SAFETY: `start` mapped the state, and the thread has ended.
@@ -91,25 +91,21 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-progress");
     // SAFETY: `start` passed the state, and `stop` keeps it mapped until this thread ends.
     let telling = unsafe { &*argument.cast::<Telling>() };
-    let (mut due, mut last, mut changed) = (SECOND, telling.before, 0);
-    // A registration that a signal handler has left by siglongjmp never ends.
-    while telling.over.load(Acquire) == 0 && due - changed < STALLED {
+    let mut due = SECOND;
+    while telling.over.load(Acquire) == 0 && due < LONGEST {
         let took = telling.took();
         if took < due {
             futex::wait(&telling.over, 0, Some(Duration::from_nanos(due - took)));
             continue;
         }
         let percent = telling.pages.percent_there(telling.kind).unwrap_or(0);
-        if percent != last {
-            (last, changed) = (percent, due);
-        }
         // Pages that were present before the start do not show whether they are pinned.
         if percent > telling.before {
             let bytes = telling.pages.bytes();
             let (rate, left) = pace(bytes, telling.before, percent, took);
-            let (size, left) = (Bytes(bytes), seconds(left));
+            let (size, left) = (size(bytes), seconds(left));
             log::always(format_args!(
-                "registering {size}: {percent} % of it populated, {rate} GiB/s, the rest in about {left} s"
+                "registering {size} GiB: {percent} % of it populated, {rate} GiB/s, the rest in about {left} s"
             ));
         }
         due += SECOND;
@@ -137,12 +133,17 @@ impl Telling {
 fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Decimal, u64) {
     let (took, done) = (took.max(1), (now - before) as u64);
     let populated = bytes as u128 * u128::from(done) / 100;
-    let rate = Decimal {
-        value: (populated * u128::from(SECOND) / u128::from(took)) as u64,
+    let rate = size((populated * u128::from(SECOND) / u128::from(took)) as usize);
+    (rate, took * (100 - now) as u64 / done)
+}
+
+/// A number of bytes, printed as GiB.
+fn size(bytes: usize) -> Decimal {
+    Decimal {
+        value: bytes as u64,
         unit: 1 << 30,
         decimals: 2,
-    };
-    (rate, took * (100 - now) as u64 / done)
+    }
 }
 
 /// A time in ns, printed as seconds.
@@ -151,23 +152,6 @@ fn seconds(time: u64) -> Decimal {
         value: time,
         unit: SECOND,
         decimals: 1,
-    }
-}
-
-/// A size, printed for people.
-struct Bytes(usize);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let size = |unit, decimals| Decimal {
-            value: self.0 as u64,
-            unit,
-            decimals,
-        };
-        match self.0 {
-            0..0x4000_0000 => write!(f, "{} MiB", size(1 << 20, 0)),
-            _ => write!(f, "{} GiB", size(1 << 30, 1)),
-        }
     }
 }
 
@@ -184,7 +168,7 @@ mod tests {
 
     #[test]
     fn sizes_for_people() {
-        assert_eq!(Bytes(16 << 20).to_string(), "16 MiB");
-        assert_eq!(Bytes(4 << 30).to_string(), "4.0 GiB");
+        assert_eq!(size(16 << 20).to_string(), "0.02");
+        assert_eq!(size(4 << 30).to_string(), "4.00");
     }
 }

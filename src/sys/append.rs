@@ -6,7 +6,7 @@
 //! system calls go through syscall(), which the cache's own threads may use too.
 
 use super::descriptor::{self, Descriptor};
-use super::proc::{self, UNLIMITED};
+use super::proc;
 use super::words::InWords;
 use core::ffi::{CStr, c_int};
 use core::fmt;
@@ -203,11 +203,10 @@ fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
 /// Whether the limit and RLIMIT_FSIZE allow the whole write. Beyond them the kernel would write a
 /// part.
 fn is_within_limit(fd: c_int, more: usize, own: Option<u64>) -> bool {
-    let limit = proc::limit(libc::RLIMIT_FSIZE).unwrap_or(UNLIMITED);
-    let most = limit.min(own.unwrap_or(UNLIMITED));
-    if most == UNLIMITED {
+    let limits = [proc::limit(libc::RLIMIT_FSIZE), own];
+    let Some(most) = limits.into_iter().flatten().min() else {
         return true;
-    }
+    };
     // SAFETY: lseek takes no pointers.
     let size = unsafe { syscall(libc::SYS_lseek, fd, 0, libc::SEEK_END) };
     // A file without an end, such as a pipe, has no limit either.

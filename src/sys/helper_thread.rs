@@ -247,20 +247,6 @@ pub fn set_name(name: &core::ffi::CStr) {
     unsafe { libc::syscall(libc::SYS_prctl, libc::PR_SET_NAME, name.as_ptr()) };
 }
 
-/// The scheduling attributes of a thread, sched_setattr(2).
-#[repr(C)]
-#[derive(Default)]
-struct Scheduling {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    runtime: u64,
-    deadline: u64,
-    period: u64,
-}
-
 /// Resets the scheduling attributes that the calling thread has inherited from the thread that
 /// started it, since the program's threads wait for this thread: a processor that the starter is
 /// bound to, and perhaps polls on, a class for work that can wait, a nice value. An attribute that
@@ -279,30 +265,32 @@ pub fn run_anywhere() {
     let (size, all) = (size_of_val(&PROCESSORS), PROCESSORS.as_ptr());
     // SAFETY: the kernel reads `size` bytes of the mask.
     unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, all) };
-    let mut now = Scheduling::default();
-    let (size, flags, to) = (size_of::<Scheduling>(), 0, &raw mut now);
+    // SAFETY: zeros are a `sched_attr`, which consists of numbers.
+    let none: libc::sched_attr = unsafe { core::mem::zeroed() };
+    let mut now = none;
+    let (size, flags, to) = (size_of_val(&now), 0, &raw mut now);
     // SAFETY: the kernel writes at most `size` bytes.
     let got = unsafe { libc::syscall(libc::SYS_sched_getattr, this_thread, to, size, flags) };
-    let is = |policy: c_int| now.policy == policy as u32;
+    let is = |policy: c_int| now.sched_policy == policy as u32;
     if got != 0 || !(is(libc::SCHED_OTHER) || is(libc::SCHED_BATCH) || is(libc::SCHED_IDLE)) {
         return;
     }
     let set = |nice: i32| {
-        let wanted = Scheduling {
+        let wanted = libc::sched_attr {
             size: size as u32,
-            policy: libc::SCHED_OTHER as u32,
-            flags: now.flags,
-            nice,
-            runtime: SLICE,
-            ..Scheduling::default()
+            sched_policy: libc::SCHED_OTHER as u32,
+            sched_flags: now.sched_flags,
+            sched_nice: nice,
+            sched_runtime: SLICE,
+            ..none
         };
         let from = &raw const wanted;
         // SAFETY: the kernel reads `size` bytes.
         unsafe { libc::syscall(libc::SYS_sched_setattr, this_thread, from, flags) == 0 }
     };
     // A lower nice value may need a privilege.
-    if !set(now.nice.min(0)) {
-        set(now.nice);
+    if !set(now.sched_nice.min(0)) {
+        set(now.sched_nice);
     }
 }
 

@@ -14,23 +14,11 @@ use errno::{Errno, errno};
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
-    limit(libc::RLIMIT_MEMLOCK).filter(|&most| most != UNLIMITED)
+    limit(libc::RLIMIT_MEMLOCK)
 }
 
-/// RLIMIT_NOFILE; `None` if unlimited.
-pub fn descriptor_limit() -> Option<u64> {
-    limit(libc::RLIMIT_NOFILE).filter(|&most| most != UNLIMITED)
-}
-
-/// RLIMIT_STACK in bytes; `None` if unlimited.
-pub fn stack_limit() -> Option<u64> {
-    limit(libc::RLIMIT_STACK).filter(|&most| most != UNLIMITED)
-}
-
-/// The result of [`limit`] for a resource without a limit.
-pub const UNLIMITED: u64 = libc::RLIM64_INFINITY;
-
-/// The process's limit of a resource, by the system call itself.
+/// The process's limit of a resource, by the system call itself. `None` if there is none, or if it
+/// cannot be read.
 pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let (own, none) = (0, null::<libc::rlimit64>());
     let mut limit = libc::rlimit64 {
@@ -40,7 +28,7 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     // SAFETY: the structure is writable, and the call sets no limit.
     let failed =
         unsafe { libc::syscall(libc::SYS_prlimit64, own, resource, none, &raw mut limit) } != 0;
-    (!failed).then_some(limit.rlim_cur)
+    (!failed && limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur)
 }
 
 /// How many numbers the calling thread's table of descriptors has room for (proc(5), FDSize).

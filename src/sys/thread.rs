@@ -137,7 +137,7 @@ pub fn own_stack() -> Option<Range<usize>> {
         const MOST: u64 = 8 << 20;
         // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
         let top = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
-        let size = proc::stack_limit().unwrap_or(MOST).min(MOST) as usize;
+        let size = proc::limit(libc::RLIMIT_STACK).unwrap_or(MOST).min(MOST) as usize;
         return Some(top.checked_sub(size)?..top);
     }
     let mut attributes = MaybeUninit::<libc::pthread_attr_t>::uninit();

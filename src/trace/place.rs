@@ -7,14 +7,10 @@ use std::ffi::CString;
 
 /// The host's name.
 pub fn host() -> String {
-    // SAFETY: all zeros is a valid `utsname`.
-    let mut system: libc::utsname = unsafe { core::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    if unsafe { libc::syscall(libc::SYS_uname, &raw mut system) } != 0 {
-        return String::new();
-    }
-    // SAFETY: the kernel ends the name with a NUL.
-    let name = unsafe { CStr::from_ptr(system.nodename.as_ptr()) };
+    let mut name = [0u8; 256];
+    // SAFETY: the bytes are writable, and the last one stays 0.
+    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
+    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
 

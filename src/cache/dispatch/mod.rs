@@ -30,7 +30,7 @@ pub use deregister::{deregister, unimport_mr};
 pub use rdmamr_mr::Mr;
 pub use rdmamr_mr::mlx5;
 pub use rdmamr_mr::state;
-pub use rdmamr_mr::{buffer_memory, fork_init, plain_memory, reg_other_memory};
+pub use rdmamr_mr::{fork_init, memory_with, reg_other_memory};
 pub use register::{reg_dmabuf_mr, register, register_for, register_rarely};
 pub use relaxed_calls::{hit_relaxed, register_relaxed};
 pub use rereg::rereg;

@@ -437,7 +437,7 @@ impl Userfaultfd {
         const FROM_END: u64 = 4;
         const APART: u32 = 16;
         let entries = (self.0 as u32 + APART).next_power_of_two().max(ENTRIES);
-        let most = proc::descriptor_limit().unwrap_or(u64::MAX);
+        let most = proc::limit(libc::RLIMIT_NOFILE).unwrap_or(u64::MAX);
         u64::from(entries).min(most).saturating_sub(FROM_END)
     }
 
