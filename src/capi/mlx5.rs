@@ -33,9 +33,10 @@ unsafe extern "C" fn reg_dmabuf_mr(
     mlx5_access: c_int,
 ) -> *mut ibv_mr {
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
-    let tracer = traced::registration(call::MLX5DV_REG_DMABUF_MR, pd, &request, caller());
+    let record =
+        || move |outcome: &_| traced::registered(call::MLX5DV_REG_DMABUF_MR, pd, &request, outcome);
     let failing = || Entry::of(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
-    ret::verbs(ret::as_region, failing, tracer, || {
+    ret::traced(ret::as_region, failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
     })
@@ -50,9 +51,9 @@ unsafe extern "C" fn umem_reg(
     access: u32,
 ) -> *mut c_void {
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
-    let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, caller());
+    let record = || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
-    ret::verbs(ret::as_umem, failing, tracer, || {
+    ret::traced(ret::as_umem, failing, (caller(), record), || {
         let next = &next::MLX5DV_DEVX_UMEM_REG;
         // SAFETY: same contract: the device is open, and the arguments are the caller's.
         unsafe {
@@ -80,14 +81,15 @@ unsafe extern "C" fn umem_reg_ex(
         asked.map_or(0, |asked| asked.size),
         Access::from_bits_retain(asked.map_or(0, |asked| asked.access)),
     );
-    let tracer = traced::umem(call::MLX5DV_DEVX_UMEM_REG_EX, &request, caller());
+    let record =
+        || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG_EX, &request, outcome);
     let subject = if is_memory {
         Subject::Umem(request)
     } else {
         Subject::OtherMemory
     };
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
-    ret::verbs(ret::as_umem, failing, tracer, || {
+    ret::traced(ret::as_umem, failing, (caller(), record), || {
         let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
         // SAFETY: same contract: the device is open, and the arguments are the caller's.
         unsafe { mlx5::umem(context, next, request.length, |next| next(context, umem_in)) }
@@ -97,9 +99,9 @@ unsafe extern "C" fn umem_reg_ex(
 with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
 
 unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
-    let tracer = traced::umem_end(umem, caller());
+    let record = || move |outcome: &_| traced::umem_end(umem, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
-    ret::verbs(ret::as_code, failing, tracer, || {
+    ret::traced(ret::as_code, failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_dereg(umem) }
     })

@@ -9,7 +9,6 @@
 
 use super::export::{versioned, with_caller};
 use super::ret::{self, Entry};
-use super::traced::Nobody;
 use super::verbs::{NULL_PD, dereg, reg};
 use core::ffi::{c_int, c_void};
 use rdmamr_abi::rdma_core::*;
@@ -182,7 +181,7 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
     let failing = || Entry::new("ibv_flush_relaxed_mr", Subject::Region, None);
-    ret::verbs(ret::as_errno, failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::flush(pd)

@@ -6,7 +6,6 @@
 //! (`ctests/packages/boundary.py` checks this rule). A panic disables the library for good: from then
 //! on the library forwards every call, and the cache hands out no region again.
 
-use super::traced::Tracer;
 use core::cell::Cell;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -19,7 +18,9 @@ use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
-use rdmamr_trace::format::call;
+use rdmamr_sys::caller::Caller;
+use rdmamr_trace as trace;
+use rdmamr_trace::format::{Call, call};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An exported function, as the reason of its failure describes it. Made only when a call fails.
@@ -83,19 +84,31 @@ pub fn as_code(outcome: Result<How, Error>) -> c_int {
     outcome.map_or_else(Error::errno, |_| 0)
 }
 
-/// Runs the body of a function of libibverbs' family, whose convention is `to_c`. The tracer sees the
-/// outcome after the reason of a failure has been stored. A tracer that panics leaves the outcome as
-/// it is.
+/// Runs the body of a function of libibverbs' family, whose convention is `to_c`.
 #[inline(always)]
 pub fn verbs<T, C>(
     to_c: impl FnOnce(Result<T, Error>) -> C,
     entry: impl FnOnce() -> Entry,
-    tracer: impl Tracer<T>,
     body: impl FnOnce() -> Result<T, Error>,
 ) -> C {
-    let began = guard(|| tracer.begin()).unwrap_or_default();
+    to_c(run(entry, body))
+}
+
+/// As [`verbs`], for a function that the trace records. `record` runs before the body, and what it
+/// returns makes the record of the outcome, after the reason of a failure has been stored. A record
+/// that panics leaves the outcome as it is.
+#[inline(always)]
+pub fn traced<T, C, R: FnOnce(&Result<T, Error>) -> Call>(
+    to_c: impl FnOnce(Result<T, Error>) -> C,
+    entry: impl FnOnce() -> Entry,
+    (caller, record): (Caller, impl FnOnce() -> R),
+    body: impl FnOnce() -> Result<T, Error>,
+) -> C {
+    let began = guard(|| trace::begin().map(|began| (began, record()))).unwrap_or_default();
     let outcome = run(entry, body);
-    let _ = guard(|| tracer.end(began, &outcome));
+    if let Some((began, record)) = began {
+        let _ = guard(|| began.write(record(&outcome), caller, explain::last_as_text));
+    }
     to_c(outcome)
 }
 
@@ -171,7 +184,6 @@ fn failed(entry: Entry, error: Error) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::traced::Nobody;
     use super::*;
     use rdmamr_config::disabled;
 
@@ -193,32 +205,29 @@ mod tests {
         assert_eq!(status, 0);
     }
 
-    struct Panics;
-
-    impl<T> Tracer<T> for Panics {
-        type Before = ();
-        fn begin(&self) {
-            panic!()
-        }
-        fn end(self, (): (), _: &Result<T, Error>) {
-            panic!()
-        }
-    }
-
     fn every_panic_is_stopped() -> bool {
         std::panic::set_hook(Box::new(|_| {}));
         let entry = || Entry::new("call", Subject::Other, None);
         let was_enabled = !disabled();
         set_errno(Errno(0));
-        let region = verbs(as_region, entry, Nobody, || panic!());
+        let region = verbs(as_region, entry, || panic!());
         let no_region = region.is_null() && errno::errno().0 == libc::ENOMEM;
+        trace::turn_on();
+        let early = |outcome: Result<(), Error>| {
+            let record = || -> fn(&Result<(), Error>) -> Call { panic!() };
+            traced(as_errno, || panic!(), (Caller::UNKNOWN, record), || outcome)
+        };
+        let late = |outcome: Result<(), Error>| {
+            let record = || |_: &_| -> Call { panic!() };
+            traced(as_errno, || panic!(), (Caller::UNKNOWN, record), || outcome)
+        };
         was_enabled
             && no_region
             && disabled()
-            && verbs(as_errno::<()>, entry, Nobody, || panic!()) == libc::ENOMEM
+            && verbs(as_errno::<()>, entry, || panic!()) == libc::ENOMEM
             && code::<c_int>("call", None, || panic!()) == -libc::ENOMEM
             && always(7, || panic!()) == 7
-            && verbs(as_errno::<()>, || panic!(), Panics, || Err(Error::Memory)) == libc::ENOMEM
-            && verbs(as_errno::<()>, || panic!(), Panics, || Ok(())) == 0
+            && [early(Err(Error::Memory)), late(Err(Error::Memory))] == [libc::ENOMEM; 2]
+            && [early(Ok(())), late(Ok(()))] == [0; 2]
     }
 }

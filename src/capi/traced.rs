@@ -1,57 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tracers that record calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
+//! The records of calls of libibverbs' family in the trace, if `RDMAMR_TRACE` is set.
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_cache::dispatch::{Mr, verdict};
-use rdmamr_mr::explain::last_as_text;
 use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered, Request, Reregistration};
-use rdmamr_sys::caller::Caller;
+use rdmamr_trace as trace;
 use rdmamr_trace::format::{Call, call, how, unserved};
-use rdmamr_trace::{self as trace, Began};
-
-/// Observes a call from its begin to its outcome. `T` is the value of a call that succeeds.
-pub trait Tracer<T> {
-    /// The observations from before the call.
-    type Before: Default;
-    fn begin(&self) -> Self::Before;
-    fn end(self, before: Self::Before, outcome: &Result<T, Error>);
-}
-
-/// The tracer of a call that the trace does not record.
-pub struct Nobody;
-
-impl<T> Tracer<T> for Nobody {
-    type Before = ();
-    #[inline(always)]
-    fn begin(&self) {}
-    #[inline(always)]
-    fn end(self, (): (), _: &Result<T, Error>) {}
-}
-
-/// The tracer of a call of which `record` makes the record once the outcome is known.
-struct Recorded<F> {
-    caller: Caller,
-    record: F,
-}
-
-impl<T, F: FnOnce(&Result<T, Error>) -> Call> Tracer<T> for Recorded<F> {
-    type Before = Option<Began>;
-
-    #[inline(always)]
-    fn begin(&self) -> Option<Began> {
-        trace::begin()
-    }
-
-    #[inline(always)]
-    fn end(self, began: Option<Began>, outcome: &Result<T, Error>) {
-        if let Some(began) = began {
-            began.write((self.record)(outcome), self.caller, last_as_text);
-        }
-    }
-}
 
 fn errno<T>(outcome: &Result<T, Error>) -> u16 {
     outcome
@@ -59,21 +16,10 @@ fn errno<T>(outcome: &Result<T, Error>) -> u16 {
         .map_or_else(|error| error.errno() as u16, |_| 0)
 }
 
-/// The tracer of a registration. `call` is one of the numbers in `trace::format::call`.
-#[inline(always)]
-pub fn registration(
-    call: u8,
-    pd: *mut ibv_pd,
-    request: &Request,
-    caller: Caller,
-) -> impl Tracer<Registered> {
-    let record = move |outcome: &_| registered(call, pd, request, outcome);
-    Recorded { caller, record }
-}
-
-/// The record of a registration that has just finished.
+/// The record of a registration that has just finished. `call` is one of the numbers in
+/// `trace::format::call`.
 #[cold]
-fn registered(
+pub fn registered(
     call: u8,
     pd: *mut ibv_pd,
     request: &Request,
@@ -122,35 +68,9 @@ fn of_memory(request: &Request) -> Call {
     }
 }
 
-/// The tracer of a deregistration.
-pub struct TracedDeregistration {
-    pub call: u8,
-    pub mr: Option<Mr>,
-    pub caller: Caller,
-}
-
-impl Tracer<How> for TracedDeregistration {
-    /// The region cannot be read after the call, so the record is made before the call.
-    type Before = Option<(Began, Call)>;
-
-    #[inline(always)]
-    fn begin(&self) -> Self::Before {
-        let began = trace::begin()?;
-        Some((began, to_be_deregistered(self.call, self.mr)))
-    }
-
-    #[inline(always)]
-    fn end(self, before: Self::Before, outcome: &Result<How, Error>) {
-        if let Some((began, mut record)) = before {
-            record.how = outcome.map_or(how::NONE, How::code);
-            record.errno = errno(outcome);
-            began.write(record, self.caller, last_as_text);
-        }
-    }
-}
-
+/// The record of a deregistration, made before the call: the region cannot be read after it.
 #[cold]
-fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
+pub fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
     let known = mr.map(|mr| {
         let public = mr.read();
         Call {
@@ -168,48 +88,51 @@ fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
     }
 }
 
-/// The tracer of a registration by libmlx5 that makes a umem.
-pub fn umem(call: u8, request: &Request, caller: Caller) -> impl Tracer<Umem> {
-    let record = move |outcome: &Result<Umem, Error>| Call {
+/// The same record after the call.
+pub fn deregistered(before: Call, outcome: &Result<How, Error>) -> Call {
+    Call {
+        how: outcome.map_or(how::NONE, How::code),
+        errno: errno(outcome),
+        ..before
+    }
+}
+
+/// The record of a registration by libmlx5 that makes a umem.
+pub fn umem(call: u8, request: &Request, outcome: &Result<Umem, Error>) -> Call {
+    Call {
         call,
         how: how::PAST,
         errno: errno(outcome),
         pd: outcome.map_or(0, |umem| umem.addr().get() as u64),
         ..of_memory(request)
-    };
-    Recorded { caller, record }
+    }
 }
 
-/// The tracer of the deregistration of a umem.
-pub fn umem_end(umem: *mut c_void, caller: Caller) -> impl Tracer<How> {
-    let record = move |outcome: &Result<How, Error>| Call {
+/// The record of the deregistration of a umem.
+pub fn umem_end(umem: *mut c_void, outcome: &Result<How, Error>) -> Call {
+    Call {
         call: call::MLX5DV_DEVX_UMEM_DEREG,
         how: how::PAST,
         errno: errno(outcome),
         pd: umem.addr() as u64,
         ..trace::NOTHING
-    };
-    Recorded { caller, record }
+    }
 }
 
-/// The tracer of a change of a region, `ibv_rereg_mr`. The trace records the change as a
-/// registration of the region's new state.
-pub fn change(mr: Option<Mr>, change: &Reregistration, caller: Caller) -> impl Tracer<()> {
-    let record = move |outcome: &Result<(), Error>| {
-        let access = change.access;
-        match (mr, outcome) {
-            (Some(mr), Ok(())) => {
-                let now = mr.read();
-                let request = Request::at_address(now.addr, now.length, access);
-                let done = Registered::by(How::Kernel, mr.as_ptr());
-                registered(call::REREG_MR, now.pd, &request, &Ok(done))
-            }
-            _ => {
-                let asked = Request::at_address(change.addr, change.length, access);
-                let failed = outcome.map(|()| Registered::by(How::Kernel, null_mut()));
-                registered(call::REREG_MR, change.pd, &asked, &failed)
-            }
+/// The record of a change of a region, `ibv_rereg_mr`: a registration of the region's new state.
+pub fn changed(mr: Option<Mr>, change: &Reregistration, outcome: &Result<(), Error>) -> Call {
+    let access = change.access;
+    match (mr, outcome) {
+        (Some(mr), Ok(())) => {
+            let now = mr.read();
+            let request = Request::at_address(now.addr, now.length, access);
+            let done = Registered::by(How::Kernel, mr.as_ptr());
+            registered(call::REREG_MR, now.pd, &request, &Ok(done))
         }
-    };
-    Recorded { caller, record }
+        _ => {
+            let asked = Request::at_address(change.addr, change.length, access);
+            let failed = outcome.map(|()| Registered::by(How::Kernel, null_mut()));
+            registered(call::REREG_MR, change.pd, &asked, &failed)
+        }
+    }
 }

@@ -12,7 +12,7 @@
 
 use super::export::{caller, interpose};
 use super::ret::{self, Entry};
-use super::traced::{self, Nobody, TracedDeregistration};
+use super::traced;
 use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
@@ -48,21 +48,24 @@ pub unsafe fn reg(
     caller: Caller,
     register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
 ) -> *mut ibv_mr {
-    let tracer = traced::registration(call, pd, &request, caller);
+    let record = || move |outcome: &_| traced::registered(call, pd, &request, outcome);
     // SAFETY: live objects, by this function's contract.
-    let pd = unsafe { Pd::from_c(pd) };
-    let failing = || Entry::of(call, Subject::of_memory(pd, request), REG_FAILED);
-    ret::verbs(ret::as_region, failing, tracer, || {
-        register(pd.ok_or(NULL_PD)?, &request)
+    let domain = unsafe { Pd::from_c(pd) };
+    let failing = || Entry::of(call, Subject::of_memory(domain, request), REG_FAILED);
+    ret::traced(ret::as_region, failing, (caller, record), || {
+        register(domain.ok_or(NULL_PD)?, &request)
     })
 }
 
 /// The common body of the calls that deregister a region.
 #[inline(always)]
 pub fn dereg(call: u8, mr: Option<Mr>, caller: Caller) -> c_int {
-    let tracer = TracedDeregistration { call, mr, caller };
+    let record = || {
+        let before = traced::to_be_deregistered(call, mr);
+        move |outcome: &_| traced::deregistered(before, outcome)
+    };
     let failing = || Entry::of(call, Subject::Region, Some(counter!(dereg_failed)));
-    ret::verbs(ret::as_errno, failing, tracer, || {
+    ret::traced(ret::as_errno, failing, (caller, record), || {
         dispatch::deregister(mr.ok_or(NULL_MR)?)
     })
 }
@@ -141,9 +144,9 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     // SAFETY: set attributes, as above.
     let buffer = unsafe { dispatch::memory_with(mr_init_attr, OF_BUFFER) };
     let request = buffer.unwrap_or_else(unknown);
-    let tracer = traced::registration(call::REG_MR_EX, pd, &request, caller);
+    let record = || move |outcome: &_| traced::registered(call::REG_MR_EX, pd, &request, outcome);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
-    ret::verbs(ret::as_region, failing, tracer, || {
+    ret::traced(ret::as_region, failing, (caller, record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if mr_init_attr.is_null() {
@@ -166,9 +169,10 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
     let request = Request::at_address(null_mut(), length, access);
-    let tracer = traced::registration(call::REG_DMABUF_MR, pd, &request, caller());
+    let record =
+        || move |outcome: &_| traced::registered(call::REG_DMABUF_MR, pd, &request, outcome);
     let failing = || Entry::of(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
-    ret::verbs(ret::as_region, failing, tracer, || {
+    ret::traced(ret::as_region, failing, (caller(), record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         // SAFETY: `fd` is the program's own file descriptor, and the call forwards it unchanged.
@@ -195,7 +199,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         length,
         access,
     };
-    let tracer = traced::change(mr, &change, caller());
+    let record = || |outcome: &_| traced::changed(mr, &change, outcome);
     let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
     // C gets the call's own code. -1 (IBV_REREG_MR_ERR_INPUT) means that the region is unchanged.
     let code = Cell::new(-1);
@@ -203,7 +207,7 @@ unsafe extern "C" fn ibv_rereg_mr(
         0 => 0,
         _ => code.get(),
     };
-    ret::verbs(to_c, failing, tracer, || {
+    ret::traced(to_c, failing, (caller(), record), || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.
         match unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }? {
@@ -232,7 +236,7 @@ fn make_queue<F: Copy, T>(
 ) -> *mut T {
     let failing = || Entry::new(next.name(), Subject::Queue(queue::driver(device)), None);
     let to_c = |made: Result<*mut T, Error>| made.unwrap_or_else(ret::null_and_errno);
-    ret::verbs(to_c, failing, Nobody, || queue::make(next, device, call))
+    ret::verbs(to_c, failing, || queue::make(next, device, call))
 }
 
 /// The device of a domain.
@@ -284,7 +288,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
         Entry::new("ibv_dealloc_pd", Subject::Domain(device), None)
     };
-    ret::verbs(ret::as_errno, failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::dealloc_pd(pd)
@@ -294,7 +298,7 @@ interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let failing = || Entry::new("ibv_close_device", Subject::Device, None);
-    ret::verbs(ret::as_errno, failing, Nobody, || {
+    ret::verbs(ret::as_errno, failing, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
         dispatch::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
@@ -304,7 +308,7 @@ interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
     let failing = || Entry::new("ibv_fork_init", Subject::Other, None);
-    ret::verbs(ret::as_errno, failing, Nobody, dispatch::fork_init)
+    ret::verbs(ret::as_errno, failing, dispatch::fork_init)
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");
 
