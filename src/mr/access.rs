@@ -2,6 +2,7 @@
 //! Access flags of a region, ibv_reg_mr(3), and the kernel's rules for them. The kernel decides:
 //! this file forwards flags unchanged and puts refusals in words.
 
+use super::devices::most_of;
 use bitflags::bitflags;
 use core::fmt;
 use rdmamr_abi::names;
@@ -9,8 +10,6 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
 use rdmamr_next::{Context, Pd};
 use rdmamr_sys::thread::keep_errno;
-use rdmamr_uverbs::Uverbs;
-use rdmamr_uverbs::context;
 
 bitflags! {
     /// Access flags as C passes them. Unnamed bits are kept, and the kernel judges them.
@@ -41,14 +40,9 @@ impl Access {
     /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
     /// their flag. If the kernel does not tell, the device counts as able. Leaves errno as it was.
     pub fn granted_by(pd: Pd) -> Access {
-        let ask = || {
-            // SAFETY: the context of a live protection domain stays open as long as the domain
-            // exists.
-            let fd = unsafe { Context::from_c(pd.context()) }?.fd()?;
-            let facts = context::identify(&Uverbs, fd).ok()?;
-            context::most(&Uverbs, fd, facts).ok()
-        };
-        if disabled() || keep_errno(ask).is_none_or(|most| most.atomics) {
+        // SAFETY: the context of a live protection domain stays open as long as the domain exists.
+        let most = || most_of(unsafe { Context::from_c(pd.context()) }?);
+        if disabled() || keep_errno(most).is_none_or(|most| most.atomics) {
             Access::all()
         } else {
             Access::all().difference(Access::REMOTE_ATOMIC)

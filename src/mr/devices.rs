@@ -14,11 +14,20 @@
 use super::rows::Rows;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
 use core::time::Duration;
+use rdmamr_next::Context;
 use rdmamr_stats as stats;
 use rdmamr_sys::futex;
 use rdmamr_sys::thread;
-use rdmamr_uverbs::context::{Facts, KnownFacts};
+use rdmamr_uverbs::Uverbs;
+use rdmamr_uverbs::context::{self, Facts, KnownFacts, Most};
 use std::sync::{Mutex, MutexGuard};
+
+/// What an open device can have at most. `None` if the kernel does not tell.
+pub fn most_of(context: Context) -> Option<Most> {
+    let fd = context.fd()?;
+    let facts = context::identify(&Uverbs, fd).ok()?;
+    context::most(&Uverbs, fd, facts).ok()
+}
 
 /// The context addresses of a device that waits for reuse, and of one that is being closed. No
 /// context has these addresses.

@@ -25,8 +25,7 @@ pub fn around_host_register(
         length,
         pins: has_pages,
         writing,
-        is_limited: false,
-        holds_lock: true,
+        by_gpu: true,
         is_watched: false,
     };
     prefault::around(pin, settings(), register);
@@ -46,8 +45,7 @@ pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() ->
         length: request.length,
         pins: !access.on_demand() && !is_refused,
         writing: access.pins_for_writing(),
-        is_limited: true,
-        holds_lock: false,
+        by_gpu: false,
         is_watched,
     };
     prefault::around(pin, settings(), register)

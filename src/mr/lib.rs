@@ -31,6 +31,7 @@ mod unpinned;
 
 pub use access::Access;
 pub use deregister::{around_bypassed_deregister, deregister};
+pub use devices::most_of;
 pub use fork::init as fork_init;
 pub use forwarded::{memory_with, reg_dmabuf_mr, reg_other_memory};
 pub use large::around_host_register;

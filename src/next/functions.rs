@@ -405,8 +405,6 @@ next! { LIBIBVERBS, OF_LIBIBVERBS:
     GET_DEVICE_LIST = c"ibv_get_device_list" @ c"IBVERBS_1.1": fn(*mut c_int) -> *mut *mut ibv_device;
     FREE_DEVICE_LIST = c"ibv_free_device_list" @ c"IBVERBS_1.1": fn(*mut *mut ibv_device) -> ();
     OPEN_DEVICE = c"ibv_open_device" @ c"IBVERBS_1.1": fn(*mut ibv_device) -> *mut ibv_context;
-    QUERY_DEVICE = c"ibv_query_device" @ c"IBVERBS_1.1":
-        fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
     ALLOC_PD = c"ibv_alloc_pd" @ c"IBVERBS_1.1": fn(*mut ibv_context) -> *mut ibv_pd;
     DOFORK_RANGE = c"ibv_dofork_range" @ c"IBVERBS_1.1": fn(*mut c_void, usize) -> c_int;
 }

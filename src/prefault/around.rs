@@ -49,7 +49,7 @@ pub fn around<T>(pin: Pin, settings: Settings, register: impl FnOnce() -> T) -> 
         .filter(|_| told)
         .and_then(|pages| Progress::start(pages, found.map(|found| found.kind)));
     let both = pages.zip(found);
-    let is_first = pin.holds_lock;
+    let is_first = pin.by_gpu;
     let mut team = both.and_then(|(pages, found)| Team::start(pages, found, threads - 1, is_first));
     let mut helpers = 0;
     if let Some(team) = team.take_if(|_| is_first) {

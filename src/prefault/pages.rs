@@ -15,11 +15,10 @@ pub struct Pin {
     pub pins: bool,
     /// The kernel pins the pages for writing.
     pub writing: bool,
-    /// RLIMIT_MEMLOCK applies. (A GPU's driver does not look at it.)
-    pub is_limited: bool,
-    /// The kernel pins all of the memory without letting go of the mmap lock, so that nothing can ask
-    /// for huge pages meanwhile. The threads then populate before the registration.
-    pub holds_lock: bool,
+    /// A GPU's driver pins the memory. It does not look at RLIMIT_MEMLOCK, and does not let go of the
+    /// mmap lock, so that nothing can ask for huge pages meanwhile: the threads populate before the
+    /// registration.
+    pub by_gpu: bool,
     /// The cache itself watches all of the memory. So no other userfaultfd does, and none of the
     /// pages is protected.
     pub is_watched: bool,
@@ -111,8 +110,7 @@ pub mod tests {
             length,
             pins: true,
             writing: true,
-            is_limited: true,
-            holds_lock: false,
+            by_gpu: false,
             is_watched: false,
         }
     }

@@ -31,7 +31,7 @@ pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
         return None;
     }
     let missing = pages.missing()?;
-    if !can_populate() || (pin.is_limited && !is_within_limit(pages)) || !has_room(missing) {
+    if !can_populate() || (!pin.by_gpu && !is_within_limit(pages)) || !has_room(missing) {
         return None;
     }
     let below = pages.are_mapped(pin.writing)?;

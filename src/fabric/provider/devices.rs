@@ -5,7 +5,6 @@ use crate::errors::Failure;
 use crate::object::Hold;
 use crate::refusals::NO_DEVICE;
 use core::ffi::{CStr, c_int};
-use core::mem::MaybeUninit;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use errno::errno;
 use rdmamr_abi::rdma_core::*;
@@ -80,17 +79,7 @@ impl OpenDevice {
 
     /// The number of regions that the device can have.
     pub fn max_regions(&self) -> Option<usize> {
-        let query = next::QUERY_DEVICE.get()?;
-        let _uncancelled = thread::uncancelled();
-        /// Room for more than `struct ibv_device_attr`, which has not grown since its beginning.
-        #[repr(C)]
-        struct AttrRoom(ibv_device_attr, [u64; 64]);
-        let mut room = MaybeUninit::<AttrRoom>::zeroed();
-        // SAFETY: the device is open, and `room` is larger than the structure that is written.
-        let errno = unsafe { query(self.0.as_ptr(), room.as_mut_ptr().cast()) };
-        // SAFETY: all zeros are a valid `AttrRoom`, and so is the result of libibverbs.
-        let room = unsafe { room.assume_init() };
-        (errno == 0).then(|| usize::try_from(room.0.max_mr).unwrap_or(0))
+        rdmamr_mr::most_of(self.0).map(|most| most.regions as usize)
     }
 
     /// Allocates a protection domain.
