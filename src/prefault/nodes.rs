@@ -19,7 +19,6 @@ const NODES: usize = 8 * size_of::<Nodes>();
 /// set_mempolicy(2); libc names only some.
 const MPOL_F_ADDR: c_int = 1 << 1;
 const MPOL_LOCAL: c_int = 4;
-const MPOL_PREFERRED_MANY: c_int = 5;
 
 /// Where the threads of a registration run.
 pub struct Place {
@@ -40,42 +39,33 @@ impl Place {
             helpers: count(&allowed).saturating_sub(1),
             node: None,
         };
-        let mut nodes: Nodes = [0; 16];
-        let of_memory = policy(&mut nodes, address, MPOL_F_ADDR);
+        let of_memory = policy(address, MPOL_F_ADDR);
         let policy = match of_memory {
-            Some(libc::MPOL_DEFAULT) => policy(&mut nodes, 0, 0),
+            Some(libc::MPOL_DEFAULT) => policy(0, 0),
             other => other,
         };
-        let local = match policy {
-            Some(libc::MPOL_DEFAULT | MPOL_LOCAL) => true,
-            // Without a node, preferred means local.
-            Some(libc::MPOL_PREFERRED) if count(&nodes) == 0 => true,
-            Some(libc::MPOL_BIND | libc::MPOL_PREFERRED | MPOL_PREFERRED_MANY) => false,
-            _ => return ordinary,
+        let is_local = matches!(policy, Some(libc::MPOL_DEFAULT | MPOL_LOCAL));
+        let Some(node) = this_node().filter(|_| is_local) else {
+            return ordinary;
         };
-        let here = this_node();
-        if local {
-            let Some(here) = here.filter(|&here| (here as usize) < NODES) else {
-                return ordinary;
-            };
-            set(&mut nodes, here as usize);
-        }
-        let node = here.filter(|_| local);
-        let anywhere = Place { node, ..ordinary };
-        let Some(near) = processors_of(&nodes, &allowed) else {
+        let anywhere = Place {
+            node: Some(node),
+            ..ordinary
+        };
+        let Some(near) = processors_of(node, &allowed) else {
             return anywhere;
         };
-        // The registering thread may run on one of these processors.
-        let spare = count(&near).saturating_sub(usize::from(local));
+        // The registering thread runs on one of these processors.
+        let spare = count(&near).saturating_sub(1);
         // Only the policy of a mapping leaves no choice: it overrides that of a thread.
-        let must = local && of_memory.is_some_and(|policy| policy != libc::MPOL_DEFAULT);
+        let must = of_memory != Some(libc::MPOL_DEFAULT);
         if !must && spare < threads {
             return anywhere;
         }
         Place {
             processors: Some(near),
             helpers: spare,
-            node,
+            node: Some(node),
         }
     }
 
@@ -117,20 +107,15 @@ fn allowed() -> Mask {
     mask
 }
 
-/// The allowed processors of these nodes; `None` if there are none, or if these are all the allowed
-/// ones.
-fn processors_of(nodes: &Nodes, allowed: &Mask) -> Option<Mask> {
+/// The allowed processors of a node; `None` if there are none, or if these are all the allowed ones.
+fn processors_of(node: u32, allowed: &Mask) -> Option<Mask> {
     let mut near: Mask = [0; 128];
-    for node in 0..NODES {
-        if nodes[node / 64] >> (node % 64) & 1 == 1 {
-            let mut path = Text::<64>::new();
-            let path = path.set(format_args!("/sys/devices/system/node/node{node}/cpulist"))?;
-            let _ = each_line(path, |line| {
-                add_list(&mut near, line);
-                false
-            });
-        }
-    }
+    let mut path = Text::<64>::new();
+    let path = path.set(format_args!("/sys/devices/system/node/node{node}/cpulist"))?;
+    let _ = each_line(path, |line| {
+        add_list(&mut near, line);
+        false
+    });
     for (word, allowed) in near.iter_mut().zip(allowed) {
         *word &= allowed;
     }
@@ -151,15 +136,20 @@ fn add_list(mask: &mut Mask, list: &[u8]) {
     }
 }
 
-/// The policy of the memory at an address, or of this thread, with its nodes. `None` without NUMA.
-fn policy(nodes: &mut Nodes, address: usize, flags: c_int) -> Option<c_int> {
-    let mut policy: c_int = 0;
+/// The policy of the memory at an address, or of this thread. `None` without NUMA.
+fn policy(address: usize, flags: c_int) -> Option<c_int> {
+    let (mut policy, mut nodes): (c_int, Nodes) = (0, [0; 16]);
     let (to, mask) = (&raw mut policy, nodes.as_mut_ptr());
     // SAFETY: the policy and the mask are writable.
     let failed =
         unsafe { libc::syscall(libc::SYS_get_mempolicy, to, mask, NODES, address, flags) } != 0;
     // The higher bits are flags of the policy.
-    (!failed).then_some(policy & 0xff)
+    let policy = match policy & 0xff {
+        // Without a node, preferred means local.
+        libc::MPOL_PREFERRED if count(&nodes) == 0 => MPOL_LOCAL,
+        policy => policy,
+    };
+    (!failed).then_some(policy)
 }
 
 fn this_node() -> Option<u32> {
