@@ -7,7 +7,8 @@
 //! **Same contract**: each function passes its arguments, unchanged, to the next function of its name,
 //! whose contract the C caller keeps.
 
-use super::export::with_caller;
+#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
+
 use super::ret;
 use core::cell::Cell;
 use core::ffi::{CStr, c_int, c_uint, c_void};
@@ -88,39 +89,25 @@ fn register(next: Option<HostRegister>, addr: *mut c_void, size: usize, flags: c
 
 /// Takes over a call of CUDA.
 macro_rules! host_register {
-    ($symbol:ident, $name:literal, $body:ident, $next:ident) => {
+    ($symbol:ident, $name:literal, $next:ident) => {
         // SAFETY: cuda.h and cuda_runtime_api.h declare the function so.
         static $next: Function<HostRegister> = unsafe { Function::new() };
 
-        #[cfg(test)]
-        unsafe extern "C" {
-            fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int;
-        }
-        with_caller!(stringify!($symbol), $body, in "rcx" "x3" "a3");
-
-        unsafe extern "C" fn $body(
-            addr: *mut c_void,
-            size: usize,
-            flags: c_uint,
-            caller: Caller,
-        ) -> c_int {
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
+            let caller = match $next.get() {
+                Some(_) => Caller::UNKNOWN,
+                None => Caller::of_caller(),
+            };
             let next = ret::always(None, || next($name, &$next, caller));
             register(next, addr, size, flags)
         }
-
-        #[cfg(test)]
-        const _: HostRegister = $symbol;
     };
 }
 
-host_register!(cudaHostRegister, c"cudaHostRegister", of_runtime, RUNTIME);
-host_register!(cuMemHostRegister, c"cuMemHostRegister", of_driver, DRIVER);
-host_register!(
-    cuMemHostRegister_v2,
-    c"cuMemHostRegister_v2",
-    of_driver_2,
-    DRIVER_2
-);
+host_register!(cudaHostRegister, c"cudaHostRegister", RUNTIME);
+host_register!(cuMemHostRegister, c"cuMemHostRegister", DRIVER);
+host_register!(cuMemHostRegister_v2, c"cuMemHostRegister_v2", DRIVER_2);
 
 /// Looks up the next functions, if the program was started with CUDA's libraries.
 pub fn find_next() {

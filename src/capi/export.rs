@@ -6,6 +6,15 @@
 //! libibverbs is published by a stub: one jump, under a symbol with the name and the node.
 //! `ctests/packages/abi` compares the symbols of the library with a list, in both directions.
 
+#![cfg_attr(
+    test,
+    allow(
+        unused_macros,
+        unused_imports,
+        reason = "unit tests replace no function"
+    )
+)]
+
 use rdmamr_sys::caller::Caller;
 
 /// Assembly that continues at `{f}`, as if the caller had called `{f}`.
@@ -118,34 +127,4 @@ macro_rules! versioned {
     };
 }
 
-/// Defines the symbol `$name`, which an `extern` block declares: it continues at `$f`, which gets its
-/// caller's address, as [`go_on`] describes. `weak.map` lists those that the library exports. (From
-/// Rust 1.88 on a naked function does the same.)
-macro_rules! with_caller {
-    ($name:expr, $f:ident, $($where:tt)*) => {
-        $crate::capi::export::with_caller!($name, ".text.rdmamr_callers", $f, $($where)*);
-    };
-    ($name:expr, $section:literal, $f:ident, $($where:tt)*) => {
-        $crate::capi::export::stub!(
-            $name,
-            $section,
-            concat!($crate::capi::export::scope!(), $name, "\n.globl "),
-            $f,
-            ($($where)*)
-        );
-    };
-}
-#[cfg(not(test))]
-macro_rules! scope {
-    () => {
-        ".globl "
-    };
-}
-/// Unit tests must not replace any function.
-#[cfg(test)]
-macro_rules! scope {
-    () => {
-        ".hidden "
-    };
-}
-pub(crate) use {go_on, interpose, scope, stub, versioned, with_caller};
+pub(crate) use {go_on, interpose, stub, versioned};

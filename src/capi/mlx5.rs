@@ -9,7 +9,9 @@
 //! **Same contract**: each function has the contract of libmlx5's function of that name, which the C
 //! caller keeps, and passes its arguments on unchanged to that function.
 
-use super::export::{caller, with_caller};
+#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
+
+use super::export::caller;
 use super::ret::{self, Entry};
 use super::traced;
 use core::ffi::{c_int, c_void};
@@ -21,9 +23,8 @@ use rdmamr_mr::{Access, Request};
 use rdmamr_next as next;
 use rdmamr_trace::format::call;
 
-with_caller!("mlx5dv_reg_dmabuf_mr", reg_dmabuf_mr,);
-
-unsafe extern "C" fn reg_dmabuf_mr(
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_reg_dmabuf_mr(
     pd: *mut ibv_pd,
     offset: u64,
     length: usize,
@@ -42,9 +43,8 @@ unsafe extern "C" fn reg_dmabuf_mr(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg", umem_reg,);
-
-unsafe extern "C" fn umem_reg(
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_reg(
     context: *mut ibv_context,
     addr: *mut c_void,
     size: usize,
@@ -64,9 +64,8 @@ unsafe extern "C" fn umem_reg(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_reg_ex", umem_reg_ex,);
-
-unsafe extern "C" fn umem_reg_ex(
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
     context: *mut ibv_context,
     umem_in: *mut mlx5dv_devx_umem_in,
 ) -> *mut c_void {
@@ -96,9 +95,8 @@ unsafe extern "C" fn umem_reg_ex(
     })
 }
 
-with_caller!("mlx5dv_devx_umem_dereg", umem_dereg,);
-
-unsafe extern "C" fn umem_dereg(umem: *mut c_void) -> c_int {
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mlx5dv_devx_umem_dereg(umem: *mut c_void) -> c_int {
     let record = || move |outcome: &_| traced::umem_end(umem, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
     ret::traced(ret::as_code, failing, (caller(), record), || {

@@ -7,7 +7,7 @@
 //! to a region is NULL, or points to an object of libibverbs or of this library that still exists.
 //! A region of this library may also have ended: the library detects the double free.
 
-use super::export::{versioned, with_caller};
+use super::export::{caller, versioned};
 use super::ret::{self, Entry};
 use super::verbs::{NULL_PD, dereg, reg};
 use core::ffi::{c_int, c_void};
@@ -20,65 +20,52 @@ use rdmamr_sys::caller::Caller;
 use rdmamr_trace as trace;
 use rdmamr_trace::format::call;
 
-// For cbindgen: no function of Rust calls it.
-#[expect(dead_code)]
-unsafe extern "C" {
-    /// Registers memory for RDMA, and may reuse a registration that the library has cached.
-    ///
-    /// ibv_reg_mr_relaxed() differs from ibv_reg_mr(3) in what the region covers and in its keys. The
-    /// region covers the whole pages that hold the memory: the device, and a remote peer that has the
-    /// rkey, can also reach the other bytes of the first and the last page. The lkey and the rkey may
-    /// be those of an earlier region of the same pages, if the program deregistered that region by
-    /// ibv_dereg_mr_relaxed(), nothing has flushed it yet, and the process has not changed the mapping
-    /// of those pages. A remote peer that still has the rkey of the earlier region can then use that
-    /// rkey again. The library reuses a registration only for the same pages and the same access flags;
-    /// one without remote rights also for its first pages, if it has at most 64 KiB more.
-    ///
-    /// The library does not cache every registration. If `access` has IBV_ACCESS_ON_DEMAND,
-    /// IBV_ACCESS_ZERO_BASED, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, if the library cannot watch the
-    /// memory or the device, or if the process is a forked child, then the region is the caller's own,
-    /// as from ibv_reg_mr(), or its registration ends with its last user.
-    ///
-    /// `pd`, `addr`, `length` in bytes and `access` are as for ibv_reg_mr(). The caller owns the
-    /// returned region until it deregisters the region, and each call returns another region. The addr
-    /// and length of the region are the arguments. The region may be used wherever a region of
-    /// ibv_reg_mr() may be used, except that ibv_rereg_mr() refuses to change it (EINVAL).
-    ///
-    /// Any thread may call this function at any time. A signal handler may call it only where the C
-    /// library allows malloc().
-    ///
-    /// Returns the region, or NULL with errno set; rdmamr_last_reason() then has the reason in words:
-    /// EINVAL: `pd` is NULL, `length` is 0, the range goes past the end of the address space, `access`
-    /// has remote write or remote atomic without local write, or `access` has a flag that no kernel
-    /// knows.
-    /// EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
-    /// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
-    /// of a resource. Before the library reports this error, it deregisters the idle regions of its
-    /// cache.
-    /// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has deregistered its
-    /// idle regions.
-    /// Other errnos are those of ibv_reg_mr().
-    ///
-    /// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
-    /// Oracle's kernel.
-    pub fn ibv_reg_mr_relaxed(
-        pd: *mut ibv_pd,
-        addr: *mut c_void,
-        length: usize,
-        access: c_int,
-    ) -> *mut ibv_mr;
-}
-with_caller!("ibv_reg_mr_relaxed", ".text.hot.rdmamr", reg_mr_relaxed, in "r8" "x4" "a4");
-versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
-
+/// Registers memory for RDMA, and may reuse a registration that the library has cached.
+///
+/// ibv_reg_mr_relaxed() differs from ibv_reg_mr(3) in what the region covers and in its keys. The
+/// region covers the whole pages that hold the memory: the device, and a remote peer that has the
+/// rkey, can also reach the other bytes of the first and the last page. The lkey and the rkey may
+/// be those of an earlier region of the same pages, if the program deregistered that region by
+/// ibv_dereg_mr_relaxed(), nothing has flushed it yet, and the process has not changed the mapping
+/// of those pages. A remote peer that still has the rkey of the earlier region can then use that
+/// rkey again. The library reuses a registration only for the same pages and the same access flags;
+/// one without remote rights also for its first pages, if it has at most 64 KiB more.
+///
+/// The library does not cache every registration. If `access` has IBV_ACCESS_ON_DEMAND,
+/// IBV_ACCESS_ZERO_BASED, IBV_ACCESS_MW_BIND or IBV_ACCESS_HUGETLB, if the library cannot watch the
+/// memory or the device, or if the process is a forked child, then the region is the caller's own,
+/// as from ibv_reg_mr(), or its registration ends with its last user.
+///
+/// `pd`, `addr`, `length` in bytes and `access` are as for ibv_reg_mr(). The caller owns the
+/// returned region until it deregisters the region, and each call returns another region. The addr
+/// and length of the region are the arguments. The region may be used wherever a region of
+/// ibv_reg_mr() may be used, except that ibv_rereg_mr() refuses to change it (EINVAL).
+///
+/// Any thread may call this function at any time. A signal handler may call it only where the C
+/// library allows malloc().
+///
+/// Returns the region, or NULL with errno set; rdmamr_last_reason() then has the reason in words:
+/// EINVAL: `pd` is NULL, `length` is 0, the range goes past the end of the address space, `access`
+/// has remote write or remote atomic without local write, or `access` has a flag that no kernel
+/// knows.
+/// EFAULT: part of the pages is not mapped, or is not writable although the access flags need that.
+/// ENOMEM: the process cannot pin more memory (RLIMIT_MEMLOCK), or the device or the kernel ran out
+/// of a resource. Before the library reports this error, it deregisters the idle regions of its
+/// cache.
+/// EAGAIN: the limit of the rdma cgroup is reached. As for ENOMEM, the library has deregistered its
+/// idle regions.
+/// Other errnos are those of ibv_reg_mr().
+///
+/// Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
+/// Oracle's kernel.
 // The linker puts the sections of this name together: a hit and its release run on one page.
 #[unsafe(link_section = ".text.hot.rdmamr")]
-unsafe extern "C" fn reg_mr_relaxed(
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_reg_mr_relaxed(
     pd: *mut ibv_pd,
     addr: *mut c_void,
     length: usize,
     access: c_int,
-    caller: Caller,
 ) -> *mut ibv_mr {
     let access = Access::from_bits_retain(access as u32);
     // A hit returns its region in a register. Through the outcome that the tracer records, a hit
@@ -93,8 +80,9 @@ unsafe extern "C" fn reg_mr_relaxed(
         }
     }
     // SAFETY: live objects, the contract of both functions.
-    unsafe { reg_mr_relaxed_missed(pd, addr, length, access, caller) }
+    unsafe { reg_mr_relaxed_missed(pd, addr, length, access, caller()) }
 }
+versioned!(ibv_reg_mr_relaxed, "IBVERBS_1.1");
 
 /// Serves every call but a hit. As a separate function it leaves the hit with little code and
 /// little stack, both of which the program's other work may have evicted from the CPU's caches.
@@ -120,43 +108,37 @@ unsafe fn reg_mr_relaxed_missed(
     }
 }
 
-// For cbindgen: no function of Rust calls it.
-#[expect(dead_code)]
-unsafe extern "C" {
-    /// Ends the caller's use of a region.
-    ///
-    /// `mr` is invalid when this function returns 0. The region may stay registered with the device,
-    /// and a remote peer that has the rkey may still reach the memory, until one of these events
-    /// flushes the registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or
-    /// ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
-    /// is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
-    /// RDMAMR_CACHE_MAX_IDLE_BYTES allow, or than an eighth of what the rdma cgroup or the device has
-    /// left; a fork() while more than 128 KiB are released; a shortage of memory; a change of the mapping
-    /// of the pages by the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either
-    /// kind.
-    ///
-    /// Any thread may call this function at any time.
-    ///
-    /// Returns 0, or an errno. EINVAL: `mr` is NULL, or the region is deregistered already (a double
-    /// free), or the region belongs to the process that forked this one. For a region that the library
-    /// does not cache, also the errnos of ibv_dereg_mr().
-    ///
-    /// Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
-    pub fn ibv_dereg_mr_relaxed(mr: *mut ibv_mr) -> c_int;
-}
-with_caller!("ibv_dereg_mr_relaxed", ".text.hot.rdmamr", dereg_mr_relaxed, in "rsi" "x1" "a1");
-versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
-
+/// Ends the caller's use of a region.
+///
+/// `mr` is invalid when this function returns 0. The region may stay registered with the device,
+/// and a remote peer that has the rkey may still reach the memory, until one of these events
+/// flushes the registration: a call of ibv_flush_relaxed_mr(), ibv_dealloc_pd() or
+/// ibv_close_device(); the end of the time RDMAMR_CACHE_LINGER (by default one second if the memory
+/// is remotely accessible, else one minute); more idle regions than RDMAMR_CACHE_MAX_IDLE and
+/// RDMAMR_CACHE_MAX_IDLE_BYTES allow, or than an eighth of what the rdma cgroup or the device has
+/// left; a fork() while more than 128 KiB are released; a shortage of memory; a change of the mapping
+/// of the pages by the process. ibv_dereg_mr_relaxed() and ibv_dereg_mr() both take regions of either
+/// kind.
+///
+/// Any thread may call this function at any time.
+///
+/// Returns 0, or an errno. EINVAL: `mr` is NULL, or the region is deregistered already (a double
+/// free), or the region belongs to the process that forked this one. For a region that the library
+/// does not cache, also the errnos of ibv_dereg_mr().
+///
+/// Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
 #[unsafe(link_section = ".text.hot.rdmamr")]
-unsafe extern "C" fn dereg_mr_relaxed(mr: *mut ibv_mr, caller: Caller) -> c_int {
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ibv_dereg_mr_relaxed(mr: *mut ibv_mr) -> c_int {
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
     if !trace::is_on() && mr.is_some_and(|mr| ret::always(false, || dispatch::release_relaxed(mr)))
     {
         return 0;
     }
-    dereg_mr_unreleased(mr, caller)
+    dereg_mr_unreleased(mr, caller())
 }
+versioned!(ibv_dereg_mr_relaxed, "IBVERBS_1.1");
 
 /// Serves every call but the release of a cached region (see [`reg_mr_relaxed_missed`]).
 #[cold]
