@@ -89,6 +89,25 @@ fn c_file() -> String {
     out
 }
 
+/// The constants of `libfabric.rs` with their values in C's notation. That file has no macro around
+/// them, which cbindgen would not expand.
+fn constants_of_libfabric() -> impl Iterator<Item = (&'static str, String)> {
+    let source = include_str!("libfabric.rs");
+    let (_, waits) = source.split_once("pub enum fi_wait_obj {").unwrap();
+    let (waits, _) = waits.split_once('}').unwrap();
+    let waits = waits.lines().map(|line| line.trim().trim_end_matches(','));
+    let waits = waits.filter(|line| line.starts_with("FI_WAIT_"));
+    let lines = source.lines();
+    let others = lines.filter_map(|line| line.strip_prefix("pub const ")?.split_once(": "));
+    let others = others.filter_map(|(name, rest)| {
+        let (r#type, value) = rest.split_once(" = ")?;
+        let value = value.trim_end_matches(';').replace("u64", "ull");
+        (!r#type.starts_with('&')).then(|| (name, format!("({})", value.replace('_', ""))))
+    });
+    let number = |(n, name): (usize, _)| (name, n.to_string());
+    others.chain(waits.enumerate().map(number))
+}
+
 /// The C file for libfabric's headers. A structure that has grown is compared as far as the
 /// installed header has its fields.
 fn libfabric_c_file() -> String {
@@ -134,10 +153,12 @@ fn libfabric_c_file() -> String {
         )
         .unwrap();
     }
-    for (name, value) in FABRIC_CONSTANTS.iter().chain(PROVIDER_CONSTANTS) {
+    let provider = PROVIDER_CONSTANTS.iter();
+    let provider = provider.map(|(name, value)| (*name, format!("{value}ull")));
+    for (name, value) in constants_of_libfabric().chain(provider) {
         writeln!(
             out,
-            "_Static_assert((unsigned long long)({name}) == {value}ull, \"{name}\");"
+            "_Static_assert((unsigned long long)({name}) == {value}, \"{name}\");"
         )
         .unwrap();
     }
