@@ -463,19 +463,7 @@ static ALLOWS_DISASSOCIATED_DESTROY: Next<&'static AtomicBool> =
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start.
 pub fn allows_disassociated_destroy(maker: Provider) -> bool {
-    match ALLOWS_DISASSOCIATED_DESTROY.by(maker) {
-        Some(variable) => variable.load(Relaxed),
-        None => [
-            c"RDMAV_ALLOW_DISASSOC_DESTROY",
-            c"MLX4_DEVICE_FATAL_CLEANUP",
-        ]
-        .iter()
-        .any(|name| {
-            // SAFETY: the name ends with a NUL, and the value is read before anything can change
-            // it.
-            let value = unsafe { libc::getenv(name.as_ptr()) };
-            // SAFETY: a non-null value is a NUL-terminated string.
-            !value.is_null() && unsafe { CStr::from_ptr(value) } != c"0"
-        }),
-    }
+    ALLOWS_DISASSOCIATED_DESTROY
+        .by(maker)
+        .is_some_and(|variable| variable.load(Relaxed))
 }

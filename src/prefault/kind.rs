@@ -2,7 +2,7 @@
 //! For each kind of memory, the way to make exactly the pages that its registration would make.
 //! docs/large.md has the table, with the reasons.
 
-use rdmamr_sys::mounts;
+use rdmamr_sys::descriptor::{Descriptor, identity};
 use rdmamr_sys::pagemap::Entry;
 use rdmamr_sys::proc::{self, Mapping};
 
@@ -64,7 +64,7 @@ impl Kind {
 /// Whether the file system has its files in memory only: the one that the kernel has for
 /// memfd_create(2), shmget(2) and shared anonymous memory, or a tmpfs that has room.
 fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
-    if mounts::is_shared_memory(file_system) {
+    if is_shared_memory(file_system) {
         return true;
     }
     let mut is_memory = false;
@@ -72,6 +72,17 @@ fn is_memory(file_system: (u32, u32), missing: u64) -> bool {
         is_memory = kind == b"hugetlbfs" || kind == b"tmpfs" && has_room(place, missing);
     });
     is_memory
+}
+
+/// Whether these are the numbers of the file system that the kernel mounts for shared memory, at no
+/// path. memfd_create(2) makes a file there, and fstat(2) tells its numbers. The answer is no if they
+/// cannot be learnt. A file's name proves nothing: a program can make another file system that is
+/// mounted at no path.
+fn is_shared_memory((major, minor): (u32, u32)) -> bool {
+    // SAFETY: the name ends with a NUL.
+    let made = unsafe { libc::syscall(libc::SYS_memfd_create, c"".as_ptr(), libc::MFD_CLOEXEC) };
+    let device = Descriptor::made(made).and_then(|file| identity(file.number()));
+    device.is_ok_and(|(device, _inode)| device == libc::makedev(major, minor))
 }
 
 /// Whether a tmpfs has room for this many bytes and some more. Two threads that make the same page

@@ -21,7 +21,6 @@ pub mod helper_thread;
 pub mod kernel;
 pub mod loaded_files;
 pub mod memory;
-pub mod mounts;
 pub mod netlink;
 pub mod pagemap;
 pub mod pages;
