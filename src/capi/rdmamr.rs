@@ -164,16 +164,9 @@ fn known_limits(given: &[u64]) -> Result<CacheLimits, c_int> {
     if (KNOWN..given.len()).any(|n| limit(n).is_some()) {
         return Err(libc::E2BIG);
     }
-    let [linger_local, linger_remote, max_idle, max_idle_bytes]: [_; KNOWN] =
-        core::array::from_fn(limit);
-    let limits = CacheLimits {
-        linger_local,
-        linger_remote,
-        max_idle,
-        max_idle_bytes,
-    };
-    let lingers = [limits.linger_local, limits.linger_remote];
-    if lingers.iter().flatten().any(|&linger| linger >= LONGEST) {
+    let limits: [_; KNOWN] = core::array::from_fn(limit);
+    let mut times = limits.iter().take(2).flatten();
+    if times.any(|&linger| linger >= LONGEST) {
         return Err(libc::EINVAL);
     }
     Ok(limits)

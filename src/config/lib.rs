@@ -121,10 +121,20 @@ impl Config {
     };
 }
 
-/// Parses a value that is 0 or 1.
+/// Stores a value, if it is valid.
+fn store<T>(setting: &mut T, value: Option<T>) -> bool {
+    value.map(|value| *setting = value).is_some()
+}
+
+/// Stores the choice that has that name.
+fn choose<T: Copy>(setting: &mut T, value: &CStr, choices: &[(&CStr, T)]) -> bool {
+    let choice = choices.iter().find(|choice| choice.0 == value);
+    store(setting, choice.map(|choice| choice.1))
+}
+
+/// Stores a value that is 0 or 1.
 fn set_switch(switch: &mut bool, value: &CStr) -> bool {
-    *switch = value == c"1";
-    value == c"0" || value == c"1"
+    choose(switch, value, &[(c"0", false), (c"1", true)])
 }
 
 fn parse<T: core::str::FromStr>(value: &CStr) -> Option<T> {
@@ -184,11 +194,9 @@ const SETTINGS: &[Setting] = &[
     // The messages on standard error: errors (default), also failed registrations, also devices
     // and slow registrations, or every call.
     Setting { name: c"RDMAMR_LOG", values: &["error", "warn", "info", "debug"], set: |config, value| {
-        const LEVELS: [(&CStr, Level); 4] =
-            [(c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug)];
-        let level = LEVELS.into_iter().find(|level| level.0 == value);
-        config.log = level.map_or(config.log, |level| level.1);
-        level.is_some()
+        choose(&mut config.log, value, &[
+            (c"error", Level::Error), (c"warn", Level::Warn), (c"info", Level::Info), (c"debug", Level::Debug),
+        ])
     } },
     // The destination of the statistics when the process exits: a line of JSON, or a table to
     // standard error.
@@ -203,10 +211,9 @@ const SETTINGS: &[Setting] = &[
     } },
     // The plain registrations that cached regions serve.
     Setting { name: c"RDMAMR_CACHE", values: &["off", "local", "all"], set: |config, value| {
-        const CACHES: [(&CStr, CacheMode); 3] = [(c"off", CacheMode::Off), (c"local", CacheMode::Local), (c"all", CacheMode::All)];
-        let mode = CACHES.into_iter().find(|mode| mode.0 == value);
-        config.cache_mode = mode.map_or(config.cache_mode, |mode| mode.1);
-        mode.is_some()
+        choose(&mut config.cache_mode, value, &[
+            (c"off", CacheMode::Off), (c"local", CacheMode::Local), (c"all", CacheMode::All),
+        ])
     } },
     // The file in which to record every call.
     Setting { name: c"RDMAMR_TRACE", values: &["a file's path"], set: |config, value| {
@@ -215,8 +222,7 @@ const SETTINGS: &[Setting] = &[
     } },
     // How large that file may become; later calls are only counted.
     Setting { name: c"RDMAMR_TRACE_LIMIT", values: &["256M", "4G", "any number of bytes"], set: |config, value| {
-        config.trace_limit = parse_bytes(value);
-        config.trace_limit.is_some()
+        store(&mut config.trace_limit, parse_bytes(value).map(Some))
     } },
     // Record the call stack of each call; "all" without a limit on the time for them.
     Setting { name: c"RDMAMR_TRACE_STACKS", values: &["0", "1", "all"], set: |config, value| {
@@ -228,23 +234,15 @@ const SETTINGS: &[Setting] = &[
     // accessible, else 60.
     Setting { name: c"RDMAMR_CACHE_LINGER", values: &["1", "0.5", "any number of seconds"], set: |config, value| {
         let linger = parse_seconds(value);
-        if let Some(linger) = linger {
-            config.cache.linger_remote = linger;
-            config.cache.linger_local = linger;
-        }
-        linger.is_some()
+        store(&mut config.cache.linger_remote, linger) && store(&mut config.cache.linger_local, linger)
     } },
     // How many idle regions the cache holds.
     Setting { name: c"RDMAMR_CACHE_MAX_IDLE", values: &["16384", "0", "any number"], set: |config, value| {
-        let count = parse(value);
-        config.cache.max_idle = count.unwrap_or(config.cache.max_idle);
-        count.is_some()
+        store(&mut config.cache.max_idle, parse(value))
     } },
     // How many bytes of idle regions the cache holds.
     Setting { name: c"RDMAMR_CACHE_MAX_IDLE_BYTES", values: &["256M", "4G", "0", "any number of bytes"], set: |config, value| {
-        let bytes = parse_bytes(value);
-        config.cache.max_idle_bytes = bytes.or(config.cache.max_idle_bytes);
-        bytes.is_some()
+        store(&mut config.cache.max_idle_bytes, parse_bytes(value).map(Some))
     } },
     // Register a remotely accessible region anew each time.
     Setting { name: c"RDMAMR_CACHE_FRESH_KEYS", values: &["0", "1"], set: |config, value| {
@@ -253,8 +251,7 @@ const SETTINGS: &[Setting] = &[
     // How many threads populate memory during its registration.
     Setting { name: c"RDMAMR_PREFAULT", values: &["0", "2", "any number up to 64"], set: |config, value| {
         let threads = parse(value).filter(|&threads| threads <= rdmamr_prefault::MOST_THREADS);
-        config.prefault = threads.unwrap_or(config.prefault);
-        threads.is_some()
+        store(&mut config.prefault, threads)
     } },
     // Draw a bar on a terminal while a registration takes longer than a second.
     Setting { name: c"RDMAMR_PROGRESS", values: &["0", "1"], set: |config, value| {
@@ -266,25 +263,19 @@ const SETTINGS: &[Setting] = &[
     } },
     // Show the statistics to `rdmamr top` while the process runs.
     Setting { name: c"RDMAMR_LIVE", values: &["0", "1"], set: |config, value| {
-        config.live = value != c"0";
-        value == c"0" || value == c"1"
+        set_switch(&mut config.live, value)
     } },
     // Register memory of a GPU as a dma-buf if the kernel refuses its address.
     Setting { name: c"RDMAMR_GPU", values: &["on", "off", "whole"], set: |config, value| {
-        let values = [(c"on", Gpu::On), (c"off", Gpu::Off), (c"whole", Gpu::Whole)];
-        let set = values.iter().find(|(name, _)| *name == value);
-        config.gpu = set.map_or(Gpu::On, |(_, gpu)| *gpu);
-        set.is_some()
+        choose(&mut config.gpu, value, &[(c"on", Gpu::On), (c"off", Gpu::Off), (c"whole", Gpu::Whole)])
     } },
     // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
-        config.monitor_libfabric = value == c"libfabric";
-        config.monitor_libfabric
+        choose(&mut config.monitor_libfabric, value, &[(c"libfabric", true)])
     } },
     // Whether hits may use the counters of `rdmamr fence`, or always ask the kernel.
     Setting { name: c"RDMAMR_FENCE", values: &["auto", "ioctl"], set: |config, value| {
-        config.fence_service = value != c"ioctl";
-        value == c"auto" || value == c"ioctl"
+        choose(&mut config.fence_service, value, &[(c"auto", true), (c"ioctl", false)])
     } },
     // The library's path. Module files set it; the program rdmamr and Slurm's task-prolog read it.
     Setting { name: c"RDMAMR_LIBRARY", values: &[], set: OF_OTHERS },
@@ -330,60 +321,35 @@ pub fn config() -> &'static Config {
     })
 }
 
-/// Limits of the cache that a call sets; `None` leaves a limit as it is. [`CacheConfig`] says what
-/// they are.
-#[derive(Clone, Copy, Default)]
-pub struct CacheLimits {
-    pub linger_local: Option<u64>,
-    pub linger_remote: Option<u64>,
-    pub max_idle: Option<u64>,
-    pub max_idle_bytes: Option<u64>,
-}
+/// Limits of the cache that a call sets; `None` leaves a limit as it is. In this order: how long local
+/// and remotely accessible idle regions stay, how many, and how many bytes ([`CacheConfig`]).
+pub type CacheLimits = [Option<u64>; 4];
 
-/// A limit that a call may have set.
-struct ByCall(AtomicU64);
-
-impl ByCall {
-    const UNSET: u64 = u64::MAX;
-
-    const fn new() -> ByCall {
-        ByCall(AtomicU64::new(ByCall::UNSET))
-    }
-
-    fn get(&self) -> Option<u64> {
-        Some(self.0.load(Relaxed)).filter(|&limit| limit != ByCall::UNSET)
-    }
-
-    fn set(&self, limit: Option<u64>) {
-        if let Some(limit) = limit {
-            self.0.store(limit, Relaxed);
-        }
-    }
-}
-
-static LINGER_LOCAL: ByCall = ByCall::new();
-static LINGER_REMOTE: ByCall = ByCall::new();
-static MAX_IDLE: ByCall = ByCall::new();
-static MAX_IDLE_BYTES: ByCall = ByCall::new();
+/// The limits that calls have set; the others are `UNSET`.
+static BY_CALL: [AtomicU64; 4] = [const { AtomicU64::new(UNSET) }; 4];
+const UNSET: u64 = u64::MAX;
 
 /// The settings of the cache: those of the environment, but for the limits that a call has set.
 pub fn cache() -> CacheConfig {
     let cache = config().cache;
+    let by_call = |limit: &AtomicU64| Some(limit.load(Relaxed)).filter(|&limit| limit != UNSET);
+    let [linger_local, linger_remote, max_idle, max_idle_bytes] = BY_CALL.each_ref().map(by_call);
     CacheConfig {
-        linger_local: LINGER_LOCAL.get().unwrap_or(cache.linger_local),
-        linger_remote: LINGER_REMOTE.get().unwrap_or(cache.linger_remote),
-        max_idle: MAX_IDLE.get().unwrap_or(cache.max_idle),
-        max_idle_bytes: MAX_IDLE_BYTES.get().or(cache.max_idle_bytes),
+        linger_local: linger_local.unwrap_or(cache.linger_local),
+        linger_remote: linger_remote.unwrap_or(cache.linger_remote),
+        max_idle: max_idle.unwrap_or(cache.max_idle),
+        max_idle_bytes: max_idle_bytes.or(cache.max_idle_bytes),
         ..cache
     }
 }
 
 /// Sets limits of the cache.
 pub fn set_cache_limits(limits: CacheLimits) {
-    LINGER_LOCAL.set(limits.linger_local);
-    LINGER_REMOTE.set(limits.linger_remote);
-    MAX_IDLE.set(limits.max_idle);
-    MAX_IDLE_BYTES.set(limits.max_idle_bytes);
+    for (to, limit) in BY_CALL.iter().zip(limits) {
+        if let Some(limit) = limit {
+            to.store(limit, Relaxed);
+        }
+    }
 }
 
 /// True once the library has failed internally: its tables may be half changed.
