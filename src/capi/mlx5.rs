@@ -20,7 +20,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
-use rdmamr_next as next;
+use rdmamr_next::{self as next, Provider};
 use rdmamr_trace::format::call;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -54,13 +54,12 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg(
     let record = || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::traced(ret::as_umem, failing, (caller(), record), || {
-        let next = &next::MLX5DV_DEVX_UMEM_REG;
-        // SAFETY: same contract: the device is open, and the arguments are the caller's.
-        unsafe {
-            mlx5::umem(context, next, size, |next| {
-                next(context, addr, size, access)
-            })
-        }
+        // SAFETY: same contract: the device is open.
+        let provider = unsafe { Provider::of_c(context) };
+        mlx5::umem(provider, &next::MLX5DV_DEVX_UMEM_REG, size, |next| {
+            // SAFETY: same contract.
+            unsafe { next(context, addr, size, access) }
+        })
     })
 }
 
@@ -89,9 +88,13 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
     };
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::traced(ret::as_umem, failing, (caller(), record), || {
+        // SAFETY: same contract: the device is open.
+        let provider = unsafe { Provider::of_c(context) };
         let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
-        // SAFETY: same contract: the device is open, and the arguments are the caller's.
-        unsafe { mlx5::umem(context, next, request.length, |next| next(context, umem_in)) }
+        mlx5::umem(provider, next, request.length, |next| {
+            // SAFETY: same contract.
+            unsafe { next(context, umem_in) }
+        })
     })
 }
 

@@ -5,10 +5,13 @@ mod devices;
 mod fabric;
 mod info;
 mod libfabric;
-mod name;
 
 pub use devices::DeviceOfDomain;
 pub use fabric::Fabric;
 pub use info::getinfo;
 pub use libfabric::serves;
-pub use name::NAME;
+
+use core::ffi::CStr;
+
+/// The name of the provider and of its fabric.
+pub const NAME: &CStr = c"rdmamr";

@@ -14,7 +14,7 @@ use super::state;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use errno::{Errno, errno, set_errno};
-use rdmamr_abi::rdma_core::{ibv_context, ibv_pd};
+use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_next::{self as next, Next, Pd, Provider};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::thread;
@@ -51,17 +51,12 @@ pub unsafe fn reg_dmabuf_mr(
 }
 
 /// `mlx5dv_devx_umem_reg` or `mlx5dv_devx_umem_reg_ex`, of so many bytes. `call` calls libmlx5's.
-///
-/// # Safety
-/// `context` is NULL or an open device.
-pub unsafe fn umem<F: Copy>(
-    context: *mut ibv_context,
+pub fn umem<F: Copy>(
+    provider: Provider,
     next: &Next<F>,
     length: usize,
     call: impl FnOnce(F) -> *mut c_void,
 ) -> Result<Umem, Error> {
-    // SAFETY: this function's contract.
-    let provider = unsafe { Provider::of_c(context) };
     let next = require(next, provider)?;
     let _uncancelled = thread::uncancelled();
     let umem = Umem::new(call(next)).ok_or_else(|| Error::Next(errno()))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The running kernel's version, uname(2).
+//! The running kernel, uname(2).
 
 use super::proc::decimal;
 
@@ -7,12 +7,17 @@ use super::proc::decimal;
 /// smaller.
 #[inline(never)]
 pub fn is_before(major: u64, minor: u64) -> bool {
+    // Bytes, since a character is signed on some machines.
+    version(&about().release.map(|character| character as u8)) < [major, minor]
+}
+
+/// The kernel's answer; zeros if there is none.
+pub fn about() -> libc::utsname {
     // SAFETY: all zeros is a valid `utsname`.
     let mut system: libc::utsname = unsafe { core::mem::zeroed() };
     // SAFETY: the structure is writable.
     unsafe { libc::syscall(libc::SYS_uname, &raw mut system) };
-    // Bytes, since a character is signed on some machines.
-    version(&system.release.map(|character| character as u8)) < [major, minor]
+    system
 }
 
 /// The first two numbers of a release, as of "6.1.0-32-amd64".

@@ -63,20 +63,10 @@ pub fn mappings() -> Option<[u64; 3]> {
     counted.then_some([count, split, most])
 }
 
-/// The machine's memory, and the part that it could still give out, in KiB (MemTotal,
-/// MemAvailable). Both are 0 if they cannot be read.
-pub fn memory_kib() -> (u64, u64) {
-    let (mut total, mut available) = (0, 0);
-    let read = each_line(c"/proc/meminfo", |line| {
-        if let Some(value) = field(line, b"MemTotal:") {
-            total = decimal(value);
-        } else if let Some(value) = field(line, b"MemAvailable:") {
-            available = decimal(value);
-            return false;
-        }
-        true
-    });
-    if read { (total, available) } else { (0, 0) }
+/// A field of /proc/meminfo in KiB, such as "MemAvailable:"; 0 if it cannot be read.
+pub fn memory_kib(name: &[u8]) -> u64 {
+    let found = of_first(c"/proc/meminfo", |line| field(line, name).map(decimal));
+    found.unwrap_or(0)
 }
 
 /// Whether a seccomp filter may be in force: it is unknown if the file cannot be read. prctl(2) would

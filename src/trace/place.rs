@@ -3,14 +3,14 @@
 //! the process number, so that each process has a file of its own. Also the file system of a trace.
 
 use core::ffi::CStr;
+use rdmamr_sys::kernel;
 use std::ffi::CString;
 
 /// The host's name.
 pub fn host() -> String {
-    let mut name = [0u8; 256];
-    // SAFETY: the bytes are writable, and the last one stays 0.
-    unsafe { libc::gethostname(name.as_mut_ptr().cast(), name.len() - 1) };
-    let name = CStr::from_bytes_until_nul(&name).unwrap_or_default();
+    let system = kernel::about();
+    // SAFETY: the kernel ends the name with a NUL, and zeros are an empty one.
+    let name = unsafe { CStr::from_ptr(system.nodename.as_ptr()) };
     name.to_string_lossy().into_owned()
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The provider's fabric. Through it, libfabric opens domains and queues.
 
+use super::NAME;
 use super::devices::{DeviceOfDomain, OpenDevice};
-use super::name::NAME;
 use crate::domain::Domain;
 use crate::errors::{Failure, ensure, may_allocate};
 use crate::mode::Mode;

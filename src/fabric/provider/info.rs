@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
+use super::NAME;
 use super::devices::{self, OpenDevice};
 use super::libfabric;
-use super::name::NAME;
 use crate::errors::{Failure, ensure};
 use crate::raw_key::{self, IOV_LIMIT};
 use crate::refusals::*;
