@@ -9,7 +9,7 @@
 use super::segment::Segment;
 use core::ptr::with_exposed_provenance_mut;
 use rdmamr_cache::dispatch::{self, Mr};
-use rdmamr_mr::explain;
+use rdmamr_mr::memlock;
 use rdmamr_mr::{Error, How, Registered};
 
 /// A buffer and its kernel registrations, usually one. A device names a byte of a registration by
@@ -79,7 +79,7 @@ impl Piece {
         let times = if self.for_remote == 0 { 1 } else { 2 };
         self.local().map_or(0, |mr| {
             let mr = mr.read();
-            times * explain::pinned(mr.addr.addr() as u64, mr.length as u64)
+            times * memlock::pinned(mr.addr.addr() as u64, mr.length as u64)
         })
     }
 

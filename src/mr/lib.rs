@@ -16,6 +16,7 @@ mod held;
 pub mod kernel_mr;
 mod large;
 mod lifetime;
+pub mod memlock;
 pub mod mlx5;
 mod object;
 mod outcome;

@@ -2,7 +2,7 @@
 //! Queues: libibverbs makes them, and the library looks at a call only if it fails. For many
 //! programs a queue is the first memory that the kernel refuses to pin.
 
-use super::explain::Limits;
+use super::memlock::Limits;
 use super::outcome::Error;
 use super::require::require;
 use core::fmt::{self, Write};
