@@ -52,10 +52,10 @@ extern "C" {
  * Sources: ibv_reg_mr_relaxed(3) of Oracle Solaris; drivers/infiniband/core/uverbs_cmd.c of
  * Oracle's kernel.
  */
-extern struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
-                                         void *addr,
-                                         size_t length,
-                                         int access);
+struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
+                                  void *addr,
+                                  size_t length,
+                                  int access);
 
 /**
  * Ends the caller's use of a region.
@@ -78,7 +78,7 @@ extern struct ibv_mr *ibv_reg_mr_relaxed(struct ibv_pd *pd,
  *
  * Source: ibv_dereg_mr_relaxed(3) of Oracle Solaris.
  */
-extern int ibv_dereg_mr_relaxed(struct ibv_mr *mr);
+int ibv_dereg_mr_relaxed(struct ibv_mr *mr);
 
 /**
  * Deregisters the regions of a protection domain that ibv_dereg_mr_relaxed() has left registered.
