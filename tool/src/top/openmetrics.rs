@@ -14,15 +14,14 @@ pub enum Format {
     Prometheus,
 }
 
-type States = Vec<(&'static str, Option<u64>)>;
+type Labels<'a> = Vec<(&'static str, &'a str)>;
+/// Values with the labels of each.
+type Series<'a> = Vec<(Labels<'a>, f64)>;
 
 /// The values of a family.
 enum Values {
-    /// Of each process on each device, by state if there is one.
-    OfDevices(fn(&OfDevice) -> States),
-    OfProcesses(fn(&Process) -> Option<f64>),
-    /// Of each limit on bytes, or on a device's objects, by [`Limit::bytes`].
-    OfLimits(bool, fn(&Limit) -> u64),
+    /// Of each process.
+    Of(fn(&Process) -> Series),
     /// Of each device, for all processes.
     Devices(fn(&Device) -> Option<u64>),
     Processes,
@@ -45,33 +44,33 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 18] = [
     ("rdmamr_processes", GAUGE, "", "Processes with registrations. Only the 1000 largest have series of their own.",
         Processes),
     ("rdmamr_registrations", COUNTER, "", "Registrations by the kernel and by libibverbs.",
-        OfDevices(|of| vec![("", of.registrations)])),
+        Of(registrations)),
     ("rdmamr_regions", GAUGE, "", "Regions that are registered.",
-        OfDevices(|of| states(of.regions, of.idle_regions))),
+        Of(|process| states(process, |of| (of.regions, of.idle_regions)))),
     ("rdmamr_registered_bytes", GAUGE, "bytes", "The sum of the lengths of the regions that are registered.",
-        OfDevices(|of| states(of.bytes, of.idle_bytes))),
+        Of(|process| states(process, |of| (of.bytes, of.idle_bytes)))),
     ("rdmamr_hits", COUNTER, "", "Registrations that a cached region served.",
-        OfProcesses(|process| counter(process, "hits"))),
+        Of(|process| counter(process, "hits"))),
     ("rdmamr_misses", COUNTER, "", "Registrations for which the cache made a new region.",
-        OfProcesses(|process| counter(process, "misses"))),
+        Of(|process| counter(process, "misses"))),
     ("rdmamr_failures", COUNTER, "", "Registrations that failed.",
-        OfProcesses(|process| counter(process, "reg_failed"))),
+        Of(|process| counter(process, "reg_failed"))),
     ("rdmamr_gpu_registrations", COUNTER, "", "Registrations of a GPU's memory as a dma-buf.",
-        OfProcesses(|process| counter(process, "reg_gpu"))),
+        Of(|process| counter(process, "reg_gpu"))),
     ("rdmamr_gpu_failures", COUNTER, "", "Registrations of a GPU's memory that failed.",
-        OfProcesses(|process| counter(process, "reg_gpu_failed"))),
+        Of(|process| counter(process, "reg_gpu_failed"))),
     ("rdmamr_past_registrations", COUNTER, "", "Registrations past the library, by libmlx5.",
-        OfProcesses(|process| counter(process, "reg_past"))),
+        Of(|process| counter(process, "reg_past"))),
     ("rdmamr_registration_seconds", COUNTER, "seconds", "The time that registrations took in the kernel.",
-        OfProcesses(|process| process.registration_seconds)),
+        Of(|process| one(process.registration_seconds))),
     ("rdmamr_limit_bytes", GAUGE, "bytes", "A limit on memory that holds for the process.",
-        OfLimits(BYTES, |limit| limit.most)),
+        Of(|process| limits(process, BYTES, |limit| limit.most))),
     ("rdmamr_limit_used_bytes", GAUGE, "bytes", "How much of the limit is used, by all that count.",
-        OfLimits(BYTES, |limit| limit.used)),
+        Of(|process| limits(process, BYTES, |limit| limit.used))),
     ("rdmamr_limit_objects", GAUGE, "objects", "A limit on a device's objects that holds for the process.",
-        OfLimits(OBJECTS, |limit| limit.most)),
+        Of(|process| limits(process, OBJECTS, |limit| limit.most))),
     ("rdmamr_limit_used_objects", GAUGE, "objects", "How much of the limit is used, by all that count.",
-        OfLimits(OBJECTS, |limit| limit.used)),
+        Of(|process| limits(process, OBJECTS, |limit| limit.used))),
     ("rdmamr_device_regions", GAUGE, "", "Regions of all processes on the device.",
         Devices(|device| Some(device.regions))),
     ("rdmamr_device_registered_bytes", GAUGE, "bytes", "The sum of their lengths.",
@@ -80,13 +79,34 @@ const FAMILIES: [(&str, &str, &str, &str, Values); 18] = [
         Devices(|device| device.most_regions)),
 ];
 
-fn states(all: u64, idle: u64) -> States {
-    let in_use = all.saturating_sub(idle);
-    vec![("in_use", Some(in_use)), ("idle", Some(idle))]
+fn one<'a>(value: Option<f64>) -> Series<'a> {
+    Vec::from_iter(value.map(|value| (Vec::new(), value)))
 }
 
-fn counter(process: &Process, name: &str) -> Option<f64> {
-    Some(*process.counters.get(name)? as f64)
+fn counter<'a>(process: &Process, name: &str) -> Series<'a> {
+    one(process.counters.get(name).map(|&value| value as f64))
+}
+
+fn registrations(process: &Process) -> Series<'_> {
+    let devices = process.devices.iter();
+    let series =
+        devices.filter_map(|of| Some((vec![("device", &*of.device)], of.registrations? as f64)));
+    series.collect()
+}
+
+/// What is in use, and what is idle, on each device; `of` has all and what is idle.
+fn states(process: &Process, of: fn(&OfDevice) -> (u64, u64)) -> Series<'_> {
+    let states = process.devices.iter().flat_map(|device| {
+        let (all, idle) = of(device);
+        let states = [("in_use", all.saturating_sub(idle)), ("idle", idle)];
+        states.map(|(state, value)| {
+            (
+                vec![("device", &*device.device), ("state", state)],
+                value as f64,
+            )
+        })
+    });
+    states.collect()
 }
 
 /// Writes a sample.
@@ -117,84 +137,59 @@ pub fn render(sample: &Sample, format: Format) -> String {
     text
 }
 
-type Labels<'a> = Vec<(&'static str, &'a str)>;
-
 impl Values {
     /// Calls `put` with the labels of each value and the value.
-    fn of(&self, sample: &Sample, mut put: impl FnMut(Labels, f64)) {
-        if let Devices(value) = self {
-            for device in &sample.devices {
-                if let Some(value) = value(device) {
-                    put(vec![("device", &device.name)], value as f64);
+    fn of(&self, sample: &Sample, mut put: impl FnMut(&Labels, f64)) {
+        match self {
+            Of(values) => {
+                for process in sample.processes.iter().take(MOST) {
+                    let number =
+                        |number: Option<u64>| number.map_or(String::new(), |it| it.to_string());
+                    let library = match (process.library, process.library_mapped) {
+                        (true, _) => "yes",
+                        (_, Some(_)) => "no",
+                        (_, None) => "not_known",
+                    };
+                    let (pid, rank) = (process.pid.to_string(), number(process.rank));
+                    let user = number(process.user.map(u64::from));
+                    for (more, value) in values(process) {
+                        let mut labels: Labels = vec![
+                            ("pid", &pid),
+                            ("command", &process.command),
+                            ("user", &user),
+                            ("library", library),
+                        ];
+                        let job = process.job.as_deref().unwrap_or_default();
+                        let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
+                        labels.extend(more.filter(|(_, value)| !value.is_empty()));
+                        put(&labels, value);
+                    }
                 }
             }
-            return;
-        }
-        if let Processes = self {
-            return put(Vec::new(), sample.processes.len() as f64);
-        }
-        for process in sample.processes.iter().take(MOST) {
-            let number = |number: Option<u64>| number.map_or(String::new(), |it| it.to_string());
-            let pid = process.pid.to_string();
-            let (user, rank) = (number(process.user.map(u64::from)), number(process.rank));
-            let mut put = |more: Labels, value: f64| {
-                let library = match (process.library, process.library_mapped) {
-                    (true, _) => "yes",
-                    (_, Some(_)) => "no",
-                    (_, None) => "not_known",
-                };
-                let mut labels: Labels = vec![
-                    ("pid", &pid),
-                    ("command", &process.command),
-                    ("user", &user),
-                    ("library", library),
-                ];
-                let job = process.job.as_deref().unwrap_or_default();
-                let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
-                labels.extend(more.filter(|(_, value)| !value.is_empty()));
-                put(labels, value);
-            };
-            match self {
-                OfDevices(values) => {
-                    for of in &process.devices {
-                        for (state, value) in values(of) {
-                            if let Some(value) = value {
-                                put(vec![("device", &of.device), ("state", state)], value as f64);
-                            }
-                        }
+            Devices(value) => {
+                for device in &sample.devices {
+                    if let Some(value) = value(device) {
+                        put(&vec![("device", &device.name)], value as f64);
                     }
                 }
-                OfProcesses(value) => {
-                    if let Some(value) = value(process) {
-                        put(Vec::new(), value);
-                    }
-                }
-                OfLimits(bytes, value) => {
-                    for (limit, device) in tightest(process, *bytes) {
-                        put(
-                            vec![("limit", limit.name), ("device", device)],
-                            value(limit) as f64,
-                        );
-                    }
-                }
-                Devices(_) | Processes => {}
             }
+            Processes => put(&Vec::new(), sample.processes.len() as f64),
         }
     }
 }
 
-/// The limits of a process, each with its device. The process has a limit in each of the groups
-/// that it is in: the tightest counts.
-fn tightest(process: &Process, bytes: bool) -> Vec<(&Limit, &str)> {
+/// The limits of a process, on bytes or on a device's objects. The process has a limit in each of the
+/// groups that it is in: the tightest counts.
+fn limits(process: &Process, bytes: bool, of: fn(&Limit) -> u64) -> Series<'_> {
     let mut limits: Vec<_> = process.limits.iter().collect();
     limits.retain(|limit| limit.bytes == bytes);
     limits.sort_by_key(|limit| limit.most.saturating_sub(limit.used));
-    let mut tightest: Vec<(&Limit, &str)> = Vec::new();
+    let mut tightest = Series::new();
     for limit in limits {
         let device = limit.device.as_deref().unwrap_or("");
-        let is_same = |of: &(&Limit, &str)| (of.0.name, of.1) == (limit.name, device);
-        if !tightest.iter().any(is_same) {
-            tightest.push((limit, device));
+        let labels = vec![("limit", limit.name), ("device", device)];
+        if !tightest.iter().any(|of| of.0 == labels) {
+            tightest.push((labels, of(limit) as f64));
         }
     }
     tightest
