@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 pub mod access;
-mod activity;
 mod advice;
 pub mod callers;
 mod diff;

@@ -1,28 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Durations in ns, with any quantile of them.
+use std::collections::BTreeMap;
 
-/// 32 classes for each power of two, and the mean of each class.
+#[derive(Default)]
 pub struct Durations {
-    classes: Box<[(u64, u64)]>,
+    /// 32 classes for each power of two: the count and the sum of each.
+    classes: BTreeMap<u32, (u64, u64)>,
     pub count: u64,
     pub total: u64,
 }
 
 impl Durations {
-    pub fn new() -> Durations {
-        Durations {
-            classes: vec![(0, 0); 28 * 32].into(),
-            count: 0,
-            total: 0,
-        }
-    }
-
     pub fn add(&mut self, ns: u32) {
         let class = match ns {
             0..32 => ns,
             _ => (ns.ilog2() - 4) * 32 + (ns >> (ns.ilog2() - 5) & 31),
         };
-        let (count, total) = &mut self.classes[class as usize];
+        let (count, total) = self.classes.entry(class).or_default();
         *count += 1;
         *total += u64::from(ns);
         self.count += 1;
@@ -31,7 +25,7 @@ impl Durations {
 
     pub fn quantile(&self, part: f64) -> u64 {
         let mut left = ((self.count as f64 * part).ceil() as u64).max(1);
-        for &(count, total) in &self.classes {
+        for &(count, total) in self.classes.values() {
             if left <= count {
                 return (total as f64 / count as f64).round() as u64;
             }
@@ -42,8 +36,8 @@ impl Durations {
 
     /// The count and the sum of the durations above a limit; to 3 %, the width of a class.
     pub fn above(&self, limit: u64) -> (u64, u64) {
-        let above = self.classes.iter();
-        let above = above.filter(|&&(count, total)| count > 0 && total / count > limit);
+        let above = self.classes.values();
+        let above = above.filter(|&&(count, total)| total / count > limit);
         above.fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
     }
 
@@ -51,7 +45,7 @@ impl Durations {
     /// beginning; to 3 %, the width of a class.
     pub fn steps(&self) -> Vec<(u64, u64, u64)> {
         let mut steps: Vec<(u64, u64, u64)> = Vec::new();
-        for &(count, total) in self.classes.iter().filter(|class| class.0 > 0) {
+        for &(count, total) in self.classes.values() {
             let from = step(total / count);
             match steps.last_mut().filter(|last| last.0 == from) {
                 Some(last) => (last.1, last.2) = (last.1 + count, last.2 + total),
@@ -64,8 +58,9 @@ impl Durations {
     pub fn merge(&mut self, other: &Durations) {
         self.count += other.count;
         self.total += other.total;
-        for (into, from) in self.classes.iter_mut().zip(&other.classes) {
-            *into = (into.0 + from.0, into.1 + from.1);
+        for (&class, (count, total)) in &other.classes {
+            let into = self.classes.entry(class).or_default();
+            *into = (into.0 + count, into.1 + total);
         }
     }
 }

@@ -32,15 +32,15 @@ impl Replay<'_> {
         let mut resolver = Resolver::default();
         let trace = self.trace;
         let sites = std::mem::take(&mut self.site_totals);
-        let stacks = std::mem::take(&mut self.stacks);
         let mut caller = |site: u32| {
-            let (site, process, _) = sites[site as usize];
-            let began = trace.processes[process as usize].process;
+            let (site, process, _) = &sites[site as usize];
+            let began = trace.processes[*process as usize].process;
             let mut frames = |path: Option<u32>, offset| {
                 let module = path.map(|path| trace.paths[path as usize].as_str());
                 resolver.resolve(module, offset, began)
             };
-            stacks.caller(frames(site.path, site.offset), site.stack, frames)
+            let at = frames(site.path, site.offset);
+            Caller::new(at, site.stack.as_deref(), frames)
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
@@ -76,7 +76,7 @@ impl Replay<'_> {
         let again = self.again(&mut caller);
         let notes = self.notes(&processes, &resolver.changed);
         let latencies = self.latencies();
-        let (activity, lanes) = self.activity.finish(&trace.processes);
+        let (pinned, activity, lanes) = self.timeline.finish(self.totals.span_ns);
         Report {
             version: 3,
             trace: shown(path),
@@ -84,7 +84,7 @@ impl Replay<'_> {
             processes,
             ranks,
             advice,
-            pinned: self.timeline.finish(self.totals.span_ns),
+            pinned,
             activity,
             lanes,
             sizes: sizes(&self.sizes),
@@ -101,7 +101,7 @@ impl Replay<'_> {
     fn latencies(&self) -> Vec<Latency> {
         let kinds: BTreeSet<What> = self.sizes.keys().map(|key| key.1).collect();
         let of_kind = |what| {
-            let mut all = Durations::new();
+            let mut all = Durations::default();
             for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
                 all.merge(durations);
             }
@@ -162,58 +162,64 @@ impl Replay<'_> {
     }
 
     fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
-        let mut by_site: FxHashMap<(u32, bool), (u64, u64)> = FxHashMap::default();
         let is_known = |process: &Process| process.ended && process.tells_leaks();
         self.totals.leaks_known = self.trace.processes.iter().all(is_known);
-        let totals = &mut self.totals;
-        for ((process, ..), region) in self.regions.iter() {
+        let mut leaks: FxHashMap<(u32, bool), Leak> = FxHashMap::default();
+        for ((process, ..), region) in &self.regions {
             let process = &self.trace.processes[*process as usize];
             if !process.tells_leaks() {
                 continue;
             }
             let ended = process.ended;
-            for holder in region.holders() {
-                let (regions, bytes) = by_site.entry((holder.site, ended)).or_default();
-                *regions += 1;
-                *bytes = bytes.saturating_add(holder.memory.1);
-                let (all, all_bytes) = match ended {
-                    true => (&mut totals.leaked_regions, &mut totals.leaked_bytes),
-                    false => (&mut totals.cut_off_regions, &mut totals.cut_off_bytes),
-                };
-                *all += 1;
-                *all_bytes = all_bytes.saturating_add(holder.memory.1);
+            for (memory, sites) in &region.holders {
+                for &site in sites {
+                    let leak = leaks.entry((site, ended)).or_default();
+                    leak.regions += 1;
+                    leak.bytes = leak.bytes.saturating_add(memory.1);
+                }
             }
         }
-        let mut leaks: Vec<_> = by_site.into_iter().collect();
-        leaks.sort_by_key(|&(site, (regions, bytes))| (Reverse(bytes), Reverse(regions), site));
-        let of_ended = leaks.iter().filter(|((_, ended), _)| *ended).count();
-        self.totals.leaking_callers = of_ended as u64;
-        self.totals.cut_off_callers = (leaks.len() - of_ended) as u64;
-        let list = leaks
-            .into_iter()
-            .take(LISTED)
-            .map(|((site, ended), (regions, bytes))| Leak {
-                caller: caller(site),
-                regions,
-                bytes,
-                ended,
-            });
+        let mut leaks = Vec::from_iter(leaks);
+        leaks.sort_by_key(|(of, leak)| (Reverse(leak.bytes), Reverse(leak.regions), *of));
+        let totals = &mut self.totals;
+        for ((_, ended), leak) in &leaks {
+            let (callers, regions, bytes) = match ended {
+                true => (
+                    &mut totals.leaking_callers,
+                    &mut totals.leaked_regions,
+                    &mut totals.leaked_bytes,
+                ),
+                false => (
+                    &mut totals.cut_off_callers,
+                    &mut totals.cut_off_regions,
+                    &mut totals.cut_off_bytes,
+                ),
+            };
+            *callers += 1;
+            *regions += leak.regions;
+            *bytes = bytes.saturating_add(leak.bytes);
+        }
+        let list = leaks.into_iter().take(LISTED);
+        let list = list.map(|((site, ended), leak)| Leak {
+            caller: caller(site),
+            ended,
+            ..leak
+        });
         list.collect()
     }
 
-    fn failed(&self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Failure> {
-        let mut failures: Vec<_> = self.failures.iter().collect();
-        failures.sort_by_key(|(what, failure)| (Reverse(failure.count), **what));
-        let list = failures
-            .into_iter()
-            .map(|(&(number, errno), failure)| Failure {
-                call: name_of(number),
-                errno,
-                name: errno::name(errno),
-                count: failure.count,
-                example: self.trace.reason(failure.process, failure.reason),
-                caller: caller(failure.site),
-            });
+    /// The most frequent first.
+    fn failed(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Failure> {
+        let mut failures = Vec::from_iter(std::mem::take(&mut self.failures));
+        failures.sort_by_key(|(what, (failure, _))| (Reverse(failure.count), *what));
+        let list = failures.into_iter();
+        let list = list.map(|((call, errno), (failure, site))| Failure {
+            call: name_of(call),
+            errno,
+            name: errno::name(errno),
+            caller: caller(site),
+            ..failure
+        });
         list.collect()
     }
 

@@ -154,7 +154,7 @@ impl Ranges {
         }
         let what = What::of(call);
         let durations = self.back.entry((of.class, bits(call.length), what));
-        durations.or_insert_with(Durations::new).add(call.duration);
+        durations.or_default().add(call.duration);
         let (access, bytes) = (of.range.access, of.range.end - of.range.start);
         let again = self.by_caller.entry((of.site, access));
         let again = again.or_insert_with(|| Again {

@@ -2,11 +2,10 @@
 //! The replay of a trace, call by call: when, and by which caller, each region was registered and
 //! pinned. It counts only; other modules put the counts into words.
 use super::access;
-use super::activity::Counts;
 use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
-use super::shape::{Bound, LARGE, Past, Totals, What};
-use super::stacks::Stacks;
+use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
+use super::stacks::{Places, Stacks};
 use super::timeline::Timeline;
 use crate::trace::{Event, Trace};
 use anyhow::Result;
@@ -16,18 +15,19 @@ use rdmamr_trace_format::{Call, call, how};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// The most call sites that are told apart: no program has more, and the memory for them must have
 /// a bound.
 pub const MOST_SITES: usize = 1 << 17;
 
 /// The place in the program that a call comes from.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Site {
     pub path: Option<u32>,
     pub offset: u64,
-    /// The call stack beyond it, by its number in [`Stacks`].
-    pub stack: u32,
+    /// The call stack beyond it.
+    pub stack: Option<Rc<Places>>,
 }
 
 /// Calls, and the time in them.
@@ -65,14 +65,6 @@ fn key(process: u32, call: &Call) -> Key {
     (process, call::is_on_umem(call.call), call.lkey, call.pd)
 }
 
-/// A registration that the program has not ended.
-#[derive(Clone, Copy)]
-pub struct Holder {
-    /// The memory's address and length.
-    pub memory: (u64, u64),
-    pub site: u32,
-}
-
 /// A region that is pinned.
 pub struct Region {
     /// For a plain region that the cache may serve.
@@ -81,10 +73,9 @@ pub struct Region {
     pub pinned: u64,
     /// How many bytes of a GPU's memory it is.
     gpu: u64,
-    /// Nearly every region has one holder.
-    holder: Option<Holder>,
-    /// The sites of other holders, by their memory.
-    others: BTreeMap<(u64, u64), Vec<u32>>,
+    /// The registrations that the program has not ended: their sites, by the address and the length of
+    /// their memory.
+    pub holders: BTreeMap<(u64, u64), Vec<u32>>,
 }
 
 /// The regions that are registered.
@@ -104,14 +95,6 @@ pub struct ProcessCounts {
     gpu: u64,
 }
 
-#[derive(Clone, Copy)]
-pub struct FailureCounts {
-    pub count: u64,
-    pub process: u32,
-    pub reason: u32,
-    pub site: u32,
-}
-
 /// The state after the calls so far.
 pub struct Replay<'a> {
     pub trace: &'a Trace,
@@ -120,7 +103,7 @@ pub struct Replay<'a> {
     pub processes: Vec<ProcessCounts>,
     /// The sites of addresses, by process, list of modules, address and number of the stack.
     pub sites: FxHashMap<(u32, u32, u64, u32), u32>,
-    pub stacks: Stacks,
+    stacks: Stacks,
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     pub regions: Regions,
@@ -130,10 +113,10 @@ pub struct Replay<'a> {
     pub large: Bound,
     pub sizes: FxHashMap<(u32, What), Durations>,
     pub timeline: Timeline,
-    pub activity: Counts,
     /// The ends of processes, the latest first.
     pub ends: Vec<(u64, usize)>,
-    pub failures: FxHashMap<(u8, u16), FailureCounts>,
+    /// By call and errno, with the site of the example.
+    pub failures: FxHashMap<(u8, u16), (Failure, u32)>,
     /// Registrations past the library, by site and function.
     pub past: FxHashMap<(u32, u8), Past>,
     /// Deregistrations and hits of regions whose registration is not in the trace; registrations
@@ -174,8 +157,7 @@ impl Replay<'_> {
             ranges: Ranges::default(),
             large: Bound::default(),
             sizes: FxHashMap::default(),
-            timeline: Timeline::new(span),
-            activity: Counts::new(begin, span, trace.processes.len()),
+            timeline: Timeline::new(&trace.processes, begin, span),
             ends,
             failures: FxHashMap::default(),
             past: FxHashMap::default(),
@@ -210,14 +192,14 @@ impl Replay<'_> {
         self.totals.calls_with_stack += u64::from(*stack != 0);
         let site = self.site((*process, *modules, call.caller, *stack));
         self.count(*process, site, call);
-        self.activity.add(*process, since, call);
+        self.timeline.call(*process, since, call);
         if call.errno != 0 {
             self.fail(*process, site, call);
             return;
         }
         let length = self.length(*process, call);
         let durations = self.sizes.entry((ranges::bits(length), What::of(call)));
-        durations.or_insert_with(Durations::new).add(call.duration);
+        durations.or_default().add(call.duration);
         let is_pinned = registers(call.call) && !matches!(call.how, how::HIT | how::GPU);
         if is_pinned && length >= LARGE {
             self.large.registrations += 1;
@@ -239,8 +221,8 @@ impl Replay<'_> {
             return call.length;
         }
         let umem = self.regions.get(&key(process, call));
-        let holder = umem.and_then(|umem| umem.holder);
-        holder.map_or(0, |holder| holder.memory.1)
+        let memory = umem.and_then(|umem| umem.holders.keys().next());
+        memory.map_or(0, |memory| memory.1)
     }
 
     fn cache_ended(&mut self, since: u64, key: Key) {
@@ -265,13 +247,13 @@ impl Replay<'_> {
         let mut site = Site {
             path,
             offset,
-            stack: self.stacks.number(self.trace, process, stack),
+            stack: self.stacks.of(self.trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
             // All further sites are one.
             site = Site::default();
         }
-        let number = *self.site_numbers.entry(site).or_insert_with(|| {
+        let number = *self.site_numbers.entry(site.clone()).or_insert_with(|| {
             self.site_totals
                 .push((site, process, SiteTotals::default()));
             self.site_totals.len() as u32 - 1
@@ -315,21 +297,15 @@ impl Replay<'_> {
     }
 
     fn fail(&mut self, process: u32, site: u32, call: &Call) {
-        let example = FailureCounts {
-            count: 0,
-            process,
-            reason: call.reason,
-            site,
-        };
         let failure = self.failures.entry((call.call, call.errno));
-        let failure = failure.or_insert(example);
-        if failure.reason == 0 && call.reason != 0 {
-            *failure = FailureCounts {
-                count: failure.count,
-                ..example
-            };
-        }
+        let (failure, site_of_example) = failure.or_insert((Failure::default(), site));
         failure.count += 1;
+        if failure.example.is_none() {
+            failure.example = self.trace.reason(process, call.reason);
+            if failure.example.is_some() {
+                *site_of_example = site;
+            }
+        }
     }
 
     fn register(&mut self, process: u32, site: u32, since: u64, call: &Call) {
@@ -343,14 +319,11 @@ impl Replay<'_> {
             self.count_past(site, call);
         }
         let key = key(process, call);
-        let holder = Holder {
-            memory: (call.addr, call.length),
-            site,
-        };
+        let memory = (call.addr, call.length);
         let cache = matches!(call.how, how::HIT | how::MISS);
         if call.how == how::HIT {
             if let Some(region) = self.regions.get_mut(&key) {
-                region.hold(holder);
+                region.holders.entry(memory).or_default().push(site);
                 return;
             }
             self.unknown += 1;
@@ -376,8 +349,7 @@ impl Replay<'_> {
             pinned,
             gpu,
             cache,
-            holder: Some(holder),
-            others: BTreeMap::new(),
+            holders: [(memory, vec![site])].into(),
         };
         self.pin(process, since, &region);
         self.regions.insert(key, region);
@@ -440,7 +412,7 @@ impl Replay<'_> {
             return;
         };
         region.release(call);
-        if region.is_held() {
+        if !region.holders.is_empty() {
             return;
         }
         if let Some(region) = self.regions.remove(&key) {
@@ -491,66 +463,29 @@ impl Replay<'_> {
 }
 
 impl Region {
-    /// The memory and the site of each holder.
-    pub fn holders(&self) -> impl Iterator<Item = Holder> {
-        let other = |(&memory, sites): (&(u64, u64), &Vec<u32>)| {
-            let sites = sites.clone();
-            sites.into_iter().map(move |site| Holder { memory, site })
-        };
-        self.holder
-            .into_iter()
-            .chain(self.others.iter().flat_map(other))
-    }
-
-    fn is_held(&self) -> bool {
-        self.holder.is_some() || !self.others.is_empty()
-    }
-
-    fn hold(&mut self, holder: Holder) {
-        match self.holder {
-            None => self.holder = Some(holder),
-            Some(_) => self
-                .others
-                .entry(holder.memory)
-                .or_default()
-                .push(holder.site),
-        }
-    }
-
-    /// Removes a holder of the region: the holder with that memory, if there are several.
+    /// Removes a holder of the region: one with the memory of the call, if there is one.
     fn release(&mut self, call: &Call) {
         let memory = (call.addr, call.length);
-        if self.holder.is_some_and(|holder| holder.memory == memory) {
-            self.holder = None;
-            return;
-        }
-        let entry = match self.others.contains_key(&memory) {
+        let memory = match self.holders.contains_key(&memory) {
             true => Some(memory),
-            false => self.others.keys().next_back().copied(),
+            false => self.holders.keys().next_back().copied(),
         };
-        let Some(entry) = entry else {
-            self.holder = None;
-            return;
-        };
-        if let Some(sites) = self.others.get_mut(&entry) {
-            sites.pop();
-            if sites.is_empty() {
-                self.others.remove(&entry);
-            }
+        let Some(memory) = memory else { return };
+        let sites = self.holders.entry(memory).or_default();
+        sites.pop();
+        if sites.is_empty() {
+            self.holders.remove(&memory);
         }
     }
 
     /// A re-registration has given all holders this memory.
     fn moved(&mut self, memory: (u64, u64)) {
-        if let Some(holder) = &mut self.holder {
-            holder.memory = memory;
-        }
-        let sites: Vec<u32> = std::mem::take(&mut self.others)
+        let sites: Vec<u32> = std::mem::take(&mut self.holders)
             .into_values()
             .flatten()
             .collect();
         if !sites.is_empty() {
-            self.others.insert(memory, sites);
+            self.holders.insert(memory, sites);
         }
     }
 }

@@ -337,7 +337,7 @@ pub struct Past {
     pub time_ns: u64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Leak {
     pub caller: Caller,
     pub regions: u64,
@@ -347,7 +347,7 @@ pub struct Leak {
     pub ended: bool,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub struct Failure {
     pub call: &'static str,
     pub errno: u16,

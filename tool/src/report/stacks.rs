@@ -4,7 +4,8 @@
 use super::callers::{Caller, Frame};
 use super::units::name_of;
 use crate::trace::{PythonFrame, Trace};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::rc::Rc;
 
 /// The most different stacks of a report.
 const MOST: usize = 1 << 14;
@@ -15,77 +16,61 @@ const FILES: [&str; 2] = ["libpython3", "python3"];
 
 /// The frames of a stack beyond the caller.
 #[derive(Default, Hash, PartialEq, Eq)]
-struct Places {
+pub struct Places {
     native: Vec<(Option<u32>, u64)>,
     python: Vec<PythonFrame>,
 }
 
-/// The different stacks of a trace, numbered from 1.
+/// The different stacks of a trace.
 #[derive(Default)]
 pub struct Stacks {
-    list: Vec<std::rc::Rc<Places>>,
-    numbers: FxHashMap<std::rc::Rc<Places>, u32>,
+    all: FxHashSet<Rc<Places>>,
     /// By process and its own number.
-    known: FxHashMap<(u32, u32), u32>,
+    known: FxHashMap<(u32, u32), Option<Rc<Places>>>,
 }
 
 impl Stacks {
-    /// The number that stands for no stack.
-    pub const NONE: u32 = 0;
-
-    /// The number of a process's stack; [`Stacks::NONE`] if the trace has none.
-    pub fn number(&mut self, trace: &Trace, process: u32, number: u32) -> u32 {
-        if number == 0 {
-            return Stacks::NONE;
+    /// The stack of a process with that number; `None` if the trace has none.
+    pub fn of(&mut self, trace: &Trace, process: u32, number: u32) -> Option<Rc<Places>> {
+        if let Some(known) = self.known.get(&(process, number)) {
+            return known.clone();
         }
-        if let Some(&known) = self.known.get(&(process, number)) {
-            return known;
-        }
-        let new = self.add(trace, process, number);
+        let new = self.read(trace, process, number);
         if self.known.len() < MOST {
-            self.known.insert((process, number), new);
+            self.known.insert((process, number), new.clone());
         }
         new
     }
 
-    fn add(&mut self, trace: &Trace, process: u32, number: u32) -> u32 {
-        let Some(stack) = trace.stack(process, number) else {
-            return Stacks::NONE;
-        };
+    fn read(&mut self, trace: &Trace, process: u32, number: u32) -> Option<Rc<Places>> {
+        let stack = trace.stack(process, number)?;
         // The first is the caller.
         let beyond = stack.addresses.iter().skip(1);
         let place = |&address: &u64| trace.locate(process, stack.modules, address);
-        let places = std::rc::Rc::new(Places {
+        let places = Places {
             native: beyond.map(place).collect(),
             python: stack.python,
-        });
-        if let Some(&known) = self.numbers.get(&places) {
-            return known;
+        };
+        if let Some(known) = self.all.get(&places) {
+            return Some(known.clone());
         }
-        if self.list.len() >= MOST {
-            return Stacks::NONE;
-        }
-        self.list.push(places.clone());
-        let number = self.list.len() as u32;
-        self.numbers.insert(places, number);
-        number
+        let places = Rc::new(places);
+        (self.all.len() < MOST && self.all.insert(places.clone())).then_some(places)
     }
+}
 
+impl Caller {
     /// The caller with the frames of a stack. `at` are the functions at the caller's address, the
     /// innermost inlined one first, and `frames` has those at an address. Python's frames replace the
     /// frames of the interpreter that runs them, and all frames outside of it.
-    pub fn caller(
-        &self,
+    pub fn new(
         at: Vec<Frame>,
-        number: u32,
+        beyond: Option<&Places>,
         mut frames: impl FnMut(Option<u32>, u64) -> Vec<Frame>,
     ) -> Caller {
         let mut stack = at;
         let place = stack.remove(0);
-        if let Some(places) = (number as usize)
-            .checked_sub(1)
-            .and_then(|at| self.list.get(at))
-        {
+        if let Some(places) = beyond {
             let native = places.native.iter();
             let native = native.flat_map(|&(path, offset)| frames(path, offset));
             let is_native = |frame: &Frame| places.python.is_empty() || !is_interpreter(frame);
@@ -126,17 +111,14 @@ mod tests {
         }
     }
 
-    fn stacks(python: Vec<PythonFrame>) -> Stacks {
+    fn places(python: Vec<PythonFrame>) -> Places {
         let native = [3, 2, 1, 0].map(|offset| (None, offset)).to_vec();
-        Stacks {
-            list: vec![std::rc::Rc::new(Places { native, python })],
-            ..Stacks::default()
-        }
+        Places { native, python }
     }
 
-    fn names(stacks: &Stacks, number: u32, functions: [&str; 4]) -> Vec<String> {
+    fn names(places: &Places, functions: [&str; 4]) -> Vec<String> {
         let frames = |_, offset: u64| vec![named(functions[offset as usize])];
-        let caller = stacks.caller(vec![named("wrapper")], number, frames);
+        let caller = Caller::new(vec![named("wrapper")], Some(places), frames);
         caller.stack.iter().map(|frame| frame.words()).collect()
     }
 
@@ -148,13 +130,11 @@ mod tests {
             function: "send".to_string(),
             file: "/folder/ring.py".to_string(),
         };
-        let python = stacks(vec![send]);
-        assert_eq!(names(&python, 1, functions), ["call_c", "send ring.py:5"]);
-        let native = stacks(Vec::new());
+        let python = places(vec![send]);
+        assert_eq!(names(&python, functions), ["call_c", "send ring.py:5"]);
+        let native = places(Vec::new());
         let all = ["call_c", functions[2], "run", "main"];
-        assert_eq!(names(&native, 1, functions), all);
-        assert!(names(&native, 0, functions).is_empty());
-        assert!(names(&native, 2, functions).is_empty());
+        assert_eq!(names(&native, functions), all);
         // If the function has no name, the file identifies it.
         let frames = |_, offset| {
             let module = [
@@ -168,7 +148,7 @@ mod tests {
                 ..Frame::default()
             }]
         };
-        let caller = python.caller(vec![named("wrapper")], 1, frames);
+        let caller = Caller::new(vec![named("wrapper")], Some(&python), frames);
         assert_eq!(caller.stack.len(), 2);
     }
 
@@ -179,12 +159,12 @@ mod tests {
             3 => ["inner", "outer"].map(named).to_vec(),
             _ => vec![named("main")],
         };
-        let caller = stacks(Vec::new()).caller(at.clone(), 1, frames);
+        let caller = Caller::new(at.clone(), Some(&places(Vec::new())), frames);
         assert_eq!(caller.name(), "wrapper");
         let beyond = "leaks < inner < outer < main < main < main";
         assert_eq!(caller.beyond().as_deref(), Some(beyond));
         // Also of a call without a stack in the trace.
-        let caller = stacks(Vec::new()).caller(at, Stacks::NONE, frames);
+        let caller = Caller::new(at, None, frames);
         assert_eq!(caller.beyond().as_deref(), Some("leaks"));
     }
 

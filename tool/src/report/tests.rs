@@ -881,13 +881,13 @@ fn callers_add_up_and_are_listed_by_their_time() {
 
 #[test]
 fn quantiles_are_right_to_two_percent() {
-    let mut durations = durations::Durations::new();
+    let mut durations = durations::Durations::default();
     (1..=100_000).for_each(|ns| durations.add(ns));
     for (part, exact) in [(0.5, 50_000.0), (0.99, 99_000.0), (1.0, 100_000.0)] {
         let found = durations.quantile(part) as f64;
         assert!((found / exact - 1.0).abs() < 0.02, "{part}: {found}");
     }
-    let mut same = durations::Durations::new();
+    let mut same = durations::Durations::default();
     (0..10).for_each(|_| same.add(u32::MAX));
     assert_eq!(
         (same.quantile(0.5), same.quantile(0.99)),

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Pinned bytes over time, in few enough points to draw, and the exact peak.
-use super::shape::{Pinned, Point};
+//! What happened over time, in few enough points to draw: pinned bytes with their exact peak, the rate
+//! and the latency of calls, and for each process the time that its calls took.
+use super::shape::{Activity, Lane, Moment, Pinned, Point};
+use crate::trace::Process;
+use rdmamr_trace_format::Call;
 
 /// Enough for a plot that is 25 times as wide as its window.
 pub const POINTS: u64 = 3200;
+/// How many points a step of a lane has: a page holds many lanes.
+const LANE_STEP: u64 = 4;
+/// The most processes that have a lane, so that the memory for them has a bound.
+const MOST_LANES: usize = 1024;
 
 pub struct Timeline {
     /// The length of a point in time.
@@ -12,16 +19,48 @@ pub struct Timeline {
     now: Point,
     peak: Point,
     points: Vec<Point>,
+    /// [`Moment::mean_ns`] is a sum until [`Timeline::finish`] divides it.
+    moments: Vec<Moment>,
+    lanes: Vec<Lane>,
 }
 
 impl Timeline {
-    pub fn new(span: u64) -> Timeline {
-        let start = Point::default();
+    /// `begin` is when the trace begins, and `span` how long it is.
+    pub fn new(processes: &[Process], begin: u64, span: u64) -> Timeline {
+        let step = span / POINTS + 1;
+        let moment = |n| Moment {
+            time_ns: n * step,
+            ..Moment::default()
+        };
+        let lane = |process: &Process| Lane {
+            rank: process.rank,
+            host: process.host.clone(),
+            pid: process.pid,
+            begin_ns: process.begin - begin,
+            end_ns: process.end - begin,
+            step_ns: step * LANE_STEP,
+            busy_ns: Vec::new(),
+        };
         Timeline {
-            step: span / POINTS + 1,
-            now: start,
-            peak: start,
-            points: vec![start],
+            step,
+            now: Point::default(),
+            peak: Point::default(),
+            points: vec![Point::default()],
+            moments: (0..POINTS).map(moment).collect(),
+            lanes: processes.iter().take(MOST_LANES).map(lane).collect(),
+        }
+    }
+
+    /// Counts a call at the time since the trace's beginning at which it takes effect.
+    pub fn call(&mut self, process: u32, since: u64, call: &Call) {
+        let at = ((since / self.step) as usize).min(self.moments.len() - 1);
+        let moment = &mut self.moments[at];
+        moment.calls += 1;
+        moment.mean_ns += u64::from(call.duration);
+        moment.longest_ns = moment.longest_ns.max(call.duration.into());
+        if let Some(Lane { busy_ns, .. }) = self.lanes.get_mut(process as usize) {
+            busy_ns.resize((POINTS / LANE_STEP) as usize, 0);
+            busy_ns[at / LANE_STEP as usize] += u64::from(call.duration);
         }
     }
 
@@ -71,15 +110,27 @@ impl Timeline {
         *pinned = pinned.saturating_sub(bytes);
     }
 
-    pub fn finish(mut self, span: u64) -> Pinned {
+    pub fn finish(mut self, span: u64) -> (Pinned, Activity, Vec<Lane>) {
         self.advance(span);
-        Pinned {
+        let pinned = Pinned {
             peak_bytes: self.peak.bytes(),
             peak_plain_bytes: self.peak.plain_bytes,
             peak_cache_bytes: self.peak.cache_bytes,
             peak_at_ns: self.peak.time_ns,
             end_bytes: self.now.bytes(),
             points: self.points,
+        };
+        self.moments.retain(|moment| moment.calls > 0);
+        for moment in &mut self.moments {
+            moment.mean_ns /= moment.calls;
         }
+        let activity = Activity {
+            step_ns: self.step,
+            moments: self.moments,
+        };
+        self.lanes.retain(|lane| !lane.busy_ns.is_empty());
+        self.lanes
+            .sort_by_key(|lane| (lane.rank.is_none(), lane.rank, lane.begin_ns, lane.pid));
+        (pinned, activity, self.lanes)
     }
 }
