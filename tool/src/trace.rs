@@ -453,18 +453,18 @@ impl Trace {
 
     /// Calls `see` with each call, in the order of [`Event::effect`].
     pub fn calls(&self, mut see: impl FnMut(&Event)) -> Result<()> {
-        let mut waiting = self.runs.iter().peekable();
+        let mut waiting = self.runs.iter().enumerate().peekable();
+        // The calls of each run that are still to come.
         let mut open: Vec<std::vec::IntoIter<(u64, Call, u32)>> = Vec::new();
-        let mut free = Vec::new();
         // The next call of each open run. If a region ends at the moment of its registration, the
         // registration comes first.
         let mut next = BinaryHeap::new();
         let mut bytes = Vec::new();
         let order = |effect: u64, call: &Call| effect << 1 | u64::from(!registers(call.call));
-        let mut of_slot: Vec<&Run> = Vec::new();
         loop {
             let now = next.peek().map(|&Reverse((order, _))| order);
-            if let Some(run) = waiting.next_if(|run| now.is_none_or(|now| run.first << 1 <= now)) {
+            let is_due = |run: &Run| now.is_none_or(|now| run.first << 1 <= now);
+            if let Some((number, run)) = waiting.next_if(|(_, run)| is_due(run)) {
                 let process = &self.processes[run.process as usize];
                 self.sources[run.source as usize].read(run.at, run.calls * CALL, &mut bytes)?;
                 let mut calls: Vec<_> = bytes
@@ -481,22 +481,16 @@ impl Trace {
                     }
                 }
                 calls.sort_by_key(|&(order, ..)| order);
-                let slot = free.pop().unwrap_or(open.len());
-                next.push(Reverse((calls[0].0, slot)));
-                if slot == open.len() {
-                    open.push(calls.into_iter());
-                    of_slot.push(run);
-                } else {
-                    open[slot] = calls.into_iter();
-                    of_slot[slot] = run;
-                }
+                next.push(Reverse((calls[0].0, number)));
+                open.push(calls.into_iter());
                 continue;
             }
-            let Some(Reverse((_, slot))) = next.pop() else {
+            let Some(Reverse((_, number))) = next.pop() else {
                 return Ok(());
             };
-            let run = of_slot[slot];
-            let (order, call, stack) = open[slot].next().expect("what is in the heap has a call");
+            let (run, calls) = (&self.runs[number], &mut open[number]);
+            let (order, call, stack) = calls.next().expect("what is in the heap has a call");
+            let after = calls.as_slice().first().map(|&(order, ..)| order);
             see(&Event {
                 process: run.process,
                 modules: run.modules,
@@ -504,9 +498,10 @@ impl Trace {
                 call,
                 stack,
             });
-            match open[slot].as_slice().first() {
-                Some(&(order, ..)) => next.push(Reverse((order, slot))),
-                None => free.push(slot),
+            match after {
+                Some(order) => next.push(Reverse((order, number))),
+                // The calls of all runs would be too many for the memory.
+                None => open[number] = Vec::new().into_iter(),
             }
         }
     }
