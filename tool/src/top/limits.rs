@@ -31,21 +31,18 @@ pub fn of(pid: u32) -> Vec<Limit> {
         used,
         most,
     };
-    let memlock = memlock(pid).into_iter();
-    let mut limits: Vec<Limit> = memlock
-        .map(|limit| bytes("RLIMIT_MEMLOCK", limit))
-        .collect();
+    let memlock = memlock(pid).map(|limit| bytes("RLIMIT_MEMLOCK", limit));
     let memory = cgroup::memory(&process).into_iter();
-    limits.extend(memory.map(|limit| bytes("memory.max", limit)));
+    let memory = memory.map(|limit| bytes("memory.max", limit));
     let rdma = cgroup::rdma(&process).into_iter();
-    limits.extend(rdma.map(|(device, used, most)| Limit {
+    let rdma = rdma.map(|(device, used, most)| Limit {
         name: "hca_object",
         device: Some(device),
         bytes: false,
         used,
         most,
-    }));
-    limits
+    });
+    memlock.into_iter().chain(memory).chain(rdma).collect()
 }
 
 /// The used part of RLIMIT_MEMLOCK, and the limit, if the limit holds for the process.

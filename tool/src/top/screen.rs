@@ -157,18 +157,10 @@ impl Screen {
             return;
         }
         let columns = table::columns(area.width);
-        let last = HEADS.len() - 1;
-        let others = columns.iter().filter(|&&n| n != last);
-        let others: u16 = others.map(|&n| HEADS[n].1 + 1).sum();
-        let room = area.width.saturating_sub(others).into();
-        let cell = |n: usize, text: String| {
-            let is_number = n == 0 || (3..last).contains(&n);
-            let line = Line::from(text);
-            if is_number {
-                line.right_aligned()
-            } else {
-                line
-            }
+        let room = table::room(&columns, area.width.into());
+        let cell = |n: usize, text: String| match table::is_number(n) {
+            true => Line::from(text).right_aligned(),
+            false => Line::from(text),
         };
         let rows = self.shown.iter().map(|process| {
             let mut cells = cells(process, room);
@@ -176,19 +168,15 @@ impl Screen {
                 let severity = Severity::of_cell(process, n);
                 cell(n, std::mem::take(&mut cells[n])).style(painted(severity, Color::Reset))
             });
-            let row = Row::new(shown);
-            if process.library {
-                row
-            } else {
-                row.style(Style::new().add_modifier(Modifier::DIM))
-            }
+            let dim = match process.library {
+                true => Modifier::empty(),
+                false => Modifier::DIM,
+            };
+            Row::new(shown).style(Style::new().add_modifier(dim))
         });
-        let widths = columns.iter().map(|&n| {
-            if n == last {
-                Constraint::Fill(1)
-            } else {
-                Constraint::Length(HEADS[n].1)
-            }
+        let widths = columns.iter().map(|&n| match n {
+            table::COMMAND => Constraint::Fill(1),
+            n => Constraint::Length(HEADS[n].1),
         });
         let heads = columns.iter().map(|&n| cell(n, HEADS[n].0.to_owned()));
         let heads = Row::new(heads);

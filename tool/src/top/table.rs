@@ -91,7 +91,18 @@ pub const HEADS: [(&str, u16); 12] = [
 /// The columns whose colour says how bad it is.
 pub const IN_USE: usize = 4;
 pub const IN_CALLS: usize = 9;
-const COMMAND: usize = HEADS.len() - 1;
+pub const COMMAND: usize = HEADS.len() - 1;
+
+pub fn is_number(column: usize) -> bool {
+    !matches!(column, 1 | 2 | COMMAND)
+}
+
+/// The room for the command, behind the other columns that are shown.
+pub fn room(shown: &[usize], width: usize) -> usize {
+    let others = shown.iter().filter(|&&n| n != COMMAND);
+    let others: u16 = others.map(|&n| HEADS[n].1 + 1).sum();
+    width.saturating_sub(others.into())
+}
 
 /// The columns that a terminal of this width shows: the last of this list go first.
 pub fn columns(width: u16) -> Vec<usize> {
@@ -283,37 +294,28 @@ pub fn text(sample: &Sample) -> String {
         Some(width) => columns(width as u16),
         None => (0..HEADS.len()).collect(),
     };
-    let others = shown.iter().filter(|&&n| n != COMMAND);
-    let others: u16 = others.map(|&n| HEADS[n].1 + 1).sum();
-    let room = style::columns().saturating_sub(others.into());
-    let row = |process: &Process| cells(process, room);
-    let rows: Vec<_> = sample.processes.iter().map(row).collect();
+    let room = room(&shown, style::columns());
     let heads = HEADS.map(|head| head.0.to_owned());
-    let mut widths = HEADS.map(|head| usize::from(head.1));
-    for row in std::iter::once(&heads).chain(&rows) {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let last = HEADS.len() - 1;
-    let severities = sample.processes.iter();
-    let severities = severities.map(|process| {
-        std::array::from_fn::<_, { HEADS.len() }, _>(|n| Severity::of_cell(process, n))
+    let row = |process| (cells(process, room), Some(process));
+    let rows: Vec<_> = std::iter::once((heads, None))
+        .chain(sample.processes.iter().map(row))
+        .collect();
+    let widths = std::array::from_fn::<_, { HEADS.len() }, _>(|n| {
+        let cells = rows.iter().map(|(cells, _)| cells[n].chars().count());
+        cells.fold(HEADS[n].1.into(), usize::max)
     });
-    let none = std::iter::once([Severity::Good; HEADS.len()]);
-    let lines = std::iter::once(&heads).chain(&rows);
-    for (row, severities) in lines.zip(none.chain(severities)) {
+    for (cells, process) in &rows {
         for &n in &shown {
-            let (width, cell) = (widths[n], &row[n]);
-            let colour = match severities[n] {
-                Severity::Good => Style::new(),
-                Severity::Doubtful => style::DOUBTFUL,
-                Severity::Bad => style::BAD,
+            let (width, cell) = (widths[n], &cells[n]);
+            let colour = match process.map(|process| Severity::of_cell(process, n)) {
+                None | Some(Severity::Good) => Style::new(),
+                Some(Severity::Doubtful) => style::DOUBTFUL,
+                Some(Severity::Bad) => style::BAD,
             };
             let _ = match n {
-                n if n == last => writeln!(text, "{cell}"),
-                1 | 2 => write!(text, "{cell:<width$} "),
-                _ => write!(text, "{colour}{cell:>width$}{colour:#} "),
+                COMMAND => writeln!(text, "{cell}"),
+                n if is_number(n) => write!(text, "{colour}{cell:>width$}{colour:#} "),
+                _ => write!(text, "{cell:<width$} "),
             };
         }
     }
