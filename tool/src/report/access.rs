@@ -19,10 +19,9 @@ pub fn of_fabric(call: u8) -> bool {
 
 /// Whether remote peers have access rights.
 pub fn remote(call: u8, access: u32) -> bool {
-    if of_fabric(call) {
-        access & FABRIC_REMOTE != 0
-    } else {
-        rdmamr_policy::is_remote(access)
+    match of_fabric(call) {
+        true => access & FABRIC_REMOTE != 0,
+        false => rdmamr_policy::is_remote(access),
     }
 }
 
@@ -50,26 +49,21 @@ pub fn missing(call: u8, access: u32) -> impl Iterator<Item = (&'static str, Str
 }
 
 pub fn words(call: u8, access: u32) -> String {
-    let names = if of_fabric(call) {
-        FABRIC_ACCESS
-    } else {
-        ACCESS
+    let names = match of_fabric(call) {
+        true => FABRIC_ACCESS,
+        false => ACCESS,
     };
-    let mut words: Vec<_> = names
-        .iter()
-        .filter(|(flag, _)| access & flag != 0)
-        .map(|(_, name)| name.to_string())
-        .collect();
-    let others = names
-        .iter()
-        .fold(access, |access, (flag, _)| access & !flag);
+    let (mut words, mut others) = (Vec::new(), access);
+    for (flag, name) in names.iter().filter(|(flag, _)| access & flag != 0) {
+        words.push(name.to_string());
+        others &= !flag;
+    }
     if others != 0 {
         words.push(format!("{others:#x}"));
     }
-    if words.is_empty() {
-        "local_read".to_string()
-    } else {
-        words.join("|")
+    match words.is_empty() {
+        true => "local_read".to_string(),
+        false => words.join("|"),
     }
 }
 

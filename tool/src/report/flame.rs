@@ -80,15 +80,14 @@ impl Frame {
 /// The frames from the outermost one to the caller. Without a call stack the outermost is the
 /// module.
 fn stack(caller: &CallerTotals) -> Vec<String> {
-    let stack = &caller.caller.stack;
-    if !stack.is_empty() {
-        let mut names: Vec<String> = stack.iter().rev().map(|frame| frame.words()).collect();
-        names.extend([caller.caller.name(), caller.called.join(", ")]);
-        return names;
+    let frames = caller.caller.stack.iter().rev();
+    let mut names: Vec<String> = frames.map(|frame| frame.words()).collect();
+    if names.is_empty() {
+        let module = caller.caller.module.as_deref();
+        names.push(module.map_or("no module", name_of).to_string());
     }
-    let module = caller.caller.module.as_deref();
-    let module = module.map_or("no module", name_of).to_string();
-    vec![module, caller.caller.name(), caller.called.join(", ")]
+    names.extend([caller.caller.name(), caller.called.join(", ")]);
+    names
 }
 
 /// All callers, from the outermost frames inwards.

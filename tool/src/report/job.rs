@@ -57,58 +57,41 @@ fn common(one: &[String], other: &[String]) -> Vec<String> {
     words
 }
 
-fn command(process: &ProcessTotals) -> String {
-    if process.command.is_empty() {
-        "(its command line is not in the trace)".to_string()
-    } else {
-        process.command.join(" ")
-    }
-}
-
 impl Group<'_> {
     /// The command line in words.
     pub fn line(&self) -> String {
-        match &self.processes[..] {
-            [one] => command(one),
-            all => {
-                let words = if self.command.is_empty() {
-                    command(all[0])
-                } else {
-                    self.command.join(" ")
-                };
-                format!("{words} ({} processes)", count(all.len() as u64))
-            }
+        let words = match self.command.is_empty() {
+            true => "(its command line is not in the trace)".to_string(),
+            false => self.command.join(" "),
+        };
+        match self.processes.len() {
+            1 => words,
+            all => format!("{words} ({} processes)", count(all as u64)),
         }
     }
 
     /// When its processes ran, and for how long.
     pub fn facts(&self) -> String {
-        let all = &self.processes;
-        let first = all[0];
-        let run = |process: &&&ProcessTotals| process.run_ns;
-        let calls: u64 = all.iter().map(|process| process.calls).sum();
-        let in_calls = all.iter().map(|process| process.time_ns);
-        let in_calls = in_calls.fold(0, u64::saturating_add);
-        let (shortest, longest) = (all.iter().min_by_key(run), all.iter().max_by_key(run));
-        let (shortest, longest) = shortest.zip(longest).unwrap_or((&first, &first));
-        let ran = match all.len() {
-            1 => time(first.run_ns),
-            _ => format!("{} to {}", time(shortest.run_ns), time(longest.run_ns)),
+        let all = || self.processes.iter();
+        let runs = || all().map(|process| process.run_ns);
+        let (shortest, longest) = (runs().min().unwrap_or(0), runs().max().unwrap_or(0));
+        let (who, ran) = match self.processes[..] {
+            [one] => (format!("pid {}, ", one.pid), time(longest)),
+            _ => (
+                String::new(),
+                format!("{} to {}", time(shortest), time(longest)),
+            ),
         };
-        let who = match all.len() {
-            1 => format!("pid {}, ", first.pid),
-            _ => String::new(),
+        let at_least = match all().all(|process| process.ended) {
+            true => "",
+            false => " at least",
         };
-        let at_least = if all.iter().all(|process| process.ended) {
-            ""
-        } else {
-            " at least"
-        };
+        let in_calls = all().map(|process| process.time_ns);
         format!(
             "{who}{}, ran {ran}{at_least}, {}, {} in them, ",
-            first.started,
-            units::plural(calls, "call", "calls"),
-            time(in_calls)
+            self.processes[0].started,
+            units::plural(all().map(|process| process.calls).sum(), "call", "calls"),
+            time(in_calls.fold(0, u64::saturating_add))
         )
     }
 
