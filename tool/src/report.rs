@@ -119,7 +119,7 @@ fn write(args: &Args) -> Result<()> {
             perfetto::write(&trace, &report, out)
         })
     } else {
-        let page = html::render(&report)?;
+        let page = html::render(&report);
         output(&[&trace], &place(args, "html"), whole(&page))
     }
 }
@@ -194,7 +194,7 @@ fn save(
 pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path, stays: bool) -> Result<()> {
     let gone = [PathBuf::from("(removed)")];
     let report = report_on(trace, if stays { paths } else { &gone })?;
-    let page = html::render(&report)?;
+    let page = html::render(&report);
     save(&[trace], place, whole(&page))?;
     let verdict = &report.advice.verdict.line;
     say(format_args!("{verdict} More: {}", shown(place)));

@@ -7,7 +7,6 @@ use super::shape::{Point, Report};
 use super::tables::{self, Section};
 use super::units::{self, bytes, count, time};
 use super::{flame, job, plots, verdict};
-use anyhow::Result;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// The most rows of a table.
@@ -97,13 +96,12 @@ fn legend(entries: &[(&str, &str, bool)]) -> Markup {
     } }
 }
 
-pub fn render(report: &Report) -> Result<String> {
-    let program = report
-        .processes
-        .first()
-        .map(|process| units::program(&process.command));
-    let program = program.filter(|name| !name.is_empty());
-    let program = program.unwrap_or("a program".to_string());
+pub fn render(report: &Report) -> String {
+    let first = report.processes.first();
+    let program = match first.map_or(String::new(), |first| units::program(&first.command)) {
+        name if name.is_empty() => "a program".to_string(),
+        name => name,
+    };
     let title = format!("Memory registration of {program}");
     let body = html! {
         (head(report, &program))
@@ -118,13 +116,13 @@ pub fn render(report: &Report) -> Result<String> {
             }))
         }
         (latencies(report))
-        (foot(&["from the trace "], &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
+        (foot("from the trace ", &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
     };
-    Ok(document(&title, body))
+    document(&title, body)
 }
 
-fn foot(words: &[&str], trace: &str, more: &str) -> Markup {
-    html! { footer { "rdmamr " (env!("CARGO_PKG_VERSION")) ", " @for word in words { (word) } code { (cut(trace)) } (more) } }
+fn foot(words: &str, trace: &str, more: &str) -> Markup {
+    html! { footer { "rdmamr " (env!("CARGO_PKG_VERSION")) ", " (words) code { (cut(trace)) } (more) } }
 }
 
 /// A page with that title and content.
@@ -172,7 +170,7 @@ pub fn compare(diff: &Diff) -> String {
         section.advice.(gained) { p { (diff.sentence()) } }
         section id="whole" { (plots::bars("Time in calls", "", &bars)) }
         @for of in diff.sections() { (unfolded(&of, "compared")) }
-        (foot(&["a comparison of two traces; the second is "], &after.trace, "."))
+        (foot("a comparison of two traces; the second is ", &after.trace, "."))
     };
     document(diff.title(), body)
 }
