@@ -361,14 +361,11 @@ impl Trace {
         match header.kind {
             kind::START => process.start(&bytes),
             kind::MODULES => {
-                let mut path = |path: &str| match paths.get(path) {
-                    Some(&number) => number,
-                    None => {
-                        let number = self.paths.len() as u32;
+                let mut path = |path: &str| {
+                    *paths.entry(path.to_string()).or_insert_with(|| {
                         self.paths.push(path.to_string());
-                        paths.insert(path.to_string(), number);
-                        number
-                    }
+                        self.paths.len() as u32 - 1
+                    })
                 };
                 let text = String::from_utf8_lossy(&bytes);
                 let mut mappings: Vec<Mapping> = text
