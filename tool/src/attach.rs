@@ -3,7 +3,6 @@
 //! request lies in the process's live page. Its next registration sees the request: nothing
 //! interrupts it.
 
-use crate::choices::number;
 use crate::files::named::me;
 use crate::files::{result, status};
 use crate::report::units::{self, shown};
@@ -12,6 +11,7 @@ use crate::style::say;
 use crate::top::pages::{self, Found};
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail, ensure};
+use clap::value_parser;
 use rdmamr_live_page::{NOT_FOLLOWED, PATH, Page, TraceSwitch};
 use std::fs;
 use std::mem::offset_of;
@@ -34,13 +34,13 @@ Examples:
 The process must run under the library and have registered memory.")]
 pub struct Args {
     /// The process
-    #[arg(long, value_name = "PID", value_parser = number(1, i32::MAX as u32))]
+    #[arg(long, value_name = "PID", value_parser = value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pid: u32,
     /// The file of the trace; PID.trace if not given
     #[arg(short, long, value_name = "FILE", conflicts_with = "off")]
     output: Option<PathBuf>,
     /// Record for so many seconds; wait as long for the first registration
-    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"], value_parser = number(0, u32::MAX))]
+    #[arg(long = "for", value_name = "SECONDS", conflicts_with_all = ["on", "off"])]
     seconds: Option<u32>,
     /// Start recording, and exit
     #[arg(long, conflicts_with = "off")]

@@ -9,14 +9,14 @@
 mod memory;
 mod worker;
 
-use crate::choices::{bytes as size, name, number};
+use crate::choices::{bytes as size, name};
 use crate::files::kernel_release;
 use crate::library;
 use crate::report::units::bytes;
 use crate::style::STRONG;
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
-use clap::ValueEnum;
+use clap::{ValueEnum, value_parser};
 use indicatif::{ProgressBar, ProgressStyle};
 use memory::Kind;
 use serde::Serialize;
@@ -47,10 +47,10 @@ pub struct Args {
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1G", value_parser = size)]
     sizes: Vec<u64>,
     /// Rounds of each way at each size
-    #[arg(long, value_name = "N", default_value = "5", value_parser = number(1, u32::MAX))]
+    #[arg(long, value_name = "N", default_value = "5", value_parser = value_parser!(u32).range(1..))]
     rounds: u32,
     /// Numbers of threads (RDMAMR_PREFAULT)
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = number(1, 64))]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "2", value_parser = value_parser!(u32).range(1..=64))]
     threads: Vec<u32>,
     /// Kinds of memory, by default all
     #[arg(long, value_name = "LIST", value_delimiter = ',')]

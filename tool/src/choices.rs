@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Choices and numbers on the command line, and what a mistyped word may have meant.
+//! Choices and sizes on the command line, and what a mistyped word may have meant.
 
 use clap::ValueEnum;
 use strsim::damerau_levenshtein;
@@ -7,19 +7,6 @@ use strsim::damerau_levenshtein;
 pub fn name(choice: impl ValueEnum) -> String {
     let value = choice.to_possible_value();
     value.map_or(String::new(), |value| value.get_name().to_owned())
-}
-
-/// A parser of whole numbers from `least` to `most`.
-pub fn number(least: u32, most: u32) -> impl Fn(&str) -> Result<u32, String> + Clone {
-    move |text| {
-        let number = text.parse().ok();
-        number
-            .filter(|number| (least..=most).contains(number))
-            .ok_or_else(|| match most {
-                u32::MAX => format!("it takes a whole number, {least} or more"),
-                most => format!("it takes a whole number from {least} to {most}"),
-            })
-    }
 }
 
 /// A number of bytes: 4096, 64K, 1M, 2G.
@@ -67,17 +54,5 @@ mod tests {
         for wrong in ["", "K", "0", "-1", "1T", "99999999999G"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
         }
-    }
-
-    #[test]
-    fn a_number_lies_within_its_limits() {
-        let parse = number(1, 64);
-        assert_eq!(parse("64"), Ok(64));
-        for wrong in ["0", "65", "x", "", "-1", "1.5"] {
-            let words = "it takes a whole number from 1 to 64";
-            assert_eq!(parse(wrong), Err(words.into()), "{wrong}");
-        }
-        let words = "it takes a whole number, 1 or more";
-        assert_eq!(number(1, u32::MAX)("0"), Err(words.into()));
     }
 }

@@ -10,14 +10,14 @@ mod search;
 pub mod traces;
 mod wait;
 
-use crate::choices::{self, name, number};
+use crate::choices;
 use crate::library;
 use crate::report;
 use crate::report::units::{self, shown};
 use crate::style::say;
 use crate::trace::Trace;
-use anyhow::{Context, Result, bail};
-use clap::ValueEnum;
+use anyhow::{Context, Result, bail, ensure};
+use clap::value_parser;
 use std::collections::BTreeMap;
 use std::env;
 use std::ffi::{CString, OsStr, OsString, c_char};
@@ -49,8 +49,8 @@ Exit status: the program's. 125: wrong usage, or the library cannot be preloaded
 126: the program cannot be run. 127: it is not found.")]
 pub struct Args {
     /// Reuse registrations: off, local (without remote access), all
-    #[arg(long, value_name = "WHICH", hide_possible_values = true)]
-    cache: Option<Cache>,
+    #[arg(long, value_name = "WHICH", hide_possible_values = true, value_parser = ["off", "local", "all"])]
+    cache: Option<String>,
     /// Record every registration, for 'rdmamr report FILE'
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -58,8 +58,8 @@ pub struct Args {
     #[arg(long, value_name = "SIZE", value_parser = choices::bytes)]
     trace_limit: Option<u64>,
     /// Record call stacks of none, of some calls (within 1 % of the time), or of all
-    #[arg(long, value_name = "WHICH", hide_possible_values = true)]
-    stacks: Option<Recorded>,
+    #[arg(long, value_name = "WHICH", hide_possible_values = true, value_parser = ["none", "some", "all"])]
+    stacks: Option<String>,
     /// When the program ends, write a report on it to PAGE
     #[arg(long, value_name = "PAGE", num_args = 0..=1, require_equals = true)]
     report: Option<Option<PathBuf>>,
@@ -67,61 +67,37 @@ pub struct Args {
     #[arg(long, value_name = "json|FILE", num_args = 0..=1, require_equals = true, default_missing_value = "table")]
     stats: Option<PathBuf>,
     /// Populate untouched memory with N threads while it is registered
-    #[arg(long, value_name = "N", value_parser = number(1, 64))]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64))]
     prefault: Option<u32>,
     /// Print a line a second while a registration takes longer than a second
     #[arg(long)]
     progress: bool,
     /// Monitor memory for another registration cache: libfabric
-    #[arg(long, value_name = "WHOSE", hide_possible_values = true)]
-    monitor: Option<Monitor>,
+    #[arg(long, value_name = "WHOSE", hide_possible_values = true, value_parser = ["libfabric"])]
+    monitor: Option<String>,
     /// Do not set LD_AUDIT: functions that dlsym finds in libibverbs stay libibverbs'
     #[arg(long)]
     no_audit: bool,
     /// Which messages the library prints: error, warn, info, debug
-    #[arg(long, value_name = "LEVEL", hide_possible_values = true)]
-    log: Option<Level>,
+    #[arg(long, value_name = "LEVEL", hide_possible_values = true, value_parser = ["error", "warn", "info", "debug"])]
+    log: Option<String>,
     /// The program, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Cache {
-    Off,
-    Local,
-    All,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Recorded {
-    None,
-    Some,
-    All,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Monitor {
-    Libfabric,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Level {
-    Error,
-    Warn,
-    Info,
-    Debug,
-}
-
 /// Returns only if the program cannot run.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let called = &args.command[0];
-    if args.trace_limit.is_some() && args.trace.is_none() && args.report.is_none() {
-        bail!("--trace-limit limits a trace: it needs --trace or --report");
-    }
-    if args.stacks.is_some() && args.trace.is_none() && args.report.is_none() {
-        bail!("--stacks is of a trace: it needs --trace or --report");
-    }
+    let is_traced = args.trace.is_some() || args.report.is_some();
+    ensure!(
+        is_traced || args.trace_limit.is_none(),
+        "--trace-limit limits a trace: it needs --trace or --report"
+    );
+    ensure!(
+        is_traced || args.stacks.is_none(),
+        "--stacks is of a trace: it needs --trace or --report"
+    );
     let program = match search::find(called) {
         Ok(program) => program,
         Err(refused) => {
@@ -184,17 +160,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     if let Some(trace) = &trace {
         traces::prepare(trace).with_context(|| format!("--trace {}", shown(trace)))?;
         set("RDMAMR_TRACE", trace.as_os_str());
-        if let Some(limit) = args.trace_limit {
-            set("RDMAMR_TRACE_LIMIT", limit.to_string().as_ref());
-        }
-        if let Some(stacks) = args.stacks {
-            let value = match stacks {
-                Recorded::None => "0",
-                Recorded::Some => "1",
-                Recorded::All => "all",
-            };
-            set("RDMAMR_TRACE_STACKS", value.as_ref());
-        }
     }
     if let Some(page) = &page {
         report::ensure_writable(page).with_context(|| format!("--report={}", shown(page)))?;
@@ -229,19 +194,25 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         };
         set("RDMAMR_STATS", stats.as_os_str());
     }
-    if let Some(threads) = args.prefault {
-        set("RDMAMR_PREFAULT", threads.to_string().as_ref());
-    }
-    if args.progress {
-        set("RDMAMR_PROGRESS", "1".as_ref());
-    }
-    for (setting, choice) in [
-        ("RDMAMR_CACHE", args.cache.map(name)),
-        ("RDMAMR_MONITOR", args.monitor.map(name)),
-        ("RDMAMR_LOG", args.log.map(name)),
+    let stacks = args.stacks.as_deref().map(|stacks| match stacks {
+        "none" => "0",
+        "some" => "1",
+        all => all,
+    });
+    for (setting, value) in [
+        (
+            "RDMAMR_TRACE_LIMIT",
+            args.trace_limit.map(|it| it.to_string()),
+        ),
+        ("RDMAMR_TRACE_STACKS", stacks.map(String::from)),
+        ("RDMAMR_PREFAULT", args.prefault.map(|it| it.to_string())),
+        ("RDMAMR_PROGRESS", args.progress.then(|| "1".into())),
+        ("RDMAMR_CACHE", args.cache.clone()),
+        ("RDMAMR_MONITOR", args.monitor.clone()),
+        ("RDMAMR_LOG", args.log.clone()),
     ] {
-        if let Some(choice) = choice {
-            set(setting, choice.as_ref());
+        if let Some(value) = value {
+            set(setting, value.as_ref());
         }
     }
     // The library removes the file when the program ends and its statistics are written.
