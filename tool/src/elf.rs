@@ -3,8 +3,8 @@
 
 use crate::files::named::read_any;
 use object::elf::{self, FileHeader32, FileHeader64};
-use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader, Sym};
-use object::{Endianness, ReadCache, ReadRef};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
+use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
 use std::path::{Path, PathBuf};
 
 /// The processor and the word size that code is for.
@@ -25,41 +25,33 @@ pub struct Elf {
     pub is_program: bool,
     /// The file is a shared library or a position-independent program.
     pub is_dynamic: bool,
-    /// The file exports `rdmamr_version`, as librdmamr does. False if nobody asked
-    /// ([`Elf::read_library`]).
-    pub is_librdmamr: bool,
 }
 
 impl Elf {
     /// Reads a file; `None` if it is not an ELF file. Reads the headers and the dynamic section, each
     /// in one piece: a program may have 75 000 symbols.
     pub fn read(path: &Path) -> anyhow::Result<Option<Elf>> {
-        read(path, false)
-    }
-
-    /// As [`Elf::read`], and finds out whether the file is librdmamr.
-    pub fn read_library(path: &Path) -> anyhow::Result<Option<Elf>> {
-        read(path, true)
+        let cache = ReadCache::new(read_any(path)?);
+        let ident = cache.read_bytes_at(0, 5).unwrap_or_default();
+        if !ident.starts_with(&elf::ELFMAG) {
+            return Ok(None);
+        }
+        Ok(Some(match ident[4] {
+            elf::ELFCLASS64 => parse::<FileHeader64<Endianness>, _>(&cache)?,
+            _ => parse::<FileHeader32<Endianness>, _>(&cache)?,
+        }))
     }
 }
 
-fn read(path: &Path, as_library: bool) -> anyhow::Result<Option<Elf>> {
+/// Whether an ELF file defines a function of that name.
+pub fn exports(path: &Path, name: &[u8]) -> anyhow::Result<bool> {
     let cache = ReadCache::new(read_any(path)?);
-    let Ok(ident) = cache.read_bytes_at(0, 5) else {
-        return Ok(None);
-    };
-    if !ident.starts_with(&elf::ELFMAG) {
-        return Ok(None);
-    }
-    let elf = if ident[4] == elf::ELFCLASS64 {
-        parse::<FileHeader64<Endianness>, _>(&cache, as_library)?
-    } else {
-        parse::<FileHeader32<Endianness>, _>(&cache, as_library)?
-    };
-    Ok(Some(elf))
+    let file = object::File::parse(&cache)?;
+    let mut defined = file.dynamic_symbols().filter(|it| !it.is_undefined());
+    Ok(defined.any(|it| it.name_bytes() == Ok(name)))
 }
 
-fn parse<'data, H, R>(data: R, as_library: bool) -> object::Result<Elf>
+fn parse<'data, H, R>(data: R) -> object::Result<Elf>
 where
     H: FileHeader<Endian = Endianness>,
     R: ReadRef<'data>,
@@ -75,7 +67,6 @@ where
         interpreter: None,
         is_program: false,
         is_dynamic: header.e_type(endian) == elf::ET_DYN,
-        is_librdmamr: false,
     };
     for segment in header.program_headers(endian, data)? {
         if let Some(interpreter) = segment.interpreter(endian, data)? {
@@ -88,37 +79,7 @@ where
             }
         }
     }
-    if as_library {
-        found.is_librdmamr = exports(header, endian, data, b"rdmamr_version\0")?;
-    }
     Ok(found)
-}
-
-/// Whether the file defines a symbol of this name, which ends with a NUL. Reads the symbols and their
-/// names in one piece each.
-fn exports<'data, H, R>(
-    header: &H,
-    endian: Endianness,
-    data: R,
-    name: &[u8],
-) -> object::Result<bool>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
-    let sections = header.sections(endian, data)?;
-    let Some((_, table)) = sections
-        .enumerate()
-        .find(|(_, section)| section.sh_type(endian) == elf::SHT_DYNSYM)
-    else {
-        return Ok(false);
-    };
-    let names = sections.section(table.link(endian))?.data(endian, data)?;
-    let symbols: &[H::Sym] = table.data_as_array(endian, data)?;
-    let is_it = |at: usize| names.get(at..).is_some_and(|rest| rest.starts_with(name));
-    Ok(symbols.iter().any(|symbol| {
-        symbol.st_shndx(endian) != elf::SHN_UNDEF && is_it(symbol.st_name(endian) as usize)
-    }))
 }
 
 impl std::fmt::Display for Machine {
@@ -165,7 +126,8 @@ mod tests {
                 }
             }
             std::fs::write(&path, &input).unwrap();
-            let _ = Elf::read_library(&path);
+            let _ = Elf::read(&path);
+            let _ = exports(&path, b"rdmamr_version");
         });
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The search for librdmamr.so.1.
 
-use crate::elf::Elf;
+use crate::elf::{Elf, exports};
 use crate::report::units::shown;
-use anyhow::{anyhow, bail};
+use anyhow::{anyhow, bail, ensure};
 use std::env;
 use std::ffi::CStr;
 use std::os::unix::ffi::OsStrExt;
@@ -81,26 +81,21 @@ fn glibc() -> Option<(u32, u32)> {
 }
 
 fn open(path: &Path) -> anyhow::Result<Library> {
-    let Some(elf) = Elf::read_library(path)? else {
+    let Some(elf) = Elf::read(path)? else {
         bail!("it is not a shared library");
     };
     if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
         bail!("it is a program, not a shared library");
     }
-    if !elf.is_librdmamr {
+    if !exports(path, b"rdmamr_version")? {
         bail!("it is another library than {SONAME}: it does not export rdmamr_version");
     }
     // ld.so treats both characters as the end of a name, and they cannot be quoted.
-    if path
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| b": \t\n".contains(byte))
-    {
-        bail!(
-            "LD_PRELOAD cannot hold a path with a space or a colon. Copy the library to another place"
-        );
-    }
+    let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
+    ensure!(
+        !path.as_os_str().as_bytes().iter().any(ends_a_name),
+        "LD_PRELOAD cannot hold a path with a space or a colon. Copy the library to another place"
+    );
     Ok(Library {
         path: path.to_owned(),
         elf,
