@@ -126,15 +126,11 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
 }
 
 fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
-    let is_in = |word: &str| {
-        let mut parts = text.split(|letter: char| !letter.is_ascii_alphanumeric());
-        parts.any(|part| part == word)
-    };
     let is_named = |number: &u16| {
         let words = Error::from_raw_os_error((*number).into()).to_string();
         let words = words.to_lowercase();
         let words = words.split(" (os error").next().unwrap_or_default();
-        is_in(&errno::name(*number).to_lowercase())
+        has_words(text, &errno::name(*number).to_lowercase())
             || !words.starts_with("unknown error") && has_words(text, words)
     };
     let digits = text.trim_start_matches('-');
