@@ -123,7 +123,10 @@ impl Service {
                 watched(if has_room { listener } else { -1 }, libc::POLLIN),
             ];
             // A process that has gone needs no answer.
-            let waiting = connections.open.iter().filter(|it| it.is(State::Waits));
+            let waiting = connections
+                .open
+                .iter()
+                .filter(|it| it.state == State::Waits);
             polled.extend(waiting.map(|it| watched(it.socket, 0)));
             let timeout = match has_room && polled.len() == 2 {
                 true => -1,
@@ -144,13 +147,13 @@ impl Service {
             connections.end(&closers, |it| match it.state {
                 State::Waits => gone.contains(&it.socket) || it.since.elapsed() >= PATIENCE,
                 State::Answered => !it.is_unread(),
-                State::Closes => false,
+                State::Refused | State::Closes => false,
             });
             if polled[1].revents != 0 {
                 connections.accept(listener);
             }
             connections.answer(&files);
-            connections.end(&closers, |it| it.is(State::Closes) && !it.given);
+            connections.end(&closers, |it| it.state == State::Refused);
         }
     }
 }
@@ -285,7 +288,9 @@ enum State {
     Waits,
     /// The answer has been sent.
     Answered,
-    /// The connection is done with.
+    /// The process gets none.
+    Refused,
+    /// A closer has it.
     Closes,
 }
 
@@ -296,15 +301,9 @@ struct Connection {
     user: u32,
     since: Instant,
     state: State,
-    /// A closer has it.
-    given: bool,
 }
 
 impl Connection {
-    fn is(&self, state: State) -> bool {
-        self.state == state
-    }
-
     /// The end of the connection would not tell: a process can shut it down with the answer in it.
     fn is_unread(&self) -> bool {
         let mut bytes = 0i32;
@@ -327,7 +326,9 @@ impl Connections {
         while let Some(closed) = closers.closed() {
             // The first: a later one has the number anew.
             let at = self.open.iter();
-            let at = at.zip(0..).find(|(it, _)| it.given && it.socket == closed);
+            let at = at
+                .zip(0..)
+                .find(|(it, _)| it.state == State::Closes && it.socket == closed);
             if let Some((_, at)) = at {
                 self.open.remove(at);
             }
@@ -337,7 +338,7 @@ impl Connections {
     /// Gives the closers what is to end.
     fn end(&mut self, closers: &Closers, ends: impl Fn(&Connection) -> bool) {
         for it in self.open.iter_mut().filter(|it| ends(it)) {
-            (it.state, it.given) = (State::Closes, true);
+            it.state = State::Closes;
             closers.close(it.socket);
         }
     }
@@ -366,9 +367,8 @@ impl Connections {
                 since: Instant::now(),
                 state: match of_user < OF_USER {
                     true => State::Waits,
-                    false => State::Closes,
+                    false => State::Refused,
                 },
-                given: false,
             });
         }
     }
@@ -376,17 +376,17 @@ impl Connections {
     /// Answers those for whose answers there is room.
     fn answer(&mut self, files: &[RawFd]) {
         let mut unread: HashMap<u32, usize> = HashMap::new();
-        let answered = self.open.iter().filter(|it| it.is(State::Answered));
+        let answered = self.open.iter().filter(|it| it.state == State::Answered);
         answered.for_each(|it| *unread.entry(it.user).or_default() += 1);
         let mut all: usize = unread.values().sum();
-        for it in self.open.iter_mut().filter(|it| it.is(State::Waits)) {
+        for it in self.open.iter_mut().filter(|it| it.state == State::Waits) {
             let of_user = unread.entry(it.user).or_default();
             if *of_user >= UNREAD || (all + 1) * files.len() > IN_FLIGHT {
                 continue;
             }
             it.state = match send(it.socket, &MAGIC, files) {
                 Ok(_) => State::Answered,
-                Err(_) => State::Closes,
+                Err(_) => State::Refused,
             };
             (*of_user, all) = (*of_user + 1, all + 1);
         }
