@@ -107,12 +107,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     };
     let library = library::find()?;
     let arguments = &args.command[1..];
-    if let Err(why) = judge::judge(&program, arguments, &library, judge::MOST_SCRIPTS) {
-        bail!(
-            "{} cannot have the library preloaded: {why}",
-            shown(&program)
-        );
-    }
+    judge::judge(&program, arguments, &library, judge::MOST_SCRIPTS)
+        .with_context(|| format!("{} cannot have the library preloaded", shown(&program)))?;
     let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
     // For this program only.
     environment.remove(OsStr::new("RDMAMR_LIBRARY"));

@@ -6,7 +6,8 @@ use super::search;
 use crate::elf::Elf;
 use crate::files::named::read_any;
 use crate::library::Library;
-use crate::report::units::{reason, shown};
+use crate::report::units::shown;
+use anyhow::{Result, anyhow, bail, ensure};
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -22,32 +23,29 @@ pub fn judge(
     arguments: &[OsString],
     library: &Library,
     scripts: usize,
-) -> Result<(), String> {
+) -> Result<()> {
     let elf = match Elf::read(program) {
         Ok(Some(elf)) => elf,
         Ok(None) => return judge_script(program, library, scripts),
         // A program may be executable but not readable: then only its privileges are judged.
         Err(error) if is_not_readable(&error) => return privileged(program),
-        Err(error) => return Err(format!("it is a broken ELF file ({error:#})")),
+        Err(error) => bail!("it is a broken ELF file ({error:#})"),
     };
-    if elf.machine != library.elf.machine {
-        return Err(format!(
-            "it is built for {}, and the library for {}. Build the library for the former, and set \
-             RDMAMR_LIBRARY",
-            elf.machine, library.elf.machine
-        ));
-    }
+    ensure!(
+        elf.machine == library.elf.machine,
+        "it is built for {}, and the library for {}. Build the library for the former, and set \
+         RDMAMR_LIBRARY",
+        elf.machine,
+        library.elf.machine
+    );
     match &elf.interpreter {
         Some(interpreter) => loader(interpreter)?,
         // The program is glibc's loader, run to load another program.
         None if elf.is_dynamic && !elf.is_program && is_loader_of_glibc(program) => {}
-        None => {
-            return Err(
-                "it is statically linked, so no library is loaded into it. Link it dynamically to \
-                        libibverbs, or link librdmamr.a before libibverbs"
-                    .into(),
-            );
-        }
+        None => bail!(
+            "it is statically linked, so no library is loaded into it. Link it dynamically to \
+             libibverbs, or link librdmamr.a before libibverbs"
+        ),
     }
     privileged(program)?;
     // env(1) only sets the environment for another program, as in "#!/usr/bin/env python3".
@@ -57,7 +55,7 @@ pub fn judge(
                 return Ok(());
             };
             judge(&path, &[], library, scripts - 1)
-                .map_err(|why| format!("it starts {}, and {why}", shown(&path)))
+                .map_err(|why| anyhow!("it starts {}, and {why:#}", shown(&path)))
         }
         _ => Ok(()),
     }
@@ -76,31 +74,28 @@ fn is_loader_of_glibc(path: &Path) -> bool {
         .any(|known| name.starts_with(known))
 }
 
-fn loader(interpreter: &Path) -> Result<(), String> {
+fn loader(interpreter: &Path) -> Result<()> {
     let path = shown(interpreter);
     let name = interpreter.file_name().unwrap_or_default().as_bytes();
-    if name.starts_with(b"ld-musl") {
-        return Err(format!(
-            "it is built for the C library musl (its loader is {path}), and the library for glibc. \
-             Build the program on a system with glibc"
-        ));
-    }
-    if !is_loader_of_glibc(interpreter) {
-        return Err(format!(
-            "its loader is {path}, which is not glibc's, and the library is built for glibc"
-        ));
-    }
-    if !interpreter.exists() {
-        return Err(format!(
-            "its loader {path} does not exist here, so it cannot run at all"
-        ));
-    }
+    ensure!(
+        !name.starts_with(b"ld-musl"),
+        "it is built for the C library musl (its loader is {path}), and the library for glibc. \
+         Build the program on a system with glibc"
+    );
+    ensure!(
+        is_loader_of_glibc(interpreter),
+        "its loader is {path}, which is not glibc's, and the library is built for glibc"
+    );
+    ensure!(
+        interpreter.exists(),
+        "its loader {path} does not exist here, so it cannot run at all"
+    );
     Ok(())
 }
 
 /// Whether the kernel will give the program rights that its caller lacks: ld.so(8) then preloads no
 /// library from outside (secure-execution mode).
-fn privileged(program: &Path) -> Result<(), String> {
+fn privileged(program: &Path) -> Result<()> {
     let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
         return Ok(());
     };
@@ -122,19 +117,16 @@ fn privileged(program: &Path) -> Result<(), String> {
     let user = unsafe { libc::getuid() };
     // SAFETY: getgid has no preconditions.
     let group = unsafe { libc::getgid() };
-    let executable_by_group = metadata.mode() & libc::S_IXGRP != 0;
-    if metadata.mode() & libc::S_ISUID != 0 && metadata.uid() != user {
-        return Err(format!(
-            "it is set-uid (to user {}), and {advice}",
-            metadata.uid()
-        ));
-    }
-    if metadata.mode() & libc::S_ISGID != 0 && executable_by_group && metadata.gid() != group {
-        return Err(format!(
-            "it is set-gid (to group {}), and {advice}",
-            metadata.gid()
-        ));
-    }
+    let (owner, owners) = (metadata.uid(), metadata.gid());
+    let has = |bits| metadata.mode() & bits == bits;
+    ensure!(
+        !has(libc::S_ISUID) || owner == user,
+        "it is set-uid (to user {owner}), and {advice}"
+    );
+    ensure!(
+        !has(libc::S_ISGID | libc::S_IXGRP) || owners == group,
+        "it is set-gid (to group {owners}), and {advice}"
+    );
     // Root has all capabilities already.
     // SAFETY: both strings end with a NUL, and the call gets no buffer.
     let capabilities = unsafe {
@@ -145,12 +137,11 @@ fn privileged(program: &Path) -> Result<(), String> {
             0,
         )
     };
-    if capabilities > 0 && user != 0 {
-        return Err(format!(
-            "it has file capabilities (getcap {}), and {advice}",
-            shown(program)
-        ));
-    }
+    ensure!(
+        capabilities <= 0 || user == 0,
+        "it has file capabilities (getcap {}), and {advice}",
+        shown(program)
+    );
     Ok(())
 }
 
@@ -170,31 +161,30 @@ fn by_env(program: &Path, arguments: &[OsString]) -> Option<OsString> {
         .map(|word| OsStr::from_bytes(word).to_owned())
 }
 
-fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<(), String> {
+fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<()> {
     let mut start = Vec::new();
-    let file = read_any(script).map_err(|error| reason(&error))?;
-    let read = file.take(256).read_to_end(&mut start);
-    read.map_err(|error| reason(&error.into()))?;
+    read_any(script)?.take(256).read_to_end(&mut start)?;
     let Some((interpreter, argument)) = interpreter_of(&start) else {
         // A file without a `#!` line is run by the shell, as in execvp(3), unless the file is
         // binary.
-        if start.contains(&0) {
-            return Err("it is neither an ELF program nor a script".into());
-        }
+        ensure!(
+            !start.contains(&0),
+            "it is neither an ELF program nor a script"
+        );
         return Ok(());
     };
-    if scripts == 0 {
-        return Err("it is a script, and too many of its interpreters are scripts in turn".into());
-    }
-    if !interpreter.exists() {
-        return Err(format!(
-            "it is a script, and its interpreter {} does not exist",
-            shown(&interpreter)
-        ));
-    }
+    ensure!(
+        scripts > 0,
+        "it is a script, and too many of its interpreters are scripts in turn"
+    );
+    ensure!(
+        interpreter.exists(),
+        "it is a script, and its interpreter {} does not exist",
+        shown(&interpreter)
+    );
     let arguments: Vec<OsString> = argument.into_iter().collect();
     judge(&interpreter, &arguments, library, scripts - 1)
-        .map_err(|why| format!("it is a script, run by {}: {why}", shown(&interpreter)))
+        .map_err(|why| anyhow!("it is a script, run by {}: {why:#}", shown(&interpreter)))
 }
 
 /// The interpreter that a first line `#!INTERPRETER [ARGUMENT]` names.
