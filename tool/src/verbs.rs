@@ -102,13 +102,13 @@ impl Verbs {
         })
     }
 
-    /// The devices for which libibverbs has a provider. An error is an errno.
-    fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>, i32> {
+    /// The devices for which libibverbs has a provider.
+    fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>, String> {
         let mut count = 0;
         // SAFETY: the count is writable. The list is never freed, so its devices stay valid.
         let list = unsafe { (self.get_device_list)(&mut count) };
         if list.is_null() {
-            return Err(errno::errno().0);
+            return Err(errno::errno().to_string());
         }
         // SAFETY: the list has `count` devices, followed by a null.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
@@ -124,21 +124,15 @@ impl Verbs {
 
     /// The names of the devices for which libibverbs has a provider.
     pub fn names(&self) -> Vec<String> {
-        self.devices()
-            .unwrap_or_default()
-            .into_iter()
-            .map(|device| device.0)
-            .collect()
+        let devices = self.devices().unwrap_or_default().into_iter();
+        devices.map(|device| device.0).collect()
     }
 
     /// Opens a device.
     pub fn open(&self, name: &str) -> Result<Context, String> {
-        let devices = self
-            .devices()
-            .map_err(|errno| errno::Errno(errno).to_string())?;
-        let Some((_, device)) = devices.into_iter().find(|device| device.0 == name) else {
-            return Err("libibverbs does not know it".into());
-        };
+        let mut devices = self.devices()?.into_iter();
+        let device = devices.find(|device| device.0 == name);
+        let (_, device) = device.ok_or("libibverbs does not know it")?;
         // SAFETY: the device is of a list that is never freed.
         let context = unsafe { (self.open_device)(device) };
         if context.is_null() {
@@ -170,10 +164,9 @@ impl Verbs {
     pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd, String> {
         // SAFETY: a `Context` is an open device.
         let pd = unsafe { (self.alloc_pd)(context.0) };
-        if pd.is_null() {
-            Err(errno::errno().to_string())
-        } else {
-            Ok(pd)
+        match pd.is_null() {
+            true => Err(errno::errno().to_string()),
+            false => Ok(pd),
         }
     }
 }

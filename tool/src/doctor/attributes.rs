@@ -56,10 +56,8 @@ pub fn regions(device: &str, context: &Context) -> Option<Check> {
 }
 
 fn most(answer: &[u8; ANSWER]) -> Check {
-    let (count, size) = (
-        u32::from_ne_bytes(part(answer, MAX_MR)),
-        u64::from_ne_bytes(part(answer, MAX_MR_SIZE)),
-    );
+    let count = u32::from_ne_bytes(part(answer, MAX_MR));
+    let size = u64::from_ne_bytes(part(answer, MAX_MR_SIZE));
     if size >= ANY_SIZE {
         return Check::ok("regions", format!("up to {count}, of any size"));
     }
@@ -72,27 +70,20 @@ fn most(answer: &[u8; ANSWER]) -> Check {
 
 /// Checks on-demand paging: such registrations pin nothing, since the device can wait for pages.
 fn odp(answer: &[u8; ANSWER]) -> Check {
-    const SUBJECT: &str = "odp";
     let length = u32::from_ne_bytes(part(answer, LENGTH)) as usize;
     // Kernels before 3.19 give a shorter answer.
     let capabilities = match length {
         0..192 => 0,
         _ => u64::from_ne_bytes(part(answer, ODP_CAPABILITIES)),
     };
-    match (capabilities & ODP != 0, capabilities & ODP_IMPLICIT != 0) {
-        (false, _) => Check::ok(
-            SUBJECT,
-            "no on-demand paging: memory is pinned while it is registered, as on most devices",
-        ),
-        (true, false) => Check::ok(
-            SUBJECT,
-            "on-demand paging by IBV_ACCESS_ON_DEMAND, but not of a whole address space",
-        ),
-        (true, true) => Check::ok(
-            SUBJECT,
-            "on-demand paging by IBV_ACCESS_ON_DEMAND, also of a whole address space",
-        ),
-    }
+    let found = match (capabilities & ODP, capabilities & ODP_IMPLICIT) {
+        (0, _) => {
+            "no on-demand paging: memory is pinned while it is registered, as on most devices"
+        }
+        (_, 0) => "on-demand paging by IBV_ACCESS_ON_DEMAND, but not of a whole address space",
+        _ => "on-demand paging by IBV_ACCESS_ON_DEMAND, also of a whole address space",
+    };
+    Check::ok("odp", found)
 }
 
 /// Checks whether the device can reach the machine's memory (`ib_umem_get`, drivers/infiniband/core/umem.c).

@@ -22,21 +22,13 @@ pub struct Exports {
 /// The drivers of these GPUs, one for each vendor. `ask` asks the library of NVIDIA's, which knows
 /// the size of their memory.
 pub fn of(root: &Path, gpus: &mut [Gpu], ask: impl Fn() -> Answer) -> Vec<Exports> {
-    let has = |gpus: &[Gpu], vendor| gpus.iter().any(|gpu| gpu.vendor == vendor);
-    let mut exports = Vec::new();
-    if has(gpus, NVIDIA) {
-        exports.push(nvidia(root, gpus, ask()));
-    }
-    if has(gpus, AMD) {
-        let (found, dma_buf) = amd(root);
-        exports.push(Exports {
-            vendor: AMD,
-            dma_buf,
-            has_peer_memory: false,
-            found,
-        });
-    }
-    exports
+    let mut vendors = vec![NVIDIA, AMD];
+    vendors.retain(|&vendor| gpus.iter().any(|gpu| gpu.vendor == vendor));
+    let of = |vendor| match vendor {
+        NVIDIA => nvidia(root, gpus, ask()),
+        _ => amd(root),
+    };
+    vendors.into_iter().map(of).collect()
 }
 
 pub fn describe(exports: &Exports) -> Check {
@@ -124,14 +116,19 @@ fn modules(text: &str) -> Option<(&str, bool)> {
     Some((version, line.contains("Open Kernel Module")))
 }
 
-/// What amdgpu is, and whether it exports dma-bufs.
-fn amd(root: &Path) -> (String, Result<(), Obstacle>) {
+fn amd(root: &Path) -> Exports {
     /// The first version of its interface for computing that exports a dma-buf.
     const EXPORTS: (u32, u32) = (1, 12);
+    let exports = |found: String, dma_buf| Exports {
+        vendor: AMD,
+        dma_buf,
+        has_peer_memory: false,
+        found,
+    };
     let module = root.join("sys/module/amdgpu");
     if !module.exists() {
         let none = obstacle("the module amdgpu is not loaded", "modprobe amdgpu");
-        return ("AMD: no driver".into(), none);
+        return exports("AMD: no driver".into(), none);
     }
     let version = read(module.join("version")).map_or(String::new(), |it| format!(" {it}"));
     let (says, dma_buf) = match kfd(&root.join("dev/kfd")) {
@@ -148,7 +145,7 @@ fn amd(root: &Path) -> (String, Result<(), Obstacle>) {
         Some(_) => ("it exports dma-bufs", Ok(())),
         None => ("/dev/kfd does not say whether it exports dma-bufs", Ok(())),
     };
-    (format!("amdgpu{version} is loaded; {says}"), dma_buf)
+    exports(format!("amdgpu{version} is loaded; {says}"), dma_buf)
 }
 
 /// The version of amdgpu's interface for computing, AMDKFD_IOC_GET_VERSION (linux/kfd_ioctl.h).
