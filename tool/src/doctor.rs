@@ -31,7 +31,7 @@ pub use self::memlock::check as memlock;
 pub use self::print::paragraphs;
 pub use self::userfaultfd::check as userfaultfd;
 use crate::files::names;
-use crate::verbs::Verbs;
+use crate::verbs::{Context, Verbs};
 use check::{Check, State};
 use std::process::ExitCode;
 
@@ -93,22 +93,16 @@ pub fn of_devices(errno: &str) -> Vec<Check> {
         return Vec::new();
     }
     let verbs = Verbs::load();
-    let open = |device: String| {
-        let context = verbs
-            .as_ref()
-            .ok()
-            .and_then(|verbs| verbs.open(&device).ok());
-        (device, context)
-    };
-    let opened: Vec<_> = names("/sys/class/infiniband")
-        .into_iter()
-        .map(open)
+    let open = |device: &String| verbs.as_ref().ok()?.open(device).ok();
+    let devices = names("/sys/class/infiniband").into_iter();
+    let opened: Vec<_> = devices
+        .map(|device| (device.clone(), open(&device)))
         .collect();
     if errno == "EFAULT" {
         return gpu::check(&verbs, &opened);
     }
-    let limits = opened
-        .iter()
-        .filter_map(|(device, context)| attributes::regions(device, context.as_ref()?));
-    limits.collect()
+    let limits = |(device, context): &(String, Option<Context>)| {
+        attributes::regions(device, context.as_ref()?)
+    };
+    opened.iter().filter_map(limits).collect()
 }

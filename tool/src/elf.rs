@@ -86,22 +86,14 @@ impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let name = match self.number {
             3 => "x86",
-            8 | 10 => "MIPS",
-            20 | 21 => "POWER",
-            22 => "s390",
             40 | 183 => "ARM",
             62 => "x86-64",
             243 => "RISC-V",
-            258 => "LoongArch",
             number => return write!(f, "ELF machine number {number}"),
         };
         let bits = if self.is_64 { 64 } else { 32 };
         write!(f, "{name}, {bits} bit")?;
-        if self.big_endian {
-            f.write_str(", big-endian")
-        } else {
-            Ok(())
-        }
+        f.write_str(if self.big_endian { ", big-endian" } else { "" })
     }
 }
 

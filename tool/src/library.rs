@@ -16,13 +16,6 @@ const MODULE: [&str; 2] = ["librdmamr-audit.so", "rdmamr/librdmamr-audit.so"];
 /// The name that Cargo gives the library in target/release.
 const BUILT: &str = "librdmamr.so";
 
-#[cfg(target_arch = "x86_64")]
-const TRIPLET: &str = "x86_64-linux-gnu";
-#[cfg(target_arch = "aarch64")]
-const TRIPLET: &str = "aarch64-linux-gnu";
-#[cfg(target_arch = "riscv64")]
-const TRIPLET: &str = "riscv64-linux-gnu";
-
 /// The library, ready to be preloaded.
 pub struct Library {
     pub path: PathBuf,
@@ -105,16 +98,13 @@ fn open(path: &Path) -> anyhow::Result<Library> {
 /// A library that is installed or built with this program precedes the others of the machine.
 fn beside_this_program() -> Vec<PathBuf> {
     let program = env::current_exe().and_then(|path| path.canonicalize());
-    let Some(dir) = program
-        .ok()
-        .and_then(|path| Some(path.parent()?.to_owned()))
-    else {
+    let Some(dir) = program.as_ref().ok().and_then(|path| path.parent()) else {
         return Vec::new();
     };
     let mut paths = vec![dir.join(SONAME), dir.join(BUILT)];
     if let Some(prefix) = dir.parent() {
-        paths.extend(["lib", "lib64"].map(|lib| prefix.join(lib).join(SONAME)));
-        paths.push(prefix.join("lib").join(TRIPLET).join(SONAME));
+        let multiarch = format!("lib/{}-linux-gnu", env::consts::ARCH);
+        paths.extend(["lib", "lib64", &multiarch].map(|lib| prefix.join(lib).join(SONAME)));
     }
     paths
 }

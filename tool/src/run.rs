@@ -100,9 +100,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     );
     let program = match search::find(called) {
         Ok(program) => program,
-        Err(refused) => {
-            say(format_args!("{}: {}", shown(called), refused.why));
-            return Ok(ExitCode::from(refused.status));
+        Err((why, status)) => {
+            say(format_args!("{}: {why}", shown(called)));
+            return Ok(ExitCode::from(status));
         }
     };
     let library = library::find()?;

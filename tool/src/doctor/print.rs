@@ -21,11 +21,8 @@ struct Answer<'a> {
 
 /// Prints the checks, and returns the worst state among them.
 pub fn print(checks: &[Check], json: bool) -> anyhow::Result<State> {
-    let worst = checks
-        .iter()
-        .map(|check| check.state)
-        .max()
-        .unwrap_or(State::Ok);
+    let states = checks.iter().map(|check| check.state);
+    let worst = states.max().unwrap_or(State::Ok);
     let mut out = anstream::stdout().lock();
     if json {
         let answer = Answer {
@@ -59,11 +56,8 @@ fn paragraph(check: &Check) -> String {
         State::Warning => ("warning", style::DOUBTFUL),
         State::Failure => ("FAILURE", style::BAD),
     };
-    let device = check
-        .device
-        .as_ref()
-        .map(|device| format!(" {device}"))
-        .unwrap_or_default();
+    let device = check.device.iter().map(|device| format!(" {device}"));
+    let device: String = device.collect();
     let strong = style::STRONG;
     let first = wrap(
         &format!("{}{device}: {}", check.subject, check.found),

@@ -113,11 +113,6 @@ impl Service {
         loop {
             connections.forget(&closers);
             let has_room = connections.open.len() < MOST;
-            let watched = |fd, events| libc::pollfd {
-                fd,
-                events,
-                revents: 0,
-            };
             let mut polled = vec![
                 watched(self.signals.as_raw_fd(), libc::POLLIN),
                 watched(if has_room { listener } else { -1 }, libc::POLLIN),
@@ -174,6 +169,15 @@ fn signals() -> Result<OwnedFd> {
     })?)
 }
 
+/// A file for poll(2).
+fn watched(fd: RawFd, events: i16) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
 /// The socket's address, and its length.
 fn address() -> (libc::sockaddr_un, u32) {
     // SAFETY: all zeros is a valid address.
@@ -218,25 +222,15 @@ pub fn answers() -> Result<(), Absent> {
         return Err(Absent::Refused("it does not run as root"));
     }
     let silent = Absent::Refused("it does not answer");
-    let mut polled = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    };
+    let mut polled = watched(socket.as_raw_fd(), libc::POLLIN);
     // SAFETY: the list has one element.
     if unsafe { libc::poll(&mut polled, 1, PATIENCE) } != 1 {
         return Err(silent);
     }
     let mut packet = [0u8; MAGIC.len() + 1];
+    let at = packet.as_mut_ptr().cast();
     // SAFETY: the buffer has as many bytes. Files that come along are closed.
-    let read = unsafe {
-        libc::recv(
-            socket.as_raw_fd(),
-            packet.as_mut_ptr().cast(),
-            packet.len(),
-            0,
-        )
-    };
+    let read = unsafe { libc::recv(socket.as_raw_fd(), at, packet.len(), 0) };
     match usize::try_from(read) {
         Ok(0) => Err(Absent::Refused("it refuses this process")),
         Ok(read) if packet.get(..read) == Some(&MAGIC) => Ok(()),

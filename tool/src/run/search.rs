@@ -13,12 +13,8 @@ use std::path::{Path, PathBuf};
 pub const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
-/// Why no file can be run by that name.
-pub struct Refused {
-    pub why: String,
-    /// The exit status: [`CANNOT_RUN`] if a file of that name exists.
-    pub status: u8,
-}
+/// Why no file can be run by that name, and the exit status: [`CANNOT_RUN`] if such a file exists.
+pub type Refused = (String, u8);
 
 /// Finds the file. The returned path contains a slash, so that exec does not search again.
 pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
@@ -29,45 +25,44 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
     let mut refused = None;
     for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
         // An empty entry means the working directory.
-        let file = if dir.as_os_str().is_empty() {
-            Path::new(".").join(name)
+        let dir = if dir.as_os_str().is_empty() {
+            ".".into()
         } else {
-            dir.join(name)
+            dir
         };
+        let file = dir.join(name);
         match check(&file) {
             Ok(()) => return Ok(file),
-            Err(why) if why.status == CANNOT_RUN => refused = refused.or(Some(why)),
+            Err(why) if why.1 == CANNOT_RUN => refused = refused.or(Some(why)),
             Err(_) => {}
         }
     }
-    Err(refused.unwrap_or_else(|| Refused {
-        why: "there is no program of that name in PATH".into(),
-        status: NOT_FOUND,
-    }))
+    let none = "there is no program of that name in PATH";
+    Err(refused.unwrap_or((none.into(), NOT_FOUND)))
 }
 
 fn check(file: &Path) -> Result<(), Refused> {
-    let refuse = |why: String, status| Err(Refused { why, status });
     match file.metadata() {
         Err(error) => {
             let status = match error.kind() {
                 ErrorKind::NotFound | ErrorKind::NotADirectory => NOT_FOUND,
                 _ => CANNOT_RUN,
             };
-            return refuse(reason(&error.into()), status);
+            return Err((reason(&error.into()), status));
         }
-        Ok(metadata) if metadata.is_dir() => return refuse("it is a directory".into(), CANNOT_RUN),
+        Ok(metadata) if metadata.is_dir() => {
+            return Err(("it is a directory".into(), CANNOT_RUN));
+        }
         Ok(_) => {}
     }
-    let Ok(path) = CString::new(file.as_os_str().as_bytes()) else {
-        return refuse("its name holds a NUL".into(), NOT_FOUND);
-    };
+    let path = CString::new(file.as_os_str().as_bytes());
+    let path = path.map_err(|_| ("its name holds a NUL".into(), NOT_FOUND))?;
     // SAFETY: the path ends with a NUL.
     match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
         0 => Ok(()),
-        _ => refuse(
-            format!("it may not be executed (chmod +x {})", shown(file)),
-            CANNOT_RUN,
-        ),
+        _ => {
+            let why = format!("it may not be executed (chmod +x {})", shown(file));
+            Err((why, CANNOT_RUN))
+        }
     }
 }
