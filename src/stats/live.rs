@@ -71,7 +71,7 @@ pub fn make(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     // SAFETY: the call takes no arguments.
     if user != unsafe { syscall(libc::SYS_getuid) } as libc::uid_t
         // A file beyond RLIMIT_FSIZE raises SIGXFSZ.
-        || proc::limit(libc::RLIMIT_FSIZE).is_some_and(|most| most < size_of::<Page>() as u64)
+        || proc::limit(libc::RLIMIT_FSIZE).is_none_or(|most| most < size_of::<Page>() as u64)
     {
         return None;
     }

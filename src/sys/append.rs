@@ -204,9 +204,11 @@ fn write(fd: c_int, bytes: &[u8], manner: &Manner<'_>) -> Result<(), Refused> {
 /// part.
 fn is_within_limit(fd: c_int, more: usize, own: Option<u64>) -> bool {
     let limits = [proc::limit(libc::RLIMIT_FSIZE), own];
-    let Some(most) = limits.into_iter().flatten().min() else {
+    let most = limits.into_iter().flatten().min();
+    let most = most.unwrap_or(libc::RLIM64_INFINITY);
+    if most == libc::RLIM64_INFINITY {
         return true;
-    };
+    }
     // SAFETY: lseek takes no pointers.
     let size = unsafe { syscall(libc::SYS_lseek, fd, 0, libc::SEEK_END) };
     // A file without an end, such as a pipe, has no limit either.

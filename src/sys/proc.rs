@@ -14,11 +14,11 @@ use errno::{Errno, errno};
 
 /// RLIMIT_MEMLOCK in bytes; `None` if unlimited.
 pub fn memlock_limit() -> Option<u64> {
-    limit(libc::RLIMIT_MEMLOCK)
+    limit(libc::RLIMIT_MEMLOCK).filter(|&most| most != libc::RLIM64_INFINITY)
 }
 
-/// The process's limit of a resource, by the system call itself. `None` if there is none, or if it
-/// cannot be read.
+/// The process's limit of a resource, by the system call itself: the greatest number if there is none,
+/// `None` if it cannot be read.
 pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let (own, none) = (0, null::<libc::rlimit64>());
     let mut limit = libc::rlimit64 {
@@ -28,7 +28,7 @@ pub fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     // SAFETY: the structure is writable, and the call sets no limit.
     let failed =
         unsafe { libc::syscall(libc::SYS_prlimit64, own, resource, none, &raw mut limit) } != 0;
-    (!failed && limit.rlim_cur != libc::RLIM64_INFINITY).then_some(limit.rlim_cur)
+    (!failed).then_some(limit.rlim_cur)
 }
 
 /// How many numbers the calling thread's table of descriptors has room for (proc(5), FDSize).
