@@ -48,7 +48,9 @@ pub unsafe fn reg(
     caller: Caller,
     register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
 ) -> *mut ibv_mr {
-    let record = || move |outcome: &_| traced::registered(call, pd, &request, outcome);
+    // By reference: the stack may be small.
+    let asked = &request;
+    let record = || move |outcome: &_| traced::registered(call, pd, asked, outcome);
     // SAFETY: live objects, by this function's contract.
     let domain = unsafe { Pd::from_c(pd) };
     let failing = || Entry::of(call, Subject::of_memory(domain, request), REG_FAILED);
