@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""boundary.py: reports in TAP whether each function that C calls goes through the panic boundary, src/capi/ret.rs."""
+"""boundary.py: reports in TAP what no compiler checks of the sources: each function that C calls goes
+through the panic boundary, src/capi/ret.rs; no other file has C symbols; no files import each other in
+a circle."""
 import pathlib
 import re
 
@@ -57,6 +59,56 @@ def without_tests(text):
     return "".join(kept)
 
 
+def expanded(path):
+    """The paths that one "use" names."""
+    head, brace, rest = path.partition("{")
+    if not brace:
+        return [path.strip()]
+    parts, depth = [""], 0
+    for char in rest[: rest.rindex("}")]:
+        depth += {"{": 1, "}": -1}.get(char, 0)
+        if char == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += char
+    return [path for part in parts if part.strip() for path in expanded(head + part.strip())]
+
+
+def imports(root):
+    """For each file of a crate the files that it imports; a file by the parts of its module's path."""
+    files = {}
+    for file in root.rglob("*.rs"):
+        if any((folder / "Cargo.toml").exists() for folder in file.parents if root in folder.parents):
+            continue  # Another crate's.
+        parts = file.relative_to(root).with_suffix("").parts
+        files[parts[:-1] if parts[-1] in ("lib", "main", "mod") else parts] = file
+    found = {}
+    for here, file in files.items():
+        found[here] = set()
+        for use in re.findall(r"use\s+((?:crate|super|self)::[^;]+);", without_tests(file.read_text())):
+            for path in expanded(use):
+                words = [word.strip() for word in path.split("::")]
+                up = words.count("super")
+                names = tuple(word for word in words if word not in ("crate", "super", "self"))
+                names = names if words[0] == "crate" else here[: len(here) - up] + names
+                there = next(names[:n] for n in range(len(names), -1, -1) if names[:n] in files)
+                found[here] |= {there} - {here}
+    return found
+
+
+def circle(found):
+    """A file that reaches itself by imports, if there is one."""
+    def reached(start):
+        seen, todo = set(), list(found[start])
+        while todo:
+            file = todo.pop()
+            if file not in seen:
+                seen.add(file)
+                todo += found[file]
+        return seen
+    return next(("::".join(file) for file in found if file in reached(file)), None)
+
+
 def main():
     src = pathlib.Path(__file__).resolve().parents[2] / "src"
     unguarded, found = [], 0
@@ -75,7 +127,14 @@ def main():
     print(f"{'not ok' if exported else 'ok'} 2 - src/capi alone has C symbols")
     for place in exported:
         print(f"# {place}")
-    print("1..2")
+    crates = sorted(file.parent for file in [*src.rglob("lib.rs"), *src.parent.glob("tool/src/main.rs")])
+    graphs = {crate: imports(crate) for crate in crates}
+    circles = [f"{crate.relative_to(src.parent)}: {circle(graph)}" for crate, graph in graphs.items() if circle(graph)]
+    edges = sum(map(len, (files for graph in graphs.values() for files in graph.values())))
+    print(f"{'ok' if edges > 400 and not circles else 'not ok'} 3 - none of {edges} imports between files of a crate closes a circle")
+    for place in circles:
+        print(f"# {place}")
+    print("1..3")
 
 
 main()

@@ -2,8 +2,8 @@
 //! Advice on the trace, in words: the most that the cache could save, and the trial that shows what
 //! it does save. Commands stand between backticks.
 use super::ranges::OUTLIER;
-use super::shape::{Advice, Bound, ProcessTotals, Ranks, Totals, Unserved};
-use super::verdict::{self, Kind};
+use super::shape::{Advice, Bound, Kind, ProcessTotals, Ranks, Totals, Unserved};
+use super::verdict;
 use super::{job, units};
 use std::path::Path;
 

@@ -3,10 +3,10 @@
 //! report. maud escapes all text of the trace.
 use super::callers::Caller;
 use super::diff::Diff;
-use super::shape::{Point, Report};
+use super::shape::{Kind, Point, Report};
 use super::tables::{self, Section};
 use super::units::{self, bytes, count, time};
-use super::{flame, job, plots, verdict};
+use super::{flame, job, plots};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 /// The most rows of a table.
@@ -207,9 +207,9 @@ fn head(report: &Report, program: &str) -> Markup {
 /// The class of the box around the verdict.
 fn colour(report: &Report) -> &'static str {
     match report.advice.verdict.kind {
-        verdict::Kind::TryIt | verdict::Kind::Prefault => "yes",
-        verdict::Kind::CannotKnow => "unknown",
-        verdict::Kind::NotWorthIt | verdict::Kind::Served | verdict::Kind::Gpu => "no",
+        Kind::TryIt | Kind::Prefault => "yes",
+        Kind::CannotKnow => "unknown",
+        Kind::NotWorthIt | Kind::Served | Kind::Gpu => "no",
     }
 }
 

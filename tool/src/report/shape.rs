@@ -2,7 +2,6 @@
 //! The content of a report. The page, the text and the JSON all show a [`Report`] and count nothing
 //! themselves.
 use super::callers::Caller;
-use super::verdict::Verdict;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, how};
 use serde::Serialize;
@@ -104,6 +103,30 @@ pub struct ProcessTotals {
     pub ended: bool,
     /// `rdmamr trace` stopped recording it, and it ran on.
     pub stopped: bool,
+}
+
+/// What the report's first line says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    TryIt,
+    #[default]
+    NotWorthIt,
+    /// The trace does not tell.
+    CannotKnow,
+    /// The cache was on and serves what can be served.
+    Served,
+    /// Large registrations cost more than the cache could save.
+    Prefault,
+    /// The cache saves nothing, and registrations of a GPU's memory need the library.
+    Gpu,
+}
+
+#[derive(Clone, Default, Serialize)]
+pub struct Verdict {
+    pub kind: Kind,
+    /// The verdict in one line.
+    pub line: String,
 }
 
 /// What the cache could save at most, and how to find out what it saves.

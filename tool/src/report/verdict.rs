@@ -1,37 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The report's first line: the largest cost that a setting may change, and the setting. A person
 //! reads it in ten seconds; the reasons stand below it.
-use super::shape::{Advice, Bound, Totals};
+use super::shape::{Advice, Bound, Kind, Totals, Verdict};
 use super::units::{count, plural, share, time};
-use serde::Serialize;
 
 /// What saves at most this part of the run is not worth a trial.
 const LEAST: u64 = 100;
 /// A trace that lacks more than this part of the calls tells nothing of the run.
 const LACKING: u64 = 10;
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    TryIt,
-    #[default]
-    NotWorthIt,
-    /// The trace does not tell.
-    CannotKnow,
-    /// The cache was on and serves what can be served.
-    Served,
-    /// Large registrations cost more than the cache could save.
-    Prefault,
-    /// The cache saves nothing, and registrations of a GPU's memory need the library.
-    Gpu,
-}
-
-#[derive(Clone, Default, Serialize)]
-pub struct Verdict {
-    pub kind: Kind,
-    /// The verdict in one line.
-    pub line: String,
-}
 
 /// The setting for large registrations.
 pub const PREFAULT: &str = "--prefault 4";
