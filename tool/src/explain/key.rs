@@ -22,7 +22,9 @@ const SHOWN: usize = 3;
 /// So many regions that ended are kept.
 const MOST: usize = 1 << 16;
 
+// clap names a group after the type, and the command's own is called so too.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Look a key up in the trace of the process that registered the memory
     #[arg(long, value_name = "FILE", requires = "key", conflicts_with = "words")]
