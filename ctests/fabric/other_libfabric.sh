@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # other_libfabric.sh LIBRARY: the provider under libfabrics of other versions than the installed
 # one. Each is a stand-in that has a version and nothing else.
-set -u
-. "$(dirname "$0")/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 cat >"$work/asks.c" <<'C'
 #include <dlfcn.h>

@@ -27,6 +27,15 @@ check() { # NAME COMMAND...: passes if the command succeeds; otherwise shows its
 	shift
 	if output=$("$@" 2>&1); then pass "$name"; else fail "$name" "$output"; fi
 }
+whole() { # NAME COMMAND...: the results of a program that reports its own, as one
+	local name=$1 output
+	shift
+	if output=$("$@" 2>&1) && ! grep -q '^not ok\|Sanitizer' <<<"$output" && grep -q '^1\.\.[1-9]' <<<"$output"; then
+		pass "$name: $(grep -c '^ok' <<<"$output") checks"
+	else
+		fail "$name" "$(grep -A12 '^not ok\|Sanitizer\|^Bail' <<<"$output" | head -40)" "$(tail -n 5 <<<"$output")"
+	fi
+}
 take_over() { # NAME STATUS OUTPUT: forwards each result of a program that reports its own, and checks that it ran to its end
 	local name=$1 status=$2 output=$3 line
 	while read -r line; do

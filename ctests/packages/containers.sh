@@ -3,16 +3,12 @@
 # containers.sh LIBRARY BUILT RDMAMR: the files of docs/containers are valid by their schemas, and do
 # what docs/containers.md says where this machine can try it: under the seccomp profile, with a
 # container's capabilities and limits, as root and as a user.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$(realpath "$1") built=$(realpath "$2") rdmamr=$(realpath "$3")
 cd "$here/../.." || exit 1
 files=$PWD/docs/containers helper=$PWD/ctests/packages/containers.py
 profile=$files/seccomp.json
-work=$(mktemp -d)
 chmod 755 "$work"
-trap 'rm -rf "$work"' EXIT
 unset LD_PRELOAD "${!RDMAMR_@}"
 . packaging/tree.sh
 finds() { ! "$@"; }

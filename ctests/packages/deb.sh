@@ -3,9 +3,7 @@
 # deb.sh: the Debian packages are built, state their dependencies, and have the files of deb.files;
 # lintian has no complaint. deb_installed.sh installs and removes them in the machine of vm/, which
 # forgets all of it.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
 
 . packaging/tree.sh

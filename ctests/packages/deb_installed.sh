@@ -2,14 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # deb_installed.sh DEVICE GID_INDEX VERSION PACKAGE...: installs the Debian packages, as root:
 # programs can be compiled with them and preload them; purged, they leave nothing.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 . "$here/../plain/programs/stats.sh"
 device=$1 gid=$2 version=$3
 shift 3
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 for package; do dpkg-deb --fsys-tarfile "$package" | tar -t; done | sed -n 's|^\./\(.*[^/]\)/*$|/\1|p' | sort -u >"$work/paths"
 there() { while read -r path; do [ ! -e "$path" ] || echo "$path"; done <"$work/paths"; }

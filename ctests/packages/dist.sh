@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # dist.sh: the tarball of "make dist" has the tree's files, and its targets start without git.
 # "packaging/dist_check" builds it.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
 . packaging/tree.sh
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 check "make dist" packaging/dist "$work/first"
 tarball=librdmamr-$tree_version.tar.gz

@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # headers.sh CBINDGEN LAYOUT.c LIBFABRIC_LAYOUT.c: the headers agree with the source, and compile in
 # every C; their prototypes and the library's structures are those of the installed headers.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
 cbindgen=$1 layout=$2 fabric_layout=$3
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cc=${CC:-cc} cxx=${CXX:-c++}
 strict=(-Wall -Wextra -Wpedantic -Werror -fsyntax-only -Iinclude)
 

@@ -2,23 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # install.sh: installs into a folder of its own, and uses the files as a program's author would:
 # pkg-config, dynamic and static linking; then removes them.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
-stage=$(mktemp -d)
-trap 'rm -rf "$stage"' EXIT
+stage=$work
 cc=${CC:-cc}
-
-tap() { # NAME COMMAND...: passes if a program that reports its own results has no failure
-	local name=$1 output
-	shift
-	if output=$("$@" 2>&1) && ! grep -q '^not ok' <<<"$output" && grep -q '^1\.\.[1-9]' <<<"$output"; then
-		pass "$name: $(grep -c '^ok' <<<"$output") checks"
-	else
-		fail "$name" "$output"
-	fi
-}
 
 install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDIR=/usr/lib/here; }
 check "make install" install install
@@ -67,13 +54,13 @@ check "its ibv_reg_mr is librdmamr's" bash -c 'sed -n "/File: librdmamr.so.1/,/F
 check "its ibv_reg_mr names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr@IBVERBS_1.1"' - "$consumer"
 bindings=$(LD_LIBRARY_PATH=$stage/usr/lib/here LD_DEBUG=bindings "$consumer" 2>&1 >/dev/null)
 check "the loader binds it so" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
-tap "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
+whole "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
 
 read -ra flags <<<"$(pkg-config --cflags rdmamr)"
 check "a program links the archive" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$stage/static" "${flags[@]}" \
 	"$stage/usr/lib/here/librdmamr.a" -libverbs -lgcc_s -lpthread -ldl
 check "and needs no librdmamr" bash -c '! readelf -dW "$1" | grep -q "NEEDED.*rdmamr"' - "$stage/static"
-tap "it runs" "$stage/static"
+whole "it runs" "$stage/static"
 check "it obeys its settings" grep -q '^{"reg_kernel":0,' <<<"$(RDMAMR_STATS=stderr "$stage/static" 2>&1)"
 check "libibverbs' own calls reach the program's: its symbol is exported" bash -c 'readelf -W --dyn-syms "$1" | grep -q " ibv_reg_mr_iova2@@IBVERBS_1.8"' - "$stage/static"
 

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # lints.sh: clippy reads all targets of all crates; the crates that they need take a minute to
 # compile. The suite "source" has it read the library alone.
-set -u
-. "$(dirname "$0")/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$(dirname "$0")/../.." || exit 1
 
 members=(--workspace --exclude rdmamr-tool)

@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # man.sh: the manual pages agree with their sources and cause no warning of a formatter, each public
 # function has one, and their examples compile.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 export LC_ALL=C.UTF-8
 
 # The common formatter, and a stricter one. scdoc begins a needless paragraph; mandoc leaves it out,

@@ -3,12 +3,8 @@
 # recipes.sh: the recipes of Spack, conda-forge and EasyBuild name the tarball of "make dist" with its
 # checksum, and their commands install the files that they promise. The commands run on the tree that
 # make has built, without those programs and without cargo.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset MAKEFLAGS MAKELEVEL
 rust=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 

@@ -1,8 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # rpm.sh: the RPM packages are built, rpmlint reports no error, and unpacked they run.
-set -u
-. "$(dirname "$0")/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$(dirname "$0")/../.." || exit 1
 
 needs rpmbuild

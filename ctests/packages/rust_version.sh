@@ -3,19 +3,17 @@
 # rust_version.sh: a tree of Debian 13 with Debian's own Rust, the oldest that Cargo.toml allows, builds
 # the tarball with the crates, installs it, and makes the Debian packages: without a network, and with
 # no package but Build-Depends.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
 . packaging/tree.sh
 unset MAKEFLAGS MAKELEVEL SOURCE_DATE_EPOCH
 
-[ "$EUID" = 0 ] || { echo "1..0 # SKIP a tree of Debian 13 needs root"; exit; }
-said=$(vm/tree build 2>&1) || { echo "1..0 # SKIP the tree of Debian 13 could not be made: $(tail -n 1 <<<"$said")"; exit; }
+[ "$EUID" = 0 ] || skip_all "a tree of Debian 13 needs root"
+said=$(vm/tree build 2>&1) || skip_all "the tree of Debian 13 could not be made: $(tail -n 1 <<<"$said")"
 work=$PWD/target/rust_version
 rm -rf "$work"
 mkdir -p "$work"
-said=$(packaging/vendored "$work" 2>&1) || { echo "1..0 # SKIP the crates could not be downloaded: $(tail -n 1 <<<"$said")"; exit; }
+said=$(packaging/vendored "$work" 2>&1) || skip_all "the crates could not be downloaded: $(tail -n 1 <<<"$said")"
 tarball=librdmamr-$tree_version-vendored.tar.gz
 check "the tarball with the crates" [ -s "$work/$tarball" ]
 check "is made again" packaging/vendored "$work/again"

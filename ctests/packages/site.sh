@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # site.sh: "make site" makes the site, all of whose links lead somewhere, and its search finds a word
 # without a server.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset MAKEFLAGS MAKELEVEL
 
 check "make site" make -s --no-print-directory site

@@ -2,9 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # source.sh: checks of the source files: format, lints, licences, and the table of tests. The suite
 # "lints" has clippy read the unit tests and the program rdmamr too, whose crates take a minute.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
 . packaging/tree.sh
 

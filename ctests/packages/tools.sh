@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # tools.sh: vm/packages finds tools as tools, on machines that stand in for Fedora, openSUSE and Arch:
 # without dpkg and apt-get, and with the name of that distribution's package manager.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$here/../.." || exit 1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset PACKAGES
 
 machine() { # MANAGER TOOL...: makes the machine: this one's programs, without these tools

@@ -3,12 +3,11 @@
 # wheel.sh: the Python wheel is built, auditwheel finds it fit for its glibc, and Mooncake runs with
 # it installed in a fresh environment (plain/programs/wheel.sh), in the machine of vm/. The wheel for
 # arm64 is built beside it, and runs in the machine that emulates that processor (wheel_arm64.sh).
-set -u
-. "$(dirname "$0")/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 cd "$(dirname "$0")/../.." || exit 1
 
 unset MAKEFLAGS MAKELEVEL
-said=$(packaging/wheel tools "$(uname -m)" 2>&1) || { echo "1..0 # SKIP zig and auditwheel could not be downloaded: $(tail -n 1 <<<"$said")"; exit; }
+said=$(packaging/wheel tools "$(uname -m)" 2>&1) || skip_all "zig and auditwheel could not be downloaded: $(tail -n 1 <<<"$said")"
 check "make wheel" make -s --no-print-directory wheel
 if [ -n "${DEVICE:-}" ]; then
 	skip "installed" "that is for the machine of vm/, not for one with DEVICE"

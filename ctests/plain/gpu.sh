@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # gpu.sh LIBRARY PROGRAM: a test of a GPU's memory on a device of vm/hca, with the stand-in of each
 # runtime: without the library, with it, with the cache, and with RDMAMR_GPU=off. Prints TAP.
-set -u
-. "$(dirname "$0")/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$1 program=$2
-if [ ! -c /dev/rdmamr-hca ] || [ ! -c /dev/udmabuf ]; then
-	echo "1..0 # SKIP no device of vm/hca, or no /dev/udmabuf"
-	exit 0
-fi
+[ -c /dev/rdmamr-hca -a -c /dev/udmabuf ] || skip_all "no device of vm/hca, or no /dev/udmabuf"
 for runtime in libcuda libhsa-runtime64; do
 	run() { # NAME SETTING...
 		local output

@@ -1,12 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # older.sh LIBRARY: the library over a libibverbs before rdma-core 28, and before 25.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
 printf 'IBVERBS_1.1 { global: ibv_reg_mr; ibv_dereg_mr; local: *; };\n' >24.map
@@ -20,8 +16,6 @@ for version in 24 27; do
 		"$here/older_libibverbs.c" -o "$version/libibverbs.so.1" || fail "building a libibverbs of rdma-core $version"
 	"${CC:-cc}" -D_GNU_SOURCE -I"$here/../../include" "$here/older.c" "$here/../lib/tap.c" -o older "$library" -Wl,--unresolved-symbols=ignore-all ||
 		fail "building a program for it"
-	output=$(LD_LIBRARY_PATH=$work/$version:$work LD_PRELOAD="$library $work/$version/libibverbs.so.1" ./older $have_iova 2>&1)
-	status=$?
-	check "rdma-core $version: $(grep -c '^ok' <<<"$output") checks" bash -c 'echo "$2"; [ "$1" = 0 ] && grep -q "^1\.\.[1-9]" <<<"$2" && ! grep -q "^not ok" <<<"$2"' - $status "$output"
+	whole "rdma-core $version" env LD_LIBRARY_PATH="$work/$version:$work" LD_PRELOAD="$library $work/$version/libibverbs.so.1" ./older $have_iova
 done
 tap_done

@@ -7,15 +7,11 @@
 # equal. With the cache the lines must be equal but for CACHE below. $VM_OUT/providers.tsv gets a line
 # for each device: its name, the versions of kernel and rdma-core, the cases, the differences, and
 # those with the cache.
-set -u
-here=$(dirname "$0")
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$1 built=$2
 shift 2
 programs=(access_flags bad_inputs lifetime objects)
 console=/dev/rdmamr-hca
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 rows=${VM_OUT:-$work}/providers.tsv
 # Debian's version of the kernel, as 6.12.38-1.
 kernel=$(uname -v | sed 's/.*Debian //; s/[- ].*//')

@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # link_order.sh LIBRARY BUILT: programs that are linked with libibverbs before and behind the library,
 # by their own calls and preloaded: what the library says at their start, and what it does.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 library=$(realpath "$1") built=$(realpath "$2")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 unset LD_PRELOAD LD_AUDIT
 ln -s "$library" "$work/librdmamr.so.1"
 export LD_LIBRARY_PATH=$work

@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # bench.sh TOOL LIBRARY [DEVICE]: the output of "rdmamr bench": that it has the right figures, not
 # how large they are.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$1 library=$2 device=${3:-}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 export RDMAMR_LIBRARY=$library

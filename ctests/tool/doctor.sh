@@ -3,12 +3,8 @@
 # doctor.sh TOOL LIBRARY [DEVICE]: the findings of "rdmamr doctor", on a device or without one. In
 # the machine of vm/ it also changes the things that the doctor examines, and checks that it sees
 # that.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$1 library=$2 device=${3:-}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 export RDMAMR_LIBRARY=$library
 unset LD_PRELOAD RDMAV_FORK_SAFE IBV_FORK_SAFE RDMAV_HUGEPAGES_SAFE

@@ -2,17 +2,14 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # fence.sh TOOL BUILT [UNMAPS]: "rdmamr fence" on this kernel, as root: what it counts, for whom, and
 # what others can do to it. In the machine of vm/ the service must run; elsewhere it may refuse.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$1 client=$2/fence_service unmaps=${3:-20000}
-work=$(mktemp -d)
 service=
 trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
 socket=/run/rdmamr/fence lock=/run/rdmamr-fence/lock
 
 if ! "$tool" fence --check 2>"$work/check"; then
-	[ -n "${VM:-}" ] || { echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"; exit; }
+	[ -n "${VM:-}" ] || skip_all "$(tr '\n' ' ' <"$work/check")"
 fi
 awaits() { # COMMAND...: it succeeds, sooner or later
 	for _ in $(seq 300); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done

@@ -3,12 +3,8 @@
 # hostile.sh TOOL LIBRARY AUDIT HOLDS: what another user of the machine, or a malicious environment,
 # can do to a program (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers on
 # request.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$(realpath "$1") library=$(realpath "$2") audit=$(realpath "$3") holds=$(realpath "$4")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 chmod 755 .
 

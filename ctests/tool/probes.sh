@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # probes.sh LIBRARY HOLDS: the USDT probes: each has a note, each note leads to a nop, and the
 # kernel's uprobes find the calls of HOLDS (ctests/tool/holds.c) there, with their arguments.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+TMPDIR=/dev/shm . "$(dirname "$0")/../lib/script.sh"
 library=$1 holds=$2
-work=$(mktemp -d /dev/shm/probes.XXXXXX)
 tracing=/sys/kernel/tracing
 group=rdmamr_$$
 instance=$tracing/instances/$group

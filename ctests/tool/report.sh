@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # report.sh RDMAMR: "rdmamr report" on a trace whose numbers are known: as text, as JSON, and as a
 # page in a browser.
-set -u
-here=$(dirname "$(realpath "$0")")
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 rdmamr=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 
 ${CC:-cc} -O1 -g "$here/callers.c" -o callers

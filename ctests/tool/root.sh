@@ -2,15 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # root.sh TOOL LIBRARY HOLDS: what a user of the machine can do to root who runs the tool
 # (SECURITY.md). HOLDS is ctests/tool/holds.c, a program that registers on request.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$(realpath "$1") library=$(realpath "$2") holds=$(realpath "$3")
-if [ "$(id -u)" != 0 ] || ! setpriv --reuid 60001 --clear-groups true 2>/dev/null; then
-	echo "1..0 # SKIP needs root, and setpriv"
-	exit
-fi
-work=$(mktemp -d)
+{ [ "$(id -u)" = 0 ] && setpriv --reuid 60001 --clear-groups true 2>/dev/null; } || skip_all "needs root, and setpriv"
 user=$((61000 + $$ % 1000)) other=$((62000 + $$ % 1000))
 trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" /dev/shm/rdmamr-$user /dev/shm/rdmamr-$other' EXIT
 held=()

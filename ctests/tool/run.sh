@@ -3,12 +3,8 @@
 # run.sh TOOL LIBRARY [DEVICE GID_INDEX]: the programs that "rdmamr run" starts, their environment,
 # and the programs that it refuses. With a device, instead, another project's program on that
 # device.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$1 library=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 cd "$work" || exit 1
 export RDMAMR_LIBRARY=$library

@@ -3,14 +3,10 @@
 # starts.sh TOOL LIBRARY BUILT [more]: programs of the distribution start under "rdmamr run" as they
 # start without, by their output and exit status: with the cache off and with --cache=all. "more":
 # those whose packages are large. vm/packages has their packages.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+. "$(dirname "$0")/../lib/script.sh"
 tool=$(realpath "$1") library=$(realpath "$2") built=$(realpath "$3") more=${4:-}
 source=$here/starts
-work=$(mktemp -d)
 chmod 755 "$work"
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 1
 unset LD_PRELOAD LD_AUDIT GLIBC_TUNABLES ASAN_OPTIONS "${!RDMAMR_@}"
 # Another user must be able to read them.

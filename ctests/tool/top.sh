@@ -3,11 +3,8 @@
 # top.sh TOOL LIBRARY HOLDS [DEVICE GID_INDEX]: "rdmamr top" on processes that HOLDS
 # (ctests/tool/holds.c) makes: its figures, which users see which processes, the terminal,
 # OpenMetrics. With a device, instead, the kernel's list of processes with the library and without.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../lib/tap.sh"
+TMPDIR=/dev/shm . "$(dirname "$0")/../lib/script.sh"
 tool=$1 library=$2 holds=$3 device=${4:-} gid=${5:-0}
-work=$(mktemp -d /dev/shm/top.XXXXXX)
 chmod 755 "$work"
 mkdir -m 700 "$work/run"
 # No idle region ends meanwhile.

@@ -2,20 +2,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # sanitizer.sh LIBRARY: a program under AddressSanitizer, which interposes memory calls as the
 # library does, in each order of loading. Without a device, on this machine's own kernel.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$(realpath "$1")
 cc=${CC:-cc}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 ln -s "$library" "$work/librdmamr.so"
 ln -s "$library" "$work/librdmamr.so.1"
 asan=$("$cc" -print-file-name=libasan.so)
-if [ ! -e "$asan" ]; then
-	echo "1..0 # SKIP the compiler has no libasan.so"
-	exit 0
-fi
+[ -e "$asan" ] || skip_all "the compiler has no libasan.so"
 
 build() { # OUTPUT [ARGUMENT...]
 	"$cc" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -O1 -g -fno-omit-frame-pointer -fsanitize=address -I"$here/../../../include" \

@@ -2,19 +2,13 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # with_fence.sh TOOL COMMAND...: a test of the cache while the service "rdmamr fence" runs: as
 # without it, and the process has used the counters. Prints TAP.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 tool=$1
 shift
-work=$(mktemp -d)
 service=
 trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
 
-if ! "$tool" fence --check 2>"$work/check" && [ -z "${VM:-}" ]; then
-	echo "1..0 # SKIP $(tr '\n' ' ' <"$work/check")"
-	exit
-fi
+"$tool" fence --check 2>"$work/check" || [ -n "${VM:-}" ] || skip_all "$(tr '\n' ' ' <"$work/check")"
 "$tool" fence 2>>"$work/check" &
 service=$!
 # Until it serves, only root may connect.

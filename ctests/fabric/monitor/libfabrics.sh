@@ -3,11 +3,9 @@
 # The libfabrics for tests of the monitor: the installed one, and that of Debian trixie if
 # "libfabric_run trixie" has unpacked it. Source this.
 # shellcheck disable=SC2034 # the sourcing script uses it
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
+expects 1 "$@"
 library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 newer=
 [ ! -e "$here/../../../target/libfabric/trixie-run/.ready" ] || newer=$("$here/libfabric_run" trixie)
 read -ra newer <<<"$newer"

@@ -3,13 +3,10 @@
 # monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric with each libfabric, in programs of many
 # kinds: threads, children, short-lived domains, plug-ins, fi_pingpong; and cases without effect,
 # which it must report. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
-set -u
-[ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
 if [ -z "${CHECK_ADDRESS:-}" ]; then
 	echo "1..0 # SKIP no IPv4 address reaches the device (ADDRESS)"
 	exit
 fi
-. "$(dirname "$0")/libfabrics.sh"
 monitored=(env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
 
 program() { # NAME [NAME=VALUE...]: a program that reports its own results
@@ -92,3 +89,4 @@ echo 'int fi_getinfo(void); int main(void) { return fi_getinfo() != -61; }' |
 says "libfabric 1.13" "no effect: libfabric is older than 1.14" "$work/old"
 check "and its call goes on" "${monitored[@]}" "$work/old"
 tap_done
+. "$(dirname "$0")/libfabrics.sh"

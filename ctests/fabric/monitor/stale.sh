@@ -5,9 +5,6 @@
 # monitors memhooks and userfaultfd with ours, and TAP: with ours no change of changes.h leaves a
 # stale region, unchanged memory is served, and the test can see a stale region. The device is
 # reached by CHECK_ADDRESS.
-set -u
-[ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
-. "$(dirname "$0")/libfabrics.sh"
 . "$here/../../lib/stale.sh"
 
 monitors=(memhooks userfaultfd ours)
@@ -73,3 +70,4 @@ for run in "${libfabrics[@]}"; do
 done
 skip_newer
 tap_done
+. "$(dirname "$0")/libfabrics.sh"

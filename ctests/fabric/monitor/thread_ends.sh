@@ -5,11 +5,8 @@
 # ends with the last thread of the C library, so a thread that waits for ever keeps it for ever.
 # The libfabric is a stand-in: it exports what the import of a monitor needs, and leaves the monitor
 # to the program.
-set -u
-. "$(dirname "$0")/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 cat >"$work/libfabric.c" <<'C'
 #include <rdma/fabric.h>

@@ -4,19 +4,12 @@
 # name; it offers the machine's devices, and leaves programs alone that do not request it. Programs
 # are those of BUILT (target/ctests), or compiled here if they are missing. Needs an RDMA device in
 # CHECK_DEVICE.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
-[ $# -ge 1 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+. "$(dirname "$0")/../../lib/script.sh"
+expects 1 "$@"
 library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
 needs fi_info
 devices=$(ibv_devices 2>/dev/null | awk 'NR > 2 { print $1 }' | sort)
-if [ -z "$devices" ]; then
-	echo "1..0 # SKIP there is no RDMA device"
-	exit
-fi
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+[ -n "$devices" ] || skip_all "there is no RDMA device"
 mkdir "$work/none" "$work/link" "$work/copy"
 ln -s "$library" "$work/link/librdmamr-fi.so"
 cp "$library" "$work/copy/librdmamr-fi.so"

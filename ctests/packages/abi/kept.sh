@@ -5,13 +5,9 @@
 # release runs on LIBRARY. With RELEASED, the library of that release ("ctests/run abi" builds it),
 # abidiff compares the two, and the program is linked to it. Also: the oldest Rust, and the targets
 # that are refused.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 cd "$here/../../.." || exit 1
 library=$(realpath "$1") released=${2:+$(realpath "$2")} old=ctests/packages/abi/0.1 cc=${CC:-cc}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 finds() { ! "$@"; }
 
 exported() { # LIBRARY

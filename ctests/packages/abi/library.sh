@@ -2,12 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # library.sh LIBRARY: the shared library as a linker sees it: its symbols, its name, its
 # dependencies, its size.
-set -u
-here=$(dirname "$0")
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 grep -v '^#' "$here/librdmamr.symbols" | LC_ALL=C sort >"$work/listed"
 readelf -W --dyn-syms "$library" | awk '$1 ~ /^[0-9]+:$/ && $5 != "LOCAL" && $7 != "UND" && $7 != "ABS" && $8 { print $8 }' |

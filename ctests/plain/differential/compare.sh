@@ -4,11 +4,8 @@
 # library, and compares the outcome of each attempt, line by line; with KERNEL.so preloaded, for a
 # kernel that is not at hand. Lines whose names differ in a number (of access flags) only make one
 # result.
-set -u
-. "$(dirname "$0")/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$1 program=$2 kernel=${3:-}
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 LD_PRELOAD=$kernel "$program" >"$work/without" 2>&1
 without=$?

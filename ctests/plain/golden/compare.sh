@@ -2,11 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # compare.sh LIBRARY PROGRAMS: records the commands that the same calls send to the kernel without
 # and with the library. PROGRAMS is the folder of record.so, old_kernel.so and calls.
-set -u
-. "$(dirname "$0")/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$1 programs=$2
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 record() { # OUTPUT PRELOAD...
 	local output=$1

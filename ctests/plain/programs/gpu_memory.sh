@@ -3,22 +3,15 @@
 # gpu_memory.sh LIBRARY BUILT ADDRESS: stock programs register memory of a GPU (gpu_memory.py) on the
 # device of vm/hca that CHECK_DEVICE names. Each fails without the library, and with RDMAMR_GPU=off,
 # and works with it. BUILT has the stand-ins of the GPU's libraries. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 library=$1 built=$2 address=$3
-if [ ! -c /dev/rdmamr-hca ] || [ ! -c /dev/udmabuf ]; then
-	echo "1..0 # SKIP no device of vm/hca, or no /dev/udmabuf"
-	exit 0
-fi
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+[ -c /dev/rdmamr-hca -a -c /dev/udmabuf ] || skip_all "no device of vm/hca, or no /dev/udmabuf"
 gid=0
 . "$here/mooncake.sh"
 wheel=$PYTHONPATH"_cuda"
-export PYTHONPATH=$wheel LD_LIBRARY_PATH=$scratch UCX_NET_DEVICES=$CHECK_DEVICE:1
-ln -s "$built/libcuda.so.full" "$scratch/libcuda.so.1"
-ln -s "$built/libcudart.so.full" "$scratch/libcudart.so.12"
+export PYTHONPATH=$wheel LD_LIBRARY_PATH=$work UCX_NET_DEVICES=$CHECK_DEVICE:1
+ln -s "$built/libcuda.so.full" "$work/libcuda.so.1"
+ln -s "$built/libcudart.so.full" "$work/libcudart.so.12"
 
 run() { # SETTING...: sets says
 	says=$(env "$@" timeout 300 /usr/bin/python3 -B "$here/gpu_memory.py" "$by" "$CHECK_DEVICE" "$address" 2>&1)

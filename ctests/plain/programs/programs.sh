@@ -8,22 +8,15 @@
 # docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and its registrations
 # are compared with the table. If $CHECK_WALL is set ("ctests/run wall"), rows and traces for that
 # table go to $VM_OUT instead. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 . "$here/stats.sh"
-[ $# -ge 4 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+expects 4 "$@"
 device=$2 address=$3 gid=$4 table=${5-} wall=${CHECK_WALL:+${VM_OUT:-}}
 limit=300 # seconds, against a hang: a busy machine is ten times as slow
 
-if [ ! -e "/sys/class/infiniband/$device" ]; then
-	echo "1..0 # SKIP there is no device $device"
-	exit
-fi
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+[ -e "/sys/class/infiniband/$device" ] || skip_all "there is no device $device"
 # A copy: a build meanwhile would change the file under the programs that have mapped it.
-library=$scratch/library.so
+library=$work/library.so
 cp "$1" "$library" || exit 2
 . "$here/sides.sh"
 
@@ -48,10 +41,10 @@ program() { # NAME READY SAYS SERVER CLIENT
 		return
 	fi
 	for run in "${runs[@]}"; do
-		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$scratch/$run.stats")
+		settings=(LD_PRELOAD="$library${PRELOAD:+ $PRELOAD}" RDMAMR_STATS="$work/$run.stats")
 		# No region ends by age: an emulated processor may take seconds from one buffer to the next.
 		[ "$run" = with ] || settings+=(RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=1000000)
-		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$scratch/$run.trace")
+		[ -z "$wall" ] || settings+=(RDMAMR_TRACE="$work/$run.trace")
 		attempts "$run" "$@" env "${settings[@]}"
 		judge "$name" "$run" || return
 	done
@@ -77,7 +70,7 @@ judge() { # NAME RUN
 
 	registrations[$2]=0 hits[$2]=0
 	[ "${REGISTERS-yes}" = yes ] || return 0
-	sum_stats "$scratch/$2.stats"
+	sum_stats "$work/$2.stats"
 	registrations[$2]=$((stats[reg_kernel] + stats[hits])) hits[$2]=${stats[hits]}
 	# Each side is a process, and each must have written its statistics.
 	if ((stats[processes] >= ${PROCESSES-2} && stats[reg_kernel] > 0 && stats[reg_next] == 0 && stats[reg_failed] == 0 &&
@@ -96,7 +89,7 @@ row() { # NAME
 	if [ -n "$wall" ]; then
 		echo "$1|${registrations[with]}|${hits[cache]}" >>"$wall/rows${SID:+.sid}"
 		for run in with cache; do
-			[ ! -e "$scratch/$run.trace" ] || cp "$scratch/$run.trace" "$wall/$1.$run.trace"
+			[ ! -e "$work/$run.trace" ] || cp "$work/$run.trace" "$wall/$1.$run.trace"
 		done
 		return
 	fi
@@ -172,10 +165,10 @@ program 'fio, send' cm '' "$fio --name=server --rw=read --iodepth=16" \
 
 # Programs of moves.py, which allocate and free buffers. Both sides are this machine's own Python.
 moves() { # NAME BY
-	local command="/usr/bin/python3 $here/moves.py $2 $device $address $scratch/PORT"
+	local command="/usr/bin/python3 $here/moves.py $2 $device $address $work/PORT"
 	program "$1" offered 'buffers came back' "$command target" "$command initiator"
 }
-offered() { [ -e "$scratch/$1/offer" ]; } # PORT
+offered() { [ -e "$work/$1/offer" ]; } # PORT
 
 # Mooncake's transfer engine moves caches of language models. It calls ibv_fork_init at its start.
 wheel=$(realpath "$here/../../../target/mooncake")
@@ -183,7 +176,7 @@ if [ -e "$wheel/.ready" ]; then
 	. "$here/mooncake.sh"
 	moves Mooncake engine
 	program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
-		"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $scratch/PORT"
+		"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $work/PORT"
 else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/plain/programs/mooncake_wheel)"
 fi
@@ -192,9 +185,9 @@ moves librpma librpma
 
 # librspreload turns a program's sockets into RDMA sockets.
 rsockets=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so
-seq 100000 >"$scratch/sent"
-PRELOAD=$rsockets program 'netcat by librspreload' cm 'arrived$' "$here/netcat listen $address PORT $scratch/sent" \
-	"$here/netcat send $address PORT $scratch/sent"
+seq 100000 >"$work/sent"
+PRELOAD=$rsockets program 'netcat by librspreload' cm 'arrived$' "$here/netcat listen $address PORT $work/sent" \
+	"$here/netcat send $address PORT $work/sent"
 
 # By default UCX checks the destination of a datagram, and drops all that soft-RoCE delivers.
 VARIES=yes UCX_NET_DEVICES=$device:1 UCX_IB_GID_INDEX=$gid UCX_TLS=rc_verbs,ud_verbs UCX_UD_VERBS_ETH_DGID_CHECK=n \
@@ -208,5 +201,5 @@ fi
 # A program in Rust, by a published binding: the binding's own example, which sends to itself.
 PROCESSES=1 program 'ibverbs for Rust, loopback' '' 'sent|received' '' "$here/../../../target/rust/bin/loopback"
 
-limit=1200 program 'HPC Challenge' '' '^Success=' '' "env -C $scratch $here/hpcc"
+limit=1200 program 'HPC Challenge' '' '^Success=' '' "env -C $work $here/hpcc"
 tap_done

@@ -5,11 +5,9 @@
 # Every test of rdma-core's pyverbs has the same result with the library in front, and the library
 # makes all their registrations. The suite is that of Debian's python3-pyverbs; it runs on DEVICE,
 # as run_tests.py would run it, without the library and with it. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 . "$here/stats.sh"
-[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+expects 3 "$@"
 device=$2 gid=$3
 limit=800 # seconds, against a hang
 shipped=/usr/share/doc/rdma-core/tests
@@ -18,26 +16,19 @@ shipped=/usr/share/doc/rdma-core/tests
 # Debian's own Python, which finds Debian's pyverbs; another one may come first in PATH.
 python=/usr/bin/python3
 
-if [ ! -e "$shipped/run_tests.py" ] || ! $python -c 'import pyverbs.device' 2>/dev/null; then
-	echo "1..0 # SKIP pyverbs and its tests are not installed (Debian: python3-pyverbs, rdma-core)"
-	exit
-fi
-if [ ! -e "/sys/class/infiniband/$device" ]; then
-	echo "1..0 # SKIP there is no device $device"
-	exit
-fi
-scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+{ [ -e "$shipped/run_tests.py" ] && $python -c 'import pyverbs.device' 2>/dev/null; } ||
+	skip_all "pyverbs and its tests are not installed (Debian: python3-pyverbs, rdma-core)"
+[ -e "/sys/class/infiniband/$device" ] || skip_all "there is no device $device"
 # A copy: a build meanwhile would change the file under the suite that has mapped it.
-library=$scratch/library.so
+library=$work/library.so
 cp "$1" "$library" || exit 2
-cp -r "$shipped" "$scratch/tests"
-gunzip -q "$scratch"/tests/*.gz
-cd "$scratch/tests" || exit
+cp -r "$shipped" "$work/tests"
+gunzip -q "$work"/tests/*.gz
+cd "$work/tests" || exit
 
 note() { printf '%s\n' "$@" | sed 's/^/# /'; }
 suite() { # RESULTS PREFIX...: the status is 0 whatever the tests report, else that of the first process that died
-	local results=$scratch/$1 first=0 status ran
+	local results=$work/$1 first=0 status ran
 	shift
 	: >"$results"
 	while :; do
@@ -58,17 +49,17 @@ suite() { # RESULTS PREFIX...: the status is 0 whatever the tests report, else t
 ends=(0 0)
 both() { # SUFFIX; ends are the statuses without and with, of the last run that was not 0
 	suite "without$1" env || ends[0]=$?
-	suite "with$1" env LD_PRELOAD="$library" RDMAMR_STATS="$scratch/stats" || ends[1]=$?
+	suite "with$1" env LD_PRELOAD="$library" RDMAMR_STATS="$work/stats" || ends[1]=$?
 }
 judge() { # RESULTS...
-	(cd "$scratch" && "$python" "$here/pyverbs_compare.py" "$@") >"$scratch/judgement" || fail "the results can be read"
+	(cd "$work" && "$python" "$here/pyverbs_compare.py" "$@") >"$work/judgement" || fail "the results can be read"
 }
 
 both ''
 judge without with
 # Traffic on a slow machine times out now and then. So a second round decides about differences; it
 # runs the whole suite, since a test may depend on those before it.
-if grep -q ^fail "$scratch/judgement"; then
+if grep -q ^fail "$work/judgement"; then
 	both .again
 	judge without with without.again with.again
 fi
@@ -82,12 +73,12 @@ elif [ "${ends[1]}" = "${ends[0]}" ]; then
 else
 	fail "$name" "Without the library it ends with ${ends[0]}, with it with ${ends[1]}."
 fi
-while IFS=$'\t' read -ra judgement; do "${judgement[@]}"; done <"$scratch/judgement"
+while IFS=$'\t' read -ra judgement; do "${judgement[@]}"; done <"$work/judgement"
 
 # A dma-buf is not memory of the process: its registrations are forwarded by design.
 passed_on=0
-! grep -qiE $'^pass\t.*dmabuf' "$scratch/judgement" || passed_on=any
-sum_stats "$scratch/stats"
+! grep -qiE $'^pass\t.*dmabuf' "$work/judgement" || passed_on=any
+sum_stats "$work/stats"
 note "$(show_stats)"
 every="every registration of plain memory is the library's"
 if ((stats[reg_kernel] > 0)) && [[ $passed_on = any || ${stats[reg_next]} = 0 ]]; then

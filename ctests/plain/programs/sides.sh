@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# Runs the two sides of a program and judges how they ended. Source this. `scratch` is a folder for
+# Runs the two sides of a program and judges how they ended. Source this. `work` is a folder for
 # their output; a side that runs longer than `limit` seconds is ended.
 
 port=20000
@@ -24,8 +24,8 @@ cm() { # PORT
 }
 
 # The same goes for a pause.
-mkfifo "$scratch/never"
-exec {never}<>"$scratch/never"
+mkfifo "$work/never"
+exec {never}<>"$work/never"
 pause() { read -rt 0.05 -u "$never"; }
 
 # Starts a side of a program, and sets `started` to its process.
@@ -66,7 +66,7 @@ await() { # PROCESS [PROCESS]
 # how they ended, and their lines about the data.
 declare -A verdict
 run() { # RUN READY SAYS SERVER CLIENT PREFIX...
-	local run=$1 out=$scratch/$1 ready=$2 says=$3 server client server_pid='' client_pid='' file
+	local run=$1 out=$work/$1 ready=$2 says=$3 server client server_pid='' client_pid='' file
 	# Each run has a port of its own, and does not wait for the last one to be free again.
 	while "${ready:-false}" $((++port)); do :; done
 	read -ra server <<<"${4//PORT/$port}"
@@ -95,32 +95,32 @@ worked() { [[ ${verdict[$1]} =~ ^server\ (0|none),\ client\ 0$'\n' && ! ${verdic
 late() { [[ ${verdict[$1]} =~ ^server\ ((124|137),|[a-z0-9]+,\ client\ (124|137)$'\n') ]]; }
 output() { # the end of both sides' output
 	local file
-	for file in "$scratch/$1".{server,client}.{out,err}; do
+	for file in "$work/$1".{server,client}.{out,err}; do
 		tail -n 10 "$file" | tr -d '\0' | sed "s/^/${file##*/}: /"
 	done
 }
 reason() { # why it failed, in the words of the side that failed by itself
 	local side=client
 	[[ ${verdict[$1]} =~ ^server\ (none|0|143), ]] || side=server
-	cat "$scratch/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#\0'
+	cat "$work/$1.$side".{out,err} | grep -av '^[[:space:]]*$' | tail -n 1 | tr -d '#\0'
 }
 difference() { # RUN: from the one without the library
-	echo "${verdict[without]}" >"$scratch/verdict.without"
-	echo "${verdict[$1]}" >"$scratch/verdict.$1"
-	diff -a "$scratch/verdict.without" "$scratch/verdict.$1" | sed -n "s/^</without:/p; s/^>/$1:/p"
+	echo "${verdict[without]}" >"$work/verdict.without"
+	echo "${verdict[$1]}" >"$work/verdict.$1"
+	diff -a "$work/verdict.without" "$work/verdict.$1" | sed -n "s/^</without:/p; s/^>/$1:/p"
 }
 
 # rping before rdma-core 59 destroys its event channel while its thread may be about to ask it for
 # an event. If the thread comes late, the process says this, and ends with 255 after all has gone
 # well (rdma-core's commit f3ae6534a, "rping: terminate CM event thread before exiting").
 ended_badly() { # RUN
-	grep -qx 'rdma_get_cm_event: Bad file descriptor' "$scratch/$1".{server,client}.err
+	grep -qx 'rdma_get_cm_event: Bad file descriptor' "$work/$1".{server,client}.err
 }
 
 attempts() { # RUN...: runs again, up to five times, if only its end went wrong or a message was lost
 	local attempt
 	for attempt in 1 2 3 4 5; do
-		rm -f "$scratch/$1".{stats,trace}
+		rm -f "$work/$1".{stats,trace}
 		run "$@"
 		if ended_badly "$1"; then
 			echo "# $1, attempt $attempt: ${verdict[$1]%%$'\n'*}: the event channel was gone"

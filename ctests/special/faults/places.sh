@@ -4,15 +4,11 @@
 # files missing, hidden or read-only, under a container's filter of system calls, or at a limit of
 # its own. No call fails, no region is stale, and no region is reused if the kernel cannot be asked.
 # Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
-[ $# -eq 2 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+. "$(dirname "$0")/../../lib/script.sh"
+expects 2 "$@"
 export library built
 library=$(realpath "$1") built=$(realpath "$2")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-unshare -m true 2>/dev/null || { echo "1..0 # SKIP no namespace of mounts for this user"; exit 0; }
+unshare -m true 2>/dev/null || skip_all "no namespace of mounts for this user"
 
 # The program's last words, and its failures.
 program() { # [ARGUMENT...]

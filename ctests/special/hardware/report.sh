@@ -2,12 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # report.sh: the report of "make hardware" has the facts and results of a machine, and none of its
 # names and addresses. The machine is a folder, and its results name all that must not be sent.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-. "$here/../../lib/tap.sh"
+. "$(dirname "$0")/../../lib/script.sh"
 cd "$here/../../.." || exit 1
-tool=$PWD/bench/hardware work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+tool=$PWD/bench/hardware
 root=$work/root sysfs=$work/root/sys/class/infiniband/rocex7cfe90cb743a
 # The user whose process it is may have any name.
 person=(env USER=wilhelmina LOGNAME=wilhelmina SUDO_USER=wilhelmina HOME=/people/wilhelmina PYTHONPATH="$tool" PYTHONDONTWRITEBYTECODE=1)

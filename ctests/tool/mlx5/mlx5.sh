@@ -3,12 +3,9 @@
 # mlx5.sh LIBRARY PROGRAM AUDIT: libmlx5's own registrations, which a stand-in for libmlx5 serves (libmlx5.c): they do
 # the same without LIBRARY and with it, and "rdmamr", PROGRAM, shows them as registered past the library. AUDIT is
 # the module for LD_AUDIT. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
-[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+TMPDIR=/dev/shm . "$(dirname "$0")/../../lib/script.sh"
+expects 3 "$@"
 library=$(realpath "$1") rdmamr=$(realpath "$2") audit=$(realpath "$3") cc=${CC:-cc}
-work=$(mktemp -d /dev/shm/mlx5.XXXXXX)
 holder=
 trap '[ -z "$holder" ] || kill "$holder" 2>/dev/null; rm -rf "$work"' EXIT
 mkdir -m 700 "$work/run"

@@ -2,13 +2,9 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # stacks.sh LIBRARY BUILT PROGRAM: the call stacks of a trace, in programs whose functions are known
 # (stacks.c, stacks.py, stacks.go), as PROGRAM, "rdmamr", reports them. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
-[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+. "$(dirname "$0")/../../lib/script.sh"
+expects 3 "$@"
 library=$(realpath "$1") stacks=$(realpath "$2")/trace_stacks rdmamr=$(realpath "$3")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 
 run() { # WAY [NAME=VALUE...]: runs the program, and makes its report

@@ -4,14 +4,10 @@
 # (calls.c), as PROGRAM, "rdmamr", reads it: every call once, of all threads and of a forked child,
 # with result, reason and caller; with the cache and without; for a killed program, the calls that
 # it had written. On $CHECK_DEVICE. Prints TAP.
-set -u
-here=$(realpath "$(dirname "$0")")
-. "$here/../../lib/tap.sh"
-[ $# -eq 3 ] || { sed -n '3,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0" >&2; exit 2; }
+. "$(dirname "$0")/../../lib/script.sh"
+expects 3 "$@"
 library=$(realpath "$1") built=$(realpath "$2") rdmamr=$(realpath "$3")
 calls=$built/trace_calls
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 cd "$work" || exit 2
 
 run() { # FILE [NAME=VALUE...] [-- ARGUMENT]
