@@ -11,7 +11,6 @@
  * this program alone. So all data that its threads share is atomic.
  */
 #include "common.h"
-#include <pthread.h>
 #include <rdmamr/verbs.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -230,17 +229,17 @@ static void threads(long each)
 	must(many.calls);
 	many.queue = queue_with(FI_WAIT_UNSPEC, 0);
 	many.domain = asynchronous(many.queue, &kinds[OFFSETS]);
-	must(pthread_create(&reader, NULL, reads, NULL) == 0);
+	reader = must_start(reads, NULL);
 	for (long n = 0; n < THREADS; n++)
-		must(pthread_create(&threads[n], NULL, registers, (void *)n) == 0);
+		threads[n] = must_start(registers, (void *)n);
 	for (int n = 0; n < THREADS; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	for (long start = now_ms(); missing() && now_ms() < start + PATIENCE;)
 		usleep(1000);
 	/* Some time for events that should not come. */
 	usleep(50000);
 	many.over = true;
-	must(pthread_join(reader, NULL) == 0);
+	must_join(reader);
 
 	for (long n = 0; n < many.count; n++) {
 		doubled += many.calls[n].events > 1;

@@ -5,11 +5,7 @@
  */
 #include "common.h"
 #include "../lib/observe.h"
-#include <rdmamr/verbs.h>
-#include <pthread.h>
 #include <regex.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
 
 #pragma weak ibv_flush_relaxed_mr
 
@@ -603,8 +599,7 @@ static void forked(void)
 		about("%s", kinds[n].name);
 		must(fi_mr_regv(domain, iov, 2, FI_ALL, 0, 2, 0, &several, NULL) == 0);
 		regions_now = kernel_regions(context);
-		pid = fork();
-		must(pid >= 0);
+		pid = must_fork();
 		if (!pid) {
 			alarm(DEADLOCK);
 			_exit((fi_close(&one->fid) != -FI_EINVAL) << 0 |

@@ -5,7 +5,6 @@
  * leaves everything unchanged. Only the last part needs a device.
  */
 #include "common.h"
-#include <pthread.h>
 #include <sched.h>
 
 #define MANY 2000
@@ -191,7 +190,7 @@ static pthread_t waiting(struct waiter *waiter)
 	pthread_t thread;
 
 	waiter->started = waiter->ended = 0;
-	must(pthread_create(&thread, NULL, waits, waiter) == 0);
+	thread = must_start(waits, waiter);
 	while (!waiter->started)
 		sched_yield();
 	usleep(100000);
@@ -216,7 +215,7 @@ static void woken(void)
 		about("%s, timeout %d", waiter.fd ? "poll" : "fi_eq_sread", waiter.timeout);
 		holds(!waiter.ended);
 		put(eq, 5, 50 + n);
-		must(pthread_join(thread, NULL) == 0);
+		must_join(thread);
 		is(waiter.got, rows[n].got, "is woken by a write");
 		if (waiter.fd)
 			gives(sizeof(entry), fi_eq_read(eq, &waiter.event, &waiter.entry, sizeof(entry), 0));
@@ -232,7 +231,7 @@ static void woken(void)
 	gives(1, both[0].ended + both[1].ended);
 	put(eq, 8, 80);
 	for (int n = 0; n < 2; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	holds(both[0].event + both[1].event == 15);
 	for (int n = 0; n < 2; n++)
 		holds(is_entry(&both[n].entry, both[n].event * 10));
@@ -326,11 +325,11 @@ static void crowds(void)
 	crowd.eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	crowd.left = WRITERS * EACH;
 	for (uintptr_t n = 0; n < WRITERS; n++) {
-		must(pthread_create(&threads[n], NULL, writes, (void *)n) == 0);
-		must(pthread_create(&threads[WRITERS + n], NULL, reads, (void *)n) == 0);
+		threads[n] = must_start(writes, (void *)n);
+		threads[WRITERS + n] = must_start(reads, (void *)n);
 	}
 	for (int n = 0; n < WRITERS + READERS; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	for (int n = 0; n < WRITERS * EACH; n++)
 		missing += crowd.seen[n / EACH][n % EACH] != 1;
 	is(crowd.wrong, 0, "%d threads write, %d read: each event whole, and each writer's in their order", WRITERS,

@@ -125,8 +125,7 @@ static void peer_start(void)
 	int orders[2], answers[2];
 
 	must(pipe(orders) == 0 && pipe(answers) == 0);
-	peer.pid = fork();
-	must(peer.pid >= 0);
+	peer.pid = must_fork();
 	if (!peer.pid) {
 		close(orders[1]);
 		close(answers[0]);

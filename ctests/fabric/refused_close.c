@@ -6,7 +6,6 @@
  *
  * The device is the stand-in (stub_device.h).
  */
-#include "../lib/device.h"
 #include "../lib/fabric.h"
 #include "../lib/program.h"
 #include "../lib/stub_device.h"

@@ -4,11 +4,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <pthread.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
@@ -45,12 +41,25 @@ void continue_report(void)
 		tap_count = atoi(getenv("TAP_COUNT"));
 }
 
-void in_thread(void *(*function)(void *), void *argument)
+pthread_t must_start(void *(*function)(void *), void *argument)
 {
 	pthread_t thread;
 
 	must(pthread_create(&thread, NULL, function, argument) == 0);
-	must(pthread_join(thread, NULL) == 0);
+	return thread;
+}
+
+void *must_join(pthread_t thread)
+{
+	void *returned;
+
+	must(pthread_join(thread, &returned) == 0);
+	return returned;
+}
+
+void in_thread(void *(*function)(void *), void *argument)
+{
+	must_join(must_start(function, argument));
 }
 
 static void *nothing(void *argument)
@@ -156,6 +165,16 @@ int entries(const char *folder)
 	return count;
 }
 
+pid_t must_fork(void)
+{
+	pid_t pid;
+
+	fflush(stdout);
+	pid = fork();
+	must(pid >= 0);
+	return pid;
+}
+
 int child_status(pid_t child)
 {
 	int status;
@@ -166,11 +185,8 @@ int child_status(pid_t child)
 
 int in_forked(int (*function)(void))
 {
-	pid_t pid;
+	pid_t pid = must_fork();
 
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
 	if (!pid) {
 		int status = function();
 
@@ -182,11 +198,8 @@ int in_forked(int (*function)(void))
 
 int once_more(const char *argument, const char *const *settings)
 {
-	pid_t pid;
+	pid_t pid = must_fork();
 
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
 	if (!pid) {
 		for (; settings && *settings; settings++)
 			if (putenv((char *)(uintptr_t)*settings))

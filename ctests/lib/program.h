@@ -3,6 +3,7 @@
 #ifndef CTESTS_PROGRAM_H
 #define CTESTS_PROGRAM_H
 
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <unistd.h>
@@ -44,11 +45,18 @@ void continue_report(void);
  */
 int once_more(const char *argument, const char *const *settings);
 
+/* fork(), after standard output is flushed. */
+pid_t must_fork(void);
+
 /* Waits for a child. Returns its exit status, or 128 and more for a signal. */
 int child_status(pid_t child);
 
 /* Runs a function in a forked child, which ends by _exit. Returns its status. */
 int in_forked(int (*function)(void));
+
+/* A thread, and what it returned. */
+pthread_t must_start(void *(*function)(void *), void *argument);
+void *must_join(pthread_t thread);
 
 /*
  * Runs a function in a new thread, and waits for its end. From then on the library must expect

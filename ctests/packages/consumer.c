@@ -5,12 +5,10 @@
  * number of standard error, with "redirect" it sends standard error to the file on purpose, with
  * "append" too.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <infiniband/verbs.h>
 #include <rdmamr.h>
 #include <signal.h>
-#include <string.h>
 #include <unistd.h>
 #include "../lib/tap.h"
 

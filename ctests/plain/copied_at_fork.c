@@ -4,11 +4,8 @@
  * MADV_DONTFORK keeps them from it. The notes have the time of each way to start a program, with
  * CHECK_MIB of registered memory.
  */
-#include "../lib/device.h"
 #include "../lib/observe.h"
-#include "../lib/program.h"
 #include <spawn.h>
-#include <sys/mman.h>
 
 extern char **environ;
 static char *memory;

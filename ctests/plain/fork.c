@@ -2,20 +2,10 @@
 /* A child touches none of its parent's regions, and starts anew with its own device. */
 #include "../lib/pair.h"
 #include "../lib/program.h"
-#include <pthread.h>
-#include <sys/wait.h>
 
 static struct pair pair;
 static struct ibv_mr *source, *target;
 static char *local, *remote;
-
-static int status_of(pid_t pid)
-{
-	int status;
-
-	must(waitpid(pid, &status, 0) == pid);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
 
 static void parent_works(const char *when)
 {
@@ -72,44 +62,40 @@ int main(void)
 	target = ibv_reg_mr(pair.pd, remote, PAGE, LOCAL_AND_REMOTE);
 	must(source && target);
 
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid)
 		exit(0); /* with all destructors */
-	is(status_of(pid), 0, "a child exits");
+	is(child_status(pid), 0, "a child exits");
 	parent_works("exits");
 
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid)
 		exit(child_registers());
-	is(status_of(pid), 0, "the library registers for a child on a device of its own");
+	is(child_status(pid), 0, "the library registers for a child on a device of its own");
 	parent_works("registers");
 
 	/*
 	 * The child shares the parent's file: this ends the parent's region, as it would without the
 	 * library.
 	 */
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		struct ibv_mr *mr = source;
 
 		exit(ibv_dereg_mr(mr) == 0 && stats().dereg_kernel == 0 && stats().dereg_next == 1 ? 0 : 1);
 	}
-	is(status_of(pid), 0, "a child deregisters its parent's region by libibverbs");
+	is(child_status(pid), 0, "a child deregisters its parent's region by libibverbs");
 	is(ibv_dereg_mr(source), ENOENT, "then the kernel does not have it any more");
 
 	/* A lock that another thread holds while this one forks must not block the child. */
-	must(pthread_create(&thread, NULL, busy, NULL) == 0);
+	thread = must_start(busy, NULL);
 	for (int n = 0; n < 50; n++) {
-		pid = fork();
-		must(pid >= 0);
+		pid = must_fork();
 		if (!pid) {
 			alarm(DEADLOCK);
 			_exit(n % 10 ? 0 : child_registers());
 		}
-		wrong += status_of(pid) != 0;
+		wrong += child_status(pid) != 0;
 	}
 	stop = 1;
 	pthread_join(thread, NULL);

@@ -53,9 +53,7 @@ static void child_has_memory(void)
 	must(mr && pipe(to_child) == 0 && pipe(to_parent) == 0);
 	fill(memory, LENGTH);
 	memcpy(was, memory, LENGTH);
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		int wrong = memcmp(memory, was, LENGTH) != 0;
 

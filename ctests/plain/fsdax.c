@@ -6,7 +6,6 @@
 #include "../lib/device.h"
 #include "../lib/program.h"
 #include <fcntl.h>
-#include <sys/mman.h>
 
 #define PLACE "/run/rdmamr-fsdax"
 

@@ -9,11 +9,9 @@
  * takes dma-bufs. So the test needs a GPU, and no RDMA device; and no data moves.
  */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/stat.h>
 #include "../lib/device.h"
-#include "../lib/memory.h"
 #include "../lib/program.h"
 #include "../lib/stub_device.h"
 
@@ -347,7 +345,7 @@ static void race(void *context, long rounds)
 	pthread_t thread;
 
 	case_begin("a thread frees and allocates, another registers");
-	must(pthread_create(&thread, NULL, frees_and_allocates, context) == 0);
+	thread = must_start(frees_and_allocates, context);
 	while (!allocated)
 		usleep(10);
 	for (long round = 0; round < rounds; round++) {

@@ -8,7 +8,6 @@
  * (gpu_runtime.c), named by CHECK_GPU.
  */
 #include <dlfcn.h>
-#include <pthread.h>
 #include "../lib/device.h"
 #include "../lib/gpu.h"
 #include "../lib/hca.h"
@@ -93,7 +92,6 @@ static void *in_a_thread(void *at)
 
 static void as_the_driver_likes(uint64_t at)
 {
-	pthread_t thread;
 	int before;
 
 	gpu.rules(USUAL & ~GPU_TAKES_PARTS);
@@ -104,7 +102,7 @@ static void as_the_driver_likes(uint64_t at)
 	if (gpu.is_cuda) {
 		gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
 		as_case(good("context", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "without a current context");
-		must(pthread_create(&thread, NULL, in_a_thread, (void *)at) == 0 && pthread_join(thread, NULL) == 0);
+		in_thread(in_a_thread, (void *)at);
 		gpu.rules((USUAL & ~GPU_TAKES_PARTS) | GPU_NEEDS_CONTEXT);
 		gpu.other(1);
 		as_case(good("other", registered(at + PAGE, PAGE), at + PAGE, PAGE, at + PAGE, ibv_dereg_mr), "under a context of another GPU");

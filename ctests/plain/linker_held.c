@@ -20,7 +20,6 @@
 #include <link.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <pthread.h>
 #include <rdmamr/fi_mr.h>
 #include <sched.h>
 #include <semaphore.h>
@@ -94,11 +93,9 @@ static void *watch(void *nothing)
 
 static void begin_watch(void)
 {
-	pthread_t thread;
-
 	linker = (uintptr_t)dlsym(RTLD_DEFAULT, "_rtld_global");
 	alarm(DEADLOCK);
-	must(pthread_create(&thread, NULL, watch, NULL) == 0);
+	must_start(watch, NULL);
 }
 
 /* Who holds the linker's lock. */
@@ -152,11 +149,9 @@ static void *load(void *nothing)
 
 static void hold(void *(*holder)(void *))
 {
-	pthread_t thread;
-
 	must(sem_init(&held, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
 	calls_from_plugin("IN_CONSTRUCTOR", wait_there);
-	must(pthread_create(&thread, NULL, holder, NULL) == 0);
+	must_start(holder, NULL);
 	while (sem_wait(&held))
 		;
 }
@@ -482,7 +477,7 @@ static int shape(const char *name)
 
 		calls_from_plugin("IN_CONSTRUCTOR", spins);
 		must(sigaction(SIGUSR1, &action, NULL) == 0);
-		must(pthread_create(&thread, NULL, load, NULL) == 0);
+		thread = must_start(load, NULL);
 		while (sem_wait(&held))
 			;
 		must(pthread_kill(thread, SIGUSR1) == 0);
@@ -493,8 +488,7 @@ static int shape(const char *name)
 		pid_t child;
 
 		hold(iterate);
-		child = fork();
-		must(child >= 0);
+		child = must_fork();
 		if (!child) {
 			must(syscall(SYS_munmap, memory, PAGE) == 0);
 			if (!getenv("CHECK_DEVICE"))

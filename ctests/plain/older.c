@@ -4,7 +4,6 @@
  * descriptor, so each call is forwarded. Usage: older HAVE_IOVA
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <rdmamr.h>
 #include "../lib/tap.h"

@@ -3,14 +3,10 @@
  * A queue that cannot be made is explained, with figures, and so is a domain that cannot be
  * deallocated. The results and the errnos are those of libibverbs' own functions.
  */
-#include "../lib/device.h"
 #include "../lib/observe.h"
-#include "../lib/program.h"
 #include <dlfcn.h>
 #include <linux/capability.h>
 #include <linux/netlink.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

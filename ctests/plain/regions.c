@@ -10,7 +10,6 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/time.h>
 
@@ -342,9 +341,9 @@ static void threads(void)
 	}
 	pthread_barrier_init(&barrier, NULL, THREADS);
 	for (long n = 0; n < THREADS; n++)
-		must(pthread_create(&threads[n], NULL, work, (void *)n) == 0);
+		threads[n] = must_start(work, (void *)n);
 	for (int n = 0; n < THREADS; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	gives(0, failures);
 	now = stats();
 	gives(2 + 2 * THREADS * ROUNDS, now.reg_kernel);

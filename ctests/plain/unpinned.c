@@ -1,13 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Memory that the kernel cannot pin, of each kind that can be made here: the reason is true. */
 #include "../lib/device.h"
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>

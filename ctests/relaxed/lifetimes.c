@@ -11,7 +11,6 @@
  * overwrites freed memory, so that a use of it shows). A second deregistration is EINVAL, never a
  * crash, and never ends another registration.
  */
-#include <pthread.h>
 #include "../lib/pair_rows.h"
 
 static uint32_t old_key(int access)
@@ -234,9 +233,9 @@ static void two_threads(void)
 		contested[round] = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
 	pthread_barrier_init(&barrier, NULL, 2);
 	for (long n = 0; n < 2; n++)
-		must(pthread_create(&threads[n], NULL, contender, (void *)n) == 0);
+		threads[n] = must_start(contender, (void *)n);
 	for (int n = 0; n < 2; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	for (int round = 0; round < CONTESTED; round++)
 		wrong += verdicts[0][round] + verdicts[1][round] != EINVAL || (verdicts[0][round] && verdicts[1][round]);
 	is(wrong, 0, "one deregisters each, the other gets EINVAL");
@@ -432,16 +431,16 @@ static void flushes_beside_hits(void)
 	void *wrong;
 
 	for (int n = 0; n < 2; n++)
-		must(pthread_create(&workers[n].thread, NULL, hits, &workers[n]) == 0);
+		workers[n].thread = must_start(hits, &workers[n]);
 	for (int n = 0; n < 2; n++)
-		must(pthread_create(&flushers[n], NULL, flushes_much, NULL) == 0);
+		flushers[n] = must_start(flushes_much, NULL);
 	for (int n = 0; n < 2; n++) {
 		must(pthread_join(flushers[n], &wrong) == 0);
 		is((long)wrong, 0, "flusher %d: regions that were idle before a flush are not registered after it", n);
 	}
 	stop = true;
 	for (int n = 0; n < 2; n++)
-		must(pthread_join(workers[n].thread, NULL) == 0);
+		must_join(workers[n].thread);
 	/*
 	 * On a machine that leaves a changing thread without a processor for milliseconds, a
 	 * registration does not wait for the end of the change: the region is its caller's own. Nor does

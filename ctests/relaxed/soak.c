@@ -8,8 +8,6 @@
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
  */
 #include <malloc.h>
-#include <pthread.h>
-#include <time.h>
 #include "../lib/observe.h"
 
 #define FRESH PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS
@@ -231,11 +229,8 @@ static void use_common(struct worker *worker)
 static void fork_one(struct worker *worker)
 {
 	unsigned int kind = chance(worker, 3);
-	pid_t pid;
+	pid_t pid = must_fork();
 
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
 	if (!pid) {
 		alarm(DEADLOCK);
 		for (int n = 0; kind && n < SLOTS; n++) {
@@ -345,10 +340,10 @@ int main(int argc, char **argv)
 	deadline = seconds_now() + seconds;
 	for (int n = 0; n < THREADS; n++) {
 		workers[n].seed = seed + (unsigned int)n * 7919;
-		must(pthread_create(&workers[n].thread, NULL, work, &workers[n]) == 0);
+		workers[n].thread = must_start(work, &workers[n]);
 	}
 	for (int n = 0; n < THREADS; n++) {
-		must(pthread_join(workers[n].thread, NULL) == 0);
+		must_join(workers[n].thread);
 		for (long *from = &workers[n].steps, *to = &sum.steps; from <= &workers[n].wrong_children; from++, to++)
 			*to += *from;
 	}

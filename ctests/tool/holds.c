@@ -6,8 +6,6 @@
  * prctl(PR_SET_DUMPABLE, 0). The device is the stand-in. ctests/tool/top.sh examines it from outside.
  */
 #include <inttypes.h>
-#include <rdmamr.h>
-#include <stdio.h>
 #include <sys/prctl.h>
 #include "../lib/device.h"
 #include "../lib/stub_device.h"

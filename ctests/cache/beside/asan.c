@@ -10,7 +10,6 @@
  * must report.
  */
 #include <malloc.h>
-#include <pthread.h>
 #include "../../lib/stub_rows.h"
 
 enum { THREADS = 2, ROUNDS = 3000, SIZE = 8 * PAGE };

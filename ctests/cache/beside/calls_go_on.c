@@ -5,11 +5,9 @@
  * libraries go on working. The same holds before and after the cache is in use.
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>

@@ -5,7 +5,6 @@
  * between its own, and in a thread whose thread-local storage is being destroyed. They must do
  * their work, and a live cache must see the change.
  */
-#include <pthread.h>
 #include <sys/shm.h>
 #include "../../lib/pair_rows.h"
 
@@ -161,8 +160,7 @@ static void in_fork(void)
 	/* A fork ends the idle regions, and leaves those in use. */
 	used = register_region(pair.pd, forked + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 	must(used);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		remap(forked, FORKED * 2 * PAGE);
 		_exit(memcmp(forked, forked + PAGE, PAGE) ? 1 : 0);

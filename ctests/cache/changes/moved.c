@@ -11,7 +11,6 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -123,10 +122,9 @@ static void *take(void *nothing)
 static void to_taken_place(void)
 {
 	int moved = 0, taken = 0, kept = 0, right = 0;
-	pthread_t thread;
 
 	target = new_place(LARGE);
-	must(pthread_create(&thread, NULL, take, NULL) == 0);
+	must_start(take, NULL);
 	for (int round = 0; round < ROUNDS; round++) {
 		char *source = new_place(LARGE), *got;
 
@@ -411,11 +409,11 @@ static void registered_during_realloc(void)
 	fresh_at(page + 8 * PAGE, PAGE);
 	stub_before = hold;
 	held = page;
-	must(pthread_create(&thread, NULL, enlarge, block) == 0);
+	thread = must_start(enlarge, block);
 	ok(comes(waits), "the watch is about to end");
 	dereg(reg(page, PAGE));
 	held = NULL;
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	fresh_at(page, PAGE);
 	once(page);
 }
@@ -488,7 +486,7 @@ static void meanwhile(void)
 		places();
 		leave(from, SIZE);
 		go = done = 0;
-		must(pthread_create(&thread, NULL, mover, NULL) == 0);
+		thread = must_start(mover, NULL);
 		while (!go)
 			sched_yield();
 		do {

@@ -21,7 +21,6 @@
  */
 #include <dlfcn.h>
 #include <link.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>

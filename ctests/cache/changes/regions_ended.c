@@ -11,7 +11,6 @@
 #include <linux/memfd.h>
 #include <linux/mman.h>
 #include <linux/userfaultfd.h>
-#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -237,7 +236,7 @@ static void beside_a_slow_call(void)
 	pthread_t thread;
 
 	slow_address = place;
-	must(pthread_create(&thread, NULL, thread_unmaps, place) == 0);
+	thread = must_start(thread_unmaps, place);
 	wait_for(SLOW_INSIDE);
 	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
 	hit(fresh, SOME);
@@ -245,7 +244,7 @@ static void beside_a_slow_call(void)
 	ok(hit(fresh, SOME), "and so is fresh memory");
 	ok(!hit(place, PAGE) && !hit(place, PAGE), "the memory that the call changes is not");
 	slow_state = SLOW_IDLE;
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	slow_address = NULL;
 }
 
@@ -305,14 +304,14 @@ static void registered_during_call(void)
 	fresh_at(memory, 8 << 20);
 	memset(memory, 1, SOME);
 	slow_address = memory;
-	must(pthread_create(&thread, NULL, thread_protects, memory) == 0);
+	thread = must_start(thread_protects, memory);
 	wait_for(SLOW_INSIDE);
 	is(refused(memory, SOME), 0, "registered before mprotect takes effect");
 	slow_state = SLOW_IDLE;
 	wait_for(SLOW_MADE);
 	is(refused(memory, SOME), 4, "refused once it has taken effect");
 	slow_state = SLOW_IDLE;
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	slow_address = NULL;
 	is(refused(memory, SOME), 4, "and when it has returned");
 	must(mprotect(memory, SOME, READ_WRITE) == 0);
@@ -335,7 +334,7 @@ static void before_kept(long number, const long argument[6])
 	slow_state = SLOW_IDLE;
 	wait_for(SLOW_MADE);
 	slow_state = SLOW_IDLE;
-	must(pthread_join(protecting, NULL) == 0);
+	must_join(protecting);
 }
 
 static void pinned_during_call(void)
@@ -343,7 +342,7 @@ static void pinned_during_call(void)
 	char *memory = with_region(SOME, SOME);
 
 	slow_address = memory;
-	must(pthread_create(&protecting, NULL, thread_protects, memory) == 0);
+	protecting = must_start(thread_protects, memory);
 	wait_for(SLOW_INSIDE);
 	protected = memory;
 	stub_before = before_kept;

@@ -19,7 +19,6 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #ifndef PROT_GROWSUP
 #define PROT_GROWSUP 0x02000000

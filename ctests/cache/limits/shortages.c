@@ -12,7 +12,6 @@
  */
 #include <malloc.h>
 #include <rdma/ib_user_ioctl_verbs.h>
-#include <sys/resource.h>
 #include "../../lib/observe.h"
 #include "../../lib/stub_rows.h"
 

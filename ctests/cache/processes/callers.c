@@ -9,12 +9,8 @@
  *
  * The device is the stand-in (stub_device.h).
  */
-#include <fcntl.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/mount.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include "../../lib/observe.h"
 #include "../../lib/stub_rows.h"
 
@@ -116,13 +112,12 @@ static void *on_request_to_end(void *unused)
 /* None of the calls is a cancellation point: the thread ends at its own, after all of them. */
 static void cancelled(void)
 {
-	pthread_t thread;
 	void *answer;
 
 	if (getenv("RDMAV_HUGEPAGES_SAFE"))
 		ibv_fork_init();
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
-	must(pthread_create(&thread, NULL, on_request_to_end, NULL) == 0 && pthread_join(thread, &answer) == 0);
+	answer = must_join(must_start(on_request_to_end, NULL));
 	ok(all_done, "each call has done its work");
 	ok(answer == PTHREAD_CANCELED, "the thread is cancelled then");
 }

@@ -10,7 +10,6 @@
  * does not take the cache for dead. A handler that interrupts a thread inside the library, and
  * threads of the library that do not run for a while, make no call fail and no region stale.
  */
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
@@ -36,16 +35,6 @@ static void wait_for(const int *pipe)
 	must(read(pipe[0], &byte, 1) == 1);
 }
 
-static pid_t forks(void)
-{
-	pid_t pid;
-
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
-	return pid;
-}
-
 static int others_than(char c)
 {
 	int wrong = 0;
@@ -68,7 +57,7 @@ static void writes_first(void)
 	control(&pair, "before", memory, SIZE);
 	mr = in_use ? reg_with(memory, SIZE, LOCAL_AND_REMOTE) : NULL;
 	memset(memory, 'a', SIZE);
-	pid = forks();
+	pid = must_fork();
 	if (!pid) {
 		int wrong = 0;
 
@@ -192,9 +181,9 @@ static void busy_parent(void)
 	int wrong = 0;
 
 	control(&pair, "before", memory, PAGE);
-	must(pthread_create(&thread, NULL, is_busy, pages(1)) == 0);
+	thread = must_start(is_busy, pages(1));
 	for (int n = 0; n < 20; n++) {
-		pid_t pid = forks();
+		pid_t pid = must_fork();
 
 		if (!pid) {
 			int status = n % 5 == 0 ? registers() : unmaps();
@@ -206,7 +195,7 @@ static void busy_parent(void)
 		wrong += child_status(pid) != 0;
 	}
 	done = true;
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	is(wrong, 0, "20 children end");
 }
 
@@ -250,7 +239,7 @@ static void device_closed(void)
 			ok(comes(is_reused(pd, at[n])), "device %d: a region is reused, so memory is watched", again);
 		for (int n = 0; n < 2; n++) {
 			/* The raw system call runs no handlers. */
-			children[n] = n ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL) : forks();
+			children[n] = n ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL) : must_fork();
 			must(children[n] >= 0);
 			if (!children[n]) {
 				wait_for(to_child);
@@ -343,7 +332,7 @@ static void by_program(void)
 	if (row->value == SPAWN)
 		must(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, arguments, environ) == 0);
 	else
-		pid = row->value == FORK ? forks() : vfork();
+		pid = row->value == FORK ? must_fork() : vfork();
 	if (!pid)
 		_exit(executes());
 	is(child_status(pid), 0, "no descriptor is inherited");
@@ -486,7 +475,7 @@ static void hold(void)
 	char byte = 0;
 
 	must(pipe2(ready, O_CLOEXEC) == 0 && pipe2(go, O_CLOEXEC) == 0);
-	debugger = forks();
+	debugger = must_fork();
 	if (!debugger) {
 		bool good = read(go[0], &byte, 1) == 1;
 
@@ -521,13 +510,13 @@ static void starved(void)
 		must(lands(&pair, elsewhere, PAGE));
 		/* Another thread unmaps and waits for them; this one uses the address that it has unmapped. */
 		hold();
-		must(pthread_create(&thread, NULL, raw_unmaps, spot) == 0);
+		thread = must_start(raw_unmaps, spot);
 		while (!raw_map_at(spot, PAGE))
 			must(errno == EEXIST);
 		stale += !lands(&pair, spot, PAGE);
 		stale += !lands(&pair, elsewhere, PAGE);
 		let_them_go();
-		must(pthread_join(thread, NULL) == 0);
+		must_join(thread);
 		stale += !lands(&pair, spot, PAGE);
 
 		/* This thread waits for them by itself. */

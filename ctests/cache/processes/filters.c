@@ -11,8 +11,6 @@
  */
 #include <linux/filter.h>
 #include <linux/seccomp.h>
-#include <pthread.h>
-#include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -188,14 +186,14 @@ static void beside_start(bool late)
 	memory = pages(COUNT);
 	stub_before = hold;
 	must(pthread_create(&starts, NULL, use, NULL) == 0 && comes(held));
-	must(pthread_create(&other, NULL, use, NULL) == 0);
+	other = must_start(use, NULL);
 	usleep(MOMENT);
 	if (!late)
-		must(pthread_create(&releases, NULL, let_go_on, NULL) == 0);
+		releases = must_start(let_go_on, NULL);
 	must(gives_up_privileges() == 0);
 	if (!late) {
 		is(userfaultfds(NULL), 0, "prctl has ended the watch");
-		must(pthread_join(releases, NULL) == 0);
+		must_join(releases);
 	}
 	go_on = true;
 	must(pthread_join(starts, NULL) == 0 && pthread_join(other, NULL) == 0);

@@ -9,7 +9,6 @@
  */
 #include <alloca.h>
 #include <limits.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/auxv.h>
 #include <sys/syscall.h>

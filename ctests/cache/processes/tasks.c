@@ -14,7 +14,6 @@
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <signal.h>
@@ -358,7 +357,7 @@ static void collector(void)
 		dereg(reg(other, LENGTH));
 	}
 	stub_before = interrupts;
-	must(pthread_create(&thread, NULL, mutates, NULL) == 0);
+	thread = must_start(mutates, NULL);
 	for (int collection = 0; !done; collection++) {
 		if (row->value == IN_A_REGISTRATION) {
 			must(comes(mutator != 0));
@@ -378,7 +377,7 @@ static void collector(void)
 			armed = true;
 		must(sem_post(&go) == 0);
 	}
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	stub_before = NULL;
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	none_is_left();
@@ -451,13 +450,13 @@ static void forked_during_call(void)
 	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0 && signal(SIGSYS, stays) != SIG_ERR);
 	if (filter_calls(SYS_mprotect, 1, STAYS, SECCOMP_RET_TRAP, 0))
 		skip_all("this process can have no filter of system calls");
-	must(pthread_create(&thread, NULL, protects, pages(STAYS / PAGE)) == 0);
+	thread = must_start(protects, pages(STAYS / PAGE));
 	while (sem_wait(&stopped))
 		;
 	is(in_forked(reuses), RIGHT, "a child reuses regions");
 	is(hits(pages(1), 2), 0, "its parent reuses none during the call");
 	sem_post(&go);
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	is(hits(pages(1), 2), 1, "it reuses regions after the call");
 }
 

@@ -6,7 +6,6 @@
  *
  * With a number as its argument it runs that many rounds of the race alone.
  */
-#include <pthread.h>
 #include <stdatomic.h>
 #include "../../lib/device.h"
 #include "../../lib/gpu.h"
@@ -236,7 +235,7 @@ static void race(const char *name, int rules, long rounds)
 	gpu.rules(USUAL | rules);
 	is_over = false;
 	case_begin("a thread frees and allocates, another registers, %s, %ld rounds", name, rounds);
-	must(pthread_create(&thread, NULL, frees_and_allocates, (void *)at) == 0);
+	thread = must_start(frees_and_allocates, (void *)at);
 	for (long round = 0; round < rounds; round++) {
 		uint64_t began = generation;
 		struct ibv_mr *mr = ibv_reg_mr(pd, (void *)at, SMALL, round % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);

@@ -7,7 +7,6 @@
  * domain while regions of it exist.
  */
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <sys/personality.h>
 #include <sys/ptrace.h>
 #include "../../lib/observe.h"
@@ -82,8 +81,7 @@ static struct cost cost_with(const char *cache)
 	pid_t child, task;
 
 	must(pipe(ends) == 0);
-	child = fork();
-	must(child >= 0);
+	child = must_fork();
 	if (!child) {
 		/* The same addresses in each run. */
 		if (personality(ADDR_NO_RANDOMIZE) == -1 || dup2(ends[1], STDOUT_FILENO) < 0 || setenv("RDMAMR_CACHE", cache, 1) ||

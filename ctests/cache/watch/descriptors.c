@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <poll.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/file.h>
@@ -239,9 +238,8 @@ static struct ibv_mr *reg_anyway(char *page)
 static void races(void)
 {
 	int stale = 0;
-	pthread_t thread;
+	pthread_t thread = must_start(unmaps, NULL);
 
-	must(pthread_create(&thread, NULL, unmaps, NULL) == 0);
 	for (long n = 0; n < PLACES; n++) {
 		char *place = places + 2 * n * PAGE;
 		struct ibv_mr *mr;
@@ -253,7 +251,7 @@ static void races(void)
 		stale += !stub_lands(mr);
 		dereg(mr);
 	}
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	is(stale, 0, "no region of %d is stale", PLACES);
 }
 
@@ -358,9 +356,8 @@ static void *apart(void *other)
 static void table_apart(void)
 {
 	char *other = pages(1);
-	pthread_t thread;
+	pthread_t thread = must_start(apart, other);
 
-	must(pthread_create(&thread, NULL, apart, other) == 0);
 	must(row->value != EARLY_RAW || comes(step == 1));
 	leave_idle(other);
 	idle_places();
@@ -369,7 +366,7 @@ static void table_apart(void)
 	/* A hit, for which this thread verifies the number. Later ones stay hits. */
 	is(hits(other, 4), 4, "the other thread's registrations are hits");
 	step = 4;
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	served(other, HIT, "after it");
 }
 
@@ -433,10 +430,10 @@ static void table_ends(void)
 	int file;
 
 	must(pipe(ends) == 0 && (file = mkstemp(lock_name)) >= 0 && pthread_barrier_init(&left, NULL, 2) == 0);
-	must(pthread_create(&thread, NULL, ends_with_files, page) == 0);
+	thread = must_start(ends_with_files, page);
 	pthread_barrier_wait(&left);
 	close(ends[1]);
-	must(pthread_join(thread, NULL) == 0);
+	must_join(thread);
 	/* The kernel closes the files of an ended thread a moment after its join. */
 	ok(comes(has_ended(ends[0])), "its pipe has ended with it");
 	ok(comes(flock(file, LOCK_EX | LOCK_NB) == 0), "its lock is free");

@@ -12,7 +12,6 @@
 #include <grp.h>
 #include <linux/seccomp.h>
 #include <linux/userfaultfd.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
@@ -184,11 +183,10 @@ static void *unmaps(void *at)
 static void monitor_cannot_read(void)
 {
 	char *other = idle();
-	pthread_t thread;
 
 	leave_idle(page);
 	must(filter_calls(SYS_read, 2, 32 * sizeof(struct uffd_msg), SECCOMP_RET_ERRNO | EIO, SECCOMP_FILTER_FLAG_TSYNC) == 0);
-	must(pthread_create(&thread, NULL, unmaps, page) == 0);
+	must_start(unmaps, page);
 	ok(comes(!hits(other, 1) && times_said("does not let the library read events")), "the cache ends");
 	none_reused(other);
 	says_once("does not let the library read events");

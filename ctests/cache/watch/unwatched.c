@@ -14,7 +14,6 @@
  */
 #include <dlfcn.h>
 #include <linux/userfaultfd.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
@@ -147,7 +146,7 @@ static pthread_t first;
 
 static void *other_thread(void *unused)
 {
-	must(pthread_join(first, NULL) == 0);
+	must_join(first);
 	few_left();
 	row_ends();
 	return unused;
@@ -155,10 +154,8 @@ static void *other_thread(void *unused)
 
 static void first_ends(void)
 {
-	pthread_t thread;
-
 	first = pthread_self();
-	must(pthread_create(&thread, NULL, other_thread, NULL) == 0);
+	must_start(other_thread, NULL);
 	pthread_exit(NULL);
 }
 

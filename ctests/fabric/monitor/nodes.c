@@ -10,7 +10,6 @@
 #include <rdma/fabric.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_ext.h>
-#include <stdbool.h>
 
 typedef int getinfo(uint32_t, const char *, const char *, uint64_t, const struct fi_info *, struct fi_info **);
 

@@ -5,10 +5,8 @@
  * programs with shorter and longer structures. The device is a stub.
  */
 #define RDMAMR_NO_LIBFABRIC
-#include <errno.h>
 #include <rdmamr.h>
 #include <rdmamr/fi_mr.h>
-#include <rdmamr/verbs.h>
 #include <stddef.h>
 #include <stdint.h>
 #include "../../lib/tap.h"

@@ -10,10 +10,8 @@
 #include <dirent.h>
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
-#include <stddef.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 #include <rdmamr.h>
 #include "../../lib/memory.h"
 #include "../../lib/program.h"
@@ -67,8 +65,7 @@ static void find_installed(char *path, size_t size)
 	pid_t pid;
 
 	must(pipe(ends) == 0);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		void *library = dlopen("libibverbs.so.1", RTLD_LAZY);
 		Dl_info info;

@@ -70,10 +70,9 @@ int main(void)
 
 	/* libibverbs reads its environment once: each part in a process of its own. */
 	for (int n = 0; n < 2; n++) {
-		pid_t pid = fork();
+		pid_t pid = must_fork();
 		int status;
 
-		must(pid >= 0);
 		if (!pid) {
 			must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
 			parts[n]();

@@ -2,7 +2,6 @@
 /* Domains, windows, devices and regions in the wrong order; changing regions; limits. */
 #include "../../lib/observe.h"
 #include "../../lib/verdict.h"
-#include <sys/resource.h>
 
 /* Local and remote rights, if the device takes them. */
 static int allowed;

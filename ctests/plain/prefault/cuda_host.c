@@ -7,7 +7,6 @@
  * The runtime is a stand-in (cudart.c).
  */
 #include <dlfcn.h>
-#include <errno.h>
 #include <sys/mman.h>
 #include "../../lib/tap.h"
 

@@ -9,7 +9,6 @@
 #include "started.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
-#include <pthread.h>
 #include <rdmamr/verbs.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -342,9 +341,9 @@ static void threads(void)
 	int failures[3] = { 0 };
 
 	for (int n = 0; n < 3; n++)
-		must(pthread_create(&thread[n], NULL, several, &failures[n]) == 0);
+		thread[n] = must_start(several, &failures[n]);
 	for (int n = 0; n < 3; n++)
-		must(pthread_join(thread[n], NULL) == 0);
+		must_join(thread[n]);
 	is(failures[0] + failures[1] + failures[2], 0, "three threads at once");
 }
 

@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/mempolicy.h>
-#include <pthread.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/shm.h>
@@ -435,7 +434,7 @@ static void shaken_memory(void)
 			if (!mr && errno != EFAULT)
 				other++, err = errno;
 			stop = true;
-			must(pthread_join(thread, NULL) == 0);
+			must_join(thread);
 			must(!mr || ibv_dereg_mr(mr) == 0);
 			unmake(shaken);
 		}

@@ -9,9 +9,7 @@
  * which pins as the kernel does (stub_device.h).
  */
 #include <malloc.h>
-#include <sys/mman.h>
 #include "../../lib/device.h"
-#include "../../lib/memory.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 

@@ -6,9 +6,7 @@
  * CHECK_KILLS is the number of times that it is killed, and stopped (3). Runs only in the machine
  * of vm/, where the test may change devices and clock.
  */
-#include <pthread.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include "../../lib/observe.h"
 
 enum { STEPS = 10, SPOTS = 8 };
@@ -21,19 +19,10 @@ static struct {
 	_Atomic int end;
 } *shared;
 
-static int ended(pid_t pid)
-{
-	int status;
-
-	must(waitpid(pid, &status, 0) == pid);
-	return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
 static pid_t start(const char *file, char *const *arguments)
 {
-	pid_t pid = fork();
+	pid_t pid = must_fork();
 
-	must(pid >= 0);
 	if (!pid) {
 		int null = open("/dev/null", O_RDWR);
 
@@ -57,7 +46,7 @@ static bool has_ended(pid_t pid)
 
 static int shell(const char *command)
 {
-	return ended(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
+	return child_status(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
 }
 
 static void step_clock(long seconds)
@@ -132,9 +121,7 @@ static pid_t worker(bool traffic)
 	pid_t pid;
 
 	memset(shared, 0, sizeof(*shared));
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		struct pair pair = { 0 };
 		pthread_t thread;
@@ -146,7 +133,7 @@ static pid_t worker(bool traffic)
 			pair.pd = ibv_alloc_pd(open_device());
 		must(pair.pd);
 		if (!traffic)
-			must(pthread_create(&thread, NULL, works, &pair) == 0);
+			thread = must_start(works, &pair);
 		works(&pair);
 		must(traffic || pthread_join(thread, NULL) == 0);
 		if (traffic)
@@ -170,7 +157,7 @@ static void killed(void)
 		if (n % 2 && !comes(shared->rounds > 0))
 			late++;
 		usleep((useconds_t)(rand_r(&seed) % 20000));
-		must(kill(pid, SIGKILL) == 0 && ended(pid) == 128 + SIGKILL);
+		must(kill(pid, SIGKILL) == 0 && child_status(pid) == 128 + SIGKILL);
 		left += !comes(device_regions(context, list, MOST_REGIONS) == before);
 	}
 	is(late, 0, "%d processes work", kills);
@@ -216,7 +203,7 @@ static void stopped(void)
 			usleep(10000);
 		if (!has_ended(tracer)) {
 			waited++;
-			must(kill(tracer, SIGKILL) == 0 && ended(tracer) == 128 + SIGKILL);
+			must(kill(tracer, SIGKILL) == 0 && child_status(tracer) == 128 + SIGKILL);
 		}
 		stuck += !goes_on();
 	}
@@ -224,7 +211,7 @@ static void stopped(void)
 	if (waited)
 		printf("# strace waited %d times for a thread, and was killed\n", waited);
 	shared->end = 1;
-	is(ended(pid), 0, "the program ends in order");
+	is(child_status(pid), 0, "the program ends in order");
 	is(shared->stale + shared->refused, 0, "no registration was refused, none was stale");
 }
 
@@ -265,9 +252,7 @@ static void part(void (*function)(void))
 	pid_t pid;
 
 	must(pipe2(counts, O_CLOEXEC) == 0);
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		function();
 		fflush(stdout);

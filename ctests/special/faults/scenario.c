@@ -14,16 +14,11 @@
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
-#include <pthread.h>
-#include <stddef.h>
 #include <sys/ipc.h>
 #include <sys/prctl.h>
 #include <sys/shm.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include "../../lib/fabric.h"
 #include "../../lib/observe.h"
-#include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
 enum { ROUNDS = 2, PLACES = 16 };
@@ -162,9 +157,7 @@ static void child(void)
 	pid_t pid;
 	int status = 0;
 
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
+	pid = must_fork();
 	if (!pid) {
 		struct ibv_mr *mr = real ? NULL : (ibv_reg_mr)(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 
@@ -182,7 +175,6 @@ static void child(void)
 static void calls(void)
 {
 	struct ibv_mr *mr;
-	pthread_t thread;
 
 	changes();
 	refusals();
@@ -196,7 +188,7 @@ static void calls(void)
 		succeed("deregister", ibv_dereg_mr(mr));
 	}
 	child();
-	must(pthread_create(&thread, NULL, other_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+	in_thread(other_thread, NULL);
 	raw_remap(place + 8 * PAGE, PAGE);
 	registers("a raw munmap beside threads", place + 8 * PAGE, PAGE);
 	succeed("flush", ibv_flush_relaxed_mr(pd));

@@ -3,9 +3,6 @@
  * registers: registers memory with the stand-in of a device, again and again, and reallocates blocks
  * of every size meanwhile. With an argument it also prints whether regions were reused.
  */
-#include <rdmamr.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include "../../lib/device.h"
 #include "../../lib/stub_device.h"
 

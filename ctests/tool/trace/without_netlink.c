@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Runs a program that cannot ask the kernel by RDMA netlink: without_netlink PROGRAM [ARGUMENT...] */
-#include <errno.h>
 #include <linux/netlink.h>
 #include <sys/syscall.h>
 #include "../../lib/program.h"
