@@ -164,11 +164,11 @@ static void hold(long number, const long argument[6])
 		usleep(1000);
 }
 
-static void *use(void *unused)
+static void *use(void *at)
 {
 	for (int page = 0; page < COUNT; page++)
-		hits(memory + page * PAGE, 2);
-	return unused;
+		hits((char *)at + page * PAGE, 2);
+	return at;
 }
 
 static void *let_go_on(void *unused)
@@ -185,8 +185,9 @@ static void beside_start(bool late)
 
 	memory = pages(COUNT);
 	stub_before = hold;
-	must(pthread_create(&starts, NULL, use, NULL) == 0 && comes(held));
-	other = must_start(use, NULL);
+	must(pthread_create(&starts, NULL, use, memory) == 0 && comes(held));
+	/* Both write to their pages, to see whether data lands. */
+	other = must_start(use, pages(COUNT));
 	usleep(MOMENT);
 	if (!late)
 		releases = must_start(let_go_on, NULL);
