@@ -135,19 +135,20 @@ gcc -g -fsanitize=address "$source/fault.c" -o fault
 check "AddressSanitizer reports a fault" bash -c 'ASAN_OPTIONS=exitcode=9 "$1" run ./fault >report 2>&1; [ $? = 9 ] && grep -q heap-use-after-free report' - "$tool"
 
 # Thread-local variables in the threads' static storage. A child has the environment as it was.
-for size in 1000 6000; do
+for size in 1000 6000 20000 60000; do
 	gcc -shared -fPIC -DSIZE=$size "$source/large_tls.c" -o liblarge_$size.so
 	gcc "$source/uses_tls.c" -o uses_$size "$PWD/liblarge_$size.so"
 	starts "a library with $size bytes of them" ./uses_$size
 	starts "in a child" sh -c "./uses_$size; exit 3"
 done
 module() { "$tool" run ./uses_"$1" show 2>&1 | tail -1; }
-check "the module serves a program that needs 1000 bytes" [ "$(module 1000)" = "module=1 tunable=glibc.rtld.optional_static_tls=4096" ]
-check "not one that needs 6000" [ "$(module 6000)" = "module=0 tunable=glibc.rtld.optional_static_tls=4096" ]
-check "which one line says" [ "$("$tool" run ./uses_6000 2>&1 | grep -c '^rdmamr: .*starts without: .* bypass the library$')" = 1 ]
-check "what a user says stays" [ "$(GLIBC_TUNABLES=glibc.rtld.optional_static_tls=7000 module 6000)" = "module=1 tunable=glibc.rtld.optional_static_tls=7000" ]
+check "the module serves a program that needs 20000 bytes, and its children get what the launcher set" \
+	[ "$(module 20000)" = "module=1 tunable=glibc.rtld.optional_static_tls=4096" ]
+check "not one that needs 60000" [ "$(module 60000)" = "module=0 tunable=glibc.rtld.optional_static_tls=4096" ]
+check "which one line says" [ "$("$tool" run ./uses_60000 2>&1 | grep -c '^rdmamr: .*starts without: .* bypass the library$')" = 1 ]
+check "what a user says stays" [ "$(GLIBC_TUNABLES=glibc.rtld.optional_static_tls=700 module 6000)" = "module=0 tunable=glibc.rtld.optional_static_tls=700" ]
 check "beside other tunables" [ "$(GLIBC_TUNABLES=glibc.malloc.check=0 "$tool" run env | grep ^GLIBC)" = "GLIBC_TUNABLES=glibc.malloc.check=0:glibc.rtld.optional_static_tls=4096" ]
-check "a process keeps its name" [ "$("$tool" run ./uses_6000 show >/dev/null; cp "$(command -v sleep)" own/; LD_PRELOAD=$PWD/liblarge_6000.so "$tool" run sh -c 'exec sed -n 1p /proc/self/comm')" = sed ]
+check "a process keeps its name" [ "$("$tool" run ./uses_20000 show >/dev/null; cp "$(command -v sleep)" own/; LD_PRELOAD=$PWD/liblarge_20000.so "$tool" run sh -c 'exec sed -n 1p /proc/self/comm')" = sed ]
 
 # Interpreters, shells with children, tools.
 has python3 && starts "python3 with a child" python3 -c 'import subprocess, sys, threading; t = threading.Thread(target=print, args=("thread",)); t.start(); t.join(); sys.exit(subprocess.call(["sh", "-c", "exit 4"]))'

@@ -105,6 +105,7 @@ pub unsafe extern "C" fn la_objopen(
 /// The linker has bound all files that the program was started with.
 #[unsafe(no_mangle)]
 pub extern "C" fn la_preinit(_: &usize) {
+    restart::started();
     STARTED.store(true, Relaxed);
 }
 

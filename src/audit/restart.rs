@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Starts the program again without this module if it cannot start beside one for LD_AUDIT. Two kinds
-//! cannot:
+//! Starts the program again if it cannot start beside a module for LD_AUDIT. Two kinds cannot:
 //!
 //! - With a module the linker lays out the threads' static storage before it has seen the libraries,
-//!   so what they need must fit into `glibc.rtld.optional_static_tls`, which `rdmamr run` sets.
+//!   so what they need must fit into `glibc.rtld.optional_static_tls`. `rdmamr run` sets [`FLOOR`].
+//!   Here the program gets up to [`MOST`], and if that does not suffice it starts without the module.
 //! - With a module the linker calls the program's own `calloc` before the program's first
-//!   instruction. The sanitizers that a program contains crash there.
+//!   instruction. The sanitizers that a program contains crash there: it starts without the module.
 //!
-//! Valgrind starts without it too, and so does the program under it: at the program's end
+//! Valgrind starts without the module too, and so does the program under it: at the program's end
 //! valgrind has the linker free what the linker has allocated, and with a module reports that as an
 //! error of the program. The cache's own line about valgrind is then the only one.
 //!
 //! This happens before any code of the program or its libraries has run, for the children of a
 //! program too, which no launcher has read. It is an execve(2) of the same file with the same
-//! arguments.
+//! arguments. The larger value leaves the environment when the program has started: each thread pays
+//! for it with part of its stack, and a child with small stacks could not make threads.
 
 use core::ffi::CStr;
 use core::ptr::with_exposed_provenance_mut;
@@ -23,9 +24,18 @@ use rdmamr_elf::{File, Text, read};
 #[path = "../sys/valgrind.rs"]
 mod valgrind;
 
-/// The linker's own value of the tunable.
+/// The value that `rdmamr run` sets (tool/src/run.rs). It serves jemalloc, and leaves a thread that
+/// has PTHREAD_STACK_MIN most of its stack.
+const FLOOR: usize = 4096;
+/// The linker's own.
 const DEFAULT: usize = 512;
+/// LeakSanitizer needs 56 KiB, ThreadSanitizer 785.
+const MOST: usize = 32 << 10;
+
 const TUNABLE: &CStr = c"glibc.rtld.optional_static_tls=";
+/// The form in which this module writes the value, so that it knows it again: 16 digits follow.
+const RAISED: &CStr = c"GLIBC_TUNABLES=glibc.rtld.optional_static_tls=0x";
+const DIGITS: usize = 16;
 /// The kind of the path by which the kernel executed the program, getauxval(3).
 const AT_EXECFN: usize = 31;
 const MODULE: &CStr = c"librdmamr-audit.so";
@@ -95,13 +105,15 @@ impl Start {
         self.environment + size_of::<usize>() * number
     }
 
+    fn variable(&self, number: usize) -> Text {
+        // SAFETY: `number` is below `count`.
+        let variable = unsafe { read(self.entry(number)) };
+        // SAFETY: the kernel has put the string there.
+        unsafe { Text::at(variable) }
+    }
+
     fn variables(&self) -> impl Iterator<Item = Text> {
-        (0..self.count).map(|number| {
-            // SAFETY: `number` is below `count`.
-            let variable = unsafe { read(self.entry(number)) };
-            // SAFETY: the kernel has put the string there.
-            unsafe { Text::at(variable) }
-        })
+        (0..self.count).map(|number| self.variable(number))
     }
 
     /// A value of getauxval(3), 0 if there is none.
@@ -126,20 +138,30 @@ impl Start {
         path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
     }
 
-    /// The value of the tunable.
-    fn optional(&self) -> usize {
-        let mut found = DEFAULT;
+    /// The number of the variable that this module has added.
+    fn raised(&self) -> Option<usize> {
+        let last = self.count.checked_sub(1)?;
+        let value = self.variable(last).after(RAISED)?;
+        (value.bytes().count() == DIGITS).then_some(last)
+    }
+
+    /// The value of the tunable, and whether it is one that this module may raise.
+    fn optional(&self) -> (usize, bool) {
+        let mut found = (DEFAULT, true);
         for variable in self.variables() {
             let Some(mut text) = variable.after(c"GLIBC_TUNABLES=") else {
                 continue;
             };
             loop {
-                found = text.after(TUNABLE).map_or(found, number);
+                if let Some(value) = text.after(TUNABLE) {
+                    let value = number(value);
+                    found = (value, value == FLOOR);
+                }
                 let Some(next) = text.behind(b':') else { break };
                 text = next;
             }
         }
-        found
+        (found.0, found.1 || self.raised().is_some())
     }
 }
 
@@ -157,28 +179,47 @@ fn number(text: Text) -> usize {
     })
 }
 
+/// The linker has bound all files: what `restart_if_needed` added goes.
+pub fn started() {
+    if STACK.load(Relaxed) == 0 {
+        return;
+    }
+    let start = Start::find();
+    if let Some(last) = start.raised() {
+        let entry = with_exposed_provenance_mut::<usize>(start.entry(last));
+        // SAFETY: the last entry of the environment, on the stack of the only thread.
+        unsafe { entry.write(0) };
+    }
+}
+
 #[cold]
 fn restart_if_needed(needed: usize, without: bool) {
     let start = Start::find();
+    let (optional, may_raise) = start.optional();
     // Valgrind would lose sight of a program that it runs. A linker that was run by its own name (AT_BASE is 0)
     // has shifted the arguments.
     const AT_BASE: usize = 7;
-    let fits = !without && needed <= start.optional();
-    if fits || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
+    if !without && needed <= optional || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
         return;
     }
-    // Pointers to all variables, and the text of the changed one.
+    let wanted = (needed + DEFAULT).next_power_of_two();
+    let raise = !without && may_raise && wanted <= MOST;
+    // Pointers to all variables and one more, and the text of the changed one.
     let lengths = start.variables().map(|text| text.bytes().count() + 1);
     let length: usize = lengths.sum();
-    let pointers = size_of::<usize>() * (start.count + 1);
-    let Some(memory) = system::map(pointers + length) else {
+    let pointers = size_of::<usize>() * (start.count + 2);
+    let Some(memory) = system::map(pointers + length + RAISED.count_bytes() + DIGITS + 1) else {
         return;
     };
     let mut text = Writer(memory + pointers);
     let mut list = Writer(memory);
-    let mut is_changed = false;
-    for variable in start.variables() {
-        let Some(modules) = variable.after(c"LD_AUDIT=") else {
+    let mut is_changed = raise;
+    let raised = start.raised();
+    for (number, variable) in start.variables().enumerate() {
+        if raised == Some(number) {
+            continue;
+        }
+        let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| !raise) else {
             list.word(variable.address());
             continue;
         };
@@ -203,12 +244,18 @@ fn restart_if_needed(needed: usize, without: bool) {
         }
         text.bytes([0]);
     }
+    if raise {
+        list.word(text.0);
+        text.bytes(RAISED.to_bytes().iter().copied());
+        let digit = |place| b"0123456789abcdef"[wanted >> (4 * place) & 15];
+        text.bytes((0..DIGITS).rev().map(digit));
+    }
     if !is_changed {
         return;
     }
     let quiet = Text::of(c"RDMAMR_LOG=error");
     let is_quiet = start.variables().any(|text| text.is(quiet));
-    if !is_quiet && !IS_VALGRIND.load(Relaxed) {
+    if !raise && !is_quiet && !IS_VALGRIND.load(Relaxed) {
         system::write_error(MESSAGE);
     }
     // The kernel names the process after the path. A script's path is not that of its interpreter.

@@ -39,8 +39,8 @@ pub fn modules(module: &Path, given: &OsStr) -> OsString {
 
 /// GLIBC_TUNABLES: with a module for LD_AUDIT, what the libraries of a program need in static
 /// thread-local storage must fit into this many bytes (512 by default). The value serves jemalloc;
-/// each thread pays for it with part of its stack. A program that needs more starts without the
-/// module (src/audit/restart.rs).
+/// each thread pays for it with part of its stack. The module itself raises it for a program that
+/// needs more (src/audit/restart.rs, which knows this value).
 pub fn tunables(given: OsString) -> OsString {
     appended(given, "glibc.rtld.optional_static_tls", "4096")
 }
