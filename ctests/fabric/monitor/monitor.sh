@@ -7,6 +7,7 @@ if [ -z "${CHECK_ADDRESS:-}" ]; then
 	echo "1..0 # SKIP no IPv4 address reaches the device (ADDRESS)"
 	exit
 fi
+. "$(dirname "$0")/libfabrics.sh"
 monitored=(env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
 
 program() { # NAME [NAME=VALUE...]: a program that reports its own results
@@ -89,4 +90,3 @@ echo 'int fi_getinfo(void); int main(void) { return fi_getinfo() != -61; }' |
 says "libfabric 1.13" "no effect: libfabric is older than 1.14" "$work/old"
 check "and its call goes on" "${monitored[@]}" "$work/old"
 tap_done
-. "$(dirname "$0")/libfabrics.sh"

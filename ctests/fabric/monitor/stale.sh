@@ -5,6 +5,7 @@
 # monitors memhooks and userfaultfd with ours, and TAP: with ours no change of changes.h leaves a
 # stale region, unchanged memory is served, and the test can see a stale region. The device is
 # reached by CHECK_ADDRESS.
+. "$(dirname "$0")/libfabrics.sh"
 . "$here/../../lib/stale.sh"
 
 monitors=(memhooks userfaultfd ours)
@@ -70,4 +71,3 @@ for run in "${libfabrics[@]}"; do
 done
 skip_newer
 tap_done
-. "$(dirname "$0")/libfabrics.sh"
