@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The end of the cache for good, in this process: before the program does what [`End`] lists (after it in
-//! the case of a protection key, which the kernel may refuse), the cache *gives up*. No hit succeeds any more, the cache makes and keeps no region, the idle regions
-//! end, and no memory stays watched. A region in use ends with its last user's release, as a plain one
-//! does. From then on the interposed calls do nothing for the cache.
+//! The end of the cache for good, in this process: before the program does what [`End`] lists (after
+//! it in the case of a protection key, which the kernel may refuse), the cache *gives up*. No hit
+//! succeeds any more, the cache makes and keeps no region, the idle regions end, and no memory stays
+//! watched. A region in use ends with its last user's release, as a plain one does. From then on the
+//! interposed calls do nothing for the cache.
 
 use crate::instance::{Cache, existing, wait_for_start};
 use crate::life::flush;

@@ -70,7 +70,8 @@ fn has_room(bytes: u64) -> bool {
     const MORE: u64 = 64 << 20;
     let within = |room: u64| bytes.saturating_add(MORE) <= room;
     let group = cgroup::memory_used().map(|(used, most)| most.saturating_sub(used));
-    within(proc::memory_kib(b"MemAvailable:") * 1024) && group.is_none_or(within)
+    let [available] = proc::memory_kib([b"MemAvailable:"]);
+    within(available * 1024) && group.is_none_or(within)
 }
 
 /// The address space below the pages, through which a search of the mappings goes first.

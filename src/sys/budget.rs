@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When work may be done again: attempts that fail, and a budget of time for work whose length the library does not control, such as reading all
-//! mappings (about 0.3 us for each): the work may take a tenth of the time.
+//! When work may be done again: attempts that fail, and a budget of time for work whose length the
+//! library does not control, such as reading all mappings (about 0.3 us for each): the work may take a
+//! tenth of the time.
 
 use crate::clock;
 use core::sync::atomic::{AtomicU64, Ordering::*};

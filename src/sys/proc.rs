@@ -63,10 +63,16 @@ pub fn mappings() -> Option<[u64; 3]> {
     counted.then_some([count, split, most])
 }
 
-/// A field of /proc/meminfo in KiB, such as "MemAvailable:"; 0 if it cannot be read.
-pub fn memory_kib(name: &[u8]) -> u64 {
-    let found = of_first(c"/proc/meminfo", |line| field(line, name).map(decimal));
-    found.unwrap_or(0)
+/// Fields of /proc/meminfo in KiB, such as "MemAvailable:"; 0 for one that cannot be read.
+pub fn memory_kib<const N: usize>(names: [&[u8]; N]) -> [u64; N] {
+    let mut found = [0; N];
+    let read = each_line(c"/proc/meminfo", |line| {
+        for (kib, name) in found.iter_mut().zip(names) {
+            *kib = field(line, name).map_or(*kib, decimal);
+        }
+        found.contains(&0)
+    });
+    if read { found } else { [0; N] }
 }
 
 /// Whether a seccomp filter may be in force: it is unknown if the file cannot be read. prctl(2) would

@@ -3,11 +3,8 @@
 # monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric with each libfabric, in programs of many
 # kinds: threads, children, short-lived domains, plug-ins, fi_pingpong; and cases without effect,
 # which it must report. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
-if [ -z "${CHECK_ADDRESS:-}" ]; then
-	echo "1..0 # SKIP no IPv4 address reaches the device (ADDRESS)"
-	exit
-fi
 . "$(dirname "$0")/libfabrics.sh"
+[ -n "${CHECK_ADDRESS:-}" ] || skip_all "no IPv4 address reaches the device (ADDRESS)"
 monitored=(env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
 
 program() { # NAME [NAME=VALUE...]: a program that reports its own results

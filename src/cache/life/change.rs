@@ -110,8 +110,8 @@ pub fn moving(addr: usize, length: usize) -> UnderWay {
     unreported(addr, length)
 }
 
-/// The calls under way whose range is not noted, or that take long. (If a signal handler leaves a call that met no region
-/// by siglongjmp(3), the count stays, and the cache keeps no region.)
+/// The calls under way whose range is not noted, or that take long. (If a signal handler leaves a call
+/// that met no region by siglongjmp(3), the count stays, and the cache keeps no region.)
 static CALLS: CallsUnderWay = CallsUnderWay::new();
 
 /// This process is a forked child, which must not wait for the end of a call of its parent's other
@@ -238,8 +238,8 @@ pub fn are_wanted() -> bool {
     heeding().is_some()
 }
 
-/// A call is about to unregister memory from a userfaultfd. Its argument points to the range. Before Linux 6.16 the kernel then also ends another userfaultfd's watch of the
-/// memory.
+/// A call is about to unregister memory from a userfaultfd. Its argument points to the range. Before
+/// Linux 6.16 the kernel then also ends another userfaultfd's watch of the memory.
 pub fn unregistering(argument: usize) -> Option<UnderWay> {
     heeding().filter(|_| !keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.

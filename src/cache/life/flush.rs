@@ -60,8 +60,8 @@ fn end_idle(
     (ended, refused, looked)
 }
 
-/// Claims the idle regions for which `of` is true, and calls `each` for them. `of` is asked again under the
-/// lock. False if this thread did not get the lock because another task holds it.
+/// Claims the idle regions for which `of` is true, and calls `each` for them. `of` is asked again
+/// under the lock. False if this thread did not get the lock because another task holds it.
 pub fn claim_each_idle(
     cache: &Cache,
     cause: Cause,

@@ -98,7 +98,7 @@ pub fn of_settings(may_pin: Option<u64>) -> Amount {
 /// known.
 fn of_process(may_pin: Option<u64>) -> Option<Amount> {
     let mut limit = of_settings(may_pin);
-    let [total, available] = [&b"MemTotal:"[..], b"MemAvailable:"].map(proc::memory_kib);
+    let [total, available] = proc::memory_kib([b"MemTotal:", b"MemAvailable:"]);
     limit.bytes = limit.bytes.min(signed(available * 1024));
     if rdmamr_config::cache().max_idle_bytes.is_none() {
         let memory = (total * 1024).min(cgroup::memory_limit().unwrap_or(u64::MAX));

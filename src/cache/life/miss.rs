@@ -312,12 +312,12 @@ impl Cache {
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
     fn keep(&self, id: Id, lookup_key: &LookupKey, unwatched: Option<Unwatched>) {
-        let is_shared = || match lookup_key.allocation {
+        let unproved = || match lookup_key.allocation {
             0 => self.watch.is_private(lookup_key.page_range).err(),
             _ => None,
         };
         let count = |reason| self.counters.add(thread::number(), reason, 1);
-        let mut reason = unwatched.or_else(is_shared).map(|why| match why {
+        let mut reason = unwatched.or_else(unproved).map(|why| match why {
             Unwatched::Refused => counter!(bypassed_watch),
             Unwatched::Memory => counter!(bypassed_memory),
             Unwatched::Limit => counter!(bypassed_limit),

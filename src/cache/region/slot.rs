@@ -53,7 +53,7 @@ pub struct CachedRegion {
     pub owner: AtomicLink,
     /// While the slot is free or the region is evicted: the next slot in that list.
     pub next: AtomicLink,
-    /// Why the region was invalidated, or else why it ends: [`crate::cause::Cause::in_word`]; 0 before that.
+    /// Why the region was invalidated, or else why it ends: [`Cause::in_word`]; 0 before that.
     pub cause: AtomicU32,
     /// How often the kernel has refused to deregister the region.
     pub refusals: AtomicU32,
@@ -150,8 +150,8 @@ impl CachedRegion {
         self.watched.store(WATCHED, Relaxed);
     }
 
-    /// Whether memory may be watched for the region, or is just about to be watched no more. False before it
-    /// is watched.
+    /// Whether memory may be watched for the region, or is just about to be watched no more. False
+    /// before it is watched.
     pub fn is_watched(&self) -> bool {
         self.watched.load(Relaxed) != 0
     }

@@ -174,7 +174,11 @@ impl Userfaultfd {
     /// into a BUG in `userfaultfd_unregister`, with the mmap lock held, if the mapping merges with
     /// its neighbour during the call.
     pub fn open() -> Result<Userfaultfd, Errno> {
-        Self::open_with(EVENTS | FEATURE_WP_HUGETLBFS_SHMEM).or_else(|_| Self::open_with(EVENTS))
+        match Self::open_with(EVENTS | FEATURE_WP_HUGETLBFS_SHMEM) {
+            // The kernel does not know the feature.
+            Err(Errno(libc::EINVAL)) => Self::open_with(EVENTS),
+            result => result,
+        }
     }
 
     /// Opens a file for which no thread waits for a reader.
