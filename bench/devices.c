@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include "../ctests/lib/stub_device.h"
+#include "device.h"
 #include "median.h"
 #include "memory.h"
 
@@ -27,12 +28,6 @@ static struct ibv_mr *(*reg[WAYS])(struct ibv_pd *, void *, size_t, int);
 static int (*dereg[WAYS])(struct ibv_mr *);
 static struct ibv_pd *pds[MOST];
 static int devices;
-
-static void die(const char *what)
-{
-	fprintf(stderr, "devices: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 static struct ibv_mr *their_reg(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
@@ -155,13 +150,7 @@ static void compare(size_t mib, bool huge, bool touched, int rounds)
 
 static void open_device(const char *name)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context = NULL;
-
-	for (int n = 0; list && list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), name))
-			context = ibv_open_device(list[n]);
-	if (!context || devices == MOST || !(pds[devices++] = ibv_alloc_pd(context)))
+	if (devices == MOST || !(pds[devices++] = domain_of(name)))
 		die(name);
 }
 

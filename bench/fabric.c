@@ -28,8 +28,9 @@
 #include <sys/mman.h>
 #include <sys/utsname.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+#include "bench.h"
+#include "device.h"
 #include "median.h"
 
 /* NULL in the processes of the verbs provider, which do not preload the library. */
@@ -90,19 +91,13 @@ struct report {
 
 static const char *who = "fabric";
 
-static void die(const char *what, const char *why)
+static void fail(const char *what, const char *why)
 {
 	fprintf(stderr, "%s: %s: %s\n", who, what, why);
 	exit(1);
 }
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC); }
 
 /* Whether data came, rather than the end of the pipe. */
 static bool read_whole(int fd, void *memory, size_t size)
@@ -111,7 +106,7 @@ static bool read_whole(int fd, void *memory, size_t size)
 		ssize_t got = read(fd, (char *)memory + done, size - done);
 
 		if (got < 0 && errno != EINTR)
-			die("read", strerror(errno));
+			fail("read", strerror(errno));
 		if (got == 0)
 			return false;
 		done += got > 0 ? (size_t)got : 0;
@@ -123,7 +118,7 @@ static void write_whole(int fd, const void *memory, size_t size)
 {
 	/* A pipe takes this much in one write. */
 	if (write(fd, memory, size) != (ssize_t)size)
-		die("write", strerror(errno));
+		fail("write", strerror(errno));
 }
 
 /* ---- A process: its domain, and pairs on it. ---- */
@@ -147,7 +142,7 @@ static struct fid_domain *verbs_domain(const char *device, const char *address)
 	int err;
 
 	if (!hints)
-		die("fi_allocinfo", "no memory");
+		fail("fi_allocinfo", "no memory");
 	hints->caps = FI_MSG | FI_RMA;
 	hints->mode = ~0ULL;
 	hints->ep_attr->type = FI_EP_MSG;
@@ -161,7 +156,7 @@ static struct fid_domain *verbs_domain(const char *device, const char *address)
 	if (!err)
 		err = fi_domain(fabric, info, &domain, NULL);
 	if (err)
-		die("the verbs provider", fi_strerror(-err));
+		fail("the verbs provider", fi_strerror(-err));
 	return domain;
 }
 
@@ -170,20 +165,15 @@ static struct fid_domain *our_domain(const char *device, uint64_t flags)
 	struct rdmamr_domain_attr attr = {
 		.size = sizeof(attr), .api_version = FI_VERSION(1, 17), .mr_mode = MR_MODE, .flags = flags,
 	};
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context = NULL;
 	struct fid_domain *domain;
 	int err;
 
-	for (int n = 0; list && list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), device))
-			context = ibv_open_device(list[n]);
-	job.pd = context ? ibv_alloc_pd(context) : NULL;
+	job.pd = domain_of(device);
 	if (!job.pd)
-		die(device, "cannot be opened");
+		fail(device, "cannot be opened");
 	err = rdmamr_domain_open(job.pd, &attr, &domain, NULL);
 	if (err)
-		die("rdmamr_domain_open", fi_strerror(-err));
+		fail("rdmamr_domain_open", fi_strerror(-err));
 	return domain;
 }
 
@@ -206,13 +196,13 @@ static uint64_t pairs(uint32_t count)
 				    &mr, NULL);
 
 		if (err)
-			die("fi_mr_reg", fi_strerror(-err));
+			fail("fi_mr_reg", fi_strerror(-err));
 		key = fi_mr_key(mr);
 		same_key += job.keys[region] == key;
 		job.keys[region] = key;
 		err = fi_close(&mr->fid);
 		if (err)
-			die("fi_close", fi_strerror(-err));
+			fail("fi_close", fi_strerror(-err));
 		if (++job.at == job.last.regions)
 			job.at = 0;
 	}
@@ -229,7 +219,7 @@ static char *map(size_t size, size_t *mapped)
 	*mapped = (size + huge - 1) & ~(huge - 1);
 	memory = mmap(NULL, *mapped + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
-		die("mmap", strerror(errno));
+		fail("mmap", strerror(errno));
 	aligned = memory + (-(uintptr_t)memory & (huge - 1));
 	munmap(aligned + *mapped, (size_t)(memory + huge - aligned));
 	if (aligned > memory)
@@ -248,7 +238,7 @@ static void start_case(const struct order *order)
 	/* Regions that ended by themselves later would do so during the next measurement, and be
 	 * counted. */
 	if (job.pd && ibv_flush_relaxed_mr(job.pd))
-		die("ibv_flush_relaxed_mr", "refused");
+		fail("ibv_flush_relaxed_mr", "refused");
 	if (job.memory)
 		munmap(job.memory, job.mapped);
 	free(job.sequence);
@@ -259,7 +249,7 @@ static void start_case(const struct order *order)
 	job.sequence = calloc(order->regions, sizeof(*job.sequence));
 	job.keys = calloc(order->regions, sizeof(*job.keys));
 	if (!job.sequence || !job.keys)
-		die("calloc", strerror(errno));
+		fail("calloc", strerror(errno));
 	for (uint32_t n = 0; n < order->regions; n++)
 		job.sequence[n] = n;
 	for (int twice = 0; twice < 2; twice++) {
@@ -279,7 +269,7 @@ static struct rdmamr_stats stats(bool ours)
 	struct rdmamr_stats stats = { 0 };
 
 	if (ours && rdmamr_get_stats(&stats, sizeof(stats)))
-		die("rdmamr_get_stats", "refused");
+		fail("rdmamr_get_stats", "refused");
 	return stats;
 }
 
@@ -291,11 +281,11 @@ static int serve(int number, const char *device, const char *address)
 
 	who = way->name;
 	if (way->ours != !!rdmamr_get_stats || way->ours != !!rdmamr_domain_open)
-		die("the library", way->ours ? "the library is not loaded" : "the library is loaded, and would register for the provider");
+		fail("the library", way->ours ? "the library is not loaded" : "the library is loaded, and would register for the provider");
 	job.domain = way->ours ? our_domain(device, number == PLAIN ? 0 : RDMAMR_DOMAIN_CACHE) :
 				 verbs_domain(device, address);
 	if (number == RELAXED_THREADS && pthread_create(&thread, NULL, sleeper, NULL))
-		die("pthread_create", "no thread");
+		fail("pthread_create", "no thread");
 	while (read_whole(STDIN_FILENO, &order, sizeof(order))) {
 		struct rdmamr_stats before, after;
 		struct report report = { 0 };
@@ -330,10 +320,10 @@ static void start(int way, char **argv)
 	char number[12];
 
 	if (pipe2(down, O_CLOEXEC) || pipe2(up, O_CLOEXEC))
-		die("pipe2", strerror(errno));
+		fail("pipe2", strerror(errno));
 	children[way] = (struct child){ fork(), down[1], up[0] };
 	if (children[way].pid < 0)
-		die("fork", strerror(errno));
+		fail("fork", strerror(errno));
 	if (children[way].pid == 0) {
 		for (int n = 0; n < 4 && ways[way].environment[n]; n++)
 			putenv(ways[way].environment[n]);
@@ -350,7 +340,7 @@ static void start(int way, char **argv)
 			execl(peer, peer, argv[0], "--way", number, argv[2], argv[3], NULL);
 		else
 			execl("/proc/self/exe", argv[0], "--way", number, argv[2], argv[3], NULL);
-		die("execl", strerror(errno));
+		fail("execl", strerror(errno));
 	}
 	close(down[0]);
 	close(up[1]);
@@ -363,7 +353,7 @@ static void stop(int way)
 	close(children[way].to);
 	close(children[way].from);
 	if (waitpid(children[way].pid, &status, 0) < 0 || status)
-		die(ways[way].title, "its process has failed");
+		fail(ways[way].title, "its process has failed");
 }
 
 static struct report ask(int way, const struct order *order)
@@ -372,7 +362,7 @@ static struct report ask(int way, const struct order *order)
 
 	write_whole(children[way].to, order, sizeof(*order));
 	if (!read_whole(children[way].from, &report, sizeof(report)))
-		die(ways[way].title, "its process has ended");
+		fail(ways[way].title, "its process has ended");
 	return report;
 }
 
@@ -527,7 +517,7 @@ int main(int argc, char **argv)
 	for (int number = 0; number < CASES; number++)
 		for (int way = 0; way < WAYS; way++)
 			if (!(cases[number].results[way].times = calloc((size_t)rounds, sizeof(double))))
-				die("calloc", strerror(errno));
+				fail("calloc", strerror(errno));
 	for (int from = 0; from < rounds; from += LIFE) {
 		int to = from + LIFE < rounds ? from + LIFE : rounds;
 

@@ -10,8 +10,8 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+#include "bench.h"
 
 enum { PAGE = 4096 };
 #define must(done) do { if (!(done)) { perror(#done); exit(1); } } while (0)
@@ -41,27 +41,17 @@ static char *watched(size_t length)
 	return at;
 }
 
-static double ns(const struct timespec *since, int number)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return ((now.tv_sec - since->tv_sec) * 1e9 + now.tv_nsec - since->tv_nsec) / number;
-}
-
 /* ns of one: the least of 60 rounds, which nothing else has disturbed. */
 static void cost_of(const char *what, void (*once)(void), int number)
 {
 	double least = 1e9;
 
 	for (int round = 0; round < 60; round++) {
-		struct timespec begin;
-		double it;
+		double it = -clock_of(CLOCK_MONOTONIC);
 
-		clock_gettime(CLOCK_MONOTONIC, &begin);
 		for (int n = 0; n < number; n++)
 			once();
-		it = ns(&begin, number);
+		it = (it + clock_of(CLOCK_MONOTONIC)) / number;
 		least = it < least ? it : least;
 	}
 	printf("%s\t%.0f\n", what, least);

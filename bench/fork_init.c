@@ -12,23 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include "bench.h"
+#include "device.h"
 
 enum { PAGE = 4096 };
 
-static void die(const char *what)
-{
-	perror(what);
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC) / 1e3; }
 
 static int mappings(void)
 {
@@ -46,19 +35,14 @@ static int mappings(void)
 int main(int argc, char **argv)
 {
 	int count = argc > 2 ? atoi(argv[2]) : 10000, before, after;
-	struct ibv_context *context = NULL;
-	struct ibv_device **list;
 	struct ibv_mr **regions;
 	struct ibv_pd *pd;
 	double time;
 	char *memory;
 
-	if (argc < 2 || count < 1 || ibv_fork_init() || !(list = ibv_get_device_list(NULL)))
+	if (argc < 2 || count < 1 || ibv_fork_init())
 		die("usage: fork_init DEVICE [REGIONS]: ibv_fork_init");
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), argv[1]))
-			context = ibv_open_device(list[n]);
-	pd = context ? ibv_alloc_pd(context) : NULL;
+	pd = domain_of(argv[1]);
 	if (!pd)
 		die(argv[1]);
 	/* Each region is a page. The page behind it is in no region, so that no two regions adjoin. */

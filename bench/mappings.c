@@ -22,29 +22,17 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
+#include "bench.h"
 
 enum { PAGE = 4096, CHUNK = 2 << 20, ACCESS = IBV_ACCESS_LOCAL_WRITE, AREAS = 32 };
 enum { WITH, WITHOUT, WAYS };
 #define AREA_STRIDE ((size_t)4 << 20)
 static char *const areas = (char *)0x20000000000;
 
-static void die(const char *what)
-{
-	fprintf(stderr, "mappings: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC); }
 
 static void print(const char *what, double with, double without)
 {

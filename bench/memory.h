@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Memory to register, and the time. The program defines die(). */
+/* Memory to register, and the time. */
 #ifndef MEMORY_H
 #define MEMORY_H
 
@@ -8,20 +8,12 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include "bench.h"
 
 #define HUGE_PAGE ((size_t)2 << 20)
 
-static void die(const char *what);
-
 /* In ms. */
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec * 1e-6;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC) / 1e6; }
 
 /* Memory in huge pages or in small ones. */
 static char *map(size_t length, bool huge, char **mapping)

@@ -6,24 +6,12 @@
  */
 #include "../ctests/fabric/monitor/cached.h"
 #include <pthread.h>
-#include <time.h>
+#include "bench.h"
+#include "median.h"
 
 enum { ROUNDS = 201, PER_ROUND = 2000 };
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
-
-static int ascending(const void *a, const void *b)
-{
-	double x = *(const double *)a, y = *(const double *)b;
-
-	return (x > y) - (x < y);
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC); }
 
 static void *sleeps(void *argument)
 {
@@ -60,8 +48,7 @@ int main(int argc, char **argv)
 		if (round >= 0)
 			rounds[round] = (now() - start) / PER_ROUND;
 	}
-	qsort(rounds, ROUNDS, sizeof(rounds[0]), ascending);
-	printf("%.0f\n", rounds[ROUNDS / 2]);
+	printf("%.0f\n", median(rounds, ROUNDS));
 	if (misses)
 		fprintf(stderr, "# %ld were not served by the cache\n", misses);
 	return 0;

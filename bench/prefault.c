@@ -21,6 +21,7 @@
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include "../ctests/lib/stub_device.h"
+#include "device.h"
 #include "median.h"
 #include "memory.h"
 
@@ -30,12 +31,6 @@ enum { THEIRS, OURS, WAYS };
 static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
 static int (*their_dereg)(struct ibv_mr *);
 static struct ibv_pd *pd;
-
-static void die(const char *what)
-{
-	fprintf(stderr, "prefault: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 /* The stub's registration, called as libibverbs calls the kernel's. */
 static struct ibv_mr *raw_reg(struct ibv_pd *domain, void *memory, size_t length, uint64_t iova, unsigned int access)
@@ -166,17 +161,12 @@ static void compare(size_t mib, bool huge, bool present, int rounds)
 static void open_device(const char *name)
 {
 	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	struct ibv_context *context = NULL;
 
-	if (!handle || !list)
+	if (!handle)
 		die("libibverbs");
 	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), name))
-			context = ibv_open_device(list[n]);
-	pd = context ? ibv_alloc_pd(context) : NULL;
+	pd = domain_of(name);
 	if (!pd || !their_reg || !their_dereg)
 		die(name);
 }

@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
+#include "bench.h"
+#include "device.h"
 #include "median.h"
 
 #pragma weak rdmamr_get_stats
@@ -26,19 +27,7 @@ static int (*their_dereg)(struct ibv_mr *);
 enum { ACCESS = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ };
 enum { THEIRS, OURS, WAYS };
 
-static void die(const char *what)
-{
-	fprintf(stderr, "registration: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC) / 1e3; }
 
 struct cost {
 	double reg, dereg;
@@ -118,22 +107,17 @@ int main(int argc, char **argv)
 {
 	int json = argc > 2 && !strcmp(argv[2], "--json");
 	int less = argc > 2 && !strcmp(argv[2], "--quick") ? 10 : 1;
-	struct ibv_device **list = ibv_get_device_list(NULL);
 	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
-	struct ibv_context *context = NULL;
 	struct rdmamr_stats stats;
 	struct ibv_pd *pd;
 
-	if (argc < 2 || !list || !handle || !rdmamr_get_stats) {
+	if (argc < 2 || !handle || !rdmamr_get_stats) {
 		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 registration DEVICE [--json|--quick]\n");
 		return 2;
 	}
 	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), argv[1]))
-			context = ibv_open_device(list[n]);
-	pd = context ? ibv_alloc_pd(context) : NULL;
+	pd = domain_of(argv[1]);
 	if (!pd || !their_reg || !their_dereg)
 		die(argv[1]);
 	if (!json)
@@ -148,6 +132,5 @@ int main(int argc, char **argv)
 		return 1;
 	}
 	ibv_dealloc_pd(pd);
-	ibv_close_device(context);
 	return 0;
 }

@@ -31,7 +31,6 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <ucm/api/ucm.h>
 #include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
@@ -39,6 +38,7 @@
 #include "../ctests/lib/fence_stub.h"
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
+#include "bench.h"
 
 #pragma weak rdmamr_get_stats
 
@@ -58,20 +58,6 @@ static enum { TABLE, JSON } format;
 static int less = 1; /* divides the number of rounds */
 static char *memory;
 static ucs_rcache_t *rcache;
-
-static void die(const char *what)
-{
-	fprintf(stderr, "relaxed: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double clock_of(clockid_t clock)
-{
-	struct timespec time;
-
-	clock_gettime(clock, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
 
 static double now(void)
 {

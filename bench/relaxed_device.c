@@ -22,8 +22,9 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+#include "bench.h"
+#include "device.h"
 #include "median.h"
 
 #pragma weak rdmamr_get_stats
@@ -41,19 +42,7 @@ enum { HITS = 100 };
 static struct ibv_pd *pd;
 static bool json;
 
-static void die(const char *what)
-{
-	fprintf(stderr, "relaxed_device: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC) / 1e3; }
 
 static char *map(size_t length)
 {
@@ -250,12 +239,10 @@ static void misses(const char *size, size_t length, int rounds)
 int main(int argc, char **argv)
 {
 	int less = argc > 2 && !strcmp(argv[2], "--quick") ? 10 : 1;
-	struct ibv_device **list = ibv_get_device_list(NULL);
 	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
-	struct ibv_context *context = NULL;
 
 	json = argc > 2 && !strcmp(argv[2], "--json");
-	if (argc < 2 || !list || !handle || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
+	if (argc < 2 || !handle || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
 		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed_device DEVICE [--json|--quick]\n");
 		return 2;
 	}
@@ -268,10 +255,7 @@ int main(int argc, char **argv)
 	}
 	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), argv[1]))
-			context = ibv_open_device(list[n]);
-	pd = context ? ibv_alloc_pd(context) : NULL;
+	pd = domain_of(argv[1]);
 	if (!pd || !their_reg || !their_dereg)
 		die(argv[1]);
 	if (!json)
@@ -284,7 +268,7 @@ int main(int argc, char **argv)
 		printf("median us   ibv_reg_mr+UFFDIO_REGISTER  relaxed miss        ratio       target\n");
 	misses("4 KiB", 4096, 2000 / less);
 	misses("1 MiB", 1 << 20, 500 / less);
-	if (ibv_flush_relaxed_mr(pd) || ibv_dealloc_pd(pd) || ibv_close_device(context)) {
+	if (ibv_flush_relaxed_mr(pd) || ibv_dealloc_pd(pd)) {
 		fprintf(stderr, "relaxed_device: the end\n");
 		return 1;
 	}

@@ -24,8 +24,9 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
+#include "bench.h"
+#include "device.h"
 #include "median.h"
 
 #define must(condition)                                                        \
@@ -80,13 +81,7 @@ static struct call {
 /* The time that this process has spent in registration calls. */
 static double registering;
 
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
-}
+static double now(void) { return clock_of(CLOCK_MONOTONIC) / 1e3; }
 
 static struct ibv_mr *reg(void *memory, size_t length, int access)
 {
@@ -366,21 +361,16 @@ static void report(long messages)
 
 static void open_device(const char *name, int gid_index, struct end *end)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
 	struct ibv_qp_init_attr attr = {
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 8, .max_recv_wr = 8, .max_send_sge = 2, .max_recv_sge = 2 },
 	};
 
-	must(list);
-	for (int n = 0; list[n]; n++)
-		if (!strcmp(ibv_get_device_name(list[n]), name))
-			context = ibv_open_device(list[n]);
-	must(context);
-	ibv_free_device_list(list);
-	pd = ibv_alloc_pd(context);
+	pd = domain_of(name);
+	must(pd);
+	context = pd->context;
 	channel = ibv_create_comp_channel(context);
-	must(pd && channel);
+	must(channel);
 	cq = ibv_create_cq(context, 32, NULL, channel, 0);
 	must(cq);
 	attr.send_cq = attr.recv_cq = cq;

@@ -18,9 +18,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <time.h>
 #include <unistd.h>
 #include "../ctests/lib/stub_device.h"
+#include "bench.h"
 
 /* A program without the library still links. */
 #pragma weak rdmamr_get_stats
@@ -41,14 +41,6 @@ static void must(bool good, const char *what)
 		perror(what);
 		exit(1);
 	}
-}
-
-static double clock_of(clockid_t clock)
-{
-	struct timespec time;
-
-	clock_gettime(clock, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
 }
 
 static void reg(long n)

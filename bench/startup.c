@@ -7,24 +7,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
+#include "bench.h"
 #include "median.h"
 
 static double once(char *preload)
 {
 	char *arguments[] = { "true", NULL }, *environment[] = { preload, NULL };
-	struct timespec start, end;
+	double began = clock_of(CLOCK_MONOTONIC);
 	int status;
 	pid_t pid;
 
-	clock_gettime(CLOCK_MONOTONIC, &start);
 	if (posix_spawn(&pid, "/bin/true", NULL, NULL, arguments, environment) || waitpid(pid, &status, 0) != pid ||
 	    status) {
 		fprintf(stderr, "startup: %s\n", strerror(errno));
 		exit(1);
 	}
-	clock_gettime(CLOCK_MONOTONIC, &end);
-	return (double)(end.tv_sec - start.tv_sec) * 1e6 + (double)(end.tv_nsec - start.tv_nsec) * 1e-3;
+	return (clock_of(CLOCK_MONOTONIC) - began) / 1e3;
 }
 
 int main(int argc, char **argv)

@@ -12,9 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <time.h>
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
+#include "bench.h"
 
 enum { PAGE = 4096, BATCHES = 41, PAIRS = 20000, MOST = 16 };
 
@@ -25,13 +25,7 @@ struct thread {
 };
 
 /* Processor time, so that other load on the machine does not count. */
-static double now(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-	return (double)time.tv_sec * 1e9 + (double)time.tv_nsec;
-}
+static double now(void) { return clock_of(CLOCK_THREAD_CPUTIME_ID); }
 
 static int depth;
 

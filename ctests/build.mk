@@ -20,6 +20,9 @@ flags_symver        := -shared -fPIC -Wl,-soname,libcudart.so.12 -Wl,--default-s
 flags_cudart        := -shared -fPIC -Wl,-soname,libcudart.so.12
 flags_cuda_plugin   := -shared -fPIC '-Wl,-rpath,$$ORIGIN'
 inputs_cuda_plugin   = $(built)/libcudart.so.12
+flags_amdhip        := -shared -fPIC -DHIP -Wl,-soname,libamdhip64.so.6
+flags_hip_plugin    := $(flags_cuda_plugin) -DHIP
+inputs_hip_plugin    = $(built)/libamdhip64.so.6
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address
 flags_thread        := -fsanitize=thread
@@ -36,6 +39,7 @@ inputs_linked_behind := -Wl,--no-as-needed -libverbs $(so)
 with = $(filter $(addprefix $(built)/,$(foreach name,$(patsubst $(built)/%,%,$(tests)),$(if $(filter $(1),$(build_$(name))),$(name)))),$(tests))
 $(call with,stub stub_alone): $(built)/lib/stub_device.o
 $(call with,cuda_plugin): $(built)/libcudart.so.12
+$(call with,hip_plugin): $(built)/libamdhip64.so.6
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
 $(call with,address thread linked linked_behind): $(so)

@@ -48,6 +48,19 @@ process punched a hole into the mapped file, or truncated it, and the program le
 next registration was **stale** each time: the module ignores a change that another process makes.
 """
 
+BY_SOURCE_NOTE = """## A GPU's address freed and allocated again, by source
+
+`make peers` has no GPU. This table is read from the peers' sources. librdmamr's row was also run on
+stand-ins of the GPU and of the device (`gpu_reuse`).
+
+| cache | the next registration of the address | why |
+| --- | --- | --- |
+| UCX's rcache (03ea311) | fresh, or **stale** after a free that its hooks do not see | it hooks `cuMemFree`, `cuMemFreeAsync`, `cudaFree` and `cudaFreeAsync`, and not `cuMemUnmap` |
+| libfabric's, with its CUDA monitor (49fc8ca) | fresh | each hit asks CUDA for the allocation's number (`CU_POINTER_ATTRIBUTE_BUFFER_ID`) |
+| aws-ofi-nccl's (2f01c73) | **stale** while the program still holds a registration of the address, else fresh | it counts uses by address, asks nobody, and ends a region with its last use |
+| librdmamr with `RDMAMR_CACHE` | fresh | each hit asks CUDA for the allocation's number; memory without one is not kept ([gpu.md](../gpu.md#the-same-memory-again)) |
+"""
+
 
 def column(path):
     """The answer for each change: (result, expected)."""
@@ -82,7 +95,7 @@ def main(results, page):
         words.append(f"| stale, of {len(columns[OURS])} | {' | '.join(map(str, stale))} |\n")
         if not any(stale):
             wrong.append(f"{kernel}: no cache was seen to be stale")
-    words.append(BY_HAND_NOTE)
+    words += [BY_HAND_NOTE, BY_SOURCE_NOTE]
     pathlib.Path(page).write_text("\n".join(words).rstrip() + "\n")
     for line in wrong:
         print(f"page.py: {line}", file=sys.stderr)

@@ -2,8 +2,8 @@
 /*
  * Registrations that complete later, each with an event of its own. Four threads make 10 000 of
  * them on one domain while a thread reads the queue; each event is compared with the result of its
- * call. Then one aspect at a time: the visible state of a region under way, closing it then,
- * failures, data. queue.c and errors.c have the queue's own calls, waiting, and binding.
+ * call. Then one aspect at a time: the visible state of a region under way, closing it then, data.
+ * queue.c has the events of one registration, failures, and the queue's own calls, errors.c binding.
  *
  * Usage: async [stress [EACH]]: with the word, only the threads, EACH registrations by each of
  * them, three times over. This is for a build with -fsanitize=address, or -fsanitize=thread.
@@ -23,10 +23,7 @@
  * any memory of its own that goes from one to another, and for each write to an event's descriptor.
  */
 const char *__tsan_default_suppressions(void);
-const char *__tsan_default_suppressions(void)
-{
-	return "called_from_lib:librdmamr";
-}
+const char *__tsan_default_suppressions(void) { return "called_from_lib:librdmamr"; }
 #endif
 
 enum { THREADS = 4, LARGE = 64 << 20, MANY = 24 };
@@ -34,21 +31,8 @@ enum { THREADS = 4, LARGE = 64 << 20, MANY = 24 };
 static struct pair pair;
 static char *large, *beyond; /* much memory, and unmapped memory */
 
-static long now_ms(void)
-{
-	return (long)(seconds_now() * 1000);
-}
-
-static struct fid_domain *asynchronous(struct fid_eq *queue, const struct kind *kind)
-{
-	return bound_to(queue, pair.pd, kind);
-}
-
-static int later(struct fid_domain *domain, const void *memory, size_t length, uint64_t access, uint64_t key,
-		 struct fid_mr **mr)
-{
-	return fi_mr_reg(domain, memory, length, access, 0, key, 0, mr, mr);
-}
+static long now_ms(void) { return (long)(seconds_now() * 1000); }
+static struct fid_domain *asynchronous(struct fid_eq *queue, const struct kind *kind) { return bound_to(queue, pair.pd, kind); }
 
 /* Reads an event. */
 static ssize_t next(struct fid_eq *queue, uint32_t *event, struct fi_eq_entry *entry)
@@ -112,20 +96,9 @@ static struct {
 /* What the threads find wrong is counted. */
 #define EXPECT(...) ((void)(!(__VA_ARGS__) && !many.wrong++ && (many.what = #__VA_ARGS__)))
 
-static enum fate fate_of(long number)
-{
-	return (enum fate)(number % FATES);
-}
-
-static bool closed_early(long number)
-{
-	return fate_of(number) == CLOSED_UNDER_WAY || fate_of(number) == FAILS_CLOSED;
-}
-
-static uint64_t key_of(long number)
-{
-	return 0x100000000 + (uint64_t)number;
-}
+static enum fate fate_of(long number) { return (enum fate)(number % FATES); }
+static bool closed_early(long number) { return fate_of(number) == CLOSED_UNDER_WAY || fate_of(number) == FAILS_CLOSED; }
+static uint64_t key_of(long number) { return 0x100000000 + (uint64_t)number; }
 
 static void close_call(struct call *call)
 {
@@ -270,7 +243,7 @@ static void threads(long each)
 static void start_many(struct fid_domain *domain, struct fid_mr *mrs[MANY])
 {
 	for (int n = 0; n < MANY; n++)
-		must(later(domain, large, LARGE, FI_ALL, (uint64_t)n + 1, &mrs[n]) == 0);
+		must(fi_mr_reg(domain, large, LARGE, FI_ALL, 0, (uint64_t)n + 1, 0, &mrs[n], &mrs[n]) == 0);
 }
 
 /* Whether a registration was seen under way: on a busy machine all may have ended by then. */
@@ -353,60 +326,10 @@ static void closed_early_one_by_one(void)
 	gives(0, kernel_regions(pair.context));
 
 	about("the key of one that was cancelled");
-	gives(0, later(domain, large, PAGE, FI_ALL, 1, &mrs[0]));
+	gives(0, fi_mr_reg(domain, large, PAGE, FI_ALL, 0, 1, 0, &mrs[0], &mrs[0]));
 	completes(queue, &mrs[0]);
 	must(fi_close(&mrs[0]->fid) == 0);
 	close_both(domain, queue);
-}
-
-static void failures(void)
-{
-	char *hole = pages(8);
-	char *constant = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	const struct {
-		const char *name;
-		struct iovec iov[3];
-		size_t count;
-		uint64_t access;
-		const char *words;
-	} rows[] = {
-		{ "unmapped memory", { { hole + 2 * PAGE, PAGE } }, 1, FI_ALL, "EFAULT" },
-		{ "half of it unmapped", { { hole, 4 * PAGE } }, 1, FI_ALL, "nothing is mapped at" },
-		{ "read-only memory", { { constant, PAGE } }, 1, FI_RECV, "read-only" },
-		{ "one of three pieces", { { large, PAGE }, { beyond, PAGE }, { large + 4 * PAGE, PAGE } }, 3, FI_ALL, "EFAULT" },
-	};
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
-	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
-
-	must(constant != MAP_FAILED && munmap(hole + 2 * PAGE, 4 * PAGE) == 0);
-	for (size_t n = 0; n < COUNT(rows); n++) {
-		struct fi_eq_err_entry error = { 0 };
-		struct fi_eq_entry entry;
-		struct fid_mr *mr = NULL;
-		uint32_t event;
-
-		about("%s", rows[n].name);
-		gives(0, fi_mr_regv(domain, rows[n].iov, rows[n].count, rows[n].access, 0, 5, 0, &mr, &mr));
-		must(mr);
-		gives(-FI_EAVAIL, next(queue, &event, &entry));
-		gives(sizeof(error), fi_eq_readerr(queue, &error, 0));
-		holds(error.fid == &mr->fid && error.context == &mr && error.data == 0);
-		holds(error.err == FI_EFAULT && error.prov_errno == EFAULT);
-		if (holds(error.err_data && error.err_data_size > 0))
-			ok(strnlen(error.err_data, error.err_data_size) >= strlen(rows[n].words) &&
-			   strstr(error.err_data, rows[n].words), "%.*s", (int)error.err_data_size, (char *)error.err_data);
-		holds(fi_mr_key(mr) == FI_KEY_NOTAVAIL && !fi_mr_desc(mr));
-		gives(0, kernel_regions(pair.context));
-		/* The region is still to be closed; then its key is free. */
-		gives(-FI_EBUSY, fi_close(&domain->fid));
-		gives(0, fi_close(&mr->fid));
-		mr = NULL;
-		gives(0, later(domain, large, PAGE, FI_ALL, 5, &mr));
-		completes(queue, &mr);
-		gives(0, fi_close(&mr->fid));
-	}
-	close_both(domain, queue);
-	must(munmap(hole, 2 * PAGE) == 0 && munmap(hole + 6 * PAGE, 2 * PAGE) == 0 && munmap(constant, PAGE) == 0);
 }
 
 /*
@@ -462,43 +385,6 @@ static void data(const struct kind *kind)
 	must(munmap(source, 4 * PAGE) == 0 && munmap(target, 8 * PAGE) == 0);
 }
 
-/* A region with an offset of its own may replace others; the caller's thread does that. */
-static void with_offset(void)
-{
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
-	struct fid_domain *domain = asynchronous(queue, &kinds[OFFSETS]);
-	struct fid_mr *mr = NULL;
-
-	gives(0, fi_mr_reg(domain, large, PAGE, FI_ALL, 0x10000, 3, RDMAMR_MR_OFFSET, &mr, &mr));
-	must(mr);
-	holds(fi_mr_key(mr) == 3 && fi_mr_desc(mr) && !fi_mr_enable(mr));
-	completes(queue, &mr);
-	must(fi_close(&mr->fid) == 0);
-	close_both(domain, queue);
-}
-
-/* The event of a hit is like any other. */
-static void served_by_the_cache(void)
-{
-	struct fid_eq *queue = queue_with(FI_WAIT_UNSPEC, 0);
-	struct fid_domain *domain = asynchronous(queue, &kinds[3]);
-	char *memory = pages(1);
-
-	must(kinds[3].relaxed && kinds[3].provider_keys);
-	for (int n = 0; n < 5; n++) {
-		uint64_t hits = stats().hits;
-		struct fid_mr *mr = NULL;
-
-		about("time %d", n + 1);
-		gives(0, later(domain, memory, PAGE, FI_ALL, 0, &mr));
-		completes(queue, &mr);
-		ok(n < 2 || stats().hits > hits, "by the cache, as soon as it has the region");
-		gives(0, fi_close(&mr->fid));
-	}
-	close_both(domain, queue);
-	munmap(memory, PAGE);
-}
-
 int main(int argc, char **argv)
 {
 	bool stress = argc > 1 && !strcmp(argv[1], "stress");
@@ -517,11 +403,8 @@ int main(int argc, char **argv)
 		as_case(threads(2500), "registrations from 4 threads");
 		as_case(under_way(), "a registration under way");
 		as_case(closed_early_one_by_one(), "regions closed before they are registered");
-		as_case(failures(), "registrations that fail");
 		for (int n = 0; n < KINDS; n++)
 			as_case(data(&kinds[n]), "data, %s", kinds[n].name);
-		as_case(with_offset(), "an offset");
-		as_case(served_by_the_cache(), "registrations that the cache serves");
 		is(stats().reg_next, 0, "the library made every registration");
 	}
 	pair_close(&pair);

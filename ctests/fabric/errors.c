@@ -7,8 +7,6 @@
 #include "../lib/observe.h"
 #include <regex.h>
 
-#pragma weak ibv_flush_relaxed_mr
-
 #define EXPORTED(name) ((__typeof__(&name))exported(#name))
 #define UNTOUCHED ((void *)0x5550)
 /* Of fi_info.mode: an old name of libfabric's, which this program does without. */
@@ -39,10 +37,7 @@ static void about_to_fail(void)
 	mr = UNTOUCHED;
 	made = UNTOUCHED;
 	queue = UNTOUCHED;
-	/*
-	 * A domain with the cache may end its idle regions at any time: only regions in use are
-	 * counted.
-	 */
+	/* A domain with the cache may end its idle regions at any time: only regions in use are counted. */
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	before.live = stats().live;
 	before.regions = kernel_regions(context);
@@ -91,10 +86,7 @@ static void failed(long long ret, long long want, const char *words, const char 
 #define ATTR(...) #__VA_ARGS__, { .size = sizeof(struct rdmamr_domain_attr), .api_version = FI_VERSION(1, 17), \
 				  __VA_ARGS__ }
 
-static int open_attr(const struct rdmamr_domain_attr *attr)
-{
-	return rdmamr_domain_open(pd, attr, &made, &made);
-}
+static int open_attr(const struct rdmamr_domain_attr *attr) { return rdmamr_domain_open(pd, attr, &made, &made); }
 
 static struct fid_domain *plain(int32_t mr_mode, uint32_t api_version)
 {
@@ -115,7 +107,7 @@ static void close_all(struct fid *one, struct fid *other)
 static const char *keys_of(struct fid_domain *domain)
 {
 	static char kind[4];
-	uint64_t base = 1;
+	uint64_t base = 1, key;
 	uint8_t raw[2048];
 	size_t size = sizeof(raw), count = 1;
 	struct rdmamr_segment segment;
@@ -125,6 +117,12 @@ static const char *keys_of(struct fid_domain *domain)
 	must(rdmamr_mr_segments(region_of, &segment, &count) == 0);
 	kind[0] = fi_mr_key(region_of) == FI_KEY_NOTAVAIL ? 'R' :
 		  fi_mr_key(region_of) == segment.rkey ? 'P' : fi_mr_key(region_of) == 0x77 ? 'A' : '?';
+	/* The raw key is the only one. */
+	if (kind[0] == 'R') {
+		must(fi_mr_desc(region_of) && fi_mr_map_raw(domain, base, raw, size, &key, 0) == 0);
+		ok(resolved(domain, key, base + 8, 8).addr % PAGE == 8, "the raw key leads to the memory");
+		must(fi_mr_unmap_key(domain, key) == 0);
+	}
 	kind[1] = base == (uintptr_t)memory ? 'V' : base == 0 ? '0' : '?';
 	close_all(&region_of->fid, &domain->fid);
 	return kind;
@@ -139,33 +137,61 @@ static void opens(const struct rdmamr_domain_attr *attr, const char *kind)
 	ok(!strcmp(keys_of(made), kind), "its keys and addresses are %s", kind);
 }
 
-static void accepted_domains(void)
+static void domains(void)
 {
 	static const struct {
-		const char *kind, *name;
+		const char *kind, *words, *name; /* of those that are opened; of those that are refused */
 		struct rdmamr_domain_attr attr;
 	} rows[] = {
-		{ "A0", ATTR(.mr_mode = 0) },
-		{ "A0", ATTR(.mr_mode = FI_MR_SCALABLE) },
-		{ "PV", ATTR(.mr_mode = FI_MR_BASIC) },
-		{ "PV", ATTR(.mr_mode = FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
-		{ "PV", ATTR(.mode = RDMAMR_PROV_MR_ATTR) },
-		{ "AV", ATTR(.mr_mode = FI_MR_VIRT_ADDR) },
-		{ "A0", ATTR(.mr_mode = FI_MR_LOCAL) },
-		{ "A0", ATTR(.mr_mode = FI_MR_ALLOCATED) },
-		{ "A0", ATTR(.mode = LOCAL_MR) },
-		{ "PV", ATTR(.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
-			     .mode = LOCAL_MR | RDMAMR_PROV_MR_ATTR) },
-		{ "R0", ATTR(.mr_mode = FI_MR_RAW) },
-		{ "RV", ATTR(.mr_mode = FI_MR_RAW | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
-		{ "RV", ATTR(.mr_mode = FI_MR_RAW | FI_MR_VIRT_ADDR) },
+		{ "A0", "", ATTR(.mr_mode = 0) },
+		{ "A0", "", ATTR(.mr_mode = FI_MR_SCALABLE) },
+		{ "PV", "", ATTR(.mr_mode = FI_MR_BASIC) },
+		{ "PV", "", ATTR(.mr_mode = FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
+		{ "PV", "", ATTR(.mode = RDMAMR_PROV_MR_ATTR) },
+		{ "AV", "", ATTR(.mr_mode = FI_MR_VIRT_ADDR) },
+		{ "A0", "", ATTR(.mr_mode = FI_MR_LOCAL) },
+		{ "A0", "", ATTR(.mr_mode = FI_MR_ALLOCATED) },
+		{ "A0", "", ATTR(.mode = LOCAL_MR) },
+		{ "PV", "", ATTR(.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
+				 .mode = LOCAL_MR | RDMAMR_PROV_MR_ATTR) },
+		{ "R0", "", ATTR(.mr_mode = FI_MR_RAW) },
+		{ "RV", "", ATTR(.mr_mode = FI_MR_RAW | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
+		{ "RV", "", ATTR(.mr_mode = FI_MR_RAW | FI_MR_VIRT_ADDR) },
+		{ NULL, "PROV_KEY|VIRT_ADDR", ATTR(.mr_mode = FI_MR_PROV_KEY) },
+		{ NULL, "mr_mode|MMU_NOTIFY", ATTR(.mr_mode = FI_MR_MMU_NOTIFY) },
+		{ NULL, "mr_mode|RMA_EVENT", ATTR(.mr_mode = FI_MR_RMA_EVENT) },
+		{ NULL, "mr_mode|ENDPOINT", ATTR(.mr_mode = FI_MR_ENDPOINT) },
+		{ NULL, "mr_mode|HMEM", ATTR(.mr_mode = FI_MR_HMEM) },
+		{ NULL, "mr_mode|COLLECTIVE", ATTR(.mr_mode = FI_MR_COLLECTIVE) },
+		{ NULL, "mr_mode", ATTR(.mr_mode = 1 << 20) },
+		{ NULL, "mr_mode", ATTR(.mr_mode = INT32_MIN) },
+		{ NULL, "mode", ATTR(.mode = 1 << 20) },
+		{ NULL, "mode", ATTR(.mode = 1ULL << 59) },
+		{ NULL, "caps|capabilit", ATTR(.caps = 1 << 20) },
+		{ NULL, "caps|capabilit", ATTR(.caps = 1 << 2) },
+		{ NULL, "flag", ATTR(.flags = 2) },
+		{ NULL, "flag", ATTR(.flags = 1ULL << 63) },
+		{ NULL, "key", ATTR(.mr_key_size = 9) },
+		{ NULL, "key", ATTR(.mr_key_size = SIZE_MAX) },
 	};
-	struct rdmamr_domain_attr zeroed = { .size = sizeof(zeroed) };
 
 	for (size_t n = 0; n < COUNT(rows); n++) {
 		about("%s", rows[n].name);
-		opens(&rows[n].attr, rows[n].kind);
+		if (rows[n].kind)
+			opens(&rows[n].attr, rows[n].kind);
+		else
+			FAILS(-FI_EINVAL, rows[n].words, open_attr(&rows[n].attr));
 	}
+}
+
+/* Without attributes, of other sizes, and with pointers to nothing. */
+static void other_domains(void)
+{
+	struct rdmamr_domain_attr zeroed = { .size = sizeof(zeroed) };
+	struct rdmamr_domain_attr good = { .size = sizeof(good) }, dynamic = { .size = sizeof(good), .caps = RDMAMR_DYNAMIC_MR };
+	struct { struct rdmamr_domain_attr attr; uint64_t more[3]; } larger = { .attr = { .size = sizeof(larger) } };
+	struct ibv_device_attr_ex device;
+
 	about("without attributes, or with zeroed ones, of no interface and of those before 1.5");
 	opens(NULL, "PV");
 	opens(&zeroed, "PV");
@@ -173,39 +199,6 @@ static void accepted_domains(void)
 	opens(&zeroed, "PV");
 	zeroed.mr_mode = FI_MR_SCALABLE;
 	opens(&zeroed, "A0");
-}
-
-static void refused_domains(void)
-{
-	static const struct {
-		const char *words, *name;
-		struct rdmamr_domain_attr attr;
-	} rows[] = {
-		{ "PROV_KEY|VIRT_ADDR", ATTR(.mr_mode = FI_MR_PROV_KEY) },
-		{ "mr_mode|MMU_NOTIFY", ATTR(.mr_mode = FI_MR_MMU_NOTIFY) },
-		{ "mr_mode|RMA_EVENT", ATTR(.mr_mode = FI_MR_RMA_EVENT) },
-		{ "mr_mode|ENDPOINT", ATTR(.mr_mode = FI_MR_ENDPOINT) },
-		{ "mr_mode|HMEM", ATTR(.mr_mode = FI_MR_HMEM) },
-		{ "mr_mode|COLLECTIVE", ATTR(.mr_mode = FI_MR_COLLECTIVE) },
-		{ "mr_mode", ATTR(.mr_mode = 1 << 20) },
-		{ "mr_mode", ATTR(.mr_mode = INT32_MIN) },
-		{ "mode", ATTR(.mode = 1 << 20) },
-		{ "mode", ATTR(.mode = 1ULL << 59) },
-		{ "caps|capabilit", ATTR(.caps = 1 << 20) },
-		{ "caps|capabilit", ATTR(.caps = 1 << 2) },
-		{ "flag", ATTR(.flags = 2) },
-		{ "flag", ATTR(.flags = 1ULL << 63) },
-		{ "key", ATTR(.mr_key_size = 9) },
-		{ "key", ATTR(.mr_key_size = SIZE_MAX) },
-	};
-	struct rdmamr_domain_attr good = { .size = sizeof(good) }, dynamic = { .size = sizeof(good), .caps = RDMAMR_DYNAMIC_MR };
-	struct { struct rdmamr_domain_attr attr; uint64_t more[3]; } larger = { .attr = { .size = sizeof(larger) } };
-	struct ibv_device_attr_ex device;
-
-	for (size_t n = 0; n < COUNT(rows); n++) {
-		about("%s", rows[n].name);
-		FAILS(-FI_EINVAL, rows[n].words, open_attr(&rows[n].attr));
-	}
 	about("%s", "");
 	FAILS(-FI_EINVAL, "pd|NULL", rdmamr_domain_open(NULL, &good, &made, NULL));
 	FAILS(-FI_EINVAL, "pd|NULL", rdmamr_domain_open(NULL, NULL, &made, NULL));
@@ -255,10 +248,7 @@ static void domain_sizes(void)
 		cut->mr_mode = 1 << 30;
 		gives(-FI_EINVAL, open_attr(cut));
 	}
-	/*
-	 * Attributes of the least size: the other fields count as 0, and the library does not read
-	 * beyond.
-	 */
+	/* Attributes of the least size: the other fields count as 0, and the library does not read beyond. */
 	about("12 bytes");
 	memset(&least, 0xff, sizeof(least));
 	least.size = 12;
@@ -463,77 +453,47 @@ static void keys(void)
 
 /* --- Attributes of older and newer libfabrics --- */
 
-/* struct fi_mr_attr of libfabric 2.0, of which older ones are the beginning. */
-struct attr_2_0 {
-	const struct iovec *mr_iov;
-	size_t iov_count;
-	uint64_t access, offset, requested_key;
-	void *context;
-	size_t auth_key_size; /* 1.5 */
-	uint8_t *auth_key;
-	uint64_t iface; /* 1.9 */
-	uint64_t device;
-	void *hmem_data;	/* 1.19 */
-	size_t page_size;	/* 1.22 */
-	const struct fid_mr *base_mr; /* 2.0 */
-	size_t sub_mr_cnt;
-};
-_Static_assert(sizeof(struct attr_2_0) == 112, "as libfabric has it");
-
-/* Fields that are set, the version from which on the library reads them, and the word of its refusal. */
-static const struct {
-	const char *name;
-	size_t at[2];
-	uint64_t since;
-	const char *words;
-} fields[] = {
-	{ "the kind of memory", { offsetof(struct attr_2_0, iface), offsetof(struct attr_2_0, device) }, UINT64_MAX, "" },
-	{ "a key of authorization", { offsetof(struct attr_2_0, auth_key_size), offsetof(struct attr_2_0, auth_key) },
-	  FI_VERSION(1, 5), "auth" },
-	{ "a base region", { offsetof(struct attr_2_0, base_mr), offsetof(struct attr_2_0, sub_mr_cnt) }, FI_VERSION(2, 0),
-	  "base" },
-};
+/* The words of struct fi_mr_attr in libfabric 2.0, of which older ones are the beginning. */
+enum { AUTH_KEY_SIZE = 6, AUTH_KEY, IFACE, DEVICE, BASE_MR = 12, SUB_MR_CNT, ATTR_WORDS };
 
 static void attributes(void)
 {
-	static const struct {
-		uint32_t major, minor;
-		size_t size;
-	} versions[] = {
-		{ 0, 0, 48 }, { 1, 4, 48 }, { 1, 5, 64 }, { 1, 9, 80 }, { 1, 19, 88 }, { 1, 22, 96 }, { 2, 0, 112 }, { 2, 1, 112 },
+	static const struct { uint32_t api; size_t words; } versions[] = {
+		{ FI_VERSION(0, 0), 6 }, { FI_VERSION(1, 4), 6 }, { FI_VERSION(1, 5), 8 }, { FI_VERSION(1, 9), 10 },
+		{ FI_VERSION(1, 19), 11 }, { FI_VERSION(1, 22), 12 }, { FI_VERSION(2, 0), 14 }, { FI_VERSION(2, 1), 14 },
 	};
-	static const struct fid_mr one = { .fid = { .fclass = FI_CLASS_MR } };
-	static const uint8_t auth_key[16] = { 1 };
+	/* Fields that are set, the version from which on the library reads them, and the word of its refusal. */
+	const struct { const char *name; int at[2]; uint64_t to[2], since; const char *words; } fields[] = {
+		{ "the kind of memory", { IFACE, DEVICE }, { 1 /* FI_HMEM_CUDA */, 3 }, UINT64_MAX, "" },
+		{ "a key of authorization", { AUTH_KEY_SIZE, AUTH_KEY }, { 16, (uintptr_t)memory }, FI_VERSION(1, 5), "auth" },
+		{ "a base region", { BASE_MR, SUB_MR_CNT }, { (uintptr_t)memory, 1 }, FI_VERSION(2, 0), "base" },
+	};
 	struct iovec iov = { memory, PAGE };
-	const struct attr_2_0 clean = { .mr_iov = &iov, .iov_count = 1, .access = FI_ALL, .context = &iov };
-	const uint64_t values[COUNT(fields)][2] = {
-		{ 1 /* FI_HMEM_CUDA */, 3 }, { sizeof(auth_key), (uintptr_t)auth_key }, { (uintptr_t)&one, 1 },
-	};
+	const uint64_t clean[ATTR_WORDS] = { (uintptr_t)&iov, 1, FI_ALL, 0, 0, (uintptr_t)&iov };
 
 	for (size_t n = 0; n < COUNT(versions); n++) {
-		uint32_t version = FI_VERSION(versions[n].major, versions[n].minor);
-		struct fid_domain *domain = plain(FI_MR_SCALABLE, version);
-		struct attr_2_0 attr;
-		void *cut = at_the_edge(versions[n].size);
-		const void *readable[] = { cut, &attr };
+		const uint32_t api = versions[n].api;
+		struct fid_domain *domain = plain(FI_MR_SCALABLE, api);
+		size_t size = versions[n].words * sizeof(uint64_t);
+		uint64_t attr[ATTR_WORDS], *readable[] = { (uint64_t *)at_the_edge(size), attr };
 
-		memset(&attr, 0xff, sizeof(attr));
-		memcpy(&attr, &clean, versions[n].size);
-		memcpy(cut, &attr, versions[n].size);
+		memset(attr, 0xff, sizeof(attr));
+		memcpy(attr, clean, size);
+		memcpy(readable[0], attr, size);
 		for (int way = 0; way < 2; way++) {
-			about("api %u.%u, %s", versions[n].major, versions[n].minor, way ? "garbage behind" : "cut off");
-			gives(0, fi_mr_regattr(domain, readable[way], 0, &mr));
+			about("api %u.%u, %s", api >> 16, api & 0xffff, way ? "garbage behind" : "cut off");
+			gives(0, fi_mr_regattr(domain, (struct fi_mr_attr *)readable[way], 0, &mr));
 			holds(mr->fid.context == &iov);
 			must(fi_close(&mr->fid) == 0);
 		}
 		for (size_t k = 0; k < COUNT(fields); k++) {
-			attr = clean;
+			memcpy(attr, clean, sizeof(attr));
 			for (int word = 0; word < 2; word++)
-				memcpy((char *)&attr + fields[k].at[word], &values[k][word], sizeof(values[k][word]));
-			about("api %u.%u, %s", versions[n].major, versions[n].minor, fields[k].name);
-			if (version >= fields[k].since)
-				FAILS(-FI_ENOSYS, fields[k].words, fi_mr_regattr(domain, (struct fi_mr_attr *)&attr, 0, &mr));
-			else if (gives(0, fi_mr_regattr(domain, (struct fi_mr_attr *)&attr, 0, &mr)))
+				attr[fields[k].at[word]] = fields[k].to[word];
+			about("api %u.%u, %s", api >> 16, api & 0xffff, fields[k].name);
+			if (api >= fields[k].since)
+				FAILS(-FI_ENOSYS, fields[k].words, fi_mr_regattr(domain, (struct fi_mr_attr *)attr, 0, &mr));
+			else if (gives(0, fi_mr_regattr(domain, (struct fi_mr_attr *)attr, 0, &mr)))
 				must(fi_close(&mr->fid) == 0);
 		}
 		must(fi_close(&domain->fid) == 0);
@@ -655,62 +615,88 @@ static struct fid_domain their_domain = { .fid = { .fclass = FI_CLASS_DOMAIN, .o
 static struct fid_mr theirs = { .fid = { .fclass = FI_CLASS_MR, .ops = &fid_ops }, .mem_desc = &theirs, .key = 0x123456789abc };
 static struct fid_eq their_queue = { .fid = { .fclass = FI_CLASS_EQ, .ops = &fid_ops }, .ops = &eq_ops };
 
-#define WORDS(...) (const long[]){ __VA_ARGS__ }, sizeof((const long[]){ __VA_ARGS__ }) / sizeof(long)
+/* Of a class that no call here is for, with no tables. */
+static struct { struct fid fid; void *more[8]; } other = { .fid = { .fclass = FI_CLASS_AV } };
+
 #define P(pointer) (long)(uintptr_t)(pointer)
+#define CALL(name, of, ...) { name, of, 2, { __VA_ARGS__ }, { __VA_ARGS__ } }
 
-/* A call of the library's with these words, and those that their function must get. An int has no upper half. */
-static void hears_of(const char *name, const long *words, size_t count, const long *wanted, size_t wanted_count)
-{
-	long (*function)(long, long, long, long, long, long, long, long, long) = exported(name);
-	long all[9] = { 0 };
-	size_t same = 0;
-
-	memcpy(all, words, count * sizeof(*words));
-	memset(heard, 0xee, sizeof(heard));
-	is((int)function(all[0], all[1], all[2], all[3], all[4], all[5], all[6], all[7], all[8]), -1001, "%s: the answer is theirs", name);
-	for (size_t n = 0; n < wanted_count; n++)
-		same += heard[n] == wanted[n] || ((int)wanted[n] == wanted[n] && (int)heard[n] == (int)wanted[n]);
-	is((long long)same, (long long)wanted_count, "%s: with the arguments", name);
-}
-#define AS_IT_IS(name, ...) hears_of(name, WORDS(__VA_ARGS__), WORDS(__VA_ARGS__))
-
+/*
+ * The library's functions, as languages without inline functions call them: with nothing and with an
+ * object of another class they fail; an object of another provider hears the call.
+ */
 static void objects_of_others(void)
 {
 	struct fid_domain *domain = &their_domain;
 	struct iovec iov = { memory, PAGE };
-	struct fi_mr_attr attr = { .mr_iov = &iov };
+	struct fi_mr_attr attr = { .mr_iov = &iov, .iov_count = 1, .access = FI_ALL };
 	struct fi_eq_entry entry = { .data = 7 };
 	struct fi_eq_err_entry error;
-	struct rdmamr_segment segment;
 	uint64_t base, key;
 	uint8_t raw[8];
-	size_t size = 8, count = 1;
+	size_t size = 8;
 	uint32_t event = 0;
 	char buf[8];
+	const struct {
+		const char *name;
+		void *theirs;
+		int refused; /* of nothing, and of an object of another class */
+		long words[8], heard[8]; /* after the object */
+	} rows[] = {
+		CALL("fi_mr_reg", domain, P(memory), 1, 2, 3, 4, 5, P(&mr), P(buf)),
+		CALL("fi_mr_regv", domain, P(&iov), 1, 2, 3, 4, 5, P(&mr), P(buf)),
+		CALL("fi_mr_regattr", domain, P(&attr), 5, P(&mr)),
+		{ "fi_close", &theirs, 1, { 0 }, { 0 } },
+		CALL("fi_mr_bind", &theirs, P(domain), 9),
+		CALL("fi_domain_bind", domain, P(&theirs), 9),
+		{ "fi_control", &theirs, 1, { 77, P(buf) }, { 77, P(buf) } },
+		{ "fi_mr_enable", &theirs, 2, { 0 }, { FI_ENABLE, 0 } },
+		{ "fi_mr_refresh", &theirs, 2, { P(&iov), 1, 3 }, { FI_REFRESH, P(&iov), 1, 3 } },
+		{ "fi_mr_raw_attr", &theirs, 2, { P(&base), P(raw), P(&size), 3 }, { FI_GET_RAW_MR, P(&base), P(raw), P(&size), 3 } },
+		{ "fi_mr_map_raw", domain, 2, { 5, P(raw), 8, P(&key), 3 }, { FI_MAP_RAW_MR, 5, P(raw), 8, P(&key), 3 } },
+		{ "fi_mr_unmap_key", domain, 2, { 88 }, { FI_UNMAP_KEY, 88 } },
+		CALL("fi_eq_read", &their_queue, P(&event), P(&entry), 4, 5),
+		CALL("fi_eq_readerr", &their_queue, P(&error), 5),
+		CALL("fi_eq_write", &their_queue, 3, P(&entry), 4, 5),
+		CALL("fi_eq_sread", &their_queue, P(&event), P(&entry), 4, 6, 5),
+		{ "fi_eq_strerror", &their_queue, 0, { 6, P(&entry), P(buf), 8 }, { 6, P(&entry), P(buf), 8 } },
+	};
 
-	AS_IT_IS("fi_mr_reg", P(domain), P(memory), 1, 2, 3, 4, 5, P(&mr), P(buf));
-	AS_IT_IS("fi_mr_regv", P(domain), P(&iov), 1, 2, 3, 4, 5, P(&mr), P(buf));
-	AS_IT_IS("fi_mr_regattr", P(domain), P(&attr), 5, P(&mr));
-	AS_IT_IS("fi_close", P(&theirs));
-	AS_IT_IS("fi_mr_bind", P(&theirs), P(domain), 9);
-	AS_IT_IS("fi_domain_bind", P(domain), P(&theirs), 9);
-	AS_IT_IS("fi_control", P(&theirs), 77, P(buf));
-	hears_of("fi_mr_enable", WORDS(P(&theirs)), WORDS(P(&theirs), FI_ENABLE, 0));
-	hears_of("fi_mr_refresh", WORDS(P(&theirs), P(&iov), 1, 3), WORDS(P(&theirs), FI_REFRESH, P(&iov), 1, 3));
-	hears_of("fi_mr_raw_attr", WORDS(P(&theirs), P(&base), P(raw), P(&size), 3), WORDS(P(&theirs), FI_GET_RAW_MR, P(&base), P(raw), P(&size), 3));
-	hears_of("fi_mr_map_raw", WORDS(P(domain), 5, P(raw), 8, P(&key), 3), WORDS(P(domain), FI_MAP_RAW_MR, 5, P(raw), 8, P(&key), 3));
-	hears_of("fi_mr_unmap_key", WORDS(P(domain), 88), WORDS(P(domain), FI_UNMAP_KEY, 88));
-	AS_IT_IS("fi_eq_read", P(&their_queue), P(&event), P(&entry), 4, 5);
-	AS_IT_IS("fi_eq_readerr", P(&their_queue), P(&error), 5);
-	AS_IT_IS("fi_eq_write", P(&their_queue), 3, P(&entry), 4, 5);
-	AS_IT_IS("fi_eq_sread", P(&their_queue), P(&event), P(&entry), 4, 6, 5);
-	AS_IT_IS("fi_eq_strerror", P(&their_queue), 6, P(&entry), P(buf), 8);
-	holds(EXPORTED(fi_mr_desc)(&theirs) == &theirs);
-	holds(EXPORTED(fi_mr_key)(&theirs) == 0x123456789abc);
+	for (size_t n = 0; n < COUNT(rows); n++) {
+		long (*call)(void *, long, long, long, long, long, long, long, long) = exported(rows[n].name);
+		const long *w = rows[n].words;
+		size_t last = 8;
 
-	/* Other providers know nothing of the library's own calls. */
-	FAILS(-FI_EINVAL, "domain|rdmamr|librar|provider", rdmamr_resolve(domain, 1, 0, 1, &segment, &count));
-	FAILS(-FI_EINVAL, "region|rdmamr|librar|provider", rdmamr_mr_segments(&theirs, &segment, &count));
+#define OF(object) (int)call(object, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
+		about("%s", rows[n].name);
+		for (int refused = 0; refused < rows[n].refused; refused++)
+			FAILS(-FI_EINVAL, "NULL|class|domain|region|queue|object", OF(refused ? &other : NULL));
+		memset(heard, 0xee, sizeof(heard));
+		gives(-1001, OF(rows[n].theirs));
+		holds(heard[0] == P(rows[n].theirs));
+		/* The words end with the last that is not 0; an int has no upper half. */
+		while (last && !rows[n].heard[last - 1])
+			last--;
+		for (size_t k = 0; k < last; k++)
+			holds(heard[k + 1] == rows[n].heard[k] || (int)heard[k + 1] == rows[n].heard[k]);
+	}
+}
+
+/* What is read without a call of theirs; and other providers know nothing of the library's own calls. */
+static void values_of_others(void)
+{
+	struct rdmamr_segment segment;
+	size_t count = 1;
+
+	holds(EXPORTED(fi_mr_desc)(&theirs) == &theirs && EXPORTED(fi_mr_desc)(NULL) == NULL);
+	holds(EXPORTED(fi_mr_desc)((void *)&other) == NULL && EXPORTED(fi_mr_key)((void *)&other) == FI_KEY_NOTAVAIL);
+	holds(EXPORTED(fi_mr_key)(&theirs) == 0x123456789abc && EXPORTED(fi_mr_key)(NULL) == FI_KEY_NOTAVAIL);
+	for (int n = 0; n < 3; n++) {
+		FAILS(-FI_EINVAL, "NULL|class|domain|rdmamr|librar|provider",
+		      rdmamr_resolve(n == 0 ? NULL : n == 1 ? (void *)&other : &their_domain, 1, 0, 1, &segment, &count));
+		FAILS(-FI_EINVAL, "NULL|class|region|rdmamr|librar|provider",
+		      rdmamr_mr_segments(n == 0 ? NULL : n == 1 ? (void *)&other : &theirs, &segment, &count));
+	}
 }
 
 /* --- Queues that are bound to domains --- */
@@ -774,59 +760,13 @@ static void bound(void)
 	gives(0, fi_close(&domain->fid));
 }
 
-/* --- The library's functions, as languages without inline functions call them --- */
-
-static void nothing_and_others(void)
-{
-	/* Objects of a class that no call here is for, with no tables. */
-	static struct { struct fid fid; void *more[8]; } other = { .fid = { .fclass = FI_CLASS_AV } };
-	struct fi_eq_err_entry error = { 0 };
-	struct fi_eq_entry entry = { 0 };
-	struct iovec iov = { memory, PAGE };
-	struct fi_mr_attr attr = { .mr_iov = &iov, .iov_count = 1, .access = FI_ALL };
-	struct rdmamr_segment segment;
-	uint8_t raw[2048];
-	size_t size = sizeof(raw), count = 1;
-	uint64_t base, key;
-	uint32_t event;
-
-	for (int n = 0; n < 2; n++) {
-		void *object = n ? &other : NULL;
-#define INVALID(...) FAILS(-FI_EINVAL, "NULL|class|domain|region|queue|object", __VA_ARGS__)
-		about("%s", n ? "an object of another class" : "NULL");
-		INVALID(EXPORTED(fi_mr_reg)(object, memory, PAGE, FI_ALL, 0, 1, 0, &mr, NULL));
-		INVALID(EXPORTED(fi_mr_regv)(object, &iov, 1, FI_ALL, 0, 1, 0, &mr, NULL));
-		INVALID(EXPORTED(fi_mr_regattr)(object, &attr, 0, &mr));
-		INVALID(EXPORTED(fi_mr_bind)(object, &other.fid, FI_REMOTE_WRITE));
-		INVALID(EXPORTED(fi_mr_enable)(object));
-		INVALID(EXPORTED(fi_mr_refresh)(object, &iov, 1, 0));
-		INVALID(EXPORTED(fi_mr_raw_attr)(object, &base, raw, &size, 0));
-		INVALID(EXPORTED(fi_mr_map_raw)(object, 0, raw, size, &key, 0));
-		INVALID(EXPORTED(fi_mr_unmap_key)(object, 1));
-		INVALID(EXPORTED(fi_domain_bind)(object, &other.fid, FI_REG_MR));
-		INVALID(EXPORTED(fi_eq_read)(object, &event, &entry, sizeof(entry), 0));
-		INVALID(EXPORTED(fi_eq_readerr)(object, &error, 0));
-		INVALID(EXPORTED(fi_eq_write)(object, 1, &entry, sizeof(entry), 0));
-		INVALID(EXPORTED(fi_eq_sread)(object, &event, &entry, sizeof(entry), 0, 0));
-		INVALID(rdmamr_resolve(object, 1, 0, 1, &segment, &count));
-		INVALID(rdmamr_mr_segments(object, &segment, &count));
-#undef INVALID
-		holds(EXPORTED(fi_mr_desc)(object) == NULL);
-		holds(EXPORTED(fi_mr_key)(object) == FI_KEY_NOTAVAIL);
-	}
-	FAILS(-FI_EINVAL, "NULL", EXPORTED(fi_close)(NULL));
-	FAILS(-FI_EINVAL, "NULL", EXPORTED(fi_control)(NULL, FI_ENABLE, NULL));
-}
-
-/* Pointers of the library's own calls, and raw keys. */
+/* Pointers of the library's own calls; raw_keys.c has raw keys. */
 static void own_calls(void)
 {
 	struct fid_domain *domain = plain(FI_MR_SCALABLE, 0);
 	struct fid_mr *one = region(domain, memory, PAGE, FI_ALL, 3);
 	struct rdmamr_segment segment;
-	uint8_t raw[2048];
-	size_t count = 1, size = sizeof(raw);
-	uint64_t base, key;
+	size_t count = 1;
 
 	FAILS(-FI_EINVAL, "NULL|count", rdmamr_resolve(domain, 3, 0, 1, &segment, NULL));
 	FAILS(-FI_ETOOSMALL, "room|segment", rdmamr_resolve(domain, 3, 0, 1, NULL, &count));
@@ -839,13 +779,6 @@ static void own_calls(void)
 	FAILS(-FI_EINVAL, "length|0 bytes|empty", rdmamr_resolve(domain, 3, 0, 0, &segment, &count));
 	FAILS(-FI_EINVAL, "outside|beyond|range|end|region", rdmamr_resolve(domain, 3, PAGE, 1, &segment, &count));
 
-	/* raw_keys.c has the rest of these. */
-	gives(0, fi_mr_raw_attr(one, &base, raw, &size, 0));
-	gives(0, fi_mr_map_raw(domain, base, raw, size, &key, 0));
-	gives(0, fi_mr_unmap_key(domain, key));
-	FAILS(-FI_ENOKEY, "key", fi_mr_unmap_key(domain, key));
-	FAILS(-FI_EINVAL, "raw|key|size", fi_mr_map_raw(domain, base, raw, size - 1, &key, 0));
-	FAILS(-FI_EBADFLAGS, "flag", fi_mr_map_raw(domain, base, raw, size, &key, 1));
 	close_all(&one->fid, &domain->fid);
 }
 
@@ -887,8 +820,8 @@ int main(void)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 
-	as_case(accepted_domains(), "domains that are opened");
-	as_case(refused_domains(), "domains that are refused");
+	as_case(domains(), "domains that are opened, and refused");
+	as_case(other_domains(), "domains without attributes, and of other sizes");
 	as_case(domain_sizes(), "attributes of each size");
 	as_case(tables(), "tables of functions");
 	for (int n = 0; n < KINDS; n++) {
@@ -900,8 +833,8 @@ int main(void)
 	as_case(regions(), "calls on regions");
 	as_case(forked(), "after a fork");
 	as_case(bound(), "domains bound to queues");
-	as_case(nothing_and_others(), "NULL, and objects of another class");
-	as_case(objects_of_others(), "objects of others");
+	as_case(objects_of_others(), "NULL, objects of another class, objects of others");
+	as_case(values_of_others(), "values of others");
 	as_case(own_calls(), "the calls of rdmamr");
 	as_case(limited(), "limits");
 

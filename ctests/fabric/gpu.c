@@ -6,7 +6,7 @@
  *
  * The device is one of vm/hca. The GPU's runtime is a stand-in (plain/gpu_runtime.c), named by CHECK_GPU.
  */
-#include "../lib/fabric.h"
+#include "common.h"
 #include "../lib/gpu.h"
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
@@ -14,10 +14,7 @@
 
 enum { SIZE = 2 << 20, SKEW = PAGE + 100 };
 
-enum call { REG, REGV, REGATTR, CALLS };
-static const char *const calls[CALLS] = { "fi_mr_reg", "fi_mr_regv", "fi_mr_regattr" };
-
-static int make(enum call call, struct fid_domain *domain, uint64_t at, size_t length, uint64_t key, struct fid_mr **mr)
+static int make(enum reg_call call, struct fid_domain *domain, uint64_t at, size_t length, uint64_t key, struct fid_mr **mr)
 {
 	struct iovec iov = { (void *)at, length };
 	struct fi_mr_attr attr = {
@@ -29,11 +26,8 @@ static int make(enum call call, struct fid_domain *domain, uint64_t at, size_t l
 		.device.cuda = gpu.is_cuda ? 3 : 0,
 	};
 
-	switch (call) {
-	case REG: return fi_mr_reg(domain, iov.iov_base, length, FI_ALL, 0, key, 0, mr, NULL);
-	case REGV: return fi_mr_regv(domain, &iov, 1, FI_ALL, 0, key, 0, mr, NULL);
-	default: return fi_mr_regattr(domain, &attr, 0, mr);
-	}
+	return call == REGATTR ? fi_mr_regattr(domain, &attr, 0, mr) :
+				 make_region(call, domain, &iov, 1, FI_ALL, 0, key, 0, mr, NULL);
 }
 
 /* Whether data lands at both ends of a region. */
@@ -62,7 +56,7 @@ static void of_verbs(const char *device, uint64_t caps, uint64_t at)
 	about("%s", name);
 	ok(!strcmp(info->domain_attr->name, device) && (info->caps & caps) == caps, "libfabric has a domain of the device");
 	must(!fi_fabric(info->fabric_attr, &fabric, NULL) && !fi_domain(fabric, info, &domain, NULL));
-	for (enum call call = REG; call < CALLS; call++) {
+	for (enum reg_call call = REG; call < CALLS; call++) {
 		int ret = make(call, domain, at, SIZE, 0, &mr);
 
 		about("%s, %s", name, calls[call]);
@@ -94,7 +88,7 @@ static void of_ours(struct ibv_pd *pd, const struct kind *kind, uint64_t at)
 	struct rdmamr_segment segment;
 	struct fid_mr *mr = NULL;
 
-	for (enum call call = REG; call < CALLS; call++) {
+	for (enum reg_call call = REG; call < CALLS; call++) {
 		about("%s, %s", kind->name, calls[call]);
 		if (!is(make(call, domain, at + SKEW, SIZE / 2, 0x77, &mr), 0, "registered"))
 			continue;
@@ -125,7 +119,7 @@ int main(void)
 	must(pd);
 	if (setting && !strcmp(setting, "off")) {
 		domain = open_kind(pd, &kinds[PROVIDER_KEYS]);
-		for (enum call call = REG; call < CALLS; call++) {
+		for (enum reg_call call = REG; call < CALLS; call++) {
 			is(make(call, domain, at, SIZE, 0, &mr), -FI_EFAULT, "switched off, %s: -FI_EFAULT", calls[call]);
 			ok(strstr(rdmamr_last_reason(), "RDMAMR_GPU=off") != NULL, "%s", rdmamr_last_reason());
 		}

@@ -54,15 +54,8 @@ static ssize_t wait_and_take(struct fid_eq *eq, int timeout, uint64_t flags)
 }
 
 /* Whether the last read has got this event, with the entry of this number. */
-static bool got(uint32_t which, uint64_t number)
-{
-	return event == which && is_entry(&entry, number);
-}
-
-static bool said(const char *words)
-{
-	return strstr(rdmamr_last_reason(), words) && rdmamr_last_reason()[0];
-}
+static bool got(uint32_t which, uint64_t number) { return event == which && is_entry(&entry, number); }
+static bool said(const char *words) { return strstr(rdmamr_last_reason(), words) && rdmamr_last_reason()[0]; }
 
 static void opened(void)
 {
@@ -367,21 +360,20 @@ static void words(void)
 
 /* --- With a device: registrations have events too --- */
 
-/* Whether the words of an error name the address. */
-static bool names_it(const struct fi_eq_err_entry *error)
-{
-	char where[40];
+static char nowhere[40]; /* the unmapped address, in words */
 
-	snprintf(where, sizeof(where), "%p", (void *)NOWHERE);
-	return error->err_data && error->err_data_size < 100000 &&
-	       memmem(error->err_data, error->err_data_size, where, strlen(where));
+static bool says(const struct fi_eq_err_entry *error, const char *words)
+{
+	return error->err_data && error->err_data_size < 100000 && memmem(error->err_data, error->err_data_size, words, strlen(words));
 }
 
 /*
  * Steps, each a letter and a number. w writes event N; g registers region N, in a domain of its own,
- * and f memory that is not mapped; c closes the region. r reads the event N, p looks at it, s and l do
- * the same by fi_eq_sread; a region's event is its number and 100. "r-": there is none, "r!": the
- * next is an error. e reads the error of region N. t reads into buffers that are too small.
+ * and i the same at an offset that the program chose; f registers memory that is not mapped, h memory
+ * of which half is, o read-only memory, m three buffers of which one is not mapped; c closes the region.
+ * r reads the event N, p looks at it, s and l do the same by fi_eq_sread; a region's event is its number
+ * and 100. "r-": there is none, "r!": the next is an error. e reads the error of region N. t reads into
+ * buffers that are too small. k: so many registrations of region 3, whose domain has the cache, were hits.
  */
 static const struct { const char *name, *steps; } scripts[] = {
 	{ "an empty queue", "r- p- s- e-" },
@@ -389,7 +381,10 @@ static const struct { const char *name, *steps; } scripts[] = {
 	{ "a look leaves the event in its place", "w6 w7 t0 p6 l6 p6 l6 s6 t0 r7 r-" },
 	{ "an error is read by its own call", "f1 r! p! s! l! t! e1 e- r- c1 r-" },
 	{ "an error among events has its turn", "w10 f1 w11 e- r10 r! s! e1 r11 r- c1" },
+	{ "a failed region's key is free once it is closed", "h1 e1 c1 o1 e1 c1 m1 e1 c1 g1 r101 c1" },
 	{ "the event of a region", "g1 p101 t0 s101 r- c1" },
+	{ "the event of a region with an offset", "i1 r101 r- c1" },
+	{ "events of regions that the cache serves", "g3 r103 c3 g3 r103 c3 g3 r103 c3 g3 r103 c3 k2" },
 	{ "events of two domains", "g1 g2 w5 r101 r102 r5 c2 c1" },
 	{ "closed with its event in the queue", "g1 c1 r- s-" },
 	{ "one of three is closed", "g1 g2 g3 c2 r101 r103 r- c1 c3" },
@@ -401,19 +396,31 @@ enum { REGIONS = 4 };
 static void follows(struct ibv_pd *pd, const char *steps)
 {
 	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE);
-	struct { struct fid_domain *domain; struct fid_mr *mr; bool queued; } regions[REGIONS];
+	struct { struct fid_domain *domain; struct fid_mr *mr; const char *words; bool queued; } regions[REGIONS];
+	char *memory = pages(4), in[sizeof(entry) + 1], letter, what[8];
+	const struct { char letter; struct iovec iov[3]; size_t count; uint64_t access; const char *words; } made[] = {
+		{ 'g', { { memory, PAGE } }, 1, FI_ALL, NULL },
+		{ 'i', { { memory, PAGE } }, 1, FI_ALL, NULL },
+		{ 'f', { { NOWHERE, PAGE } }, 1, FI_ALL, nowhere },
+		{ 'h', { { memory, 2 * PAGE } }, 1, FI_ALL, "nothing is mapped at" },
+		{ 'o', { { memory + 3 * PAGE, PAGE } }, 1, FI_RECV, "read-only" },
+		{ 'm', { { memory, PAGE }, { NOWHERE, PAGE }, { memory + 2 * PAGE, PAGE } }, 3, FI_ALL, "EFAULT" },
+	};
+	const uint64_t hits = stats().hits;
 	struct fi_eq_err_entry error;
-	char *memory = pages(1), in[sizeof(entry) + 1], letter, what[8];
+	struct fi_mr_attr attr;
 	int fd = wait_fd(eq), queued = 0, used;
 
+	must(munmap(memory + PAGE, PAGE) == 0 && mprotect(memory + 3 * PAGE, PAGE, PROT_READ) == 0);
 	for (int n = 0; n < REGIONS; n++) {
-		regions[n].domain = bound_to(eq, pd, &kinds[OFFSETS]);
+		regions[n].domain = bound_to(eq, pd, &kinds[n == 3 ? OFFSETS + PLAIN_KINDS : OFFSETS]);
 		regions[n].queued = false;
 	}
 	for (; sscanf(steps, " %c%7s%n", &letter, what, &used) == 2; steps += used) {
 		uint32_t number = (uint32_t)atoi(what), of = number % 100 % REGIONS;
 		ssize_t want = what[0] == '-' ? -FI_EAGAIN : what[0] == '!' ? -FI_EAVAIL : (ssize_t)sizeof(entry), ret;
 		struct fid_mr **mr = &regions[of].mr;
+		size_t kind = 0;
 
 		about("the step %c%s", letter, what);
 		switch (letter) {
@@ -421,15 +428,8 @@ static void follows(struct ibv_pd *pd, const char *steps)
 			put(eq, number, number);
 			queued++;
 			break;
-		case 'g':
-		case 'f':
-			gives(0, fi_mr_reg(regions[of].domain, letter == 'g' ? memory : NOWHERE, PAGE, FI_ALL, 0, 7, 0, mr, mr));
-			/* Behind other events its own cannot be waited for: by then it is in the queue. */
-			if (queued++ == 0)
-				must(readable(fd, 100000) == 1);
-			else
-				sleep(1);
-			regions[of].queued = true;
+		case 'k':
+			ok(stats().hits >= hits + number, "hits, as soon as the cache has the region");
 			break;
 		case 'c':
 			gives(-FI_EBUSY, fi_close(&regions[of].domain->fid));
@@ -443,7 +443,7 @@ static void follows(struct ibv_pd *pd, const char *steps)
 			if (ret < 0)
 				break;
 			holds(error.fid == &(*mr)->fid && error.context == mr && error.data == 0);
-			holds(error.err == FI_EFAULT && error.prov_errno == EFAULT && names_it(&error));
+			holds(error.err == FI_EFAULT && error.prov_errno == EFAULT && says(&error, regions[of].words));
 			holds(strlen(fi_eq_strerror(eq, error.prov_errno, error.err_data, NULL, 0)) > 5);
 			holds(!fi_mr_desc(*mr) && fi_mr_key(*mr) == FI_KEY_NOTAVAIL);
 			regions[of].queued = false;
@@ -460,7 +460,7 @@ static void follows(struct ibv_pd *pd, const char *steps)
 					holds(in[n] == 0x5a);
 			}
 			break;
-		default:
+		case 'r': case 'p': case 's': case 'l':
 			ret = letter == 'r' ? take(eq, 0) : letter == 'p' ? take(eq, FI_PEEK) :
 			      wait_and_take(eq, want > 0 ? -1 : 0, letter == 'l' ? FI_PEEK : 0);
 			is(ret, want, "the answer");
@@ -477,6 +477,23 @@ static void follows(struct ibv_pd *pd, const char *steps)
 			queued--;
 			if (number > 100)
 				regions[of].queued = false;
+			break;
+		default:
+			while (made[kind].letter != letter)
+				must(++kind < COUNT(made));
+			attr = (struct fi_mr_attr){ .mr_iov = made[kind].iov, .iov_count = made[kind].count, .access = made[kind].access,
+						    .offset = letter == 'i' ? 0x10000 : 0, .requested_key = 7, .context = mr };
+			gives(0, fi_mr_regattr(regions[of].domain, &attr, letter == 'i' ? RDMAMR_MR_OFFSET : 0, mr));
+			/* It may replace others: the caller's thread makes it. */
+			if (letter == 'i')
+				holds(fi_mr_key(*mr) == 7 && fi_mr_desc(*mr) && !fi_mr_enable(*mr));
+			/* Behind other events its own cannot be waited for: by then it is in the queue. */
+			if (queued++ == 0)
+				must(readable(fd, PATIENCE) == 1);
+			else
+				sleep(1);
+			regions[of].queued = true;
+			regions[of].words = made[kind].words;
 		}
 		is(readable(fd, queued ? 10000 : 0), queued > 0, "the descriptor is readable as long as there is an event");
 	}
@@ -489,7 +506,7 @@ static void follows(struct ibv_pd *pd, const char *steps)
 	}
 	gives(-FI_EAGAIN, take(eq, 0));
 	gives(0, fi_close(&eq->fid));
-	munmap(memory, PAGE);
+	munmap(memory, 4 * PAGE);
 }
 
 /* Where the words of an error are: libfabric 1.5 and later copy to the caller's buffer, if it has one. */
@@ -529,7 +546,7 @@ static void places(struct ibv_pd *pd)
 		gives(rows[n].copied, room[0] != 0x5a);
 		holds(!rows[n].copied || error.err_data_size <= rows[n].size);
 		holds(rows[n].size == sizeof(room) || room[rows[n].copied ? rows[n].size : 0] == 0x5a);
-		holds(names_it(&error) || !rows[n].whole);
+		holds(says(&error, nowhere) || !rows[n].whole);
 		must(fi_close(&mr->fid) == 0 && fi_close(&domain->fid) == 0);
 		gives(0, fi_close(&eq->fid));
 	}
@@ -555,6 +572,7 @@ int main(void)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
+	snprintf(nowhere, sizeof(nowhere), "%p", (void *)NOWHERE);
 	for (size_t n = 0; n < COUNT(scripts); n++)
 		as_case(follows(pd, scripts[n].steps), "%s", scripts[n].name);
 	as_case(places(pd), "the place of an error's words");

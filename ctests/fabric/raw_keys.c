@@ -2,7 +2,7 @@
 /*
  * Raw keys: another domain, here and in another process, maps the raw key of a region and reaches
  * the region by it. A raw key with a changed byte is refused; src/fabric/raw_key.rs has all bits, sizes and
- * random bytes.
+ * random bytes, errors.c the domains that have no other keys.
  */
 #include "common.h"
 
@@ -50,10 +50,7 @@ static struct fid_mr *buffers(struct fid_domain *domain, size_t count, uint64_t 
 	return mr;
 }
 
-static size_t length_of(size_t count)
-{
-	return count == 1 ? 2 * PAGE : count * 2 * PAGE - count * (count + 1) / 2;
-}
+static size_t length_of(size_t count) { return count == 1 ? 2 * PAGE : count * 2 * PAGE - count * (count + 1) / 2; }
 
 /* The bytes that were last written to the region of `count` buffers. */
 static void gather(size_t count, char *to)
@@ -86,10 +83,7 @@ static struct {
 	int orders, answers;
 } peer;
 
-static bool is_mapped_key(uint64_t key)
-{
-	return key > UINT32_MAX && key != FI_KEY_NOTAVAIL;
-}
+static bool is_mapped_key(uint64_t key) { return key > UINT32_MAX && key != FI_KEY_NOTAVAIL; }
 
 static int peer_main(int orders, int answers)
 {
@@ -319,13 +313,6 @@ static void refused(void)
 	struct raw_key raw = raw_key_of(mr);
 	uint64_t key = unwritten;
 
-	for (size_t n = 0; n < raw.size; n++) {
-		about("a bit of byte %zu is changed", n);
-		raw.bytes[n] ^= 1 << n % 8;
-		gives(-FI_EINVAL, fi_mr_map_raw(domain, raw.base, raw.bytes, raw.size, &key, 0));
-		raw.bytes[n] ^= 1 << n % 8;
-	}
-	about("arguments");
 	for (int bit = 0; bit < 64; bit++) {
 		gives(-FI_EBADFLAGS, fi_mr_map_raw(domain, raw.base, raw.bytes, raw.size, &key, 1ULL << bit));
 		gives(-FI_EINVAL, fi_mr_map_raw(domain, raw.base ^ 1ULL << bit, raw.bytes, raw.size, &key, 0));
@@ -419,31 +406,6 @@ static void handles(void)
 	gives(0, fi_close(&provider->fid));
 }
 
-/* FI_MR_RAW: the raw key is the only one. */
-static void raw_only(void)
-{
-	static const int32_t modes[] = { FI_MR_RAW, FI_MR_RAW | FI_MR_VIRT_ADDR, FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY };
-
-	for (size_t n = 0; n < 3; n++) {
-		struct fid_domain *domain = NULL;
-		struct fid_mr *mr;
-		struct raw_key raw;
-		uint64_t key;
-
-		about("mode %#x", (unsigned int)modes[n]);
-		must(open_with(pair.pd, FI_VERSION(1, 17), modes[n], 0, &domain) == 0);
-		mr = region(domain, arena, 2 * PAGE, FI_ALL, 5);
-		holds(fi_mr_key(mr) == FI_KEY_NOTAVAIL && fi_mr_desc(mr));
-		raw = raw_key_of(mr);
-		gives(modes[n] & FI_MR_VIRT_ADDR ? (uintptr_t)arena : 0, raw.base);
-		key = map(domain, &raw);
-		reaches(domain, key, &raw, 1);
-		gives(0, fi_mr_unmap_key(domain, key));
-		must(fi_close(&mr->fid) == 0);
-		gives(0, fi_close(&domain->fid));
-	}
-}
-
 int main(void)
 {
 	struct ibv_pd *other_pd;
@@ -465,7 +427,6 @@ int main(void)
 			as_case(maps(other_pd, from, round), "mapped: the raw key of %s, round %d", kinds[from].name, round);
 	as_case(refused(), "refused raw keys");
 	as_case(handles(), "handles");
-	as_case(raw_only(), "domains with raw keys only");
 
 	peer_end();
 	must(ibv_dealloc_pd(other_pd) == 0 && fi_close(&local->fid) == 0 && fi_close(&home->fid) == 0);

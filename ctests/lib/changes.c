@@ -375,15 +375,10 @@ void release(struct place *place)
 #define MAKES(name, result)                                            \
 	static int name(struct place *place, const struct way *way)    \
 	{                                                              \
+		(void)place, (void)way;                                \
 		return result;                                         \
 	}
-
-static int nothing(struct place *place, const struct way *way)
-{
-	(void)place;
-	(void)way;
-	return 0;
-}
+MAKES(nothing, 0)
 
 static int map_new(const struct way *way, char *at, size_t length)
 {
@@ -409,17 +404,13 @@ static int unmap_and_other_domain(struct place *place, const struct way *way)
 	return 0;
 }
 
-static int map_over(struct place *place, const struct way *way)
+static int map_there(const struct way *way, char *at, size_t length)
 {
-	must(way->map(place->at, SIZE, ANONYMOUS | MAP_FIXED, -1) == place->at);
+	must(way->map(at, length, ANONYMOUS | MAP_FIXED, -1) == at);
 	return 0;
 }
-
-static int map_over_page(struct place *place, const struct way *way)
-{
-	must(way->map(place->at + HALF, PAGE, ANONYMOUS | MAP_FIXED, -1) == place->at + HALF);
-	return 0;
-}
+MAKES(map_over, map_there(way, place->at, SIZE))
+MAKES(map_over_page, map_there(way, place->at + HALF, PAGE))
 
 static int shared_over_page(struct place *place, const struct way *way)
 {
@@ -528,18 +519,8 @@ static int remove_by_other(struct place *place, const struct way *way)
 	return munmap(other, SIZE);
 }
 
-static int punch(struct place *place, const struct way *way)
-{
-	(void)way;
-	return fallocate(place->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SIZE);
-}
-
-static int truncate_and_grow(struct place *place, const struct way *way)
-{
-	(void)way;
-	must(ftruncate(place->fd, 0) == 0);
-	return ftruncate(place->fd, SIZE);
-}
+MAKES(punch, fallocate(place->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, SIZE))
+MAKES(truncate_and_grow, ({ must(ftruncate(place->fd, 0) == 0); ftruncate(place->fd, SIZE); }))
 
 static void attach(struct place *place, const struct way *way, int flags)
 {
@@ -639,43 +620,30 @@ const struct change changes[] = {
 	{ "nothing", BY(LIBRARY), BY(LIBRARY), anonymous, .steps = { { nothing, KEPT } } },
 
 	{ "`munmap`, `mmap`", CALLS | BY(MIXED), CALLS, anonymous, .steps = { { unmap_and_map, ANEW } } },
-	{ "`munmap`, `mmap` of the first page", CALLS | BY(MIXED), 0, anonymous,
-	  .steps = { { unmap_first_page, ANEW } } },
-	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous,
-	  .steps = { { unmap_last_page, ANEW } } },
+	{ "`munmap`, `mmap` of the first page", CALLS | BY(MIXED), 0, anonymous, .steps = { { unmap_first_page, ANEW } } },
+	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous, .steps = { { unmap_last_page, ANEW } } },
 	{ "`munmap`, `mmap` of one half", CALLS, 0, two_halves, .steps = { { unmap_half, AS_STEP } } },
-	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous,
-	  .steps = { { unmap_and_other_domain, ANEW } } },
+	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous, .steps = { { unmap_and_other_domain, ANEW } } },
 
-	{ "`mmap` with `MAP_FIXED` over it", CALLS | BY(SIBLING), BY(LIBRARY), anonymous,
-	  .steps = { { map_over, ANEW } },
-	  .sibling = "mmap64" },
+	{ "`mmap` with `MAP_FIXED` over it", CALLS | BY(SIBLING), BY(LIBRARY), anonymous, .steps = { { map_over, ANEW } }, .sibling = "mmap64" },
 	{ "`mmap` with `MAP_FIXED` over one page", CALLS | BY(SIBLING), BY(RAW), anonymous,
 	  .steps = { { map_over_page, ANEW } }, .sibling = "mmap64" },
-	{ "a shared mapping over one page", CALLS | BY(SIBLING), 0, anonymous,
-	  .steps = { { shared_over_page, ANEW } },
-	  .sibling = "mmap64" },
+	{ "a shared mapping over one page", CALLS | BY(SIBLING), 0, anonymous, .steps = { { shared_over_page, ANEW } }, .sibling = "mmap64" },
 
-	{ "`MADV_DONTNEED`", CALLS | BY(SELF) | BY(RING) | BY(WORKER), CALLS, anonymous,
-	  .steps = { { discard, ANEW } } },
+	{ "`MADV_DONTNEED`", CALLS | BY(SELF) | BY(RING) | BY(WORKER), CALLS, anonymous, .steps = { { discard, ANEW } } },
 	{ "`MADV_DONTNEED` of a page in the middle", CALLS, 0, anonymous, .steps = { { discard_middle, ANEW } } },
-	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, ANEW } },
-	  .since = LINUX(5, 18) },
-	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous, .steps = { { guard, ANEW } },
-	  .since = LINUX(6, 13), .limits = BY(RAW) },
+	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, ANEW } }, .since = LINUX(5, 18) },
+	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous,
+	  .steps = { { guard, ANEW } }, .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
 	{ "`MADV_COLD`", CALLS | BY(SELF), 0, anonymous, .steps = { { advise_cold, EITHER } } },
-	{ "`MADV_PAGEOUT`", CALLS | BY(SELF), BY(LIBRARY), anonymous,
-	  .steps = { { advise_pageout, EITHER } } },
-	{ "`MADV_COLLAPSE`", CALLS | BY(SELF), 0, huge, .steps = { { advise_collapse, EITHER } },
-	  .since = LINUX(6, 1) },
+	{ "`MADV_PAGEOUT`", CALLS | BY(SELF), BY(LIBRARY), anonymous, .steps = { { advise_pageout, EITHER } } },
+	{ "`MADV_COLLAPSE`", CALLS | BY(SELF), 0, huge, .steps = { { advise_collapse, EITHER } }, .since = LINUX(6, 1) },
 	{ "`MADV_HUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_hugepage, EITHER } } },
-	{ "`MADV_POPULATE_WRITE`", CALLS, 0, anonymous,
-	  .steps = { { advise_populate, EITHER } }, .since = LINUX(5, 14) },
+	{ "`MADV_POPULATE_WRITE`", CALLS, 0, anonymous, .steps = { { advise_populate, EITHER } }, .since = LINUX(5, 14) },
 
 	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, ANEW } } },
-	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous,
-	  .steps = { { move_away, ANEW }, { move_back, LANDS } } },
+	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous, .steps = { { move_away, ANEW }, { move_back, LANDS } } },
 	{ "`mremap` with `MREMAP_FIXED` onto it", CALLS, BY(LIBRARY), anonymous, .steps = { { move_onto, ANEW } } },
 	{ "`mremap` that grows it in place", CALLS, 0, half, .steps = { { grow, ANEW } } },
 	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, ANEW } } },
@@ -683,15 +651,11 @@ const struct change changes[] = {
 
 	{ "`MADV_REMOVE` of shared memory", BY(LIBRARY), 0, shared, .steps = { { remove_pages, ANEW } } },
 	{ "`MADV_REMOVE` through another mapping", BY(LIBRARY), BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
-	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", BY(LIBRARY), BY(LIBRARY), file,
-	  .steps = { { punch, ANEW } } },
-	{ "`ftruncate` to 0 and back", BY(LIBRARY), BY(LIBRARY), file,
-	  .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate` below a private mapping", BY(LIBRARY), 0, private_file,
-	  .steps = { { truncate_and_grow, ANEW } } },
+	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", BY(LIBRARY), BY(LIBRARY), file, .steps = { { punch, ANEW } } },
+	{ "`ftruncate` to 0 and back", BY(LIBRARY), BY(LIBRARY), file, .steps = { { truncate_and_grow, ANEW } } },
+	{ "`ftruncate` below a private mapping", BY(LIBRARY), 0, private_file, .steps = { { truncate_and_grow, ANEW } } },
 	{ "`shmdt`, `shmat` of another segment", CALLS, BY(LIBRARY), segment, .steps = { { attach_other, ANEW } } },
-	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous,
-	  .steps = { { attach_over, ANEW } }, .limits = BY(RAW) },
+	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous, .steps = { { attach_over, ANEW } }, .limits = BY(RAW) },
 
 	{ "`mprotect` to read-only and back", PROTECTING | BY(RAW), BY(LIBRARY), anonymous,
 	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
@@ -700,16 +664,12 @@ const struct change changes[] = {
 	{ "`mprotect` of one page to read-only and back", PROTECTING, 0, page_and_before,
 	  .steps = { { make_page_readable, READABLE }, { make_writable, LANDS } }, .sibling = "pkey_mprotect" },
 
-	{ "`fork`, and the child writes", BY(LIBRARY), BY(LIBRARY), anonymous,
-	  .steps = { { fork_and_write, EITHER } } },
+	{ "`fork`, and the child writes", BY(LIBRARY), BY(LIBRARY), anonymous, .steps = { { fork_and_write, EITHER } } },
 
 	{ "the end of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
-	  .steps = { { give_heap_back, ANEW } },
-	  .flags = NOT_BY_THREAD, .sibling = "sbrk" },
-	{ "`free`, `malloc` of a large block", BY(LIBRARY), 0, large_block,
-	  .steps = { { free_large, ANEW } }, .flags = ONCE },
-	{ "`malloc_trim` at the end of the heap", BY(LIBRARY), 0, block_at_the_end,
-	  .steps = { { trim_at_the_end, ANEW } }, .flags = ONCE },
+	  .steps = { { give_heap_back, ANEW } }, .flags = NOT_BY_THREAD, .sibling = "sbrk" },
+	{ "`free`, `malloc` of a large block", BY(LIBRARY), 0, large_block, .steps = { { free_large, ANEW } }, .flags = ONCE },
+	{ "`malloc_trim` at the end of the heap", BY(LIBRARY), 0, block_at_the_end, .steps = { { trim_at_the_end, ANEW } }, .flags = ONCE },
 	{ "`malloc_trim` in the middle of the heap", BY(LIBRARY), 0, block_with_one_behind,
 	  .steps = { { trim_in_the_middle, ANEW } }, .flags = ONCE },
 };

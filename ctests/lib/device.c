@@ -28,6 +28,14 @@ struct ibv_context *open_device(void)
 	return context;
 }
 
+struct ibv_pd *domain_of_device(void)
+{
+	struct ibv_pd *pd = ibv_alloc_pd(open_device());
+
+	must(pd);
+	return pd;
+}
+
 struct rdmamr_stats stats(void)
 {
 	struct rdmamr_stats now = { 0 };

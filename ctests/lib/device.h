@@ -28,6 +28,9 @@ struct ibv_context *open_named(const char *name);
 /* Opens the device that CHECK_DEVICE names. */
 struct ibv_context *open_device(void);
 
+/* A domain of it. */
+struct ibv_pd *domain_of_device(void);
+
 /* The statistics; all 0 without the library. */
 struct rdmamr_stats stats(void);
 

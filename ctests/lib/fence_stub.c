@@ -59,8 +59,9 @@ static void *mapped(int file, size_t size)
 void fence_stub_inherit(void)
 {
 	_Atomic uint64_t *counters = mapped(COUNTERS, SIZE), *own = counters + (1 + INDEX) * LINE / 8;
+	_Atomic int *clients = mapped(ASKED, PAGE);
 
-	fence_stub = (struct fence_stub){ counters, counters + 1, own, mapped(ASKED, PAGE) };
+	fence_stub = (struct fence_stub){ counters, counters + 1, own, clients, clients + 1 };
 }
 
 static void write_text(const char *path, const char *format, ...)
@@ -130,8 +131,9 @@ static void answer(int client)
 						.cmsg_len = CMSG_LEN(count * sizeof(int)) };
 		memcpy(CMSG_DATA(&control.head), files, count * sizeof(int));
 	}
-	if (kind != CLOSES)
-		sendmsg(client, &message, MSG_NOSIGNAL);
+	/* A client that has closed its end without reading the answer leaves ECONNRESET. */
+	if (kind != CLOSES && sendmsg(client, &message, MSG_NOSIGNAL) >= 0 && recv(client, packet, 1, 0) == 0)
+		++*fence_stub.heard;
 	for (size_t n = 1; n < count && n < FENCE_FILES; n++)
 		close(files[n]);
 }
@@ -145,7 +147,7 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 
 	kind = wanted;
 	unlink(PATH);
-	*fence_stub.asked = 0;
+	*fence_stub.asked = *fence_stub.heard = 0;
 	memset((void *)fence_stub.gaps, 0, SIZE);
 	describe();
 	if (kind == NONE)
@@ -165,8 +167,6 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	must((listener = socket(AF_UNIX, SOCK_SEQPACKET, 0)) >= 0);
 	must(bind(listener, (struct sockaddr *)&address, sizeof(address)) == 0 && chmod(PATH, 0666) == 0);
-	if (kind == OF_ANOTHER)
-		must(chown(PATH, 1, 1) == 0);
 	if (kind == BY_ANOTHER)
 		must(setresuid(1, 1, 1) == 0);
 	must(kind == DEAF || listen(listener, 16) == 0);

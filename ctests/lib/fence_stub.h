@@ -17,7 +17,6 @@ enum fence_kind {
 	SERVES,
 	NONE,            /* there is none */
 	NOT_A_SOCKET,
-	OF_ANOTHER,        /* the socket belongs to another user */
 	BY_ANOTHER,      /* the process runs as another user */
 	DEAF,            /* nothing listens */
 	NEVER_ACCEPTS,
@@ -53,10 +52,10 @@ enum fence_kind {
 /* The number of files that come with the right answer. */
 enum { FENCE_FILES = 4 };
 
-/* The process's counters, and how many clients have asked. */
+/* The process's counters, how many clients have asked, and how many of them have read the answer. */
 struct fence_stub {
 	_Atomic uint64_t *gaps, *open, *moves;
-	_Atomic int *asked;
+	_Atomic int *asked, *heard;
 };
 extern struct fence_stub fence_stub;
 

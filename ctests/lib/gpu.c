@@ -10,6 +10,11 @@ static const char *device;
 
 const char *gpu_begin(void)
 {
+	static const struct { void *at; const char *name; } calls[] = {
+		{ &gpu.allocate, "gpu_allocate" }, { &gpu.free, "gpu_free" }, { &gpu.remap, "gpu_remap" }, { &gpu.bytes, "gpu_bytes" },
+		{ &gpu.rules, "gpu_rules" }, { &gpu.exports, "gpu_exports" }, { &gpu.exports_by_pcie, "gpu_exports_by_pcie" },
+		{ &gpu.retained, "gpu_retained" },
+	};
 	const char *file = getenv("CHECK_GPU");
 	void *runtime;
 
@@ -21,15 +26,8 @@ const char *gpu_begin(void)
 		skip_all("this kernel has no /dev/udmabuf");
 	runtime = dlopen(file, RTLD_NOW | RTLD_LOCAL);
 	must(runtime);
-	*(void **)&gpu.allocate = dlsym(runtime, "gpu_allocate");
-	*(void **)&gpu.free = dlsym(runtime, "gpu_free");
-	*(void **)&gpu.remap = dlsym(runtime, "gpu_remap");
-	*(void **)&gpu.bytes = dlsym(runtime, "gpu_bytes");
-	*(void **)&gpu.rules = dlsym(runtime, "gpu_rules");
-	*(void **)&gpu.exports = dlsym(runtime, "gpu_exports");
-	*(void **)&gpu.exports_by_pcie = dlsym(runtime, "gpu_exports_by_pcie");
-	*(void **)&gpu.retained = dlsym(runtime, "gpu_retained");
-	must(gpu.allocate && gpu.free && gpu.remap && gpu.bytes && gpu.rules && gpu.exports && gpu.exports_by_pcie && gpu.retained);
+	for (size_t n = 0; n < sizeof(calls) / sizeof(*calls); n++)
+		must((*(void **)calls[n].at = dlsym(runtime, calls[n].name)));
 	*(void **)&gpu.other = dlsym(runtime, "gpu_other");
 	gpu.is_cuda = dlsym(runtime, "cuCtxGetCurrent") != NULL;
 	return device;

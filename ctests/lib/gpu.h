@@ -12,14 +12,19 @@
 
 enum { GPU_SHOWN = 64 };
 
+/* Functions of the stand-in itself. */
 extern struct gpu {
-	gpu_allocate_call allocate;
-	gpu_free_call free;
-	gpu_remap_call remap;
-	gpu_bytes_call bytes;
-	gpu_rules_call rules;
-	gpu_exports_call exports, exports_by_pcie, retained;
-	gpu_other_call other;
+	uint64_t (*allocate)(enum gpu_kind kind, size_t size);
+	/* As the driver, unmaps the addresses first. The next allocation of that size gets them again. */
+	void (*free)(uint64_t address);
+	/* Other memory at the same addresses, as cuMemUnmap and cuMemMap. */
+	void (*remap)(uint64_t address);
+	void *(*bytes)(uint64_t address);
+	void (*rules)(int rules);
+	/* How many exports have succeeded; how many had the PCIe flag; how often a context is retained. */
+	int (*exports)(void), (*exports_by_pcie)(void), (*retained)(void);
+	/* Makes a context of another GPU current, or no context. Returns whether that other one is current. CUDA's alone. */
+	int (*other)(int current);
 	bool is_cuda;
 } gpu;
 

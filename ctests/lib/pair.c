@@ -124,7 +124,7 @@ void pair_close(struct pair *pair)
 		must(ibv_dealloc_pd(pair->pd) == 0);
 }
 
-int pair_post(struct pair *pair, struct ibv_send_wr *request)
+static int post(struct pair *pair, struct ibv_send_wr *request)
 {
 	static _Atomic uint64_t last;
 	struct ibv_send_wr *bad;
@@ -162,7 +162,7 @@ static int transfer(struct pair *pair, enum ibv_wr_opcode opcode, const struct i
 		.wr.rdma = { .remote_addr = remote, .rkey = rkey },
 	};
 
-	return pair_post(pair, &request);
+	return post(pair, &request);
 }
 
 int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length,
@@ -188,5 +188,5 @@ int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uin
 		.wr.atomic = { .remote_addr = remote, .compare_add = add, .rkey = rkey },
 	};
 
-	return pair_post(pair, &request);
+	return post(pair, &request);
 }

@@ -27,13 +27,10 @@ void pair_open_in(struct pair *pair, struct ibv_pd *pd);
 /* Connects the queue pairs anew: after an error they are unusable. */
 void pair_reconnect(struct pair *pair);
 void pair_close(struct pair *pair);
-
 /*
  * Posts a request and returns its completion status, an enum ibv_wc_status; or -1 with errno if the
- * post failed, or with ETIMEDOUT if there was no completion in a minute.
+ * post failed, or with ETIMEDOUT if there was no completion in a minute. So do the two below.
  */
-int pair_post(struct pair *pair, struct ibv_send_wr *request);
-
 int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length,
 	       uint64_t remote, uint32_t rkey);
 int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length,

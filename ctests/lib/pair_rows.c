@@ -12,6 +12,20 @@ struct ibv_mr *reg_with(void *at, size_t length, int access)
 	return mr;
 }
 
+static struct rdmamr_stats since;
+
+struct ibv_mr *by_cache(struct ibv_pd *pd, void *at, size_t length, int access)
+{
+	struct ibv_mr *mr = register_by_cache(pd, at, length, access, &since);
+
+	must(mr);
+	return mr;
+}
+
+bool was_hit(void) { return reused(since, stats()); }
+bool was_made(void) { return made_anew(since, stats()); }
+void none_in_kernel(void) { is(kernel_regions(pair.context), far.others, "the kernel has none"); }
+
 void let_go(struct ibv_mr *mr)
 {
 	must(deregister_region(mr) == 0);

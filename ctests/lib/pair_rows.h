@@ -17,4 +17,12 @@ enum { ROOM = 64 };
 struct ibv_mr *reg_with(void *at, size_t length, int access);
 void let_go(struct ibv_mr *mr);
 
+/* The same by the cache (register_by_cache), and whether that was a hit, or has made a region. */
+struct ibv_mr *by_cache(struct ibv_pd *pd, void *at, size_t length, int access);
+bool was_hit(void);
+bool was_made(void);
+
+/* Checks that the kernel has no region but the far end's. */
+void none_in_kernel(void);
+
 #endif

@@ -91,6 +91,21 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
 }
 
+bool filter_each(const int *numbers, size_t count, uint32_t action)
+{
+	struct sock_filter filter[2 * count + 2], *at = filter;
+	struct sock_fprog program = { (unsigned short)(2 * count + 2), filter };
+
+	*at++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
+	for (size_t n = 0; n < count; n++) {
+		*at++ = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)numbers[n], 0, 1);
+		*at++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action);
+	}
+	*at = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
+	return syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+	       syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0;
+}
+
 bool refuse_calls(long number, int argument, uint32_t value, int error)
 {
 	return filter_calls(number, argument, value, SECCOMP_RET_ERRNO | (uint32_t)error, 0) == 0;
@@ -194,6 +209,23 @@ int in_forked(int (*function)(void))
 		_exit(status);
 	}
 	return child_status(pid);
+}
+
+void in_part(void (*part)(void))
+{
+	int counts[2];
+	pid_t pid;
+
+	must(pipe2(counts, O_CLOEXEC) == 0);
+	pid = must_fork();
+	if (!pid) {
+		part();
+		fflush(stdout);
+		must(write(counts[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+		exit(0);
+	}
+	must(child_status(pid) == 0 && read(counts[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+	must(close(counts[0]) == 0 && close(counts[1]) == 0);
 }
 
 int once_more(const char *argument, const char *const *settings)

@@ -54,6 +54,9 @@ int child_status(pid_t child);
 /* Runs a function in a forked child, which ends by _exit. Returns its status. */
 int in_forked(int (*function)(void));
 
+/* Runs a part in a forked child, which continues the count of results, and ends by exit(0). */
+void in_part(void (*part)(void));
+
 /* A thread, and what it returned. */
 pthread_t must_start(void *(*function)(void *), void *argument);
 void *must_join(pthread_t thread);
@@ -77,6 +80,9 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 
 /* Makes such a call fail with `error`. Returns false if this process can have no seccomp filter. */
 bool refuse_calls(long number, int argument, uint32_t value, int error);
+
+/* The same `action` for each of these calls, whatever its arguments. */
+bool filter_each(const int *numbers, size_t count, uint32_t action);
 
 /*
  * Makes an executable copy of a file in which some words are replaced, each by one of the same length;

@@ -165,8 +165,9 @@ static int lands_once(struct pair *pair, void *memory, size_t length, int access
 	return good && !err;
 }
 
-int lands_by_cache(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
-		  struct rdmamr_stats *after)
+/* By a registration that the cache serves; `before` and `after` are the statistics around it. */
+static int lands_by_cache(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
+			  struct rdmamr_stats *after)
 {
 	struct rdmamr_stats first = stats();
 
@@ -316,11 +317,16 @@ int either_with(struct pair *pair, const char *name, void *memory, size_t length
 
 int still_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
 {
-	struct rdmamr_stats before = stats(), after;
-	int good = lands_once(pair, memory, length, access), hit;
+	struct rdmamr_stats before, after;
+	int good = 1, hit, tries = 100;
 
-	after = stats();
-	hit = reused(before, after);
+	/* A call that meets the cache at work is plain: the next one tells. */
+	do {
+		before = stats();
+		good = lands_once(pair, memory, length, access) && good;
+		after = stats();
+		hit = reused(before, after);
+	} while (good && !hit && after.bypassed_busy > before.bypassed_busy && tries-- > 0);
 	if (!hit)
 		show(before, after);
 	return ok(good && hit, "%s: the region is reused, and data lands in the current page", name);

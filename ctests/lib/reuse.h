@@ -88,13 +88,6 @@ int lands_with(struct pair *pair, void *memory, size_t length, int access);
 #define lands(pair, memory, length) lands_with(pair, memory, length, LOCAL_AND_REMOTE)
 #define lands_local(pair, memory, length) lands_with(pair, memory, length, IBV_ACCESS_LOCAL_WRITE)
 
-/*
- * The same, by a registration that the cache serves (see register_by_cache). `before` and `after`
- * are the statistics around it.
- */
-int lands_by_cache(struct pair *pair, void *memory, size_t length, int access, struct rdmamr_stats *before,
-		  struct rdmamr_stats *after);
-
 /* The number of registrations that bypassed the cache, those of new ranges included. */
 uint64_t bypassed(const struct rdmamr_stats *now);
 

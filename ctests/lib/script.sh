@@ -8,6 +8,9 @@ here=$(realpath "$(dirname "$0")")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# The words before a command that has no rights.
+# shellcheck disable=SC2034
+nobody=(setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all)
 expects() { # NUMBER ARGUMENT...: fewer arguments than that end it, with the words at its head
 	[ $# -gt "$1" ] || { sed -n '3,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 }

@@ -27,6 +27,15 @@ check() { # NAME COMMAND...: passes if the command succeeds; otherwise shows its
 	shift
 	if output=$("$@" 2>&1); then pass "$name"; else fail "$name" "$output"; fi
 }
+is() { # NAME WANTED FOUND
+	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
+}
+fails() { ! "$@"; } # COMMAND...
+awaits() { # COMMAND...: it succeeds, sooner or later
+	local tries
+	for ((tries = 1200; tries > 0; tries--)); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done
+	return 1
+}
 whole() { # NAME COMMAND...: the results of a program that reports its own, as one
 	local name=$1 output
 	shift

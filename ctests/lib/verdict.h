@@ -21,4 +21,7 @@ void verdict_region(const char *name, struct ibv_pd *pd, void *addr, size_t leng
 /* LOCAL_AND_REMOTE, or LOCAL_WRITE on a device that takes no remote access (efa, Linux 6.1). */
 int taken_rights(struct ibv_pd *pd, void *page);
 
+/* The name of an errno; "0" for none. */
+const char *name_of(int err);
+
 #endif

@@ -3,6 +3,7 @@
 """boundary.py: reports in TAP what no compiler checks of the sources: each function that C calls goes
 through the panic boundary, src/capi/ret.rs; no other file has C symbols; no files import each other in
 a circle."""
+import graphlib
 import pathlib
 import re
 
@@ -16,20 +17,22 @@ BOUNDARY = re.compile(
 EXEMPT = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget"}
 
 
+def end_of_item(text, at):
+    """The end of the item that begins there: behind its block, or behind its semicolon."""
+    depth = 0
+    for end in range(at, len(text)):
+        depth += (text[end] in "{([") - (text[end] in "})]")
+        if depth == 0 and text[end] in ";}":
+            return end + 1
+    return len(text)
+
+
 def c_functions(text):
-    """The name and the body of each function with C's calling convention."""
+    """The name and the text of each function with C's calling convention, declarations left out."""
     for match in re.finditer(r'extern "" fn (\$?\w+)\s*\(', text):
-        start = text.index("{", match.end()) if "{" in text[match.end():] else None
-        end_of_declaration = text.find(";", match.end())
-        if start is None or -1 < end_of_declaration < start:
-            continue
-        depth, end = 0, start
-        while True:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-            if depth == 0:
-                break
-        yield match.group(1), text[start:end]
+        item = text[match.start():end_of_item(text, match.start())]
+        if item.endswith("}"):
+            yield match.group(1), item
 
 
 def without_tests(text):
@@ -38,25 +41,10 @@ def without_tests(text):
     text = re.sub(r'"(?:\\.|[^"\\])*"', '""', text, flags=re.S)
     kept, at = [], 0
     for mark in re.finditer(r"#\[cfg\((?:test|all\(test[^)]*\)|loom)\)\]", text):
-        if mark.start() < at:
-            continue
-        kept.append(text[at : mark.start()])
-        end, depth = mark.end(), 0
-        while end < len(text):
-            if text[end] in "{([":
-                depth += 1
-            elif text[end] in "})]":
-                depth -= 1
-                if depth == 0 and text[end] == "}":
-                    end += 1
-                    break
-            elif text[end] == ";" and depth == 0:
-                end += 1
-                break
-            end += 1
-        at = end
-    kept.append(text[at:])
-    return "".join(kept)
+        if mark.start() >= at:
+            kept.append(text[at : mark.start()])
+            at = end_of_item(text, mark.end())
+    return "".join([*kept, text[at:]])
 
 
 def expanded(path):
@@ -97,16 +85,15 @@ def imports(root):
 
 
 def circle(found):
-    """A file that reaches itself by imports, if there is one."""
-    def reached(start):
-        seen, todo = set(), list(found[start])
-        while todo:
-            file = todo.pop()
-            if file not in seen:
-                seen.add(file)
-                todo += found[file]
-        return seen
-    return next(("::".join(file) for file in found if file in reached(file)), None)
+    """A circle of files that import each other, if there is one."""
+    try:
+        graphlib.TopologicalSorter(found).prepare()
+    except graphlib.CycleError as error:
+        return ", ".join("::".join(file) for file in error.args[1])
+
+
+def result(number, passed, name, places):
+    print(f"{'ok' if passed else 'not ok'} {number} - {name}", *(f"# {place}" for place in places), sep="\n")
 
 
 def main():
@@ -117,23 +104,16 @@ def main():
             found += 1
             if name not in EXEMPT and not BOUNDARY.search(body):
                 unguarded.append(f"{file.relative_to(src)}: {name}")
-    passed = found > 80 and not unguarded
-    print(f"{'ok' if passed else 'not ok'} 1 - no panic crosses into C: each of {found} functions goes through capi/ret.rs")
-    for place in unguarded:
-        print(f"# {place}")
+    result(1, found > 80 and not unguarded, f"no panic crosses into C: each of {found} functions goes through capi/ret.rs", unguarded)
     # No other function has a name in C: the crates below use C's convention for callbacks alone.
     exported = [str(file.relative_to(src)) for file in sorted(src.rglob("*.rs")) if "capi" not in file.parts and "audit" not in file.parts
                 and re.search(r"no_mangle|export_name", without_tests(file.read_text()))]
-    print(f"{'not ok' if exported else 'ok'} 2 - src/capi alone has C symbols")
-    for place in exported:
-        print(f"# {place}")
+    result(2, not exported, "src/capi alone has C symbols", exported)
     crates = sorted(file.parent for file in [*src.rglob("lib.rs"), *src.parent.glob("tool/src/main.rs")])
     graphs = {crate: imports(crate) for crate in crates}
-    circles = [f"{crate.relative_to(src.parent)}: {circle(graph)}" for crate, graph in graphs.items() if circle(graph)]
+    circles = [f"{crate.relative_to(src.parent)}: {found}" for crate, graph in graphs.items() if (found := circle(graph))]
     edges = sum(map(len, (files for graph in graphs.values() for files in graph.values())))
-    print(f"{'ok' if edges > 400 and not circles else 'not ok'} 3 - none of {edges} imports between files of a crate closes a circle")
-    for place in circles:
-        print(f"# {place}")
+    result(3, edges > 400 and not circles, f"none of {edges} imports between files of a crate closes a circle", circles)
     print("1..3")
 
 

@@ -15,10 +15,6 @@
 int main(int argc, char **argv)
 {
 	struct rdmamr_stats stats;
-	struct {
-		struct rdmamr_stats known;
-		uint64_t later;
-	} larger;
 	char version[32], memory[64];
 	struct ibv_mr *mr;
 
@@ -32,12 +28,7 @@ int main(int argc, char **argv)
 	memset(&stats, 0xff, sizeof(stats));
 	is(rdmamr_get_stats(&stats, sizeof(stats)), 0, "statistics");
 	is((long long)(stats.reg_kernel + stats.reg_next + stats.live + stats.ended_elsewhere), 0, "of no calls");
-	memset(&larger, 0xff, sizeof(larger));
-	is(rdmamr_get_stats(&larger.known, sizeof(larger)), 0, "for a program that knows more fields");
-	is((long long)larger.later, 0, "those are 0");
-	stats.reg_next = 77;
-	is(rdmamr_get_stats(&stats, 8), 0, "for a program that knows fewer");
-	is((long long)stats.reg_next, 77, "the rest is not touched");
+	/* Structures of other versions: abi/kept.c. */
 	is(rdmamr_get_stats(NULL, sizeof(stats)), EINVAL, "statistics to NULL");
 	is(rdmamr_get_stats(&stats, 0), EINVAL, "statistics of no size");
 	is(rdmamr_get_stats(&stats, 9), EINVAL, "statistics of an odd size");

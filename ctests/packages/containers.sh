@@ -11,15 +11,14 @@ profile=$files/seccomp.json
 chmod 755 "$work"
 unset LD_PRELOAD "${!RDMAMR_@}"
 . packaging/tree.sh
-finds() { ! "$@"; }
 
 # The files, by their schemas.
 if tools=$(ctests/packages/kubernetes_validate 2>"$work/pip"); then
 	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml "$tools" "$files"/*.yaml
 	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
 	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
-	check "an unknown field is found" finds python3 -B "$helper" yaml "$tools" "$work/pod.yaml"
-	check "so is a value of another type" finds python3 -B "$helper" yaml "$tools" "$work/daemonset.yaml"
+	check "an unknown field is found" fails python3 -B "$helper" yaml "$tools" "$work/pod.yaml"
+	check "so is a value of another type" fails python3 -B "$helper" yaml "$tools" "$work/daemonset.yaml"
 else
 	skip "Kubernetes' schemas" "kubernetes-validate could not be downloaded: $(tail -n 1 "$work/pip")"
 fi
@@ -87,7 +86,7 @@ if [ -n "$tools" ]; then
 	exec 8<>"$work/in"
 	inside "$container" 1001 -all env LD_PRELOAD="$library" "$built/holds" <"$work/in" >"$work/out" 2>&1 8>&- &
 	echo "register 3" >&8
-	for _ in $(seq 600); do [ ! -s "$work/out" ] || break; sleep 0.1; done
+	awaits [ -s "$work/out" ]
 	top() { # BOUNDING: one round of the script
 		rm -f "$work/textfile/rdmamr.prom"
 		python3 -B "$helper" script $tools "$files/daemonset.yaml" |
@@ -97,8 +96,8 @@ if [ -n "$tools" ]; then
 	}
 	capabilities=-all,$(python3 -B "$helper" capabilities $tools "$files/daemonset.yaml")
 	check "the DaemonSet's script writes the registrations of other containers, with $capabilities, and ends by SIGTERM" top "$capabilities"
-	check "it needs each of them: sys_ptrace alone is not enough" finds top -all,+sys_ptrace
-	check "nor with dac_read_search" finds top -all,+sys_ptrace,+dac_read_search
+	check "it needs each of them: sys_ptrace alone is not enough" fails top -all,+sys_ptrace
+	check "nor with dac_read_search" fails top -all,+sys_ptrace,+dac_read_search
 else
 	skip "the DaemonSet's script" "kubernetes-validate could not be downloaded"
 fi
@@ -112,11 +111,18 @@ lib=$work/rdmamr/lib
 line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local LD_PRELOAD=/other.so LD_AUDIT=/audit.so)
 check "it preloads the library into a job that asks for it, before what is there, with the module for LD_AUDIT" \
 	[ "$line" = "export LD_PRELOAD=$lib/librdmamr.so.1:/other.so
-export LD_AUDIT=$lib/rdmamr/librdmamr-audit.so:/audit.so" ]
+export LD_AUDIT=$lib/rdmamr/librdmamr-audit.so:/audit.so
+export ASAN_OPTIONS=verify_asan_link_order=0" ]
+check "a line in the value of another variable asks for nothing" [ -z "$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" OTHER=$'x\nRDMAMR_CACHE=local' 2>&1)" ]
 line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
 with() { eval "$line" && "$@"; }
-given() { RDMAMR_LIBRARY=$lib/librdmamr.so.1 "$rdmamr" run -- env | grep '^LD_' | sort; }
-check "as under rdmamr run" [ "$(with env | grep '^LD_' | sort)" = "$(given)" ]
+preloads='^LD_\|^[A-Z]*_OPTIONS\|^GLIBC_'
+given() { env "$@" RDMAMR_LIBRARY="$lib/librdmamr.so.1" "$rdmamr" run -- env 2>/dev/null | grep "$preloads" | sort; }
+for own in A=1 "LD_PRELOAD=/other.so /x/libtsan.so.2:/x/libclang_rt.asan.so" ASAN_OPTIONS=a=1 ASAN_OPTIONS=a=1:verify_asan_link_order=1; do
+	line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local "$own")
+	check "as under rdmamr run, with $own" [ "$(exec 2>/dev/null; export "$own"; with env | grep "$preloads" | sort)" = "$(given "$own")" ]
+done
+line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
 check "whose task has it" grep -qF "$lib/librdmamr.so" <(with cat /proc/self/maps)
 line=$(prolog PKG_CONFIG_PATH="$work/image/opt/rdmamr/lib/pkgconfig" RDMAMR_CACHE=local)
 check "pkg-config knows the folder. A node without the library says so on standard error, and goes on: $(cat "$work/words")" \

@@ -63,6 +63,14 @@ if python3 -c 'import cffi' 2>/dev/null; then
 else
 	lacks "Python's cffi reads the calls and the constants" python3-cffi
 fi
+if command -v bindgen >/dev/null; then
+	check "bindgen reads include/rdmamr/fi_mr.h (docs/fabric.md)" \
+		bindgen -o "$work/fi_mr.rs" include/rdmamr/fi_mr.h -- -DRDMAMR_NO_LIBFABRIC -DRDMAMR_TYPED_CONSTANTS
+	check "with each of libfabric's calls" [ "$(grep -c 'pub fn fi_' "$work/fi_mr.rs")" = 19 ]
+	check "and constants of 64 bits" grep -q '^pub const FI_KEY_NOTAVAIL: u64 = 18446744073709551615;' "$work/fi_mr.rs"
+else
+	lacks "bindgen reads include/rdmamr/fi_mr.h" bindgen
+fi
 # The header's replacements for libfabric's: the same calls and structures.
 check "the library's functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
 check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]

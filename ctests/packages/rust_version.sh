@@ -9,6 +9,7 @@ cd "$here/../.." || exit 1
 unset MAKEFLAGS MAKELEVEL SOURCE_DATE_EPOCH
 
 [ "$EUID" = 0 ] || skip_all "a tree of Debian 13 needs root"
+unshare --mount true 2>/dev/null || skip_all "unshare is refused, as in a chroot"
 said=$(vm/tree build 2>&1) || skip_all "the tree of Debian 13 could not be made: $(tail -n 1 <<<"$said")"
 work=$PWD/target/rust_version
 rm -rf "$work"

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* A failed registration is explained, with figures; errno stays the kernel's. */
 #include "../lib/device.h"
+#include "../lib/program.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/capability.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 static struct ibv_pd *pd;
+static char *memory;
 static int failures;
 
 static void reasons(const char *name, void *addr, size_t length, uint64_t iova, unsigned int access, int err,
@@ -45,12 +45,11 @@ static void give_up(bool permitted)
 
 static void *other_thread(void *argument)
 {
-	(void)argument;
 	ok(rdmamr_last_reason()[0] == '\0', "another thread has its own reason, which is empty");
-	return NULL;
+	return argument;
 }
 
-static void over_the_limit(const char *name, char *memory, const char *words)
+static void over_the_limit(const char *name, const char *words)
 {
 	reasons(name, memory, 20 * PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, ENOMEM, words);
 }
@@ -59,27 +58,11 @@ static void over_the_limit(const char *name, char *memory, const char *words)
  * In a user namespace a program has every capability, but the kernel checks for that of the first
  * one.
  */
-static void in_user_namespace(char *memory)
+static void in_user_namespace(void)
 {
-	int status, count[2];
-	pid_t pid;
-
-	must(pipe(count) == 0);
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
-	if (!pid) {
-		bool is_there = unshare(CLONE_NEWUSER) == 0;
-
-		pd = ibv_alloc_pd(open_device());
-		must(pd && is_there);
-		over_the_limit("in a user namespace", memory, "does not count, in a user namespace");
-		fflush(stdout);
-		must(write(count[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
-		_exit(0);
-	}
-	must(waitpid(pid, &status, 0) == pid && status == 0);
-	must(read(count[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
+	must(unshare(CLONE_NEWUSER) == 0);
+	pd = domain_of_device();
+	over_the_limit("in a user namespace", "does not count, in a user namespace");
 }
 
 /* The mapping is named, and for a device's memory the remedy. */
@@ -118,16 +101,15 @@ static void names_and_devices(void)
 int main(void)
 {
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
-	char *memory = pages(64), *hole = pages(64);
+	char *hole = pages(64);
 	void *read_only = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char expected[128];
-	pthread_t thread;
 	bool pins_by_itself = false;
 	struct ibv_mr *mr;
-	int err;
 
-	pd = ibv_alloc_pd(open_device());
-	must(pd && munmap(hole + PAGE, 62 * PAGE) == 0);
+	memory = pages(64);
+	pd = domain_of_device();
+	must(munmap(hole + PAGE, 62 * PAGE) == 0);
 	ok(rdmamr_last_reason()[0] == '\0', "no reason before the first failure");
 	reasons("read-only", read_only, PAGE, (uintptr_t)read_only, IBV_ACCESS_LOCAL_WRITE, EFAULT, "read-only");
 	snprintf(expected, sizeof(expected), "nothing is mapped at %p", (void *)(hole + PAGE));
@@ -136,18 +118,18 @@ int main(void)
 	reasons("the page offset", memory, PAGE, 0x10, IBV_ACCESS_LOCAL_WRITE, EINVAL, "0x10 and 0x0");
 	reasons("the length", memory, 0, 0, IBV_ACCESS_LOCAL_WRITE, EINVAL, "length is 0");
 	names_and_devices();
-	must(pthread_create(&thread, NULL, other_thread, NULL) == 0 && pthread_join(thread, NULL) == 0);
+	in_thread(other_thread, NULL);
 
 	mr = ibv_reg_mr(pd, memory, 6 * PAGE, IBV_ACCESS_LOCAL_WRITE);
 	must(mr && setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 	give_up(false);
-	over_the_limit("CAP_IPC_LOCK permitted", memory, "here it is permitted, but not effective");
+	over_the_limit("CAP_IPC_LOCK permitted", "here it is permitted, but not effective");
 	give_up(true);
-	over_the_limit("the limit", memory, "needs 80 KiB, and 24 of 64 KiB are pinned already (VmPin)");
-	over_the_limit("in the bounding set", memory, "here it is in the bounding set alone, which helps only root");
+	over_the_limit("the limit", "needs 80 KiB, and 24 of 64 KiB are pinned already (VmPin)");
+	over_the_limit("in the bounding set", "here it is in the bounding set alone, which helps only root");
 	must(prctl(PR_CAPBSET_DROP, CAP_IPC_LOCK, 0, 0, 0) == 0);
-	over_the_limit("in no set", memory, "here it is not even in the bounding set");
-	in_user_namespace(memory);
+	over_the_limit("in no set", "here it is not even in the bounding set");
+	in_part(in_user_namespace);
 	limit.rlim_cur = 0;
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 	if (pd->context->device->transport_type == IBV_TRANSPORT_IWARP) {
@@ -162,8 +144,7 @@ int main(void)
 		reasons("the limit of 0", memory, PAGE, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE, EPERM,
 			"RLIMIT_MEMLOCK is 0");
 	}
-	err = ibv_dereg_mr(mr);
-	is(err, 0, "a region from before is deregistered");
+	is(ibv_dereg_mr(mr), 0, "a region from before is deregistered");
 	is((long long)stats().reg_failed, failures, "the failures are counted");
 	return done_testing();
 }

@@ -6,7 +6,6 @@
  * parent's pages only.
  */
 #include "../lib/reuse.h"
-#include <sys/wait.h>
 
 enum { MANY = 10000, LENGTH = 4 * PAGE };
 
@@ -46,7 +45,7 @@ static void hear(int from)
 static void child_has_memory(void)
 {
 	char *memory = pages(LENGTH / PAGE), was[LENGTH];
-	int to_child[2], to_parent[2], status;
+	int to_child[2], to_parent[2];
 	struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
 	pid_t pid;
 
@@ -68,8 +67,7 @@ static void child_has_memory(void)
 	ok(memcmp(memory, was, LENGTH) == 0, "the parent has its own after the child has written");
 	ok(lands_in(&pair, mr, memory, LENGTH), "the device reads and writes the parent's memory");
 	tell(to_child[1]);
-	must(waitpid(pid, &status, 0) == pid);
-	is(status, 0, "the child has its parent's registered memory, and its own copy afterwards");
+	is(child_status(pid), 0, "the child has its parent's registered memory, and its own copy afterwards");
 	must(ibv_dereg_mr(mr) == 0);
 }
 

@@ -57,33 +57,23 @@ static void *function(const char *name)
 
 static const char *open_gpu(void **context)
 {
+	static const struct { void *at; const char *name; } calls[] = {
+		{ &cuda.init, "cuInit" }, { &cuda.device_get, "cuDeviceGet" }, { &cuda.device_name, "cuDeviceGetName" },
+		{ &cuda.device_attribute, "cuDeviceGetAttribute" }, { &cuda.driver_version, "cuDriverGetVersion" },
+		{ &cuda.primary, "cuDevicePrimaryCtxRetain" }, { &cuda.set_current, "cuCtxSetCurrent" },
+		{ &cuda.create_context, "cuCtxCreate_v2" }, { &cuda.alloc, "cuMemAlloc_v2" }, { &cuda.free, "cuMemFree_v2" },
+		{ &cuda.managed, "cuMemAllocManaged" }, { &cuda.from_pool, "cuMemAllocAsync" }, { &cuda.wait, "cuCtxSynchronize" },
+		{ &cuda.host, "cuMemHostAlloc" }, { &cuda.reserve, "cuMemAddressReserve" }, { &cuda.create, "cuMemCreate" },
+		{ &cuda.map, "cuMemMap" }, { &cuda.set_access, "cuMemSetAccess" }, { &cuda.attribute, "cuPointerGetAttribute" },
+		{ &cuda.memory, "cuMemGetInfo_v2" }, { &cuda.unmap, "cuMemUnmap" }, { &cuda.free_to_pool, "cuMemFreeAsync" },
+	};
 	int device;
 
 	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	if (!library)
 		return "no libcuda.so.1 here";
-	*(void **)&cuda.init = function("cuInit");
-	*(void **)&cuda.device_get = function("cuDeviceGet");
-	*(void **)&cuda.device_name = function("cuDeviceGetName");
-	*(void **)&cuda.device_attribute = function("cuDeviceGetAttribute");
-	*(void **)&cuda.driver_version = function("cuDriverGetVersion");
-	*(void **)&cuda.primary = function("cuDevicePrimaryCtxRetain");
-	*(void **)&cuda.set_current = function("cuCtxSetCurrent");
-	*(void **)&cuda.create_context = function("cuCtxCreate_v2");
-	*(void **)&cuda.alloc = function("cuMemAlloc_v2");
-	*(void **)&cuda.free = function("cuMemFree_v2");
-	*(void **)&cuda.managed = function("cuMemAllocManaged");
-	*(void **)&cuda.from_pool = function("cuMemAllocAsync");
-	*(void **)&cuda.wait = function("cuCtxSynchronize");
-	*(void **)&cuda.host = function("cuMemHostAlloc");
-	*(void **)&cuda.reserve = function("cuMemAddressReserve");
-	*(void **)&cuda.create = function("cuMemCreate");
-	*(void **)&cuda.map = function("cuMemMap");
-	*(void **)&cuda.set_access = function("cuMemSetAccess");
-	*(void **)&cuda.attribute = function("cuPointerGetAttribute");
-	*(void **)&cuda.memory = function("cuMemGetInfo_v2");
-	*(void **)&cuda.unmap = function("cuMemUnmap");
-	*(void **)&cuda.free_to_pool = function("cuMemFreeAsync");
+	for (size_t n = 0; n < sizeof(calls) / sizeof(*calls); n++)
+		*(void **)calls[n].at = function(calls[n].name);
 	if (cuda.init(0) || cuda.device_get(&device, 0) || cuda.primary(context, device) || cuda.set_current(*context))
 		return "CUDA finds no GPU here";
 	return NULL;
@@ -215,13 +205,7 @@ static size_t free_bytes(void)
 	return left;
 }
 
-static double micros(void)
-{
-	struct timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
-}
+static double micros(void) { return 1e6 * seconds_now(); }
 
 /* Registers the memory so many times, each time in the allocation that is there. Returns how many were hits. */
 static long long hits_of(int times, address at, size_t length, int access)

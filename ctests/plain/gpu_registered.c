@@ -8,6 +8,7 @@
  * (gpu_runtime.c), named by CHECK_GPU.
  */
 #include <dlfcn.h>
+#include <sys/resource.h>
 #include "../lib/device.h"
 #include "../lib/gpu.h"
 #include "../lib/hca.h"
@@ -49,6 +50,12 @@ static struct ibv_mr *registered(uint64_t address, size_t length)
 	return ibv_reg_mr(pd, (void *)address, length, LOCAL_AND_REMOTE);
 }
 
+/* A case: a region of this memory is good. */
+static void is_good(const char *name, uint64_t address, size_t length)
+{
+	as_case(good(name, registered(address, length), address, length, address, ibv_dereg_mr), "%s", name);
+}
+
 static void refused(const char *name, uint64_t address, size_t length, int err, const char *words)
 {
 	struct ibv_mr *mr = registered(address, length);
@@ -64,9 +71,9 @@ static void each_call(uint64_t at)
 
 	*(void **)&dereg = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), "ibv_dereg_mr", "IBVERBS_1.1");
 	must(dereg);
-	as_case(good("ibv_reg_mr", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "ibv_reg_mr");
-	as_case(good("a part", registered(at + PAGE, 3 * PAGE), at + PAGE, 3 * PAGE, at + PAGE, ibv_dereg_mr), "a part of an allocation");
-	as_case(good("odd", registered(at + 100, 5000), at + 100, 5000, at + 100, ibv_dereg_mr), "a part that is not aligned");
+	is_good("ibv_reg_mr", at, SIZE);
+	is_good("a part of an allocation", at + PAGE, 3 * PAGE);
+	is_good("a part that is not aligned", at + 100, 5000);
 	errno = 77;
 	as_case(good("iova", ibv_reg_mr_iova(pd, (void *)at, SIZE, iova, LOCAL_AND_REMOTE), at, SIZE, iova, ibv_dereg_mr),
 		"ibv_reg_mr_iova");
@@ -85,8 +92,7 @@ static void each_call(uint64_t at)
 
 static void *in_a_thread(void *at)
 {
-	as_case(good("a thread", registered((uintptr_t)at, SIZE), (uintptr_t)at, SIZE, (uintptr_t)at, ibv_dereg_mr),
-		"from a second thread");
+	is_good("from a second thread", (uintptr_t)at, SIZE);
 	return NULL;
 }
 
@@ -95,28 +101,27 @@ static void as_the_driver_likes(uint64_t at)
 	int before;
 
 	gpu.rules(USUAL & ~GPU_TAKES_PARTS);
-	as_case(good("whole", registered(at + 3 * PAGE, 2 * PAGE), at + 3 * PAGE, 2 * PAGE, at + 3 * PAGE, ibv_dereg_mr),
-		"a part, where the driver exports whole allocations");
+	is_good("a part, where the driver exports whole allocations", at + 3 * PAGE, 2 * PAGE);
 	gpu.rules(USUAL & ~GPU_TAKES_WHOLES);
-	as_case(good("parts", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "all, where it exports parts");
+	is_good("all, where it exports parts", at, SIZE);
 	if (gpu.is_cuda) {
 		gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
-		as_case(good("context", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "without a current context");
+		is_good("without a current context", at, SIZE);
 		in_thread(in_a_thread, (void *)at);
 		gpu.rules((USUAL & ~GPU_TAKES_PARTS) | GPU_NEEDS_CONTEXT);
 		gpu.other(1);
-		as_case(good("other", registered(at + PAGE, PAGE), at + PAGE, PAGE, at + PAGE, ibv_dereg_mr), "under a context of another GPU");
+		is_good("under a context of another GPU", at + PAGE, PAGE);
 		is(gpu.other(0), 1, "which is current afterwards");
 		is(gpu.retained(), 0, "no context stays retained");
 		gpu.rules(USUAL | GPU_IS_COHERENT);
 		before = gpu.exports_by_pcie();
-		as_case(good("coherent", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform");
+		is_good("on a coherent platform", at, SIZE);
 		is(gpu.exports_by_pcie() - before, 1, "there it is mapped by PCIe");
 		must(hca_run(device, "fail", "reg_dmabuf_mr 524 1") == 0);
-		as_case(good("host", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform, by a device that refuses that");
+		is_good("on a coherent platform, by a device that refuses that", at, SIZE);
 		is(gpu.exports_by_pcie() - before, 2, "it has been asked by PCIe first");
 		gpu.rules(USUAL | GPU_IS_COHERENT | GPU_REFUSES_PCIE);
-		as_case(good("older", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "on a coherent platform with an older driver");
+		is_good("on a coherent platform with an older driver", at, SIZE);
 		is(gpu.exports_by_pcie() - before, 2, "there it is mapped as the driver likes");
 	}
 	gpu.rules(USUAL);
@@ -134,7 +139,7 @@ static void beyond_a_limit(uint64_t at)
 	for (size_t n = 0; n < sizeof(errors) / sizeof(*errors); n++) {
 		snprintf(words, sizeof(words), "reg_mr %d 1", errors[n].error);
 		must(hca_run(device, "fail", words) == 0);
-		as_case(good("limit", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), errors[n].what);
+		is_good(errors[n].what, at, SIZE);
 	}
 }
 
@@ -149,6 +154,7 @@ static void with_hints(uint64_t at)
 static void refusals(uint64_t at)
 {
 	char words[160];
+	struct rlimit files;
 	uint64_t other;
 	int before, asked_again;
 
@@ -156,6 +162,11 @@ static void refusals(uint64_t at)
 	refused("no dma-buf", at, SIZE, EFAULT, gpu.is_cuda ? "it has no dma-buf: the GPU's driver exports no dma-buf" :
 		"hsa_amd_portable_export_dmabuf exports no dma-buf of it (error 4097)");
 	gpu.rules(USUAL);
+	other = gpu.allocate(GPU_PLAIN, SIZE);
+	must(getrlimit(RLIMIT_NOFILE, &files) == 0 && setrlimit(RLIMIT_NOFILE, &(struct rlimit){ 0, files.rlim_max }) == 0);
+	refused("no free descriptor", other, SIZE, EFAULT, "): RLIMIT_NOFILE is reached");
+	must(setrlimit(RLIMIT_NOFILE, &files) == 0);
+	gpu.free(other);
 	if (gpu.is_cuda) {
 		other = gpu.allocate(GPU_MANAGED, SIZE);
 		refused("managed memory", other, SIZE, EFAULT, "managed memory (cudaMallocManaged)");
@@ -164,11 +175,18 @@ static void refusals(uint64_t at)
 		other = gpu.allocate(GPU_TWO_HANDLES, SIZE);
 		snprintf(words, sizeof(words), "another allocation handle begins at %#lx", (long)other + HANDLE);
 		refused("two handles", other + PAGE, HANDLE, EFAULT, words);
-		as_case(good("one of two", registered(other + HANDLE, HANDLE), other + HANDLE, HANDLE, other + HANDLE, ibv_dereg_mr),
-			"memory of one of two handles");
+		is_good("memory of one of two handles", other + HANDLE, HANDLE);
 	}
-	if (gpu.is_cuda)
+	if (gpu.is_cuda) {
 		refused("past its end", at, SIZE + PAGE, EFAULT, "the GPU's memory ends at");
+	} else {
+		other = gpu.allocate(GPU_VMM, SIZE);
+		refused("memory of hipMemCreate", other, SIZE, EFAULT, "hsa_amd_portable_export_dmabuf exports no dma-buf of it (error 4099)");
+		other = gpu.allocate(GPU_MANAGED, SIZE);
+		before = gpu.exports();
+		refused("memory of hipMallocManaged", other, SIZE, EFAULT, "is not accessible (PROT_NONE)");
+		is(gpu.exports() - before, 0, "it is not exported, since its pages move");
+	}
 	must(hca_run(device, "fail", "reg_dmabuf_mr 95 1") == 0);
 	refused("a provider without dma-bufs", at, SIZE, EFAULT, "its dma-buf is refused with EOPNOTSUPP: the device's provider or the kernel");
 	/* With the cache the library ends idle regions and asks again. */
@@ -182,7 +200,7 @@ static void refusals(uint64_t at)
 	errno = 0;
 	ok(!ibv_reg_mr(pd, (void *)at, PAGE, IBV_ACCESS_REMOTE_WRITE) && errno == EINVAL, "a wrong access flag stays EINVAL");
 	/* With idle regions one of them was asked for twice. */
-	is((long long)stats().reg_gpu_failed - asked_again, gpu.is_cuda ? 7 : 3, "the statistics count those that failed");
+	is((long long)stats().reg_gpu_failed - asked_again, gpu.is_cuda ? 8 : 5, "the statistics count those that failed");
 }
 
 /* Idle regions of the cache end if they hold the keys that a dma-buf needs. */
@@ -221,10 +239,10 @@ int main(void)
 		return done_testing();
 	}
 	each_call(at);
-	as_case(good("pool", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of a pool");
+	is_good("memory of a pool", at, SIZE);
 	if (gpu.is_cuda) {
 		at = gpu.allocate(GPU_VMM, SIZE);
-		as_case(good("VMM", registered(at, SIZE), at, SIZE, at, ibv_dereg_mr), "memory of cuMemCreate");
+		is_good("memory of cuMemCreate", at, SIZE);
 	}
 	as_the_driver_likes(at);
 	beyond_a_limit(at);

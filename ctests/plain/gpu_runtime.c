@@ -263,75 +263,49 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 	}
 }
 
+/* Of the address `pointer` in an allocation, or in none. Returns whether there is such an attribute. */
+static bool tell(void *data, int attribute, const struct allocation *of, uint64_t pointer)
+{
+	bool is_two = of->kind == GPU_TWO_HANDLES;
+
+	switch (attribute) {
+	case 1: *(void **)data = of->id && of->kind == GPU_PLAIN ? &own_context : NULL; return true;
+	case 2: *(unsigned int *)data = of->id ? 2 : 0; return true;
+	case 7: *(uint64_t *)data = of->id; return true;
+	case 8: *(unsigned int *)data = of->kind == GPU_MANAGED; return true;
+	case 9: *(int *)data = DEVICE; return true;
+	case 11: *(uint64_t *)data = of->start; return true;
+	case 12: *(size_t *)data = of->size; return true;
+	case 15: *(unsigned int *)data = of->kind != GPU_INCAPABLE && of->kind != GPU_MANAGED; return true;
+	case 18: *(size_t *)data = is_two ? HANDLE : of->size; return true;
+	case 19: *(uint64_t *)data = is_two ? pointer / HANDLE * HANDLE : of->start; return true;
+	default: return false;
+	}
+}
+
 int cuPointerGetAttribute(void *data, int attribute, unsigned long long pointer)
 {
-	struct allocation *of = at(pointer);
+	const struct allocation *of = at(pointer);
 
 	/* A runtime may leave errno as it likes. */
 	errno = 99;
-	if (!of)
-		return INVALID_VALUE;
-	switch (attribute) {
-	case 1:
-		*(void **)data = of->kind == GPU_PLAIN ? &own_context : NULL;
-		return SUCCESS;
-	case 2:
-		*(unsigned int *)data = 2;
-		return SUCCESS;
-	case 8:
-		*(unsigned int *)data = of->kind == GPU_MANAGED;
-		return SUCCESS;
-	case 9:
-		*(int *)data = DEVICE;
-		return SUCCESS;
-	case 15:
-		*(unsigned int *)data = of->kind != GPU_INCAPABLE && of->kind != GPU_MANAGED;
-		return SUCCESS;
-	case 18:
-		*(size_t *)data = of->kind == GPU_TWO_HANDLES ? HANDLE : of->size;
-		return SUCCESS;
-	case 19:
-		*(uint64_t *)data = of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
-		return SUCCESS;
-	default:
-		return INVALID_VALUE;
-	}
+	return of && tell(data, attribute, of, pointer) ? SUCCESS : INVALID_VALUE;
 }
 
 /* As CUDA, it answers for each address; what is none of a GPU has zeros. */
 int cuPointerGetAttributes(unsigned int wanted, const int *attributes, void **data, unsigned long long pointer)
 {
-	struct allocation *of, none = { 0 };
+	static const struct allocation none;
+	const struct allocation *of;
+	bool known = true;
 
 	errno = 99;
 	pthread_mutex_lock(&lock);
 	of = at(pointer);
-	if (!of)
-		of = &none;
-	for (unsigned int n = 0; n < wanted; n++) {
-		switch (attributes[n]) {
-		case 1:
-			*(void **)data[n] = of->id && of->kind == GPU_PLAIN ? &own_context : NULL;
-			break;
-		case 2:
-			*(unsigned int *)data[n] = of->id ? 2 : 0;
-			break;
-		case 7:
-			*(uint64_t *)data[n] = of->id;
-			break;
-		case 11:
-			*(uint64_t *)data[n] = of->start;
-			break;
-		case 12:
-			*(size_t *)data[n] = of->size;
-			break;
-		default:
-			pthread_mutex_unlock(&lock);
-			return INVALID_VALUE;
-		}
-	}
+	for (unsigned int n = 0; n < wanted; n++)
+		known = known && tell(data[n], attributes[n], of ? of : &none, pointer);
 	pthread_mutex_unlock(&lock);
-	return SUCCESS;
+	return known ? SUCCESS : INVALID_VALUE;
 }
 
 int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long pointer)
@@ -380,7 +354,7 @@ struct info {
 	bool registered;
 };
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 0x1001, AGENT = 77 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 0x1001, INVALID_ALLOCATION = 0x1003, AGENT = 77 };
 
 int hsa_amd_pointer_info(const void *pointer, struct info *info, void *(*alloc)(size_t), uint32_t *agents, uint64_t **accessible)
 {
@@ -393,7 +367,8 @@ int hsa_amd_pointer_info(const void *pointer, struct info *info, void *(*alloc)(
 	memset(&info->type, 0, sizeof(*info) - sizeof(info->size));
 	if (!of)
 		return SUCCESS;
-	info->type = 1;
+	/* Managed memory is a range of addresses that the runtime has reserved. */
+	info->type = of->kind == GPU_VMM ? 6 : of->kind == GPU_MANAGED ? 5 : 1;
 	info->agent_base = of->start;
 	info->bytes = of->size;
 	info->owner = AGENT;
@@ -413,6 +388,8 @@ int hsa_amd_portable_export_dmabuf(const void *pointer, size_t size, int *file, 
 {
 	struct allocation *of = at((uintptr_t)pointer);
 
+	if (of && of->kind == GPU_VMM)
+		return INVALID_ALLOCATION;
 	if (!may_export(of, (uintptr_t)pointer, size))
 		return INVALID_ARGUMENT;
 	*file = dma_buf(of, of->start, of->size);

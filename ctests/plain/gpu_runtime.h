@@ -13,7 +13,7 @@
 enum gpu_kind {
 	GPU_PLAIN,	/* cudaMalloc: it belongs to a context */
 	GPU_POOL,	/* cudaMallocAsync: to none */
-	GPU_VMM,	/* cuMemCreate with gpuDirectRDMACapable */
+	GPU_VMM,	/* cuMemCreate with gpuDirectRDMACapable; hipMemCreate, which ROCm does not export */
 	GPU_INCAPABLE,	/* without */
 	GPU_TWO_HANDLES, /* two of them behind each other, as PyTorch's expandable segments */
 	GPU_MANAGED,	/* cudaMallocManaged */
@@ -28,18 +28,5 @@ enum gpu_rule {
 	GPU_REFUSES_PCIE = 1 << 5,  /* an older driver, which does not know that flag */
 	GPU_FREES_QUIETLY = 1 << 6, /* memory that was freed stays mapped in the program, as small allocations do */
 };
-
-/* Functions of the stand-in itself, found by dlsym. */
-typedef uint64_t (*gpu_allocate_call)(enum gpu_kind kind, size_t size);
-/* As the driver, unmaps the addresses first. The next allocation of that size gets them again. */
-typedef void (*gpu_free_call)(uint64_t address);
-/* Other memory at the same addresses, as cuMemUnmap and cuMemMap. */
-typedef void (*gpu_remap_call)(uint64_t address);
-typedef void *(*gpu_bytes_call)(uint64_t address);
-typedef void (*gpu_rules_call)(int rules);
-/* How many exports have succeeded, of a whole allocation if `whole`; how many had the PCIe flag. */
-typedef int (*gpu_exports_call)(void);
-/* Makes a context of another GPU current, or no context. Returns whether that other one is current. */
-typedef int (*gpu_other_call)(int current);
 
 #endif

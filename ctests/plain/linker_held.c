@@ -18,7 +18,6 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <link.h>
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <rdmamr/fi_mr.h>
 #include <sched.h>
@@ -311,6 +310,7 @@ static int call(const char *name, bool before)
 	CASE(cudaHostRegister) CALL; any(memory, (size_t)PAGE, 0);
 	CASE(cuMemHostRegister) CALL; any(memory, (size_t)PAGE, 0);
 	CASE(cuMemHostRegister_v2) CALL; any(memory, (size_t)PAGE, 0);
+	CASE(hipHostRegister) CALL; any(memory, (size_t)PAGE, 0);
 	CASE(rdmamr_version) CALL; any(NULL);
 	CASE(rdmamr_get_stats) CALL; any(&now, sizeof(now));
 	CASE(rdmamr_last_reason) PREPARE(must(!reg(pd, (void *)8, PAGE, 2))); any(NULL);
@@ -434,20 +434,6 @@ static void spins(void)
 		usleep(1000);
 }
 
-static bool no_userfaultfd(void)
-{
-	struct sock_filter filter[] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_userfaultfd, 0, 1),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
-		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
-
-	return syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0;
-}
-
 static void starts_cache(void)
 {
 	for (int n = 0; n < 3; n++) {
@@ -460,7 +446,6 @@ static int shape(const char *name)
 {
 	static char stack[65536];
 	pthread_t thread;
-	int status;
 
 	open_it();
 	begin_watch();
@@ -497,10 +482,9 @@ static int shape(const char *name)
 			_exit(mr || errno == 0 ? WRONG : RETURNED);
 		}
 		watched = child;
-		must(waitpid(child, &status, 0) == child);
-		return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+		return child_status(child);
 	} else if (!strcmp(name, "userfaultfd")) {
-		must(no_userfaultfd());
+		must(filter_each(&(int){ SYS_userfaultfd }, 1, SECCOMP_RET_ERRNO | EPERM));
 		starts_cache();
 	} else if (!strcmp(name, "key")) {
 		starts_cache();
@@ -550,10 +534,23 @@ static int told(void)
 }
 
 static const char *const caches[][3] = { { "RDMAMR_CACHE=off", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "LD_BIND_NOW=1" } };
+static const char *const traced[][3] = { { "RDMAMR_TRACE=/dev/null", "RDMAMR_TRACE_STACKS=0" }, { "RDMAMR_TRACE=/dev/null", "RDMAMR_TRACE_STACKS=1" } };
 static const char *const verbose[][5] = {
 	{ "RDMAMR_CACHE=off", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
 	{ "RDMAMR_CACHE=all", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
 };
+
+static void traced_checks(const char *how, const char *name)
+{
+	char argument[256];
+
+	snprintf(argument, sizeof(argument), "%s %s", how, name);
+	for (int stacks = 0; stacks < 2; stacks++) {
+		int status = once_more(argument, traced[stacks]);
+
+		ok(status == RETURNED, "%s, %s, %s: %s", name, how, traced[stacks][1], in_words(status));
+	}
+}
 
 static void checks(const char *how, const char *name)
 {
@@ -607,6 +604,9 @@ int main(int argc, char **argv)
 	fclose(list);
 	for (size_t n = 0; n < sizeof(shapes) / sizeof(*shapes); n++)
 		as_case(checks("shape", shapes[n]), "a registration waits for nobody: %s", shapes[n]);
+	for (size_t n = 0; n < sizeof(shapes) / sizeof(*shapes); n++)
+		as_case(traced_checks("shape", shapes[n]), "nor does one that is traced: %s", shapes[n]);
+	as_case(traced_checks("callback", "ibv_reg_mr"), "nor does one that is traced: callback");
 	for (size_t n = 0; n < sizeof(full) / sizeof(*full); n++)
 		as_case(checks("full-shape", full[n]), "standard error is full: %s", full[n]);
 	as_case(checks("full-shape", "told"), "the dropped lines are counted, and told");

@@ -5,6 +5,7 @@
  *
  * Usage: regions PART
  */
+#include "../lib/init_attr.h"
 #include "../lib/pair.h"
 #include "../lib/program.h"
 #include <dlfcn.h>
@@ -40,19 +41,6 @@ static bool said(const char *words)
 }
 
 /* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
-
-/* The structure is that of rdma-core 59, declared here since older headers lack it. */
-struct init_attr {
-	size_t length;
-	int access;
-	uint64_t comp_mask;
-	uint64_t iova;
-	void *addr;
-	int fd;
-	uint64_t fd_offset;
-	void *dmah;
-};
-enum { MASK_IOVA = 1, MASK_ADDR = 2, MASK_FD = 4, MASK_FD_OFFSET = 8, MASK_DMAH = 16 };
 
 static void extensible(void)
 {

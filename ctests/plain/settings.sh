@@ -81,18 +81,5 @@ check "RDMAMR_LOG=warn prints why a call failed: $(head -1 <<<"$reasons" | tr -d
 	grep -q '^rdmamr: ibv_reg_mr of 64 bytes at .*: EINVAL: the protection domain is NULL$' <<<"$reasons"
 check "and RDMAMR_LOG=error does not" [ -z "$(RDMAMR_LOG=error LD_PRELOAD=$library ./failing 2>&1 >/dev/null)" ]
 
-# A program that runs with more rights than its caller obeys no setting. It finds the library by its
-# own path, since LD_PRELOAD is ignored too.
-if [ "$(id -u)" = 0 ]; then
-	cp "$library" librdmamr.so.1
-	"${CC:-cc}" -I"$here/../../include" "$here/../packages/consumer.c" "$here/../lib/tap.c" -o consumer ./librdmamr.so.1 -libverbs "-Wl,-rpath,$work"
-	chmod 755 "$work"
-	check "the program obeys its settings" grep -q reg_kernel <<<"$(RDMAMR_STATS=stderr ./consumer 2>&1)"
-	chown nobody consumer
-	chmod 4755 consumer
-	output=$(RDMAMR_STATS=stderr RDMAMR_STAT=1 ./consumer 2>&1)
-	check "but not when it is set-uid" bash -c 'grep -q "^1\.\." <<<"$1" && ! grep -q "reg_kernel\|no such setting" <<<"$1"' - "$output"
-else
-	skip "settings in a set-uid program" "only root can make one"
-fi
+# Programs with more rights than their callers: ctests/tool/hostile.sh.
 tap_done

@@ -71,6 +71,30 @@ static void *huge_file(void)
 	return unlink(PLACE "/huge/file") ? MAP_FAILED : of_file(fd, LARGE, LARGE, RW, MAP_SHARED | MAP_NORESERVE);
 }
 
+/* The mount has two pages, and the pool has more. */
+static void *full_huge_mount(void)
+{
+	return of_file(file_at(PLACE "/two/file"), 4 * HUGE, 4 * HUGE, RW, MAP_SHARED | MAP_NORESERVE);
+}
+
+static void *block_device(void)
+{
+	FILE *set = popen("cd " PLACE " && truncate -s 1M blocks.image && losetup -f --show blocks.image", "r");
+	char name[64] = "";
+	void *memory;
+	int fd;
+
+	must(set);
+	if (!fgets(name, sizeof(name), set))
+		name[0] = '\0';
+	pclose(set);
+	name[strcspn(name, "\n")] = '\0';
+	fd = open(name, O_RDWR);
+	memory = mmap(NULL, 2 * PAGE, RW, MAP_SHARED, fd, 0);
+	close(fd);
+	return memory;
+}
+
 /* The kernel lengthens such a file to its mapping. */
 static void *short_huge(void)
 {
@@ -90,15 +114,9 @@ static void *tmpfs_and_hole(void)
 
 static void *vvar(void)
 {
-	FILE *maps = fopen("/proc/self/maps", "r");
-	char line[4096], *found = MAP_FAILED;
+	char *start, *end;
 
-	while (maps && fgets(line, sizeof(line), maps))
-		if (strstr(line, "[vvar]"))
-			found = (char *)strtoul(line, NULL, 16);
-	if (maps)
-		fclose(maps);
-	return found;
+	return find_mapping("r--p", "[vvar]", &start, &end) ? start : MAP_FAILED;
 }
 
 static void *guarded(void)
@@ -126,12 +144,23 @@ static void *poisoned(void)
 static void *watched(void)
 {
 	char *memory = anonymous(RW, 0, 3 * PAGE);
-	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register range = { { (uintptr_t)memory, 3 * PAGE }, UFFDIO_REGISTER_MODE_MISSING, 0 };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY);
+	int fd = open_userfaultfd(0);
 
 	memory[0] = 1;
-	return fd < 0 || ioctl(fd, UFFDIO_API, &api) || ioctl(fd, UFFDIO_REGISTER, &range) ? MAP_FAILED : memory;
+	return fd < 0 || ioctl(fd, UFFDIO_REGISTER, &range) ? MAP_FAILED : memory;
+}
+
+/* The userfaultfd hears only of the program's own writes. */
+static void *protected(void)
+{
+	char *memory = anonymous(RW, 0, 3 * PAGE);
+	struct uffdio_register range = { { (uintptr_t)memory, 3 * PAGE }, UFFDIO_REGISTER_MODE_WP, 0 };
+	struct uffdio_writeprotect one = { { (uintptr_t)memory + PAGE, PAGE }, UFFDIO_WRITEPROTECT_MODE_WP };
+	int fd = open_userfaultfd(UFFD_FEATURE_PAGEFAULT_FLAG_WP);
+
+	memset(memory, 1, 3 * PAGE);
+	return fd < 0 || ioctl(fd, UFFDIO_REGISTER, &range) || ioctl(fd, UFFDIO_WRITEPROTECT, &one) ? MAP_FAILED : memory;
 }
 
 static void *closed_key(void)
@@ -193,14 +222,18 @@ static const struct kind {
 	{ "a whole file on ext4, for writing", on_ext4, 2 * PAGE, WRITE, 0, EFAULT, ") on ext4 is a shared mapping of a file, which kernels from 6.5 do not pin" },
 	{ "a tmpfs, and nothing behind its file", tmpfs_and_hole, 3 * PAGE, WRITE, EFAULT, EFAULT, "nothing is mapped at" },
 	{ "a full tmpfs", full_tmpfs, 32 * PAGE, WRITE, EFAULT, EFAULT, "is full: 0 of 64 KiB are free" },
+	{ "a full mount of huge pages", full_huge_mount, 4 * HUGE, WRITE, EFAULT, EFAULT, "is full: 0 of 4096 KiB are free" },
+	{ "a block device, for writing", block_device, 2 * PAGE, WRITE, 0, EFAULT, "is a shared mapping of a block device" },
+	{ "a block device, for reading", block_device, 2 * PAGE, READ, 0, 0, "" },
 	{ "anonymous huge pages", huge, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a memfd", huge_memfd, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a mount", huge_file, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a group", huge_in_group, 4 * HUGE, WRITE, EFAULT, EFAULT, "a cgroup has 2048 of 2048 KiB of them (hugetlb.*.max)" },
-	{ "memory of a device", vvar, PAGE, READ, EFAULT, EFAULT, "VmFlags io or pf" },
+	{ "the kernel's [vvar]", vvar, PAGE, READ, EFAULT, EFAULT, "([vvar]) is memory of the kernel's own" },
 	{ "secret memory", secret, PAGE, WRITE, EFAULT, EFAULT, "is secret memory (memfd_secret)" },
 	{ "a guard", guarded, 3 * PAGE, WRITE, EFAULT, EFAULT, "is a guard (MADV_GUARD_INSTALL)" },
 	{ "missing pages of a userfaultfd", watched, 3 * PAGE, WRITE, EFAULT, EFAULT, "likely: the page at" },
+	{ "pages that a userfaultfd protects", protected, 3 * PAGE, WRITE, EFAULT, EFAULT, "is write-protected by a userfaultfd" },
 	{ "a poisoned page", poisoned, 3 * PAGE, WRITE, EFAULT, EFAULT, "is poisoned: by a memory error" },
 	{ "a closed protection key", closed_key, PAGE, WRITE, EFAULT, EFAULT, "has a protection key that is closed" },
 };
@@ -217,6 +250,7 @@ static void mount_all(void)
 	must(mkdir(PLACE "/tmpfs", 0700) == 0 && mkdir(PLACE "/huge", 0700) == 0 && mkdir(PLACE "/ext4", 0700) == 0);
 	must(mount("none", PLACE "/tmpfs", "tmpfs", 0, "size=64k") == 0);
 	must(mount("none", PLACE "/huge", "hugetlbfs", 0, NULL) == 0);
+	must(mkdir(PLACE "/two", 0700) == 0 && mount("none", PLACE "/two", "hugetlbfs", 0, "size=4M") == 0);
 	if (system(commands))
 		printf("# no ext4\n");
 }
@@ -271,8 +305,7 @@ int main(void)
 	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
 	if (getuid())
 		skip_all("only root mounts");
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	mount_all();
 	for (size_t n = 0; n < sizeof(kinds) / sizeof(*kinds); n++)
 		check(&kinds[n], major < 6 || (major == 6 && minor < 2));

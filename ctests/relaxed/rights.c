@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What a relaxed registration gives: its arguments and their errors, the pages that its region
- * covers, its rights, and the object that describes it.
- *
- * A region serves requests of its access, for its pages or, without remote rights, for its first pages
- * if it has at most 64 KiB more: no registration gets a remote right that it did not request, nor a
- * region that was registered by other rules. Its key grants access to exactly its pages. Each registration has an object of its own, with the requested
- * address and length, whichever region serves it; the region lives until the last of them is
- * deregistered, in any order.
+ * What a relaxed registration gives: its arguments and their errors, the pages that its region covers, its
+ * rights, and the object that describes it. A region serves requests of its access, for its pages or, without
+ * remote rights, for its first pages if it has at most 64 KiB more. Its key grants access to exactly its pages.
+ * Each registration has an object of its own; the region lives until the last of them is deregistered.
  */
 #include "../lib/pair_rows.h"
 
@@ -277,27 +273,6 @@ static void whole_address_space(void)
 
 /* The pages of a buffer. */
 
-static void buffers_in_a_page(void)
-{
-	for (int kind = 0; kind < 2; kind++) {
-		char *at = memory + PAGE;
-		struct rdmamr_stats before;
-		struct ibv_mr *one, *other;
-
-		flush();
-		one = relaxed(at + 200, 100, rights[kind]);
-		before = stats();
-		other = relaxed(at + 3000, 100, rights[kind]);
-		ok(reused(before, stats()) && stats().shared == before.shared + 1, "%s: they share a region", rights_names[kind]);
-		ok(one != other && one->lkey == other->lkey && one->rkey == other->rkey, "%s: two objects, the same keys", rights_names[kind]);
-		ok(one->addr == at + 200 && one->length == 100, "%s: the first is unchanged", rights_names[kind]);
-		ok(all_lands(&pair, one, at, PAGE, !kind), "%s: the key grants the whole page", rights_names[kind]);
-		let_go(one);
-		ok(all_lands(&pair, other, at + 3000, 100, !kind), "%s: one ends, and the other goes on", rights_names[kind]);
-		let_go(other);
-	}
-}
-
 /* A buffer that ends at the end of a page does not reach the next. */
 static void edges(void)
 {
@@ -391,36 +366,16 @@ static void reregistered(void)
 	still(&pair, "after it", memory, PAGE);
 }
 
-/* Each successful call is a hit or has made a region. */
-static void figures(void)
-{
-	struct rdmamr_stats before = stats(), after;
-
-	for (int round = 0; round < 3; round++)
-		for (int page = 0; page < 8; page++)
-			let_go(relaxed(memory + page * PAGE, PAGE, round ? LW : LW | RW));
-	after = stats();
-	is((long long)(after.hits - before.hits), 8, "of 24 calls, those that found a region");
-	is((long long)(after.misses - before.misses), 16, "those that made one");
-	is((long long)(after.reg_kernel - before.reg_kernel), 16, "in the kernel");
-	is((long long)(bypassed(&after) - bypassed(&before)), 0, "none bypassed the cache");
-	is((long long)after.idle, 16, "all are idle");
-	is((long long)after.idle_bytes, 16 * PAGE, "with as many pages");
-	is(kernel_regions(pair.context), far.others + 16, "the kernel has as many");
-}
-
 static const struct row rows[] = {
 	{ "wrong requests", refused_ones },
 	{ "flags that the kernel judges", judged_as_plain },
 	{ "the whole address space on demand", whole_address_space },
 	{ "which idle region serves which request", serves, false },
 	{ "which region in use serves which request", serves, true },
-	{ "two buffers in a page", buffers_in_a_page },
 	{ "the pages of a buffer", edges },
 	{ "many of one region, the first ends first", many, true },
 	{ "many of one region, the last ends first", many, false },
 	{ "ibv_rereg_mr of a relaxed region", reregistered },
-	{ "the statistics", figures },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_pair)

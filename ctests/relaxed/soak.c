@@ -37,10 +37,7 @@ static pthread_mutex_t traffic = PTHREAD_MUTEX_INITIALIZER;
 static char *common[COMMON];
 static double deadline;
 
-static unsigned int chance(struct worker *worker, unsigned int of)
-{
-	return (unsigned int)rand_r(&worker->seed) % of;
-}
+static unsigned int chance(struct worker *worker, unsigned int of) { return (unsigned int)rand_r(&worker->seed) % of; }
 
 static void wrong(long *counter, const char *what, int err)
 {
@@ -84,10 +81,7 @@ static void check(struct worker *worker, const struct ibv_mr *mr, int access)
 	worker->checked++;
 }
 
-static int some_access(struct worker *worker)
-{
-	return chance(worker, 2) ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE;
-}
+static int some_access(struct worker *worker) { return chance(worker, 2) ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE; }
 
 static void get_memory(struct worker *worker, struct slot *slot)
 {
@@ -260,10 +254,7 @@ static void refused(struct worker *worker)
 	worker->refused++;
 }
 
-/*
- * For "ctests/run soak" with CHECK_LEAK, which must then report it: leaks a mapping and a
- * descriptor.
- */
+/* For "ctests/run soak" with CHECK_LEAK, which must then report it: leaks a mapping and a descriptor. */
 static bool leaks;
 
 static void leak(void)

@@ -9,7 +9,7 @@ cd "$work" || exit 1
 export RDMAMR_LIBRARY=$library
 unset LD_PRELOAD
 
-fails() { # NAME STATUS WORDS COMMAND...
+refuses() { # NAME STATUS WORDS COMMAND...
 	local name=$1 wanted=$2 words=$3 output status
 	shift 3
 	output=$("$@" 2>&1)
@@ -20,10 +20,10 @@ fails() { # NAME STATUS WORDS COMMAND...
 		fail "$name" "wanted: status $wanted, $words" "found: status $status" "$output"
 	fi
 }
-fails "a device that does not exist" 2 "there is no" "$tool" bench nosuch
-fails "an invalid size" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
-fails "no rounds" 2 "invalid value '0'" "$tool" bench --rounds 0
-fails "an unknown kind of memory" 2 "memfd" "$tool" bench --kinds paper
+refuses "a device that does not exist" 2 "there is no" "$tool" bench nosuch
+refuses "an invalid size" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
+refuses "no rounds" 2 "invalid value '0'" "$tool" bench --rounds 0
+refuses "an unknown kind of memory" 2 "memfd" "$tool" bench --kinds paper
 if [ -z "$device" ]; then
 	tap_done
 	exit
@@ -46,29 +46,21 @@ assert len(row[\"rdmamr\"]) == len(row[\"times\"]) == 1 and row[\"times\"][0] > 
 "' - "$tool" "$device"
 small=(--sizes 4M --kinds memfd)
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
-	fails "a limit that is too low: the output says why" 1 "Cannot allocate memory" \
-		prlimit --memlock=1048576 setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all \
-		"$tool" bench "$device" "${small[@]}" --rounds 2
+	refuses "a limit that is too low: the output says why" 1 "Cannot allocate memory" \
+		prlimit --memlock=1048576 "${nobody[@]}" "$tool" bench "$device" "${small[@]}" --rounds 2
 fi
 if command -v script >/dev/null; then
 	check "on a terminal there is a bar" grep -q $'\r.*█' <<<"$(script -qec "'$tool' bench $device ${small[*]} --rounds 20 --json >/dev/null" /dev/null </dev/null)"
 fi
-check "none of its processes is left" bash -c '! pgrep -f "bench[-]worker"'
+check "none of its processes is left" fails pgrep -f "bench[-]worker"
 LD_PRELOAD=$library RDMAMR_DISABLE=1 "$tool" bench "$device" "${small[@]}" --rounds 100000 >/dev/null 2>&1 &
 pid=$!
-for _ in $(seq 600); do
-	workers=$(pgrep -P $pid -f "bench[-]worker" | wc -l)
-	[ "$workers" = 2 ] && break
-	sleep 0.5
-done
+of_two() { [ "$(pgrep -P $pid -f "bench[-]worker" | wc -l)" = 2 ]; }
+check "it has two processes" awaits of_two
 have() { pgrep -P $pid | xargs -I{} grep -lz "^$1" /proc/{}/environ | wc -l; }
 check "a preloaded library stays out of libibverbs' process" [ "$(have LD_PRELOAD=)" = 1 ]
 check "settings for the library are ignored" [ "$(have RDMAMR_DISABLE=)" = 0 ]
 kill -KILL $pid
 wait $pid 2>/dev/null
-for _ in $(seq 600); do
-	pgrep -f "bench[-]worker" >/dev/null || break
-	sleep 0.5
-done
-check "its $workers processes end with it, even when it is killed" bash -c '[ "$1" = 2 ] && ! pgrep -f "bench[-]worker"' - "$workers"
+check "they end with it, even when it is killed" awaits fails pgrep -f "bench[-]worker"
 tap_done

@@ -38,9 +38,11 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+#include "../lib/memory.h"
+#include "../lib/program.h"
 #include "../lib/tap.h"
 
-enum { PAGE = 4096, LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 7 };
+enum { LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 7 };
 
 static volatile _Atomic uint64_t *counters, *mine; /* the first line, and this process's */
 static uint32_t place;
@@ -69,16 +71,13 @@ static int dial(void)
 /* Fresh memory, watched by a userfaultfd that wants no events. */
 static char *watched(size_t length)
 {
-	struct uffdio_api api = { .api = UFFD_API };
 	static int watch = -1;
 	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	struct uffdio_register range = { .range = { (uintptr_t)at, length }, .mode = UFFDIO_REGISTER_MODE_MISSING };
 
 	must(at != MAP_FAILED);
-	if (watch < 0) {
-		watch = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | 1);
-		must(watch >= 0 && !ioctl(watch, UFFDIO_API, &api));
-	}
+	if (watch < 0)
+		must((watch = open_userfaultfd(0)) >= 0);
 	must(!ioctl(watch, UFFDIO_REGISTER, &range));
 	return at;
 }
@@ -184,25 +183,20 @@ static void counted_changes(void)
 
 	uname(&name);
 	must(sscanf(name.release, "%d.%d", &major, &minor) == 2);
-	for (size_t n = 0; n < sizeof(table) / sizeof(*table); n++) {
-		uint64_t before = (page = watched(PAGE), moves());
-
-		case_begin("watched memory, %s", table[n].name);
-		ok(table[n].change() == 0 && moves() > before, "counted");
-		case_end();
-	}
-	for (size_t n = 0; n < sizeof(table) / sizeof(*table); n++) {
+	for (size_t n = 0; n < 2 * sizeof(table) / sizeof(*table); n++) {
+		size_t row = n / 2;
+		bool is_watched = n % 2;
 		uint64_t before;
 
-		/* Memory between the two, so that no mapping of the program is next to it. */
-		page = unwatched(3 * PAGE) + PAGE;
-		mprotect(page, PAGE, PROT_READ);
+		/* Unwatched memory lies between the two, so that no mapping of the program is next to it. */
+		page = is_watched ? watched(PAGE) : unwatched(3 * PAGE) + PAGE;
+		must(is_watched || mprotect(page, PAGE, PROT_READ) == 0);
 		before = moves();
-		case_begin("unwatched memory, %s", table[n].name);
-		if (major == 6 && minor < 7 && table[n].unmaps)
-			skip(table[n].name, "this kernel does not tell which memory is unmapped");
+		case_begin("%s memory, %s", is_watched ? "watched" : "unwatched", table[row].name);
+		if (!is_watched && major == 6 && minor < 7 && table[row].unmaps)
+			skip(table[row].name, "this kernel does not tell which memory is unmapped");
 		else
-			ok(table[n].change() == 0 && moves() == before, "not counted");
+			ok(table[row].change() == 0 && (moves() > before) == is_watched, is_watched ? "counted" : "not counted");
 		case_end();
 	}
 }
@@ -302,15 +296,7 @@ static void crowd(void)
 		;
 }
 
-static int in_child(int (*succeeds)(void))
-{
-	int status = 1;
-	pid_t pid = fork();
-
-	if (!pid)
-		_exit(!succeeds());
-	return waitpid(pid, &status, 0) == pid && !status;
-}
+static int in_child(int (*succeeds)(void)) { return in_forked(succeeds) == 1; }
 
 static int another_asks(void) { return !seteuid(1) && ask(); }
 
@@ -451,14 +437,6 @@ static int sends_lingering(int to, int number)
 	return done;
 }
 
-static double seconds(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec + now.tv_nsec / 1e9;
-}
-
 static pid_t service_of(int connection)
 {
 	struct ucred service;
@@ -490,24 +468,18 @@ static void lingers(void)
 	usleep(100000);
 	for (int n = 0; n < CLIENTS; n++)
 		close(clients[n]);
-	since = seconds();
+	since = seconds_now();
 	ok(in_child(another_asks), "the service answers another user meanwhile");
 	ok(in_child(ask), "and the same user");
-	ok(seconds() - since < 5, "within %.1f s", seconds() - since);
+	ok(seconds_now() - since < 5, "within %.1f s", seconds_now() - since);
 }
 
 static int files_of(pid_t pid)
 {
 	char path[64];
-	DIR *folder;
-	int found = 0;
 
 	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-	must((folder = opendir(path)));
-	while (readdir(folder))
-		found++;
-	closedir(folder);
-	return found;
+	return entries(path);
 }
 
 static void flood(void)
@@ -515,7 +487,7 @@ static void flood(void)
 	enum { PROCESSES = 8 };
 	int it = dial(), most = 0;
 	pid_t service = service_of(it), processes[PROCESSES];
-	double since = seconds();
+	double since = seconds_now();
 
 	close(it);
 	for (int n = 0; n < PROCESSES; n++) {
@@ -529,7 +501,7 @@ static void flood(void)
 				close(it);
 		}
 	}
-	while (seconds() - since < 5) {
+	while (seconds_now() - since < 5) {
 		int now = files_of(service);
 
 		most = now > most ? now : most;
@@ -538,10 +510,10 @@ static void flood(void)
 	for (int n = 0; n < PROCESSES; n++)
 		kill(processes[n], SIGKILL), waitpid(processes[n], NULL, 0);
 	ok(most < 1024, "the service has at most %d files while %d processes connect all the time", most, PROCESSES);
-	since = seconds();
+	since = seconds_now();
 	for (int tries = 0; tries < 20 && !in_child(ask); tries++)
 		usleep(20000);
-	ok(in_child(ask) && seconds() - since < 2, "it serves again %.1f s after", seconds() - since);
+	ok(in_child(ask) && seconds_now() - since < 2, "it serves again %.1f s after", seconds_now() - since);
 }
 
 static void lock_all(void)
@@ -596,15 +568,7 @@ static void serve_falsely(void)
 	for (;;) {
 		int client = accept(listener, NULL, NULL);
 
-#ifdef OLD
-		static const char answer[16] = "RDMAMRF1\1";
-		char question[9];
-
-		recv(client, question, 9, 0);
-		send_files(client, answer, 16, given, 4);
-#else
 		send_files(client, "RDMAMRF2", 8, given, 4);
-#endif
 		close(client);
 	}
 }

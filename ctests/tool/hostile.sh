@@ -24,6 +24,11 @@ over() {
 	eval "exec ${PROGRAM[1]}>&-"
 	wait "$program"
 }
+once() { # [NAME=VALUE...]: it registers once, and ends in order
+	begin "$@"
+	ask "register 1"
+	over
+}
 
 # A user who can write in the directory replaces a file that the library writes. The library writes
 # a block at the program's end, whatever else the time allows.
@@ -55,18 +60,14 @@ for setting in RDMAMR_TRACE RDMAMR_STATS; do
 		rm -f shared/*
 		echo precious >victim
 		ln $how "$work/victim" shared/file
-		begin $setting="$work/shared/file"
-		ask "register 1"
-		over
+		once $setting="$work/shared/file"
 		check "$setting: a link${how:+ that is symbolic} is not written through" kept victim
 		check "$setting: which is reported" grep -q "$setting: cannot be written.*link" said
 	done
 done
 rm -f shared/file
 ln -s "$work/nowhere" shared/file
-begin RDMAMR_STATS="$work/shared/file"
-ask "register 1"
-over
+once RDMAMR_STATS="$work/shared/file"
 check "a link to nothing makes no file" [ ! -e nowhere ]
 rm victim
 ln -s "$work/victim" link
@@ -166,9 +167,7 @@ asked "$user" "$work/shared/fresh"
 check "a process that is not dumpable follows no request: $state" [ "$state $(stat -c %s shared/fresh)" = "3 0" ]
 over
 echo precious >shared/notes
-begin RDMAMR_TRACE="$work/shared/notes"
-ask "register 1"
-over
+once RDMAMR_TRACE="$work/shared/notes"
 check "RDMAMR_TRACE: a file that is no trace is not written to" kept shared/notes
 check "which is reported" grep -q "RDMAMR_TRACE: cannot be written.*not a trace" said
 
@@ -199,16 +198,11 @@ fi
 # Another user has put a file, or a pipe that he reads, at the path of root's trace.
 if [ "$(id -u)" = 0 ]; then
 	chmod 1777 shared
-	for kind in file pipe; do
+	for kind in touch mkfifo; do
 		rm -f shared/*
-		case $kind in
-		file) setpriv --reuid 60001 --clear-groups touch shared/trace && chmod 666 shared/trace ;;
-		pipe) setpriv --reuid 60001 --clear-groups mkfifo shared/trace && chmod 666 shared/trace ;;
-		esac
+		setpriv --reuid 60001 --clear-groups $kind shared/trace && chmod 666 shared/trace
 		exec {reader}<>shared/trace
-		begin RDMAMR_TRACE="$work/shared/trace"
-		ask "register 1"
-		over
+		once RDMAMR_TRACE="$work/shared/trace"
 		check "another user's file gets no trace: $kind" bash -c '[ ! -s shared/trace ] && { [ -f shared/trace ] || ! read -r -t 0 -u "$1"; }' - "$reader"
 		check "which is reported: $kind" grep -q "RDMAMR_TRACE: cannot be written.*another user's" said
 		exec {reader}>&-
@@ -242,8 +236,7 @@ if [ "$(id -u)" = 0 ] && command -v setcap >/dev/null; then
 		stranger FILE="$work/open/file" sh -c '_RDMAMR_PROGRAM="$$ $FILE" exec "$0"' "$1" >/dev/null
 		rm open/file
 	}
-	loses_a_file() { ! keeps_a_file "$@"; }
-	check "and removes a file" loses_a_file ./plain 60001
+	check "and removes a file" fails keeps_a_file ./plain 60001
 	loaded() { stranger LD_AUDIT="$audit" LD_PRELOAD="$library" "$1" /proc/self/maps | grep -c "rdmamr"; }
 	check "and loads the module for LD_AUDIT" [ "$(loaded ./cat_plain)" -gt 0 ]
 	for right in suid capable; do
@@ -274,6 +267,5 @@ sys.exit(not any(unicodedata.category(c) in ("Cc", "Cf") for c in sys.argv[1].re
 }
 check "a warning is printed" grep -q RDMAMR_LOG <<<"$output"
 check "a control character is found" controls "$escape"
-clean() { ! controls "$1"; }
-check "a warning forwards no control character" clean "$output"
+check "a warning forwards no control character" fails controls "$output"
 tap_done

@@ -13,7 +13,6 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
 #include "../lib/stub_device.h"
@@ -85,8 +84,8 @@ static int registers(void)
 	struct stat about;
 	char path[512], name[128];
 	struct ibv_mr *mr;
-	int before, status;
 	pid_t child;
+	int before;
 
 	must(files(NULL) <= 0 && !mapped());
 	has_device();
@@ -97,13 +96,13 @@ static int registers(void)
 	must(stat(path, &about) == 0 && about.st_mode == (S_IFREG | 0600) && about.st_uid == geteuid());
 	snprintf(name, sizeof(name), "-%d-", getpid());
 	must(strstr(path, name));
-	child = fork();
-	if (child == 0) {
+	child = must_fork();
+	if (!child) {
 		/* The child has no page of its parent's; its own appears, and disappears. */
 		must(!mapped() && registered() && mapped() == 1 && files(NULL) == 2);
 		exit(0);
 	}
-	must(waitpid(child, &status, 0) == child && status == 0);
+	must(child_status(child) == 0);
 	must(files(path) == 1 && strstr(path, name));
 	must(ibv_dereg_mr(mr) == 0);
 	return 0;
@@ -141,15 +140,11 @@ static int forgets_limit(void)
 static int forgets_descriptors(void)
 {
 	struct rlimit limit = { 0, 0 };
-	int before;
 
 	has_device();
 	limit.rlim_cur = limit.rlim_max = (rlim_t)dup(0);
 	close((int)limit.rlim_cur);
-	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-	registered();
-	before = files(NULL);
-	must(before <= 0);
+	must(setrlimit(RLIMIT_NOFILE, &limit) == 0 && registered() && files(NULL) <= 0);
 	return 0;
 }
 
@@ -177,14 +172,9 @@ static int after_exec(void)
 	return 0;
 }
 
-static const struct part {
-	const char *name;
-	int (*run)(void);
-} parts[] = {
-	{ "registers", registers },	      { "none", makes_none },
-	{ "none_here", makes_none_here },     { "killed", is_killed },
-	{ "limit", forgets_limit },	      { "descriptors", forgets_descriptors },
-	{ "full", is_full },		      { "exec", replaces_itself },
+static const struct { const char *name; int (*run)(void); } parts[] = {
+	{ "registers", registers }, { "none", makes_none }, { "none_here", makes_none_here }, { "killed", is_killed },
+	{ "limit", forgets_limit }, { "descriptors", forgets_descriptors }, { "full", is_full }, { "exec", replaces_itself },
 	{ "killed_image", after_exec },
 };
 
@@ -210,6 +200,7 @@ static void clear(void)
 int main(int argc, char **argv)
 {
 	char other[128];
+	int status;
 
 	for (size_t n = 0; argc > 1 && n < sizeof(parts) / sizeof(parts[0]); n++)
 		if (!strcmp(argv[1], parts[n].name))
@@ -246,16 +237,11 @@ int main(int argc, char **argv)
 		is(part("none_here", NULL), 0, "the folder is another user's: the program registers");
 		is(files(NULL), 0, "and no file is made there");
 		clear();
-		switch (part("full", NULL)) {
-		case 77:
+		status = part("full", NULL);
+		if (status == 77)
 			skip("a full file system", "this process can mount nothing");
-			break;
-		case 0:
-			ok(1, "a full file system: the program registers, and no file is made");
-			break;
-		default:
-			ok(0, "a full file system: the program registers, and no file is made");
-		}
+		else
+			is(status, 0, "a full file system: the program registers, and no file is made");
 	} else {
 		skip("a folder of another user, a full file system", "needs root");
 	}

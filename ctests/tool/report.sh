@@ -35,37 +35,24 @@ says '2 128 KiB lib & <gone>.so\+0x1234'
 says 'ENOMEM from the kernel: RLIMIT_MEMLOCK <b>this</b> & that'
 check "the text fits 80 columns" [ "$(wc -L <text)" -le 80 ]
 
-"$rdmamr" report --text --json trace >json
-values() { # each line PATH VALUE, as Python and JSON write them
-	python3 - json <<-END
-		import json, sys
-		report, wrong = json.load(open(sys.argv[1])), 0
-		for line in """$1""".strip().splitlines():
-		    path, value = line.split(None, 1)
-		    found = eval("report" + path)
-		    if found != json.loads(value):
-		        print(f"{path} is {found!r}, not {value}")
-		        wrong += 1
-		sys.exit(wrong)
-	END
-}
-check "the JSON has the same numbers, exactly" values '
-["version"] 3
-["totals"]["calls"] 270
-["totals"]["time_ns"] 12593200
-["processes"][1]["ended"] false
-["pinned"]["peak_bytes"] 3276800
-["advice"]["verdict"]["kind"] "not_worth_it"
-["callers"][0]["function"] "send_message"
-["callers"][0]["calls"] 242
-["leaks"][0]["caller"]["module"] "/nowhere/lib & <gone>.so"
-["failures"][1]["example"] null'
+"$rdmamr" report --text --json trace >known.json
+. "$here/values.sh"
+# NAME | VALUE | EXPRESSION
+while IFS='|' read -r name wanted expression; do reports "the JSON has $name, exactly" "$wanted" known "$expression"; done <<-'ROWS'
+	its version|3|report["version"]
+	the calls and their time|270 12593200|"{calls} {time_ns}".format(**report["totals"])
+	a process that has not ended|False|report["processes"][1]["ended"]
+	the peak of pinned memory|3276800|report["pinned"]["peak_bytes"]
+	the verdict|not_worth_it|report["advice"]["verdict"]["kind"]
+	the busiest caller|send_message 242|"{function} {calls}".format(**report["callers"][0])
+	a leak's caller|/nowhere/lib & <gone>.so|report["leaks"][0]["caller"]["module"]
+	a failure without an example|None|report["failures"][1]["example"]
+ROWS
 
 printed=$("$rdmamr" report trace)
 check "the page is written beside the trace, and its path is printed" [ "$printed" = trace.html -a -s trace.html ]
 "$rdmamr" report -o page.html trace >/dev/null
 check "or where -o says" cmp trace.html page.html
-fails() { ! "$@"; }
 names_nothing() { [ -s "$1" ] && ! grep -oiE '(src|href|data|action|poster|srcset)=|url\(|@import|[a-z]+://|<(script|link|iframe|object|embed|img)' "$1"; }
 check "the page names nothing to load, and has no script" names_nothing page.html
 echo "<p><img src=x>" >image.html
@@ -121,11 +108,11 @@ events() {
 }
 check "the export for Perfetto is named" [ "$("$rdmamr" report --perfetto folder_of_a_job)" = folder_of_a_job/report.json ]
 check "it is of Chrome's trace event format, two hosts' equal pids apart" events folder_of_a_job/report.json 120 3 apart
-"$rdmamr" report --perfetto -o known.json trace >/dev/null
+"$rdmamr" report --perfetto -o perfetto.json trace >/dev/null
 # Its first thread makes some calls at once, as no real thread can.
-check "so is that of a trace with everything" events known.json 270 2
-check "the check finds overlapping calls of a thread" fails events known.json 270 2 apart
-sed 's/"dur"/"duration"/' known.json >spoilt.json
+check "so is that of a trace with everything" events perfetto.json 270 2
+check "the check finds overlapping calls of a thread" fails events perfetto.json 270 2 apart
+sed 's/"dur"/"duration"/' perfetto.json >spoilt.json
 check "the check finds a call without a duration" fails events spoilt.json 270 2
 # For speedscope and flamegraph.pl: each line is frames, separated by semicolons, and a number.
 "$rdmamr" report --folded trace >stacks

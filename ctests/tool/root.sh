@@ -7,11 +7,9 @@ tool=$(realpath "$1") library=$(realpath "$2") holds=$(realpath "$3")
 { [ "$(id -u)" = 0 ] && setpriv --reuid 60001 --clear-groups true 2>/dev/null; } || skip_all "needs root, and setpriv"
 user=$((61000 + $$ % 1000)) other=$((62000 + $$ % 1000))
 trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" /dev/shm/rdmamr-$user /dev/shm/rdmamr-$other' EXIT
-held=()
 cd "$work" || exit 1
 chmod 755 .
 as() { setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR "${@:2}"; } # USER COMMAND...
-fails() { ! "$@"; }
 not_opened() { python3 "$here/opened.py" "$@"; [ $? = 1 ]; } # FILE COMMAND...
 quietly() { timeout --signal=KILL 20 "$@" >said 2>&1; }
 
@@ -119,59 +117,51 @@ on_terminal "$tool" explain --trace "$name" --key 1
 check "nor as one in which a key is looked up" clean
 
 # Running processes of users.
-start() { # USER: a process under the library; its number is in $pid, and it obeys "ask"
-	mkdir -p "bin"
-	cp "$holds" bin/holds
-	cp "$library" bin/librdmamr.so.1
-	chmod -R a+rX bin
-	[ -p "in.$1" ] || mkfifo "in.$1" "out.$1"
-	(exec setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/holds") <>"in.$1" >"out.$1" 3<>"out.$1" &
-	pid=$!
-	held+=($pid)
-	ask "$1" "register 1"
-}
-ask() { # USER LINE
-	echo "$2" >"in.$1"
-	head -1 "out.$1" >/dev/null
-}
-traced() { # USER PID OPTION...: root's rdmamr trace, while the process makes calls
-	timeout -s KILL 60 "$tool" trace --pid "$2" "${@:3}" >said 2>&1 &
+. "$here/holds.sh"
+mkdir bin
+cp "$holds" bin/holds
+cp "$library" bin/librdmamr.so.1
+chmod -R a+rX bin
+holder() { exec setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/${2:-holds}"; } # USER [FILE]
+traced() { # OPTION...: root's rdmamr trace of the user's process, while that makes calls
+	timeout -s KILL 60 "$tool" trace --pid "$victim" "$@" >said 2>&1 &
 	local tracer=$!
 	while kill -0 $tracer 2>/dev/null; do
-		ask "$1" "again 1"
+		ask victim "again 1" >/dev/null
 		sleep 0.05
 	done
 	wait $tracer && return
 	cat said
 	return 1
 }
-start $user
+start victim holder $user
 victim=$pid
+ask victim "register 1" >/dev/null
 size=$(stat -c %s /dev/shm/rdmamr-$user/*-*-*)
-check "root has a user's process record into the user's folder" traced $user "$victim" --on -o "$work/theirs/good.trace"
+check "root has a user's process record into the user's folder" traced --on -o "$work/theirs/good.trace"
 check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
-check "and stops" traced $user "$victim" --off
+check "and stops" traced --off
 check "the report knows that it was stopped" grep -q 'recorded until it was stopped' <("$tool" report --text theirs/good.trace | tr -s '\n ' ' ')
-check "again into the same file" traced $user "$victim" --for 1 -o "$work/theirs/good.trace"
-check "root makes no file of a user's in root's folder" fails traced $user "$victim" --on -o "$work/roots/new.trace"
+check "again into the same file" traced --for 1 -o "$work/theirs/good.trace"
+check "root makes no file of a user's in root's folder" fails traced --on -o "$work/roots/new.trace"
 check "none" [ -z "$(ls -A roots)" ]
 as $other sh -c 'umask 0; : >shared/first.trace'
 exec {reader}<shared/first.trace
-check "the file that another user made first gets no trace" fails traced $user "$victim" --on -o "$work/shared/first.trace"
-ask $user "again 100"
+check "the file that another user made first gets no trace" fails traced --on -o "$work/shared/first.trace"
+ask victim "again 100" >/dev/null
 check "that user reads nothing" [ "$(stat -Lc %s /dev/fd/$reader)" = 0 ]
 check "and keeps it" [ "$(stat -c %u shared/first.trace)" = $other ]
 : >roots/empty
 ln roots/empty shared/second.trace
-check "a hard link to root's file is refused" fails traced $user "$victim" --on -o "$work/shared/second.trace"
+check "a hard link to root's file is refused" fails traced --on -o "$work/shared/second.trace"
 check "root's file stays root's" [ "$(stat -c %u roots/empty)" = 0 ]
 rm -rf shared/* roots/*
-check "a user's link to a folder is not followed with root's rights" fails traced $user "$victim" --on -o "$work/theirs/link/new.trace"
+check "a user's link to a folder is not followed with root's rights" fails traced --on -o "$work/theirs/link/new.trace"
 check "there is no file" [ -z "$(ls -A roots)" ]
 
 # The folder of a trace becomes a link to root's folder, again and again, while root stops the trace.
 as $user mkdir theirs/real theirs/folder
-check "a trace begins" traced $user "$victim" --on -o "$work/theirs/folder/x.conf"
+check "a trace begins" traced --on -o "$work/theirs/folder/x.conf"
 as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s real theirs/folder'
 (exec setpriv --reuid $user --clear-groups /usr/bin/python3 - "$work/roots") <<-'END' &
 	import itertools, os, sys, time
@@ -186,23 +176,21 @@ END
 flipping=$!
 held+=($flipping)
 for _ in $(seq ${CHECK_ROUNDS:-10}); do
-	traced $user "$victim" --off
+	traced --off
 done
 kill -9 $flipping
 check "stopping a trace writes nothing into root's folder" [ -z "$(ls -A roots)" ]
 kill -9 "$victim"
 
 # A process in a mount namespace of the user's own is seen without a path in it, and by the user.
-mkfifo in.own out.own
 install -m 755 "$tool" bin/rdmamr
 # shellcheck disable=SC2016
-(exec setpriv --reuid $other --regid $other --clear-groups env -u XDG_RUNTIME_DIR unshare --user --map-current-user --keep-caps --mount \
-	bash -c 'mount -t tmpfs none /dev/shm && LD_PRELOAD=$1 exec "$0"' "$work/bin/holds" "$work/bin/librdmamr.so.1") <>in.own >out.own 3<>out.own &
-own=$!
-held+=($own)
+start own setpriv --reuid $other --regid $other --clear-groups env -u XDG_RUNTIME_DIR unshare --user --map-current-user --keep-caps --mount \
+	bash -c 'mount -t tmpfs none /dev/shm && LD_PRELOAD=$1 exec "$0"' "$work/bin/holds" "$work/bin/librdmamr.so.1"
+own=$pid
 sees() { grep -A4 "\"pid\": $own," | grep -q '"user": '$other; }
 if unshare --user --mount true 2>/dev/null; then
-	ask own "register 3"
+	ask own "register 3" >/dev/null
 	check "root sees a process that has mounts of its own" sees < <("$tool" top --json)
 	check "and so does its user" sees < <(as $other bin/rdmamr top --json)
 	check "and no other" fails sees < <(as $user bin/rdmamr top --json)
@@ -213,20 +201,17 @@ kill -9 $own
 
 # The kernel cuts a name inside a character.
 cp bin/holds bin/éééééééé
-mkfifo in.name out.name
-(exec setpriv --reuid $other --regid $other --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/éééééééé") <>in.name >out.name 3<>out.name &
-named=$!
-held+=($named)
-ask name "register 3"
-check "a process whose name is no UTF-8 is seen" grep -q "\"pid\": $named," <("$tool" top --json)
-kill -9 $named
+start named holder $other éééééééé
+ask named "register 3" >/dev/null
+check "a process whose name is no UTF-8 is seen" grep -q "\"pid\": $pid," <("$tool" top --json)
+kill -9 $pid
 
 # Mounts of a user. A file in the place of a page is opened only if it is a page.
 mounted() { # NAME COMMAND...: a process with mounts of its own, in whose /dev/shm the command has made something
 	unshare --mount --propagation private bash -c 'mount -t tmpfs none /dev/shm && "$@" && echo ready && exec sleep 1000' - "${@:2}" >ready.$$ 2>&1 &
 	pid=$!
 	held+=($pid)
-	for _ in $(seq 100); do ! grep -q ready ready.$$ || return 0; sleep 0.1; done
+	! awaits grep -q ready ready.$$ || return 0
 	fail "$1" "$(cat ready.$$)"
 	return 1
 }
@@ -244,11 +229,10 @@ fi
 if [ ! -c /dev/fuse ]; then
 	skip "a file system that does not answer" "no /dev/fuse"
 elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py" /dev/shm sh -c 'echo ready; exec sleep 1000'; then
-	timeout 60 "$tool" top --json >said &
+	"$tool" top --json >said &
 	top=$!
-	for _ in $(seq 300); do kill -0 $top 2>/dev/null || break; sleep 0.1; done
-	check "top waits for no file system of a user" fails kill -0 $top
-	kill -9 $pid
+	check "top waits for no file system of a user" awaits fails kill -0 $top
+	kill -9 $pid $top 2>/dev/null
 	wait $top
 fi
 mkdir -m 700 /dev/shm/rdmamr-$other
@@ -263,8 +247,7 @@ for folder in "$work" /dev/shm; do
 	unshare --mount python3 "$here/maps_file.py" "$file" >ready.$$ 2>&1 &
 	pid=$!
 	held+=($pid)
-	for _ in $(seq 600); do ! grep -q ready ready.$$ || break; sleep 0.1; done
-	check "a file is mapped: $(cat ready.$$)" grep -qx ready ready.$$
+	check "a file is mapped: $file" awaits grep -qx ready ready.$$
 	case $folder in
 	/dev/shm) check "top opens a file on a tmpfs" python3 "$here/opened.py" "$file" "$tool" top --json ;;
 	*) check "top opens no file that is on no tmpfs" not_opened "$file" "$tool" top --json ;;

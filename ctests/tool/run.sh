@@ -19,12 +19,7 @@ status_of() {
 	echo "${output:+$output
 }status $status"
 }
-is() { # NAME WANTED COMMAND...: its whole output and status
-	local name=$1 wanted=$2 found
-	shift 2
-	found=$(status_of "$@")
-	if [ "$found" = "$wanted" ]; then pass "$name"; else fail "$name" "wanted: $wanted" "found: $found"; fi
-}
+gives() { is "$1" "$2" "$(status_of "${@:3}")"; } # NAME WANTED COMMAND...: its whole output and status
 refused() { # NAME STATUS WORDS COMMAND...: expects one line with these words, and that nothing ran
 	local name=$1 status=$2 words=$3 found
 	shift 3
@@ -64,11 +59,10 @@ print(call["lkey"], call["addr"], call["length"])')
 fi
 
 # The program's own end.
-is "the exit status is the program's" "status 7" run sh -c 'exit 7'
-is "the output too, and arguments are left alone" $'-x --stats a  b\nstatus 0' run -- echo -x --stats 'a  b'
-is "without -- options behind the program are the program's" $'-x --stats\nstatus 0' run echo -x --stats
-is "standard input is the program's" $'words\nstatus 0' bash -c 'echo words | "$1" run cat' - "$tool"
-awaits() { for _ in $(seq 2000); do [ ! -e "$1" ] || return 0; sleep 0.05; done; }
+gives "the exit status is the program's" "status 7" run sh -c 'exit 7'
+gives "the output too, and arguments are left alone" $'-x --stats a  b\nstatus 0' run -- echo -x --stats 'a  b'
+gives "without -- options behind the program are the program's" $'-x --stats\nstatus 0' run echo -x --stats
+gives "standard input is the program's" $'words\nstatus 0' bash -c 'echo words | "$1" run cat' - "$tool"
 # The launcher gets a signal while the program runs, which dies of it or catches it.
 signalled() { # SIGNAL dies|catches OPTION...
 	local name="SIG$1 to the launcher${3:+, with $3}: the program $2" wanted="5 caught" pid status
@@ -78,7 +72,7 @@ signalled() { # SIGNAL dies|catches OPTION...
 	"$tool" run "${@:3}" -- perl -e '$SIG{$ARGV[0]} = $ARGV[1] eq "dies" ? "DEFAULT" : sub { print "caught\n"; exit 5 } if $ARGV[0] ne "KILL";
 		open F, ">started"; close F; sleep 600' "$1" "$2" >caught 2>/dev/null &
 	pid=$!
-	awaits started
+	awaits [ -e started ]
 	kill "-$1" $pid
 	wait $pid 2>/dev/null
 	status=$?
@@ -111,7 +105,7 @@ EOF
 rm -f started
 LD_PRELOAD=$work/late.so "$tool" run --report -- sh -c 'trap "echo caught; exit 5" USR1; : >started; sleep 20 & wait' >caught 2>/dev/null &
 pid=$!
-awaits started
+awaits [ -e started ]
 kill -USR1 $pid
 wait $pid
 check "a signal before the launcher has its handlers goes to the program, too" [ "$? $(cat caught)" = "5 caught" ]
@@ -149,6 +143,10 @@ done <<-ROWS
 ROWS
 has "before libraries that are preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
 has "before another module" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
+launchers=()
+for _ in $(seq 14); do launchers+=(env RDMAMR_LIBRARY="$library" "$tool" run); done
+# shellcheck disable=SC2016 # the program's own variables
+gives "14 launchers, each started by the one before: each file is named once" "$library $module"$'\nstatus 0' "${launchers[@]}" sh -c 'echo $LD_PRELOAD $LD_AUDIT'
 has "the user's settings stay" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
 has "--no-audit leaves it out" 0 run --no-audit bash -c 'env | grep -c ^LD_AUDIT'
 for file in "$module" "$library"; do has "loaded: ${file##*/}" "$file" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'; done
@@ -160,16 +158,16 @@ run --stats=stats ./failing >/dev/null
 check "--stats=FILE: the library has written it" grep -q reg_kernel stats
 
 # Programs that register nothing, and those that end early: one line says so.
-none='rdmamr: no call is recorded: the program has registered no memory'
+none='rdmamr: no call is recorded: the program has registered no memory, or its trace could not be written'
 # shellcheck disable=SC2016 # the inner shell's own variable
 die='kill $$'
-is "a trace of nothing" "$none"$'\nstatus 0' run --trace none true
-is "of a program that a signal ends" $'rdmamr: SIGTERM ended the program\n'"$none"$'\nstatus 143' run --trace none sh -c "$die"
-is "statistics of nothing, and none of its children" $'rdmamr: process N has no statistics: it registered nothing\nstatus 0' \
+gives "a trace of nothing" "$none"$'\nstatus 0' run --trace none true
+gives "of a program that a signal ends" $'rdmamr: SIGTERM ended the program\n'"$none"$'\nstatus 143' run --trace none sh -c "$die"
+gives "statistics of nothing, and none of its children" $'rdmamr: process N has no statistics: it registered nothing\nstatus 0' \
 	bash -c 'set -o pipefail; "$1" run --stats bash -c "/bin/true; exit 0" 2>&1 | sed "s/process [0-9]*/process N/"' - "$tool"
 check "of a program that a signal ends" grep -q '^rdmamr: SIGINT ended the program, without its statistics$' \
 	<<<"$(run --stats perl -e '$SIG{INT} = "DEFAULT"; kill INT => $$' 2>&1)"
-is "of one that leaves by _exit" $'rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library\nstatus 3' \
+gives "of one that leaves by _exit" $'rdmamr: the program has no statistics: it left by _exit, or ended as another program without the library\nstatus 3' \
 	run --stats perl -e 'use POSIX; POSIX::_exit(3)'
 mkdir temporary
 TMPDIR=$work/temporary run --stats sh -c "$die" 2>/dev/null
@@ -177,9 +175,9 @@ check "nothing stays in TMPDIR" rmdir temporary
 # shellcheck disable=SC2016 # the inner shell's own variable
 check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
 cp /bin/true busy
-is "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
-is "and no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
-is "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
+gives "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
+gives "and no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
+gives "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 
 # Traces.
 block() { printf 'RDMAMRTR and %s' "$1"; }
@@ -189,14 +187,16 @@ check "a new trace replaces an old one" bash -c '! grep -qs "old block" trace'
 rm -f started
 # shellcheck disable=SC2016 # the program's own variable
 "$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
-awaits started
+awaits [ -e started ]
 run --trace trace true 2>/dev/null
 check "one that another program is writing is shared" grep -qs "new block" trace
 : >over
 wait $!
 run --trace trace true 2>/dev/null
 check "until that has ended" bash -c '! grep -qs "new block" trace'
-is "a trace that is gone is an error of its own" "rdmamr: the trace cannot be read: $work/lost: it cannot be opened: No such file or directory
+check "of a program that cannot write its trace, after the library's reason" bash -c '[[ "$1" == *"RDMAMR_TRACE: cannot be written, tracing stops: "*$'"'\n'"'"$2" ]]' - \
+	"$(trap '' XFSZ; ulimit -f 0; run --trace full -- ./failing 2>&1 >/dev/null)" "$none"
+gives "a trace that is gone is an error of its own" "rdmamr: the trace cannot be read: $work/lost: it cannot be opened: No such file or directory
 status 0" run --trace lost rm lost
 counted() { run --trace each/%p -- ./failing 2>&1 >/dev/null | tail -1; }
 found=$(counted)
@@ -227,9 +227,9 @@ check "and has written the page by the program's name, with the call that failed
 run --report=page.html --trace kept -- ./failing >/dev/null 2>said
 check "--report=PAGE, whose path is reported, and the trace stays" bash -c '[ -s page.html ] && [ -s kept ] && grep -q "^rdmamr: Not worth it: .* More: page.html$" said'
 check "the trace is its user's alone" [ "$(stat -c %a kept)" = 600 ]
-is "a program that registers nothing has no report" "$none"$'\nstatus 0' run --report true
+gives "a program that registers nothing has no report" "$none"$'\nstatus 0' run --report true
 check "nor a page" [ ! -e true.html ]
-is "nor has one with a name of several traces" "$none"$'\nstatus 3' run --report --trace nothing/%p sh -c 'exit 3'
+gives "nor has one with a name of several traces" "$none"$'\nstatus 3' run --report --trace nothing/%p sh -c 'exit 3'
 
 # Refused options, and programs that cannot preload a library. NAME | STATUS | WORDS | ARGUMENTS
 refused_all() {
@@ -250,11 +250,13 @@ refused_all <<-'ROWS'
 	a file that may not be executed|126|may not be executed|./text
 	a directory|126|directory|./.
 	a path that does not exist|127|No such file|./nosuch
+	a path through a file|126|Not a directory|./text/nosuch
 ROWS
+PATH=$PATH:$work/text refused "a file in PATH is no folder" 127 "no program of that name" nosuch
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
 for usage in --cache=some "--prefault 65" --nosuch "--trace none --trace-limit 10X"; do
 	# shellcheck disable=SC2086 # words
-	is "wrong usage: $usage" "status 125" bash -c '"$0" run "$@" echo it ran 2>/dev/null' "$tool" $usage
+	gives "wrong usage: $usage" "status 125" bash -c '"$0" run "$@" echo it ran 2>/dev/null' "$tool" $usage
 done
 
 echo 'int main(void) { return 0; }' >main.c
@@ -293,32 +295,36 @@ PATH=$work:$PATH refused_all <<-ROWS
 	a script run by a script|125|statically linked|./nested
 	a script whose interpreter does not exist|125|/nowhere/sh does not exist|./orphan
 ROWS
-is "a dynamic program runs" "status 0" run ./dynamic
-is "one at fixed addresses too" "status 0" run ./fixed
-is "the loader itself, with a program" "status 0" run "$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')" ./dynamic
-is "a script" $'it ran\nstatus 0' run ./fine
-is "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
+gives "a dynamic program runs" "status 0" run ./dynamic
+gives "one at fixed addresses too" "status 0" run ./fixed
+gives "the loader itself, with a program" "status 0" run "$(ldd ./dynamic | sed -n 's/.*\(\/lib[0-9]*\/ld-linux[^ ]*\).*/\1/p')" ./dynamic
+gives "a script" $'it ran\nstatus 0' run ./fine
+printf '#!/bin/sh\r\n' >from_windows && chmod +x from_windows
+refused "one whose interpreter's name ends with a carriage return" 127 "No such file" ./from_windows
+gives "of a variable that comes twice the first one stays" $'first\nstatus 0' python3 -c 'import ctypes, sys
+strings = lambda *words: (ctypes.c_char_p * (len(words) + 1))(*[word.encode() for word in words], None)
+ctypes.CDLL(None).execve(sys.argv[1].encode(), strings("rdmamr", "run", "printenv", "TWICE"), strings("PATH=/usr/bin:/bin", "RDMAMR_LIBRARY=" + sys.argv[2], "TWICE=first", "TWICE=second"))' "$tool" "$library"
+gives "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
 
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -r "$library" -a -x "$tool" 2>/dev/null; then
-	as_nobody() { setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all "$tool" run "$@"; }
 	privileged() { # NAME WORDS PROGRAM
 		local found
-		found=$(status_of as_nobody "$3")
+		found=$(status_of "${nobody[@]}" "$tool" run "$3")
 		check "$1: $(head -1 <<<"$found" | sed "s|$work/||g")" grep -Pzq "$2(.|\n)*status 125" <<<"$found"
 	}
 	cp dynamic suid && chmod 4755 suid
 	cp dynamic sgid && chmod 2755 sgid
 	privileged "set-uid" "set-uid \(to user 0\)" ./suid
 	privileged "set-gid" "set-gid \(to group 0\)" ./sgid
-	is "by its owner it gains nothing" "status 0" run ./suid
+	gives "by its owner it gains nothing" "status 0" run ./suid
 	if cp dynamic capable && setcap cap_net_raw+ep capable 2>/dev/null; then
 		privileged "file capabilities" "file capabilities" ./capable
-		is "root gains nothing by them" "status 0" run ./capable
+		gives "root gains nothing by them" "status 0" run ./capable
 	else
 		skip "file capabilities" "this file system has none"
 	fi
 	chmod 711 dynamic
-	is "a program that may be executed and not read" "status 0" as_nobody ./dynamic
+	gives "a program that may be executed and not read" "status 0" "${nobody[@]}" "$tool" run ./dynamic
 else
 	skip "programs with rights" "only root can make them, where others can reach the program"
 fi
@@ -326,13 +332,13 @@ fi
 # Finding the library.
 mkdir -p prefix/bin prefix/lib prefix/opt 'with space'
 cp "$tool" prefix/bin/
-is "nowhere: it prints the places that it searched" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
+gives "nowhere: it prints the places that it searched" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
 check "beside itself, and in the linker's cache" bash -c 'grep -q "prefix/lib/librdmamr.so.1$" said && grep -q "ldconfig -p" said'
 cp "$library" prefix/lib/librdmamr.so.1
 has "in its own prefix" "LD_PRELOAD=$work/prefix/lib/librdmamr.so.1" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
-is "without the module it says so" "rdmamr: librdmamr-audit.so is not in $work/prefix/lib: functions that the program looks up in libibverbs by dlsym bypass the library (--no-audit: accept that)
+gives "without the module it says so" "rdmamr: librdmamr-audit.so is not in $work/prefix/lib: functions that the program looks up in libibverbs by dlsym bypass the library (--no-audit: accept that)
 status 0" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run true
-is "nothing with --no-audit" "status 0" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run --no-audit true
+gives "nothing with --no-audit" "status 0" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run --no-audit true
 mkdir prefix/lib/rdmamr
 cp "$module" prefix/lib/rdmamr/
 has "the module is in a folder beside the library" "LD_AUDIT=$work/prefix/lib/rdmamr/librdmamr-audit.so" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
@@ -345,7 +351,7 @@ RDMAMR_LIBRARY=nosuch refused "RDMAMR_LIBRARY of nothing" 125 "RDMAMR_LIBRARY=.*
 RDMAMR_LIBRARY=/etc/passwd refused "RDMAMR_LIBRARY of no library" 125 "not a shared library" true
 for other in libm.so.6 libresolv.so.2; do
 	path=$(ldconfig -p | sed -n "s|.*$other (libc6,.* => ||p" | head -1)
-	RDMAMR_LIBRARY=$path refused "RDMAMR_LIBRARY of another library, $other" 125 "another library than librdmamr.so.1: it does not export rdmamr_version" true
+	RDMAMR_LIBRARY=$path refused "RDMAMR_LIBRARY of another library, $other" 125 "another library than librdmamr.so.1: its DT_SONAME is" true
 done
 strip -o prefix/opt/stripped.so "$library"
 has "RDMAMR_LIBRARY of any name, stripped" "LD_PRELOAD=$work/prefix/opt/stripped.so" env RDMAMR_LIBRARY=prefix/opt/stripped.so "$tool" run env
@@ -383,7 +389,7 @@ done
 # An error, neither a panic nor success.
 for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
 	# shellcheck disable=SC2086 # words
-	is "rdmamr $arguments on a full disk" $'rdmamr: No space left on device\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
+	gives "rdmamr $arguments on a full disk" $'rdmamr: No space left on device\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
 done
 completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')
 check "bash completes d to $completed" [ "$completed" = doctor ]

@@ -100,7 +100,7 @@ if [ -n "$more" ]; then
 fi
 
 # Allocators, preloaded and linked, and in a child.
-compiled threads gcc -DSMALL_STACK
+compiled threads gcc -DSMALL_STACK=PTHREAD_STACK_MIN
 compiled threads_c++ g++
 starts "a program in C" ./threads
 starts "a program in C++" ./threads_c++
@@ -112,6 +112,9 @@ for allocator in libjemalloc.so.2 libtcmalloc_minimal.so.4 "libmimalloc.so.*" li
 	# Blocks of mappings of their own, before which nothing is mapped.
 	TCMALLOC_SKIP_SBRK=true LD_PRELOAD=$path registers "$allocator beside registrations" env
 done
+gcc "$source/allocator.c" -o allocator && starts "an allocator whose blocks are aligned to 4 bytes" ./allocator
+gcc -DLATE "$source/allocator.c" -o late
+check "one that a constructor makes ready, without the module" [ "$(LD_PRELOAD=$library ./late; echo $?)" = "$(./late; echo $?)" ]
 if has redis-check-rdb; then
 	# The same program, which another package calls by this name, and starts as a service.
 	ln -s "$(command -v redis-check-rdb)" own/redis-server
@@ -134,6 +137,14 @@ compiled static_thread gcc -fsanitize=thread -static-libtsan && starts "ThreadSa
 gcc -g -fsanitize=address "$source/fault.c" -o fault
 check "AddressSanitizer reports a fault" bash -c 'ASAN_OPTIONS=exitcode=9 "$1" run ./fault >report 2>&1; [ $? = 9 ] && grep -q heap-use-after-free report' - "$tool"
 
+# A pipe that is full, and that nobody reads.
+mkfifo full
+exec 7<>full
+dd if=/dev/zero bs=4096 oflag=nonblock of=full 2>/dev/null
+check "no line waits for the reader of standard error: the module's" [ "$(timeout -s KILL 60 "$tool" run ./gcc_thread 2>&7; echo $?)" = "$(./gcc_thread; echo $?)" ]
+check "the tool's, when the program has ended" [ "$(timeout -s KILL 60 "$tool" run --trace trace "$built/starts_registers" 2>&7; echo $?)" = $'registered\n0' ]
+exec 7<&-
+
 # Thread-local variables in the threads' static storage. A child has the environment as it was.
 for size in 1000 6000 20000 60000; do
 	gcc -shared -fPIC -DSIZE=$size "$source/large_tls.c" -o liblarge_$size.so
@@ -141,14 +152,32 @@ for size in 1000 6000 20000 60000; do
 	starts "a library with $size bytes of them" ./uses_$size
 	starts "in a child" sh -c "./uses_$size; exit 3"
 done
+gcc -shared -fPIC -DSIZE=8200 "$source/large_tls.c" -o liblarge_8200.so
+compiled small_8200 gcc -DSMALL_STACK=24576 "-Wl,--no-as-needed,$PWD/liblarge_8200.so" && starts "8200 bytes of them, and a small stack" ./small_8200
 module() { "$tool" run ./uses_"$1" show 2>&1 | tail -1; }
-check "the module serves a program that needs 20000 bytes, and its children get what the launcher set" \
-	[ "$(module 20000)" = "module=1 tunable=glibc.rtld.optional_static_tls=4096" ]
-check "not one that needs 60000" [ "$(module 60000)" = "module=0 tunable=glibc.rtld.optional_static_tls=4096" ]
+check "the module serves a program that needs 20000 bytes, and its children do not get its tunable" [ "$(module 20000)" = "module=1 tunable=" ]
+check "not one that needs 60000" [ "$(module 60000)" = "module=0 tunable=" ]
 check "which one line says" [ "$("$tool" run ./uses_60000 2>&1 | grep -c '^rdmamr: .*starts without: .* bypass the library$')" = 1 ]
+check "nothing is said without the library" [ -z "$(LD_AUDIT=$work/own/librdmamr-audit.so ./uses_60000 2>&1 >/dev/null)" ]
 check "what a user says stays" [ "$(GLIBC_TUNABLES=glibc.rtld.optional_static_tls=700 module 6000)" = "module=0 tunable=glibc.rtld.optional_static_tls=700" ]
-check "beside other tunables" [ "$(GLIBC_TUNABLES=glibc.malloc.check=0 "$tool" run env | grep ^GLIBC)" = "GLIBC_TUNABLES=glibc.malloc.check=0:glibc.rtld.optional_static_tls=4096" ]
+check "also of other tunables" [ "$(GLIBC_TUNABLES=glibc.malloc.check=0 module 6000)" = "module=1 tunable=glibc.malloc.check=0" ]
 check "a process keeps its name" [ "$("$tool" run ./uses_20000 show >/dev/null; cp "$(command -v sleep)" own/; LD_PRELOAD=$PWD/liblarge_20000.so "$tool" run sh -c 'exec sed -n 1p /proc/self/comm')" = sed ]
+
+# A small root file system may lack /proc.
+without_proc() { unshare --mount sh -c 'mount -t tmpfs none /proc && exec "$@"' - "$@"; }
+if without_proc true 2>/dev/null; then
+	for program in ./threads ./uses_20000 ./gcc_thread ./wrapper; do
+		bare=$(steady without_proc "$program" --version)
+		check "without /proc: $program" [ "$(steady without_proc "$tool" run -- "$program" --version)" = "$bare" ]
+	done
+	: >trace
+	check "a refusal says that it is not mounted" grep -q "^rdmamr: --trace .*: /proc is not mounted$" <<<"$(without_proc "$tool" run --trace trace true 2>&1)"
+	unset RDMAMR_LIBRARY
+	check "the library is found by the program's path" without_proc "$tool" run true
+	export RDMAMR_LIBRARY=$library
+else
+	skip "without /proc" "this user may not mount over it"
+fi
 
 # Interpreters, shells with children, tools.
 has python3 && starts "python3 with a child" python3 -c 'import subprocess, sys, threading; t = threading.Thread(target=print, args=("thread",)); t.start(); t.join(); sys.exit(subprocess.call(["sh", "-c", "exit 4"]))'
@@ -193,13 +222,13 @@ else
 fi
 
 # Filters that the program inherits.
-gcc "$source/filtered.c" -o filtered || fail "filtered.c is compiled"
 for action in kill refuse allow; do
-	registers "a filter that would $action" ./filtered $action
+	registers "a filter that would $action" "$built/starts_filtered" $action
 done
+check "the tool makes no call of prctl, at which a filter may kill" [ "$(result "$built/starts_filtered" prctl "$tool" run echo it ran)" = $'it ran\nstatus 0' ]
 under() { # ACTION WAY...: what registers says of its regions under the filter, and how many lines the library prints
 	local said
-	said=$(RDMAMR_CACHE=all ./filtered "$1" "${@:2}" "$built/starts_registers" show 2>errors | tail -1)
+	said=$(RDMAMR_CACHE=all "$built/starts_filtered" "$1" "${@:2}" "$built/starts_registers" show 2>errors | tail -1)
 	echo "$said, $(grep -c '^rdmamr: ' errors)"
 }
 for way in run preload; do

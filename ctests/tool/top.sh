@@ -11,31 +11,16 @@ mkdir -m 700 "$work/run"
 export XDG_RUNTIME_DIR=$work/run RDMAMR_CACHE_LINGER=1000000
 terminal=$work/terminal
 trap 'tmux -S "$terminal" kill-server 2>/dev/null; for pid in ${held[*]:-}; do kill -9 "$pid" 2>/dev/null; done; rm -rf "$work"' EXIT
-held=()
 # A user ID that no other test uses.
 stranger=$((60000 + $$ % 5000))
 
-# Starts a process. It answers each line of "ask".
-start() { # NAME [VARIABLE=VALUE...]
-	local name=$1
-	shift
-	mkfifo "$work/$name.in" "$work/$name.out"
-	env "$@" LD_PRELOAD="$library" "$holds" <>"$work/$name.in" >"$work/$name.out" 3<>"$work/$name.out" &
-	pid=$!
-	held+=("$pid")
-}
-ask() { # NAME LINE: prints the answer
-	echo "$2" >"$work/$1.in"
-	head -1 "$work/$1.out"
-}
+. "$here/holds.sh"
+holder() { exec env "$@" LD_PRELOAD="$library" "$holds"; } # [VARIABLE=VALUE...]
 top() { "$tool" top --interval 0.2 "$@"; }
 json() { # PID FIELD
 	top --json | python3 -c 'import json, sys
 found = [p for p in json.load(sys.stdin)["processes"] if p["pid"] == int(sys.argv[1])]
 print(eval("p" + sys.argv[2], {"p": found[0]}) if found else "absent")' "$1" "$2"
-}
-is() { # NAME WANTED FOUND
-	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
 }
 # Waits until a command prints this; prints its last output.
 comes() { # WANTED COMMAND...
@@ -50,13 +35,8 @@ comes() { # WANTED COMMAND...
 }
 screen() { tmux -S "$terminal" capture-pane -p "$@"; }
 shows() { # NAME WORDS: waits until the terminal shows them
-	local found
-	for _ in $(seq 300); do
-		found=$(screen)
-		if grep -qE -- "$2" <<<"$found"; then pass "$1"; return; fi
-		sleep 0.1
-	done
-	fail "$1" "wanted: $2" "found: $found"
+	shown() { grep -qE -- "$1" <<<"$(screen)"; }
+	if awaits shown "$2"; then pass "$1"; else fail "$1" "wanted: $2" "found: $(screen)"; fi
 }
 key() { tmux -S "$terminal" send-keys "$@"; }
 open_terminal() { # WIDTH
@@ -79,6 +59,15 @@ if [ -n "$device" ]; then
 	is "it has the device's name" "$device" "$(json "$with" "['devices'][0]['device']")"
 	listed=$(rdma resource show mr dev "$device" | grep -c "mrlen 1048576 .*pid $without ")
 	is "rdma(8) lists the same" 1 "$listed"
+	regions() { # COMMAND...: the device's regions, of all processes
+		"$@" | python3 -c 'import json, sys
+print(*(d["regions"] for d in json.load(sys.stdin)["devices"] if d["name"] == sys.argv[1]))' "$device"
+	}
+	of_kernel=$(rdma resource show "$device" | grep -oP ' mr \K[0-9]+')
+	is "the device has the regions that rdma(8) counts" "$of_kernel" "$(regions top --json)"
+	check "which are the two or more" [ "$of_kernel" -ge 2 ]
+	is "also from another PID namespace" "$of_kernel" \
+		"$(regions unshare --pid --fork --mount-proc "$tool" top --interval 0.2 --json)"
 	is "the device's limit is shown" True "$(json "$without" "['limits'][-1]['name'] == 'max_mr' and p['limits'][-1]['most'] > 1000")"
 	is "its limit on pinned memory too" "RLIMIT_MEMLOCK 16777216" \
 		"$(json "$without" "['limits'][0]['name'], p['limits'][0]['most']" | tr -d "(),'")"
@@ -115,9 +104,9 @@ if [ -n "$device" ]; then
 	exit
 fi
 
-start first OMPI_COMM_WORLD_RANK=3
+start first holder OMPI_COMM_WORLD_RANK=3
 first=$pid
-start second OMPI_COMM_WORLD_RANK=12 SLURM_JOB_ID=4242
+start second holder OMPI_COMM_WORLD_RANK=12 SLURM_JOB_ID=4242
 second=$pid
 
 is "a process that has registered nothing is not listed" absent "$(json "$first" "['regions']")"
@@ -143,13 +132,11 @@ is "a filter by rank" "$second" "$(top --once --filter "rank 12" | awk '$NF == "
 bound=()
 [ "$(id -u)" != 0 ] || bound=(setpriv --bounding-set -ipc_lock --inh-caps -ipc_lock)
 if "${bound[@]}" true 2>/dev/null; then
-	mkfifo "$work/limited.in"
-	(ulimit -l 64; exec "${bound[@]}" env LD_PRELOAD="$library" "$holds") <>"$work/limited.in" >/dev/null &
-	limited=$!
-	held+=("$limited")
-	echo "register 1" >"$work/limited.in"
-	is "a limit is shown" 65536 "$(comes 65536 json "$limited" "['limits'][0]['most']")"
-	kill "$limited"
+	limited() { ulimit -l 64; exec "${bound[@]}" env LD_PRELOAD="$library" "$holds"; }
+	start limited limited
+	ask limited "register 1" >/dev/null
+	is "a limit is shown" 65536 "$(comes 65536 json "$pid" "['limits'][0]['most']")"
+	kill "$pid"
 else
 	skip "a limit is shown" "this root may not drop CAP_IPC_LOCK"
 fi
@@ -180,15 +167,11 @@ if [ "$(id -u)" = 0 ] && setpriv --reuid $stranger --clear-groups true 2>/dev/nu
 	mkdir -m 755 "$work/other"
 	install -m 755 "$holds" "$work/other/holds"
 	install -m 755 "$library" "$work/other/librdmamr.so"
-	mkfifo "$work/other.in"
-	env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/other/librdmamr.so" setpriv --reuid $stranger --clear-groups "$work/other/holds" \
-		<>"$work/other.in" >/dev/null &
-	other=$!
-	held+=("$other")
-	echo "register 7" >"$work/other.in"
-	is "root sees another user's" 7 "$(comes 7 json "$other" "['regions']")"
-	kill "$other"
-	wait "$other" 2>/dev/null
+	start other env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/other/librdmamr.so" setpriv --reuid $stranger --clear-groups "$work/other/holds"
+	ask other "register 7" >/dev/null
+	is "root sees another user's" 7 "$(comes 7 json "$pid" "['regions']")"
+	kill "$pid"
+	wait "$pid" 2>/dev/null
 	rm -rf /dev/shm/rdmamr-$stranger
 else
 	skip "another user's processes" "needs root, and setpriv"
@@ -196,12 +179,10 @@ fi
 
 # A container: its own mounts and process numbers. The page lies in the container's /dev/shm.
 if unshare --mount --pid --fork true 2>/dev/null; then
-	mkfifo "$work/inside.in"
-	unshare --mount --pid --fork --mount-proc --kill-child env -u XDG_RUNTIME_DIR bash -c \
-		'mount -t tmpfs none /dev/shm; LD_PRELOAD=$1 exec "$0" 3>&-' "$holds" "$library" <>"$work/inside.in" >/dev/null &
-	held+=($!)
-	echo "register 9" >"$work/inside.in"
-	inside=$(comes 1 pgrep -cP $! >/dev/null; pgrep -P $!)
+	start inside unshare --mount --pid --fork --mount-proc --kill-child env -u XDG_RUNTIME_DIR bash -c \
+		'mount -t tmpfs none /dev/shm; LD_PRELOAD=$1 exec "$0" 3>&-' "$holds" "$library"
+	ask inside "register 9" >/dev/null
+	inside=$(pgrep -P "$pid")
 	is "a container's process is seen, by its number outside" 9 "$(comes 9 json "$inside" "['regions']")"
 	check "it has another number inside" grep -qE "^NSpid:.*[[:space:]]$inside[[:space:]]1$" "/proc/$inside/status"
 	check "and its page lies in the container" [ -d "/proc/$inside/root/dev/shm/rdmamr-$(id -u)" -a ! -e "/proc/$inside/root$work" ]
@@ -223,7 +204,7 @@ ln -sf "$work/target" "$work/link.prom"
 "$tool" top --textfile "$work/link.prom"
 is "a link is replaced, not followed" kept "$(cat "$work/target")"
 is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
-check "a missing folder is an error" bash -c '! "$1" top --textfile "$2/none/file.prom"' - "$tool" "$work"
+check "a missing folder is an error" fails "$tool" top --textfile "$work/none/file.prom"
 check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
 
 # The terminal.
@@ -247,7 +228,7 @@ if command -v tmux >/dev/null; then
 	tmux -S "$terminal" resize-window -x 40 -y 10
 	shows "a small terminal shows the process too" "$first"
 	key q
-	check "q ends it" bash -c 'for _ in $(seq 300); do tmux -S "$1" has-session 2>/dev/null || exit 0; sleep 0.1; done; exit 1' - "$terminal"
+	check "q ends it" awaits fails tmux -S "$terminal" has-session
 else
 	lacks "the terminal" tmux
 fi
@@ -289,7 +270,7 @@ echo other >"$work/other.trace"
 check "a file that is no trace is unchanged" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null && grep -qx other "$3"' - \
 	"$tool" "$first" "$work/other.trace"
 ln -s "$work/attach.trace" "$work/link.trace"
-check "a link is not followed" bash -c '! "$1" trace --pid "$2" -o "$3" 2>/dev/null' - "$tool" "$first" "$work/link.trace"
+check "a link is not followed" fails "$tool" trace --pid "$first" -o "$work/link.trace"
 # The process makes no call now.
 quiet() { # NAME OPTION...: the tool's status, and whether there is a file
 	local name=$1 status=0

@@ -866,8 +866,9 @@ extern "C" {
  *
  * `len` is in bytes. `acs` is any of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and
  * FI_REMOTE_WRITE; 0 allows local reads only. `offset` is 0, unless `flags` has RDMAMR_MR_OFFSET.
- * `requested_key` has an effect only on domains whose keys the application chooses. The function
- * writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
+ * `requested_key` has an effect only on domains whose keys the application chooses. Domains with
+ * the rules from before 1.0 (struct rdmamr_domain_attr) ignore both without their flags. The
+ * function writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
  * to an event queue registers in the background: the event FI_MR_COMPLETE, which carries
  * `context`, then says that the region is registered.
  *
@@ -1216,9 +1217,9 @@ struct rdmamr_domain_attr {
          */
         size_t size;
         /**
-         * FI_VERSION(major, minor) of the interface that the program is written for; 0 means
-         * FI_VERSION(1, 0). The library does not read fields of struct fi_mr_attr that this
-         * version did not have.
+         * FI_VERSION(major, minor) of the interface that the program is written for; 0 and versions
+         * before mean FI_VERSION(1, 0), but see `mr_mode`. The library does not read fields of struct
+         * fi_mr_attr that this version did not have.
          */
         uint32_t api_version;
         /**
@@ -1231,10 +1232,14 @@ struct rdmamr_domain_attr {
          * With FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the
          * program does, and change nothing.
          *
-         * If the device chooses the keys, the library ignores requested_key, as the interface before
-         * 1.0 did without FI_MR_KEY, and refuses RDMAMR_MR_KEY. If the application chooses them,
-         * requested_key counts with that flag and without, as in libfabric 1.x and 2.x: give each
-         * region a key of its own. In both an offset needs RDMAMR_MR_OFFSET.
+         * If the device chooses the keys, the library ignores requested_key and refuses RDMAMR_MR_KEY.
+         * If the application chooses them, requested_key counts with that flag and without, as in
+         * libfabric 1.x and 2.x: give each region a key of its own. An offset needs RDMAMR_MR_OFFSET.
+         *
+         * A domain follows the rules from before libfabric 1.0 if api_version is lower than
+         * FI_VERSION(1, 0), or 0, and `mode` or `caps` has a bit. Without RDMAMR_MR_KEY the library
+         * then ignores requested_key, and chooses a key that is free; without RDMAMR_MR_OFFSET it
+         * ignores the offset. An api_version from FI_VERSION(1, 0) on asks for the rules above.
          */
         int32_t mr_mode;
         /**

@@ -138,8 +138,20 @@ mirror! { "struct ibv_mr_init_attr" =>
 pub const IBV_REG_MR_MASK_IOVA: u64 = 1 << 0;
 /// `ibv_mr_init_attr.comp_mask`: `addr` is set.
 pub const IBV_REG_MR_MASK_ADDR: u64 = 1 << 1;
-/// `ibv_mr_init_attr.comp_mask`: the memory at `addr` is of `ibv_alloc_buf` (rdma-core 64).
+/// `ibv_mr_init_attr.comp_mask`: the memory at `addr` is of `ibv_alloc_buf` (rdma-core 64). The
+/// structure then has one more field, an [`ibv_buf`].
 pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
+
+/// `struct ibv_buf` of rdma-core's private `driver.h`, as of 64 and 65.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub struct ibv_buf {
+    pub addr: *mut c_void,
+    pub size: usize,
+    pub pd: *mut ibv_pd,
+    /// -1 if the memory is ordinary.
+    pub dmabuf_fd: c_int,
+}
 
 mirror! { "struct mlx5dv_devx_umem_in" =>
     /// The argument of `mlx5dv_devx_umem_reg_ex`, from `<infiniband/mlx5dv.h>`. Later versions may

@@ -33,14 +33,11 @@ const LA_FLG_BINDTO: c_uint = 1;
 const LA_FLG_BINDFROM: c_uint = 2;
 const LA_SYMB_DLSYM: c_uint = 8;
 
-/// The kind of a file, in the low bits of its cookie; the other bits are the address of its
-/// `LinkMap`.
-const KIND: usize = 7;
-const RDMA: usize = 1;
-const C_LIBRARY: usize = 2;
-
 /// The `LinkMap` of librdmamr; 0 if the program started without it.
 static LIBRARY: AtomicUsize = AtomicUsize::new(0);
+/// That of the C library. A cookie stays the file's `LinkMap`, as the linker set it, whose address
+/// may have any bit: the program's own allocator chooses it.
+static C_LIBRARY: AtomicUsize = AtomicUsize::new(0);
 /// Whether the linker has bound all files that the program was started with.
 static STARTED: AtomicBool = AtomicBool::new(false);
 
@@ -48,20 +45,13 @@ fn is_library(file: &File) -> bool {
     file.is_called(c"librdmamr.so.1") && file.has(c"rdmamr_version", c"RDMAMR_1.0")
 }
 
-/// The kind of the file, whatever its name. A libibverbs has two functions of which an interposing
-/// library has at most one; a libfabric and a libmlx5 have a function that librdmamr lacks.
-fn kind(file: &File) -> usize {
-    let is_libibverbs =
-        file.has(c"ibv_reg_mr", c"IBVERBS_1.1") && file.has(c"ibv_open_device", c"IBVERBS_1.1");
-    let is_other =
-        file.has(c"fi_version", c"FABRIC_1.0") || file.has(c"mlx5dv_query_device", c"MLX5_1.0");
-    if is_libibverbs || is_other {
-        RDMA
-    } else if file.is_called(c"libc.so.6") {
-        C_LIBRARY
-    } else {
-        0
-    }
+/// Whether the file is a library of RDMA, whatever its name. A libibverbs has two functions of which
+/// an interposing library has at most one; a libfabric and a libmlx5 have a function that librdmamr
+/// lacks.
+fn is_rdma(file: &File) -> bool {
+    file.has(c"ibv_reg_mr", c"IBVERBS_1.1") && file.has(c"ibv_open_device", c"IBVERBS_1.1")
+        || file.has(c"fi_version", c"FABRIC_1.0")
+        || file.has(c"mlx5dv_query_device", c"MLX5_1.0")
 }
 
 /// The linker calls this function first. If it returns 0, the linker continues without this module.
@@ -78,7 +68,7 @@ pub extern "C" fn la_version(version: c_uint) -> c_uint {
 pub unsafe extern "C" fn la_objopen(
     map: *const LinkMap,
     namespace: c_long,
-    cookie: &mut usize,
+    _cookie: &mut usize,
 ) -> c_uint {
     // Another namespace has a C library of its own, and so an errno of its own.
     let too_late = STARTED.load(Relaxed) && LIBRARY.load(Relaxed) == 0;
@@ -97,9 +87,14 @@ pub unsafe extern "C" fn la_objopen(
         }
         return 0;
     }
-    let kind = kind(&file);
-    *cookie = map | kind;
-    LA_FLG_BINDFROM | if kind == 0 { 0 } else { LA_FLG_BINDTO }
+    let is_c_library = file.is_called(c"libc.so.6");
+    if is_c_library && !STARTED.load(Relaxed) {
+        C_LIBRARY.store(map, Relaxed);
+    }
+    match is_c_library || is_rdma(&file) {
+        true => LA_FLG_BINDFROM | LA_FLG_BINDTO,
+        false => LA_FLG_BINDFROM,
+    }
 }
 
 /// The linker has bound all files that the program was started with.
@@ -124,19 +119,16 @@ pub unsafe extern "C" fn la_symbind64(
     name: *const c_char,
 ) -> usize {
     let library = LIBRARY.load(Relaxed);
-    let redirected = match definer & KIND {
-        RDMA => true,
-        C_LIBRARY => *flags & LA_SYMB_DLSYM == 0 && STARTED.load(Relaxed),
-        _ => false,
-    };
-    if !redirected || library == 0 {
+    let is_of_c = *definer == C_LIBRARY.load(Relaxed);
+    let stays = is_of_c && (*flags & LA_SYMB_DLSYM != 0 || !STARTED.load(Relaxed));
+    if stays || library == 0 {
         return symbol.value;
     }
     // SAFETY: the linker's name of the symbol, which ends with a NUL.
     let name = unsafe { Text::at(name.expose_provenance()) };
-    let [library, caller, definer] = [library, caller & !KIND, definer & !KIND].map(|map| {
-        // SAFETY: a cookie is the linker's entry of its file, as the linker set it or `la_objopen`
-        // did. Both files are loaded; librdmamr stays so.
+    let [library, caller, definer] = [library, *caller, *definer].map(|map| {
+        // SAFETY: a cookie is the linker's entry of its file, as the linker set it. Both files are
+        // loaded; librdmamr stays so.
         unsafe { File::of(map) }
     });
     let version = definer.version(number);
@@ -145,10 +137,13 @@ pub unsafe extern "C" fn la_symbind64(
         (Some(own), Some(version)) => own.is(version),
         (Some(_), None) => false,
     };
-    match library.find(name, same) {
-        Some(ours) if caller.find(name, |_| true).is_none() => ours,
-        _ => symbol.value,
-    }
+    // Of dlsym the linker tells for all files, not for those with LA_FLG_BINDTO alone.
+    let is_redirected = || {
+        let is_own = caller.find(name, |_| true).is_some();
+        !is_own && (is_of_c || is_rdma(&definer))
+    };
+    let ours = library.find(name, same).filter(|_| is_redirected());
+    ours.unwrap_or(symbol.value)
 }
 
 #[cfg(all(not(test), panic = "abort"))]

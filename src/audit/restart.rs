@@ -2,8 +2,8 @@
 //! Starts the program again if it cannot start beside a module for LD_AUDIT. Two kinds cannot:
 //!
 //! - With a module the linker lays out the threads' static storage before it has seen the libraries,
-//!   so what they need must fit into `glibc.rtld.optional_static_tls`. `rdmamr run` sets [`FLOOR`].
-//!   Here the program gets up to [`MOST`], and if that does not suffice it starts without the module.
+//!   so what they need must fit into `glibc.rtld.optional_static_tls`. The program gets as much more
+//!   as they need, up to [`MOST`]; if that does not suffice it starts without the module.
 //! - With a module the linker calls the program's own `calloc` before the program's first
 //!   instruction. The sanitizers that a program contains crash there: it starts without the module.
 //!
@@ -16,6 +16,7 @@
 //! arguments. The larger value leaves the environment when the program has started: each thread pays
 //! for it with part of its stack, and a child with small stacks could not make threads.
 
+use super::LIBRARY;
 use core::ffi::CStr;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
@@ -24,10 +25,7 @@ use rdmamr_elf::{File, Text, read};
 #[path = "../sys/valgrind.rs"]
 mod valgrind;
 
-/// The value that `rdmamr run` sets (tool/src/run.rs). It serves jemalloc, and leaves a thread that
-/// has PTHREAD_STACK_MIN most of its stack.
-const FLOOR: usize = 4096;
-/// The linker's own.
+/// The linker's own, which libraries that dlopen loads may use up.
 const DEFAULT: usize = 512;
 /// LeakSanitizer needs 56 KiB, ThreadSanitizer 785.
 const MOST: usize = 32 << 10;
@@ -138,6 +136,26 @@ impl Start {
         path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
     }
 
+    fn preloads_library(&self) -> bool {
+        let lists = self.variables().map(|text| text.after(c"LD_PRELOAD="));
+        let mut all = lists.flat_map(|list| core::iter::successors(list, |rest| rest.behind(b'l')));
+        all.any(|rest| rest.after(c"ibrdmamr.so").is_some())
+    }
+
+    /// Whether the kernel was told to execute a script of that path: it is an argument of the interpreter.
+    fn is_script(&self, path: usize) -> bool {
+        // SAFETY: the kernel has put the path there.
+        let path = unsafe { Text::at(path) };
+        // The interpreter has one argument of its own at most.
+        let is_it = |number| {
+            // SAFETY: the list of arguments ends with 0, and the environment is behind it.
+            let argument = unsafe { read(self.arguments + size_of::<usize>() * number) };
+            // SAFETY: the kernel has put each argument there.
+            argument != 0 && unsafe { Text::at(argument) }.is(path)
+        };
+        is_it(1) || is_it(2)
+    }
+
     /// The number of the variable that this module has added.
     fn raised(&self) -> Option<usize> {
         let last = self.count.checked_sub(1)?;
@@ -154,8 +172,7 @@ impl Start {
             };
             loop {
                 if let Some(value) = text.after(TUNABLE) {
-                    let value = number(value);
-                    found = (value, value == FLOOR);
+                    found = (number(value), false);
                 }
                 let Some(next) = text.behind(b':') else { break };
                 text = next;
@@ -202,7 +219,7 @@ fn restart_if_needed(needed: usize, without: bool) {
     if !without && needed <= optional || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
         return;
     }
-    let wanted = (needed + DEFAULT).next_power_of_two();
+    let wanted = needed + DEFAULT;
     let raise = !without && may_raise && wanted <= MOST;
     // Pointers to all variables and one more, and the text of the changed one.
     let lengths = start.variables().map(|text| text.bytes().count() + 1);
@@ -255,15 +272,23 @@ fn restart_if_needed(needed: usize, without: bool) {
     }
     let quiet = Text::of(c"RDMAMR_LOG=error");
     let is_quiet = start.variables().any(|text| text.is(quiet));
-    if !raise && !is_quiet && !IS_VALGRIND.load(Relaxed) {
+    // Without the library nothing bypasses it. It may not be loaded yet.
+    let is_used = LIBRARY.load(Relaxed) != 0 || start.preloads_library();
+    if !raise && !is_quiet && is_used && !IS_VALGRIND.load(Relaxed) {
         system::write_error(MESSAGE);
     }
     // The kernel names the process after the path. A script's path is not that of its interpreter.
     let this = Text::of(c"/proc/self/exe");
     let called = start.auxiliary(AT_EXECFN);
     let is_program = called != 0
-        && system::file(called).is_some_and(|it| system::file(this.address()) == Some(it));
-    let path = if is_program { called } else { this.address() };
+        && match system::file(this.address()) {
+            Some(file) => system::file(called) == Some(file),
+            None => !start.is_script(called),
+        };
+    let path = match is_program {
+        true => called,
+        false => this.address(),
+    };
     // If the kernel refuses, the linker goes on, and says what it lacks.
     system::execute(path, start.arguments, memory);
 }
@@ -305,6 +330,7 @@ mod system {
         pub const MMAP: usize = 9;
         pub const WRITE: usize = 1;
         pub const EXECVE: usize = 59;
+        pub const PPOLL: usize = 271;
         pub const NEWFSTATAT: usize = 262;
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -312,6 +338,7 @@ mod system {
         pub const MMAP: usize = 222;
         pub const WRITE: usize = 64;
         pub const EXECVE: usize = 221;
+        pub const PPOLL: usize = 73;
         pub const NEWFSTATAT: usize = 79;
     }
 
@@ -351,12 +378,24 @@ mod system {
         (memory > 0).then_some(memory as usize)
     }
 
+    /// The program waits for no reader of its messages: if standard error is full, or nobody reads
+    /// it, the text is lost.
     pub fn write_error(text: &[u8]) {
-        const STANDARD_ERROR: usize = 2;
-        let (from, length) = (text.as_ptr().expose_provenance(), text.len());
-        let arguments = [STANDARD_ERROR, from, length, 0, 0, 0];
-        // SAFETY: the kernel reads the text.
-        unsafe { call(number::WRITE, arguments) };
+        const STANDARD_ERROR: u16 = 2;
+        const POLLOUT: u16 = 4;
+        // `struct pollfd`, whose last field is the answer, and a time of 0.
+        let mut about = [STANDARD_ERROR, 0, POLLOUT, 0];
+        let at = about.as_mut_ptr().expose_provenance();
+        let now = [0u64; 2];
+        let now = now.as_ptr().expose_provenance();
+        // SAFETY: the kernel writes the answer, and reads the time.
+        unsafe { call(number::PPOLL, [at, 1, now, 0, 0, 0]) };
+        if about[3] == POLLOUT {
+            let from = text.as_ptr().expose_provenance();
+            let arguments = [STANDARD_ERROR.into(), from, text.len(), 0, 0, 0];
+            // SAFETY: the kernel reads the text.
+            unsafe { call(number::WRITE, arguments) };
+        }
     }
 
     /// The device and the inode of the file at a path.

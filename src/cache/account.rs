@@ -7,7 +7,7 @@
 //! beyond that is idle. While this is more than the limit, the cache is *full*: a release ends its
 //! region. All changes are made under the cache's lock.
 
-use crate::region::slot::CachedRegion;
+use crate::region::slot::Slot;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};
 
 /// The part of a resource that idle regions may hold.
@@ -22,14 +22,14 @@ pub struct Amount {
 
 impl Amount {
     /// One region.
-    pub fn of(region: &CachedRegion) -> Amount {
+    pub fn of(region: &Slot) -> Amount {
         Amount {
             regions: 1,
             bytes: region.pinned() as i64,
         }
     }
 
-    pub fn sum<'a>(regions: impl Iterator<Item = &'a CachedRegion>) -> Amount {
+    pub fn sum<'a>(regions: impl Iterator<Item = &'a Slot>) -> Amount {
         let amounts = regions.map(Amount::of);
         amounts.fold(Amount::default(), Amount::more)
     }
@@ -86,7 +86,7 @@ pub struct LimitsRead {
 /// The account. Zeroed memory is the account of an empty cache that may keep nothing.
 ///
 /// Each release reads the last field. It shares a cache line with other fields that are read as
-/// often ([`crate::layout::Regions`]), apart from the fields that each miss writes.
+/// often ([`crate::regions::Regions`]), apart from the fields that each miss writes.
 #[repr(C)]
 pub struct Account {
     registered: SharedAmount,

@@ -6,11 +6,11 @@
 use crate::ended::{ended_by, say_once};
 use crate::instance::{self, Cache, existing};
 use crate::life::cleaning;
-use crate::region::key::LookupKey;
+use crate::region::slot::LookupKey;
 use crate::start;
+use crate::watch::calls;
 use crate::watch::failure::say_passed_by;
-use crate::watch::in_place;
-use crate::watch::table::TABLE;
+use crate::watch::watch_fd::TABLE;
 use core::fmt;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::{CacheMode, config, disabled};
@@ -63,38 +63,28 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The number that the trace has for it.
-    fn in_trace(self) -> u32 {
+    /// The number that the trace has for it, and the counter of such registrations.
+    fn row(self) -> (u32, Counter) {
         match self {
-            Refusal::Access => unserved::ACCESS,
-            Refusal::Address => unserved::ADDRESS,
-            Refusal::Empty => unserved::EMPTY,
-            Refusal::Interrupted => unserved::INTERRUPTED,
-            Refusal::Disabled => unserved::DISABLED,
-            Refusal::Child => unserved::CHILD,
-            Refusal::Fork => unserved::FORK,
-            _ => unserved::DEVICE,
+            Refusal::Access => (unserved::ACCESS, counter!(bypassed_access)),
+            Refusal::Address => (unserved::ADDRESS, counter!(bypassed_address)),
+            Refusal::Empty => (unserved::EMPTY, counter!(bypassed_busy)),
+            Refusal::Device => (unserved::DEVICE, counter!(bypassed_device)),
+            Refusal::Number => (unserved::DEVICE, counter!(bypassed_limit)),
+            Refusal::Interrupted => (unserved::INTERRUPTED, counter!(bypassed_busy)),
+            Refusal::Starting | Refusal::Distrusted => (unserved::DEVICE, counter!(bypassed_busy)),
+            Refusal::Disabled => (unserved::DISABLED, counter!(bypassed_device)),
+            Refusal::Child => (unserved::CHILD, counter!(bypassed_fork)),
+            Refusal::Fork => (unserved::FORK, counter!(bypassed_fork)),
+            Refusal::Table | Refusal::Ended | Refusal::PassedBy => {
+                (unserved::DEVICE, counter!(bypassed_watch))
+            }
         }
     }
 
-    /// The counter of such registrations.
+    /// The counter of such plain registrations, if they are counted.
     pub fn counter(self) -> Option<Counter> {
-        Some(match self {
-            Refusal::Access => counter!(bypassed_access),
-            Refusal::Address => counter!(bypassed_address),
-            Refusal::Empty => return None,
-            Refusal::Number => counter!(bypassed_limit),
-            Refusal::Device | Refusal::Disabled => counter!(bypassed_device),
-            Refusal::Child | Refusal::Fork => counter!(bypassed_fork),
-            Refusal::Interrupted | Refusal::Starting | Refusal::Distrusted => {
-                counter!(bypassed_busy)
-            }
-            Refusal::Table | Refusal::Ended | Refusal::PassedBy => counter!(bypassed_watch),
-        })
-    }
-
-    fn counted(self) -> Counter {
-        self.counter().unwrap_or(counter!(bypassed_busy))
+        (self != Refusal::Empty).then_some(self.row().1)
     }
 
     /// Says once that the setting is without effect, if it is.
@@ -144,7 +134,7 @@ impl Unserved {
 
 impl From<Refusal> for Unserved {
     fn from(refusal: Refusal) -> Unserved {
-        Unserved::Because(refusal.counted())
+        Unserved::Because(refusal.row().1)
     }
 }
 
@@ -190,7 +180,7 @@ fn of_process() -> Result<(), Refusal> {
 pub fn of_process_of_plain() -> Result<(), Counter> {
     of_process().map_err(|why| {
         why.say();
-        why.counted()
+        why.row().1
     })
 }
 
@@ -199,7 +189,7 @@ pub fn of_process_of_plain() -> Result<(), Counter> {
 #[cold]
 pub fn verdict(request: &Request) -> u32 {
     let verdict = of_call(CacheMode::All, request).and_then(|()| of_process());
-    verdict.map_or_else(Refusal::in_trace, |()| unserved::NONE)
+    verdict.map_or_else(|why| why.row().0, |()| unserved::NONE)
 }
 
 /// Whether the cache may make a region for this registration. The first call starts the cache. With
@@ -229,12 +219,12 @@ pub fn admit(pd: Pd, request: &Request, unshared: bool) -> Result<Admitted, Unse
         say_once(why);
         return Err(Refusal::Ended.into());
     }
-    if unshared && !in_place::all_calls_come() {
+    if unshared && !calls::all_calls_come() {
         Refusal::PassedBy.say();
         return Err(Refusal::PassedBy.into());
     }
-    if !in_place::ends_come() {
-        if !in_place::are_in_place() {
+    if !calls::ends_come() {
+        if !calls::are_in_place() {
             say_passed_by();
         }
         return Err(Refusal::PassedBy.into());

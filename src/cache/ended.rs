@@ -8,8 +8,8 @@
 use crate::instance::{Cache, existing, wait_for_start};
 use crate::life::flush;
 use crate::lock::{LONG, MOMENT};
+use crate::watch::calls::{self, is_filtered};
 use crate::watch::event_reader;
-use crate::watch::listeners::{self, is_filtered};
 use crate::watch::watch_fd::WATCH_FD;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*, fence};
 use rdmamr_config::disable_for_good;
@@ -85,13 +85,13 @@ pub fn cache_gave_up() -> bool {
 ///
 /// A child of vfork(2) finds its parent's cache, and does not touch it.
 #[cold]
-pub fn end(why: End) {
+pub fn end_for_good(why: End) {
     if existing().is_some_and(|cache| !cache.is_of_this_process()) {
         return;
     }
     let errno = errno::errno();
     if why == End::Filter {
-        listeners::set_filtered();
+        calls::set_filtered();
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     let is_first = DONE.fetch_or(why as u8, SeqCst) & why as u8 == 0;
@@ -145,7 +145,7 @@ fn end_reuse(cache: &Cache, why: End) {
     // If a signal handler has interrupted this thread in the cache, the cleaner ends the idle
     // regions.
     if !thread::is_inside() {
-        flush::end_all(cache);
+        flush::deregister_all(cache);
     }
     cache.watch.give_up();
     let is_first = !GAVE_UP.swap(true, SeqCst);

@@ -3,12 +3,11 @@
 //! them.
 
 use crate::account::{Amount, LimitsRead};
-use crate::layout::Regions;
 use crate::life::cleaner::Cleaner;
 use crate::lock::Lock;
 use crate::locked::{By, Locked};
-use crate::objects;
-use crate::region::key::{Domain, LookupKey};
+use crate::region::slot::{Domain, LookupKey};
+use crate::regions::{self, Regions};
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
@@ -19,7 +18,8 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
 
-/// The cache of this process. The first use makes it.
+/// The cache of this process: its [`Regions`], the watch of their memory, and the threads that work on
+/// them. The first use makes it.
 ///
 /// The fields that a hit and a release read lie in its first cache line (`life/hit.rs`).
 #[repr(C, align(64))]
@@ -71,7 +71,7 @@ pub(super) fn publish(instance: &'static Cache) {
 /// `STARTING`, which a child does not inherit from its parent.
 #[inline(always)]
 pub fn is_of_parent() -> bool {
-    existing().is_none() && objects::was_taken() && STARTING.get().is_none()
+    existing().is_none() && regions::objects_were_taken() && STARTING.get().is_none()
 }
 
 /// This process's instance, if the process has used the cache. A forked child has none,
@@ -94,7 +94,7 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
     let inside = (!thread::is_inside()).then(thread::enter);
     let locked = inside
         .as_ref()
-        .and_then(|_| cache.regions.lock_of_program());
+        .and_then(|_| cache.regions.lock_by(By::Program));
     let hits = counted() + cache.regions.hits_of_regions();
     drop(locked);
     hits
@@ -140,7 +140,7 @@ impl Cache {
     /// Counts regions that an interposed call has invalidated.
     pub(super) fn count_hook(&self, invalidated: u64) {
         if invalidated > 0 {
-            let thread = By::Helper.thread();
+            let thread = By::Restricted.thread();
             self.counters
                 .add(thread, counter!(stale_avoided_hook), invalidated);
         }
@@ -161,12 +161,17 @@ impl Cache {
 }
 
 #[cfg(all(test, not(loom)))]
-mod tests {
-    use super::{existing, is_of_parent, starting};
-    use crate::objects;
+pub(crate) mod tests {
+    use super::{Cache, existing, is_of_parent, publish, starting};
+    use crate::account::LimitsRead;
+    use crate::life::cleaner::Cleaner;
+    use crate::regions::{self, Regions};
+    use crate::watch::event_reader::Reader;
+    use crate::watch::watcher::Watch;
+    use rdmamr_sys::process;
 
     /// Runs `check` in a forked child, so that the statics of this process stay as they are.
-    fn in_a_child(check: impl FnOnce() -> bool) -> bool {
+    pub fn in_a_child(check: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls no function that could wait for another thread's lock.
         let child = unsafe { libc::fork() };
         if child == 0 {
@@ -180,6 +185,23 @@ mod tests {
         libc::WEXITSTATUS(status) == 42
     }
 
+    /// Publishes a cache of these regions, without a watch and without threads.
+    pub fn publish_cache_of(regions: &'static Regions) {
+        publish(Box::leak(Box::new(Cache {
+            regions,
+            spare: 0.into(),
+            cleaner: Cleaner::new(1000, 1000),
+            watch: Watch::start(Reader {
+                ring: &regions.ring,
+                heard: || (),
+                asks_service: false,
+            }),
+            counters: rdmamr_stats::counters(),
+            limits_read: LimitsRead::default(),
+            process: process::id(),
+        })));
+    }
+
     /// The objects' addresses are known before the instance is. Between the two, the process counts
     /// as the one that starts its own cache, and a child that is forked then does not.
     #[test]
@@ -187,7 +209,7 @@ mod tests {
         assert!(in_a_child(|| {
             let before = is_of_parent();
             starting();
-            objects::take(4096..8192);
+            regions::take_objects(4096..8192);
             !before && existing().is_none() && !is_of_parent() && in_a_child(is_of_parent)
         }));
     }

@@ -8,14 +8,14 @@
 //! lemmas, each with the code that upholds it and the test that fails without that code.
 //!
 //! - `dispatch/`: the entry of each call that the cache may serve. `admission.rs`: whether it may.
-//! - `region/`: a slot, its state (one atomic), lists of slots.
+//! - `region/`: a slot with the key by which it is found, and its state (one atomic).
 //! - `find/`: the look-up without a lock, the tree by address, the filter of memory without
 //!   regions.
 //! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
 //! - `watch/`: userfaultfd, the reader of its events, the ring, the fence.
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
-//! - `layout.rs`: the memory that all threads share. `slots.rs`, `lookup.rs`, `totals.rs`: operations
-//!   on it without the lock. `locked.rs`, `watched.rs`, `claims.rs`: operations under the lock.
+//! - `regions.rs`: the memory that all threads share, and the operations on it without the lock.
+//!   `locked.rs`: the operations under the lock.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it, `ended.rs` ends it for good.
 
 /// The second size; the first one in tests and in the models, whose few regions must fill the tables.
@@ -31,30 +31,22 @@ macro_rules! tiny_or {
 
 pub mod account;
 pub mod admission;
-pub mod cause;
-mod claims;
 pub mod dispatch;
 pub mod ended;
 mod find;
 pub mod instance;
-pub mod layout;
 pub mod life;
 mod lock;
 pub mod locked;
-mod lookup;
 #[cfg(all(test, loom))]
 mod loom_tests;
 mod mapping;
 #[cfg(all(test, not(loom)))]
 mod model_tests;
 mod noted;
-pub mod objects;
 pub mod permitted;
-mod place;
 pub mod region;
+pub mod regions;
 pub mod released;
-mod slots;
 pub mod start;
-mod totals;
 pub mod watch;
-mod watched;

@@ -3,12 +3,10 @@
 //! them, and applies the ring to them.
 
 use crate::account::Amount;
-use crate::cause::Cause;
-use crate::layout::Regions;
+use crate::find::filter::CHUNK;
 use crate::lock::{Held, LONG, MOMENT, WHILE};
-use crate::region::key::{Domain, LookupKey};
-use crate::region::link::Id;
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{Cause, Domain, Id, LookupKey, Slot};
+use crate::regions::Regions;
 use crate::watch::ring::Kind;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
@@ -19,26 +17,22 @@ use rdmamr_sys::thread;
 pub struct Locked<'a>(&'a Regions, #[allow(dead_code)] Held<'a>);
 
 impl Regions {
-    /// Takes the lock for a thread of the program, which waits a while at most. `None` if another
-    /// task still holds the lock. That task may be stopped until this thread goes on, or dead.
-    pub fn lock_of_program(&self) -> Option<Locked<'_>> {
-        self.lock_for(WHILE)
+    /// Takes the lock, or waits for it for a while. `None` if another task still holds it. That task may
+    /// be stopped until this thread goes on, or dead.
+    pub fn lock_by(&self, by: By) -> Option<Locked<'_>> {
+        self.lock_for(if by == By::Program { WHILE } else { MOMENT })
     }
 
-    /// The same, for a call that cannot do without the lock: it waits longer.
-    pub fn lock_patiently(&self) -> Option<Locked<'_>> {
-        self.lock_for(LONG)
-    }
-
-    /// The same, in an interposed call or in a helper thread.
-    pub fn lock_in_call(&self) -> Option<Locked<'_>> {
-        self.lock_for(MOMENT)
+    /// The same, for a call that cannot do without the lock: a thread of the program waits longer.
+    pub fn lock_patiently(&self, by: By) -> Option<Locked<'_>> {
+        self.lock_for(if by == By::Program { LONG } else { MOMENT })
     }
 
     /// For tests, in which no thread holds the lock for long.
     #[doc(hidden)]
     pub fn lock(&self) -> Locked<'_> {
-        self.lock_patiently().expect("somebody keeps the lock")
+        self.lock_patiently(By::Program)
+            .expect("somebody keeps the lock")
     }
 
     fn lock_for(&self, limit: Duration) -> Option<Locked<'_>> {
@@ -47,11 +41,7 @@ impl Regions {
 
     /// Calls `each` for the regions that overlap a range, until `each` returns false. `each` must
     /// neither link nor end a region. Under the lock.
-    pub(super) fn overlapping(
-        &self,
-        range: PageRange,
-        mut each: impl FnMut(Id, &CachedRegion) -> bool,
-    ) {
+    pub(super) fn overlapping(&self, range: PageRange, mut each: impl FnMut(Id, &Slot) -> bool) {
         self.tree.overlapping(&self.slots.0, range, &mut each);
     }
 
@@ -61,7 +51,7 @@ impl Regions {
     }
 }
 
-/// On which thread the cache works, and so what it may use there.
+/// Where the cache works, and so what it may use there.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum By {
     /// A thread of the program, in a registration or its end.
@@ -69,26 +59,10 @@ pub enum By {
     /// A helper thread, which the C library does not know; or a thread of the program in an interposed
     /// call or before a fork. No thread-local variable, no function that other libraries interpose, and
     /// a moment's wait for the lock.
-    Helper,
+    Restricted,
 }
 
 impl By {
-    /// Takes the cache's lock. `None` if another task still holds it.
-    pub fn lock(self, regions: &Regions) -> Option<Locked<'_>> {
-        match self {
-            By::Program => regions.lock_of_program(),
-            By::Helper => regions.lock_in_call(),
-        }
-    }
-
-    /// The same, for a call that cannot do without the lock: a thread of the program waits longer.
-    pub fn lock_patiently(self, regions: &Regions) -> Option<Locked<'_>> {
-        match self {
-            By::Program => regions.lock_patiently(),
-            By::Helper => regions.lock_in_call(),
-        }
-    }
-
     /// The thread's number.
     pub fn thread(self) -> thread::Number {
         /// Not inlined: otherwise the compiler may look up the address of a thread-local variable
@@ -99,7 +73,7 @@ impl By {
         }
         match self {
             By::Program => of_program(),
-            By::Helper => thread::Number::HELPER,
+            By::Restricted => thread::Number::HELPER,
         }
     }
 }
@@ -148,7 +122,7 @@ impl Locked<'_> {
         })
     }
 
-    fn link(&self, page_range: PageRange, make: impl FnOnce(&CachedRegion)) -> Option<Id> {
+    fn link(&self, page_range: PageRange, make: impl FnOnce(&Slot)) -> Option<Id> {
         let regions = self.0;
         if page_range.pages() > u64::from(u32::MAX) {
             return None;
@@ -178,29 +152,28 @@ impl Locked<'_> {
         kept
     }
 
+    /// Whether one of the regions that overlap a range is as asked.
+    fn any(&self, range: PageRange, mut is: impl FnMut(&Slot) -> bool) -> bool {
+        let mut found = false;
+        self.0.overlapping(range, |_, region| {
+            found = is(region);
+            !found
+        });
+        found
+    }
+
     /// Whether [`CROWD`] regions begin at this page, so that the cache should make no further one.
     pub fn is_crowded(&self, start: u64) -> bool {
-        let regions = self.0;
-        let page = PageRange {
-            start,
-            end: start + 1,
-        };
         let mut count = 0;
-        regions.overlapping(page, |_, region| {
+        self.any(PageRange::new(start, start + 1), |region| {
             count += u32::from(region.page_range().start == start);
-            count < CROWD
-        });
-        count == CROWD
+            count == CROWD
+        })
     }
 
     /// Whether a region that overlaps a range is being ended.
     pub fn is_ending(&self, range: PageRange) -> bool {
-        let mut found = false;
-        self.0.overlapping(range, |_, region| {
-            found = region.state.load().is_ending();
-            !found
-        });
-        found
+        self.any(range, |region| region.state.load().is_ending())
     }
 
     /// Invalidates a region or a monitored range. True if it was not invalidated before.
@@ -225,11 +198,7 @@ impl Locked<'_> {
         regions.ring.apply(|event| {
             let range = event.map_or(PageRange::ALL, |event| event.range);
             applied.broken |= event.is_some_and(|event| event.kind == Kind::Broken);
-            regions.overlapping(range, |id, _| {
-                applied.invalidated += u64::from(self.invalidate(id, Cause::Event));
-                self.evict(id);
-                true
-            });
+            applied.invalidated += self.change(range, Cause::Event);
         });
         applied
     }
@@ -251,7 +220,7 @@ impl Locked<'_> {
     pub fn evict(&self, id: Id) -> bool {
         let claimed = self.claim(id);
         if claimed {
-            self.0.ends_later(id);
+            self.0.queue(id);
         }
         claimed
     }
@@ -277,12 +246,7 @@ impl Locked<'_> {
     }
 
     /// Claims a region for the given cause if it is idle and `which` selects it.
-    pub fn claim_idle(
-        &self,
-        id: Id,
-        cause: Cause,
-        which: impl FnOnce(&CachedRegion) -> bool,
-    ) -> bool {
+    pub fn claim_idle(&self, id: Id, cause: Cause, which: impl FnOnce(&Slot) -> bool) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
         if !(seen.is_unused() && which(region) && self.claim(id)) {
@@ -299,7 +263,7 @@ impl Locked<'_> {
 
     /// Frees the slot of a claimed region that has been deregistered, of a new region whose
     /// registration failed, or of a monitored range.
-    pub fn end(&self, id: Id) {
+    pub fn free(&self, id: Id) {
         let regions = self.0;
         let region = regions.region(id);
         let page_range = region.page_range();
@@ -326,5 +290,91 @@ impl Locked<'_> {
     pub fn restore(&self, id: Id) {
         self.0.region(id).state.restore();
         self.0.claim_ended();
+    }
+}
+
+/// How much memory, in bytes, stops being watched by one system call. That takes 80 ns a page
+/// (measured), and the kernel's mmap lock meanwhile.
+pub const UNWATCH_AT_MOST: u64 = 8 << 20;
+
+impl Regions {
+    /// Calls `each` for the regions that reach into the chunks of a range ([`Regions::overlapping`]).
+    pub(super) fn near(&self, range: PageRange, each: impl FnMut(Id, &Slot) -> bool) {
+        self.overlapping(range.extended(CHUNK), each);
+    }
+}
+
+/// Which memory userfaultfd watches for which region: memory in the region's chunks. Regions that share a
+/// chunk share what is watched there. When the last of them ends, so does the watch.
+impl Locked<'_> {
+    /// The first memory from `from` on in the chunks of an ending region that is watched, of those
+    /// chunks that no other region needs. At most [`UNWATCH_AT_MOST`] bytes.
+    pub fn unneeded(&self, id: Id, from: u64) -> Option<PageRange> {
+        let region = self.regions().region(id);
+        let chunks = region.page_range().extended(CHUNK);
+        let mut part = PageRange::new(chunks.start.max(from), chunks.end);
+        if !region.is_watched() || part.start >= part.end {
+            return None;
+        }
+        self.regions().near(part, |other, region| {
+            // A region that is not watched needs nothing. One that is not watched yet is not kept.
+            if other == id || region.is_unwatching() || !region.is_watched() {
+                return true;
+            }
+            // The regions come in the order of their addresses.
+            let needed = region.page_range().extended(CHUNK);
+            if needed.start > part.start {
+                part.end = part.end.min(needed.start);
+                return false;
+            }
+            part.start = part.start.max(needed.end);
+            part.start < part.end
+        });
+        part.end = part.end.min(part.start.saturating_add(UNWATCH_AT_MOST));
+        (part.start < part.end).then_some(part)
+    }
+
+    /// Memory of this range changes: invalidates the regions in it, and claims the idle ones. Returns
+    /// how many were invalidated.
+    pub fn change(&self, range: PageRange, cause: Cause) -> u64 {
+        let mut invalidated = 0;
+        self.regions().overlapping(range, |id, _| {
+            invalidated += u64::from(self.invalidate(id, cause));
+            self.evict(id);
+            true
+        });
+        invalidated
+    }
+
+    /// The memory of this range that may be watched, unless it is so much that the kernel reports its
+    /// change sooner than it stops watching it.
+    pub fn watched_in(&self, range: PageRange) -> Option<PageRange> {
+        let mut watched = None::<PageRange>;
+        self.regions().near(range, |_, region| {
+            let part = region.page_range().extended(CHUNK).common(range);
+            if let Some(part) = part.filter(|_| region.is_watched()) {
+                watched = Some(watched.map_or(part, |other| other.joined_with(part)));
+            }
+            true
+        });
+        watched.filter(|watched| watched.bytes() <= UNWATCH_AT_MOST)
+    }
+
+    /// Whether memory near a region stops being watched just now. Its own watch may be the one that
+    /// ends.
+    pub fn is_unwatching_near(&self, page_range: PageRange) -> bool {
+        self.any(page_range.extended(CHUNK), Slot::is_unwatching)
+    }
+
+    /// The watch near an ending region has ended beside the registrations of new regions there,
+    /// which may have lost theirs: no other registration may use them.
+    pub fn invalidate_unkept_near(&self, id: Id) {
+        let page_range = self.regions().region(id).page_range();
+        self.regions().near(page_range, |other, region| {
+            if !region.state.load().is_kept() {
+                self.invalidate(other, Cause::Fence);
+            }
+            true
+        });
     }
 }

@@ -158,10 +158,10 @@ impl World {
     /// One round of the reader, which may find an event.
     fn monitor(&self) {
         if self.in_flight.load(SeqCst) {
-            self.ring.begin();
+            self.ring.announce();
             self.in_flight.store(false, SeqCst);
             self.ring.write(EVENT);
-            self.ring.end();
+            self.ring.finish();
         }
     }
 

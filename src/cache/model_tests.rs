@@ -5,16 +5,12 @@
 //! it finds must have been pinned while its pages had their present numbers.
 
 use crate::account::Amount;
-use crate::cause::Cause;
 use crate::find::filter::CHUNK;
-use crate::layout::Regions;
 use crate::life::limits::NO_LIMIT;
 use crate::locked::Locked;
-use crate::lookup::Handle;
-use crate::region::key::{Domain, LookupKey};
-use crate::region::link::Id;
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{Cause, Domain, Id, LookupKey, Slot};
 use crate::region::state::{Grant, Left};
+use crate::regions::{Handle, Regions};
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
@@ -50,7 +46,7 @@ fn pages(range: PageRange) -> impl Iterator<Item = u64> {
     })
 }
 
-fn new_cache() -> &'static Regions {
+pub fn new_cache() -> &'static Regions {
     // SAFETY: `Regions` has a non-zero size.
     let memory = unsafe { alloc_zeroed(Layout::new::<Regions>()) };
     // SAFETY: the memory has the layout of a `Regions`, for which all zeros is an empty cache, and
@@ -189,13 +185,13 @@ impl Test {
         let ring = &self.regions.ring;
         match kind {
             None => {
-                self.regions.lock().change(range);
+                self.regions.lock().change(range, Cause::Hook);
             }
             Some(kind) => {
-                ring.begin();
+                ring.announce();
                 assert!(!ring.is_settled());
                 ring.write(Event { range, kind });
-                ring.end();
+                ring.finish();
             }
         }
         for page in pages(range) {
@@ -305,9 +301,10 @@ impl Test {
                 // The cleaner claims the region before the releasing thread does; its cause is then
                 // not recorded.
                 let spent = self.regions.region(id).object();
-                let which = |other: &CachedRegion| other.object() == spent;
+                let which = |other: &Slot| other.object() == spent;
                 prop_assert!(self.regions.lock().claim_idle(id, Cause::Linger, which));
-                prop_assert_ne!(self.regions.region(id).cause(), Some(Cause::Linger));
+                let cause = self.regions.region(id).cause();
+                prop_assert!(cause.is_none_or(|(cause, _)| cause != Cause::Linger));
                 self.end(id);
             }
             None => prop_assert!(false, "the handle is the program's"),
@@ -316,7 +313,7 @@ impl Test {
     }
 
     fn end(&mut self, id: Id) {
-        self.regions.lock().end(id);
+        self.regions.lock().free(id);
         self.known.remove(&id);
     }
 
@@ -530,7 +527,7 @@ proptest! {
     }
 }
 
-fn of_page(page: u64) -> LookupKey {
+pub fn of_page(page: u64) -> LookupKey {
     LookupKey {
         domain: Domain::new(1, 0, 0),
         page_range: range(page, 1),
@@ -552,7 +549,7 @@ fn a_spent_region_is_told_from_a_later_one() {
         panic!("it was never kept");
     };
     assert!(regions.lock().claim(id));
-    regions.lock().end(id);
+    regions.lock().free(id);
     assert_eq!(regions.lock().make(&of_page(1)), Some(id));
     assert!(regions.lock().keep(id));
     assert_eq!(released(id), Some(Left::Idle));
@@ -583,10 +580,10 @@ fn nothing_is_kept_beside_the_end_of_a_watch() {
     regions.region(ending).begin_unwatching();
     let meanwhile = locked.make(&of_page(1)).unwrap();
     let far = locked.make(&of_page(39)).unwrap();
-    locked.change(first);
+    locked.change(first, Cause::Hook);
     assert!(!locked.keep(meanwhile) && locked.keep(far));
     locked.invalidate_unkept_near(ending);
-    locked.end(ending);
+    locked.free(ending);
     assert!(!locked.keep(meanwhile));
 }
 
@@ -641,7 +638,7 @@ impl Mapping {
             self.pages(part).fill(false);
             from = part.end;
         }
-        locked.end(id);
+        locked.free(id);
     }
 }
 
@@ -686,7 +683,7 @@ proptest! {
                         }
                         stays
                     });
-                    locked.change(range);
+                    locked.change(range, Cause::Hook);
                     while let Some(id) = regions.next_evicted() {
                         mapping.leave(&locked, id);
                     }

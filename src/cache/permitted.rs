@@ -4,21 +4,20 @@
 //! that kills, as systemd's SystemCallFilter does. There every registration is plain.
 //!
 //! A filter that was in force when the library was loaded is asked by a child, which makes the calls
-//! and may die of one. The child is made at load alone: later, fork would copy the pages that are
+//! and may die of one: the whole child, even if the filter kills a thread alone (`end_together`). The
+//! child is made at load alone: later, fork would copy the pages that are
 //! registered by then. A filter that the program sets afterwards ends the cache (`ended.rs`).
 
 use crate::life::cleaning;
-use crate::place;
-use crate::watch::event_reader::Reader;
+use crate::regions;
+use crate::watch::event_reader::{self, Reader};
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::variable;
 use rdmamr_stats::log;
-use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{PAGE_SIZE, PageRange};
-use rdmamr_sys::proc;
 use rdmamr_sys::symbols::{self, Scope};
-use rdmamr_sys::valgrind;
+use rdmamr_sys::{clock, helper_thread, proc, valgrind};
 
 /// The filter kills a process that makes the cache's calls, or nobody knows whether it does.
 static KILLS: AtomicBool = AtomicBool::new(false);
@@ -79,7 +78,7 @@ fn child_is_killed() -> bool {
             )
         };
         if ended == child {
-            return !libc::WIFEXITED(status);
+            return status != 0;
         }
         if ended >= 0 || errno::errno().0 != libc::EINTR {
             return true;
@@ -97,6 +96,7 @@ fn make_calls() {
     // The kernel would report a crash, and the child's lines would be the program's.
     call(libc::SYS_prctl, [libc::PR_SET_DUMPABLE.into(), 0, 0, 0]);
     call(libc::SYS_close, [libc::STDERR_FILENO.into(), 0, 0, 0]);
+    helper_thread::end_together();
     let this = call(libc::SYS_getpid, [0; 4]);
     const KCMP_FILES: libc::c_long = 2;
     call(libc::SYS_kcmp, [this, this, KCMP_FILES, 0]);
@@ -108,11 +108,12 @@ fn make_calls() {
     call(libc::SYS_close, [socket, 0, 0, 0]);
     helper_thread::run_anywhere();
     let _ = (
+        clock::monotonic_by_kernel(),
         proc::Status::read(),
         proc::mappings(),
         proc::limit(libc::RLIMIT_NOFILE),
     );
-    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), place::find()) else {
+    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), regions::find()) else {
         return;
     };
     let watch = Watch::start(Reader {
@@ -126,5 +127,7 @@ fn make_calls() {
     }
     // SAFETY: `map` returned the page, which is not used any more.
     unsafe { helper_thread::unmap(page, PAGE_SIZE) };
+    // The reader has more to do after the event for which the call above has waited.
+    event_reader::wait_to_rest();
     watch.give_up();
 }

@@ -5,9 +5,8 @@
 //! The table is part of this library's zeroed memory, so it costs nothing in a process without a
 //! cache. A forked child has its parent's ranges, which are memory of the child too.
 
-use crate::cause::Cause;
-use crate::region::slot::CachedRegion;
-use crate::watch::listeners::{RANGES, listen};
+use crate::region::slot::{Cause, Slot};
+use crate::watch::calls::{RANGES, listen};
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_policy::{Range, Released, is_remote};
 use rdmamr_sys::pages::PageRange;
@@ -16,13 +15,13 @@ pub static RELEASED: Released = Released::new();
 
 /// A region has ended. (If the region could not be kept, its range is still in the table. An interposed
 /// call has already removed the range.)
-pub fn ended(region: &CachedRegion, cause: Option<Cause>) {
+pub fn ended(region: &Slot, cause: Cause) {
     let has_changed = match cause {
-        Some(Cause::Fence | Cause::Hook) | None => return,
-        Some(Cause::Event) => true,
+        Cause::Fence | Cause::Hook => return,
+        Cause::Event => true,
         // A region of a whole allocation costs more than one of the memory that was asked for.
-        Some(Cause::Linger) => region.is_of_gpu() && !is_remote(region.access()),
-        Some(Cause::Flush | Cause::Watermark | Cause::Pressure) => false,
+        Cause::Linger => region.is_of_gpu() && !is_remote(region.access()),
+        Cause::Flush | Cause::Watermark | Cause::Pressure => false,
     };
     let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
     RELEASED.ended(&region.range(), was_used, has_changed);

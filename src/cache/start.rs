@@ -4,29 +4,21 @@
 use crate::account::LimitsRead;
 use crate::ended::{cache_gave_up, ended_by, forget_tasks, give_up, panicked, say_once};
 use crate::instance::{Cache, existing, is_of_parent, publish, starting};
-use crate::life::change;
 use crate::life::cleaner::Cleaner;
-use crate::life::cleaning;
-use crate::life::flush;
 use crate::life::limits::{self, NO_LIMIT};
+use crate::life::{change, cleaning, flush};
 use crate::lock::LONG;
-use crate::objects;
 use crate::permitted;
-use crate::place;
+use crate::regions;
+use crate::watch::calls::{self, CACHE, listen};
 use crate::watch::event_reader::Reader;
-use crate::watch::in_place;
-use crate::watch::listeners::{CACHE, listen};
-use crate::watch::one_thread;
-use crate::watch::table::TABLE;
-use crate::watch::watch_fd::WATCH_FD;
-use crate::watch::watcher::Watch;
+use crate::watch::watch_fd::{TABLE, WATCH_FD};
+use crate::watch::watcher::{self, Watch};
 use rdmamr_config::CacheLimits;
 use rdmamr_mr::gpu;
 use rdmamr_stats as stats;
 use rdmamr_sys::allocator::has_memory;
-use rdmamr_sys::aside;
-use rdmamr_sys::process;
-use rdmamr_sys::thread;
+use rdmamr_sys::{aside, process, thread};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 unsafe extern "C" fn before_fork() {
@@ -48,12 +40,12 @@ unsafe extern "C" fn in_child() {
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
 /// is loaded: later the linker's lock may be held for long. The cache may start inside another fork
 /// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns what
-/// [`in_place::look`] does.
+/// [`calls::look`] does.
 pub fn at_load() -> bool {
-    one_thread::look();
+    watcher::look_for_one_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
-    in_place::look()
+    calls::look()
 }
 
 /// Whether a start of the cache by this thread would keep files open that the program expects to be
@@ -108,7 +100,7 @@ fn make() -> Option<&'static Cache> {
     if !has_memory() {
         return None;
     }
-    let regions = place::find()?;
+    let regions = regions::find()?;
     listen(CACHE);
     let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
@@ -133,7 +125,7 @@ fn make() -> Option<&'static Cache> {
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));
     cleaning::start(cache);
-    objects::take(regions.objects(0));
+    regions::take_objects(regions.objects(0));
     publish(cache);
     // This thread still holds the lock, for which the thread that ends the cache waits.
     if let Some(why) = ended_by() {

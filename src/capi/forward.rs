@@ -7,9 +7,9 @@ use super::ret;
 /// loaded.
 macro_rules! next {
     ($( $name:ident = $symbol:literal: $type:ty; )*) => {
-        $( static $name: ::rdmamr_sys::symbols::Function<$type> =
+        $( static $name: ::rdmamr_sys::function::Function<$type> =
             // SAFETY: the signature is that of the manual page.
-            unsafe { ::rdmamr_sys::symbols::Function::new() }; )*
+            unsafe { ::rdmamr_sys::function::Function::new() }; )*
         pub fn find_next() {
             use ::rdmamr_sys::symbols::{Scope, find};
             $( $name.set(find(Scope::Next, $symbol, None)); )*

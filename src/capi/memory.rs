@@ -21,9 +21,10 @@ use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_cache::dispatch::changes::{self, UnderWay};
 use rdmamr_cache::dispatch::{self, End};
+use rdmamr_sys::function::Function;
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
-use rdmamr_sys::symbols::{self, Function, Scope};
+use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::thread;
 
 type Address = *mut c_void;
@@ -380,7 +381,7 @@ unsafe extern "C" fn pkey_mprotect(
         |changing, &result: &c_int| {
             drop(changing);
             if key > 0 && length > 0 && result == 0 {
-                dispatch::end(End::Key);
+                dispatch::end_for_good(End::Key);
             }
         },
     )

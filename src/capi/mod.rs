@@ -5,7 +5,10 @@
 //! types, calls one function of the core, turns the result into the return convention of its
 //! family, and has a failure counted and its reason stored (`ret.rs`).
 
-#[allow(non_snake_case, reason = "the functions have CUDA's names")]
+#[allow(
+    non_snake_case,
+    reason = "the functions have the names of CUDA and HIP"
+)]
 mod cuda;
 mod descriptors;
 mod export;

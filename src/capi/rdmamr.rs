@@ -14,7 +14,7 @@ use rdmamr_cache::dispatch;
 use rdmamr_config::{CacheLimits, Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
-use rdmamr_sys::{process, standard_error};
+use rdmamr_sys::{allocator, process, standard_error};
 use rdmamr_trace as trace;
 use std::ffi::CString;
 
@@ -194,7 +194,8 @@ unsafe extern "C" fn loaded() {
         if let Some(file) = mine.and_then(|(_, file)| CString::new(file).ok()) {
             let _ = REMOVED_AT_END.set(Box::new(file));
         }
-    })
+    });
+    allocator::loaded();
 }
 
 /// Writes the end of the trace, and the statistics to the place that RDMAMR_STATS names, when the

@@ -40,7 +40,7 @@ unsafe extern "C" fn clone(
     child: *mut c_void,
 ) -> c_int {
     if flags & (libc::CLONE_VM | libc::CLONE_THREAD) == libc::CLONE_VM {
-        ret::always((), || dispatch::end(End::Task));
+        ret::always((), || dispatch::end_for_good(End::Task));
     }
     match CLONE.get() {
         // SAFETY: same contract: the arguments are the caller's, unchanged.

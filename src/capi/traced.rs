@@ -4,7 +4,7 @@
 use core::ffi::c_void;
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::ibv_pd;
-use rdmamr_cache::dispatch::{Mr, verdict};
+use rdmamr_cache::dispatch::{Mr, is_of_gpu, verdict};
 use rdmamr_mr::mlx5::Umem;
 use rdmamr_mr::{Error, How, Registered, Request, Reregistration};
 use rdmamr_trace as trace;
@@ -25,16 +25,16 @@ pub fn registered(
     request: &Request,
     outcome: &Result<Registered, Error>,
 ) -> Call {
-    let (mr, how, reason) = match outcome {
-        Ok(done) => (
-            done.mr,
-            done.how.code(),
-            unserved_reason(call, request, done.how),
-        ),
-        Err(_) => (null_mut(), how::NONE, unserved::UNKNOWN),
+    let (mr, how) = match outcome {
+        Ok(done) => (done.mr, done.how.code()),
+        Err(_) => (null_mut(), how::NONE),
     };
     // SAFETY: `mr` is the region that the call has just registered, or NULL.
     let mr = unsafe { Mr::from_c(mr) };
+    let reason = match outcome {
+        Ok(done) => unserved_reason(call, request, done.how, mr),
+        Err(_) => unserved::UNKNOWN,
+    };
     Call {
         call,
         how,
@@ -46,14 +46,16 @@ pub fn registered(
     }
 }
 
-/// Why the cache does not serve a registration of `call` that has succeeded.
-fn unserved_reason(call: u8, request: &Request, how: How) -> u32 {
-    match call {
-        _ if how == How::Past => unserved::UNKNOWN,
-        _ if how == How::Gpu => unserved::DEVICE,
-        call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2 => verdict(request),
-        call::REG_MR_EX if request.length != 0 => verdict(request),
-        call::REG_MR_EX | call::REG_DMABUF_MR => unserved::DEVICE,
+/// Why the cache does not serve a registration of `call` that has succeeded; and that it has served one
+/// of a device's memory.
+fn unserved_reason(call: u8, request: &Request, how: How, mr: Option<Mr>) -> u32 {
+    match (how, call) {
+        (How::Past, _) => unserved::UNKNOWN,
+        (How::Gpu, _) => unserved::DEVICE,
+        (How::Hit | How::Miss, _) if mr.is_some_and(is_of_gpu) => unserved::DEVICE,
+        (_, call::REG_MR | call::REG_MR_IOVA | call::REG_MR_IOVA2) => verdict(request),
+        (_, call::REG_MR_EX) if request.length != 0 => verdict(request),
+        (_, call::REG_MR_EX | call::REG_DMABUF_MR) => unserved::DEVICE,
         _ => unserved::UNKNOWN,
     }
 }

@@ -136,15 +136,18 @@ unsafe extern "C" fn ibv_reg_mr_ex(
 ) -> *mut ibv_mr {
     // SAFETY: set attributes: `mr_init_attr` is NULL, or the fields that its `comp_mask` names are
     // set.
-    if let Some(request) = unsafe { dispatch::memory_with(mr_init_attr, IBV_REG_MR_MASK_ADDR) } {
+    let plain = unsafe { dispatch::memory_with(mr_init_attr, IBV_REG_MR_MASK_ADDR) };
+    // SAFETY: set attributes, as above.
+    let buffer = unsafe { dispatch::memory_with(mr_init_attr, OF_BUFFER) };
+    // SAFETY: set attributes, as above.
+    let ordinary = |buffer: &Request| unsafe { dispatch::is_ordinary(pd, mr_init_attr, buffer) };
+    if let Some(request) = plain.or(buffer.filter(ordinary)) {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         return unsafe { reg(call::REG_MR_EX, pd, request, caller, dispatch::register_for) };
     }
     // Of other attributes the tracer records no address: only libibverbs knows all the ways in which
     // they name memory.
     let unknown = || Request::at_address(null_mut(), 0, Access::empty());
-    // SAFETY: set attributes, as above.
-    let buffer = unsafe { dispatch::memory_with(mr_init_attr, OF_BUFFER) };
     let request = buffer.unwrap_or_else(unknown);
     let record = || move |outcome: &_| traced::registered(call::REG_MR_EX, pd, &request, outcome);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);

@@ -19,6 +19,19 @@ pub struct LinkMap {
     dynamic: *const [usize; 2],
 }
 
+impl LinkMap {
+    /// The linker's name of the file: its path, empty for the program itself.
+    ///
+    /// # Safety
+    /// As for [`File::of`].
+    pub unsafe fn name(map: usize) -> Text {
+        // SAFETY: this function's contract.
+        let map = unsafe { &*with_exposed_provenance::<LinkMap>(map) };
+        // SAFETY: the entry's name ends with a NUL.
+        unsafe { Text::at(map.name.expose_provenance()) }
+    }
+}
+
 /// `Elf64_Sym`.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -85,7 +98,7 @@ pub unsafe fn read<T: Copy>(address: usize) -> T {
 /// The tables of a loaded file. Each field is an address, or 0 if the file lacks the table.
 #[derive(Clone, Copy, Default)]
 pub struct File {
-    base: usize,
+    pub base: usize,
     symbols: usize,
     strings: usize,
     /// DT_GNU_HASH, and the older DT_HASH, which some vendors' files have alone.

@@ -29,8 +29,8 @@ pub struct KeyTable {
     placed: BTreeMap<u64, usize>,
     /// The number of mapped raw keys.
     mapped: usize,
-    /// The next key for a raw key. A key is never used twice: an unmapped key must not come to name
-    /// another region.
+    /// The next key that the library chooses. Such a key is not used twice, unless keys are so short
+    /// that none is left: an unmapped key must not come to name another region.
     next: u64,
 }
 
@@ -82,6 +82,11 @@ impl Keys {
         }
     }
 
+    /// A key up to `last` that names nothing.
+    pub fn unused(&self, last: u64) -> Result<u64, Failure> {
+        self.lock().unused(last)
+    }
+
     /// Puts a registered region at the address that the application chose, and makes the region
     /// usable. Returns the registrations of the regions that it replaces. The caller must end them.
     pub fn place(&self, new: &Region) -> Result<Vec<Piece>, Failure> {
@@ -130,11 +135,7 @@ impl Keys {
     pub fn map(&self, raw: RawKey) -> Result<u64, Failure> {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
-        while table.keys.contains_key(&table.next) {
-            table.next += 1;
-        }
-        let key = table.next;
-        table.next += 1;
+        let key = table.unused(u64::MAX - 1)?;
         table.mapped += 1;
         table.keys.insert(key, Meaning::Mapped(raw));
         Ok(key)
@@ -181,6 +182,17 @@ impl Keys {
 }
 
 impl KeyTable {
+    fn unused(&mut self, last: u64) -> Result<u64, Failure> {
+        ensure(self.keys.len() as u64 <= last, NO_KEY_LEFT)?;
+        loop {
+            let key = self.next % (last + 1);
+            self.next += 1;
+            if !self.keys.contains_key(&key) {
+                return Ok(key);
+            }
+        }
+    }
+
     fn take_out(&mut self, region: &Region) {
         let address = region.address();
         if let Some(key) = region.table_key {

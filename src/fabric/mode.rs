@@ -22,6 +22,8 @@ pub struct Mode {
     pub cached: bool,
     /// The largest key that the application may choose.
     pub last_key: u64,
+    /// As before libfabric 1.0, a requested key and an offset count only with their flags.
+    pub by_flags: bool,
 }
 
 impl Mode {
@@ -47,6 +49,7 @@ impl Mode {
             cached: false,
             // The next value is FI_KEY_NOTAVAIL, which is not a key.
             last_key: FI_KEY_NOTAVAIL - 1,
+            by_flags: false,
         })
     }
 

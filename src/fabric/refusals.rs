@@ -89,6 +89,7 @@ refusals! {
     NOT_YOUR_KEYS FI_EBADFLAGS, "FI_MR_KEY on a domain whose keys are the provider's";
     KEY_TOO_LARGE FI_EKEYREJECTED, "the requested key is larger than the domain's keys can be";
     KEY_IN_USE FI_ENOKEY, "the requested key is in use in this domain";
+    NO_KEY_LEFT FI_ENOKEY, "each key that the domain can have is in use";
     OFFSET_WITHOUT_FLAG FI_EINVAL, "the offset must be 0 without FI_MR_OFFSET";
     OFFSET_PAST_END FI_EINVAL, "the offset and the length run past the end of the addresses";
     OFFSET_IN_PAGE FI_EINVAL,

@@ -7,7 +7,6 @@ use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::domain::Domain;
 use super::errors::{Failure, ensure, may_allocate};
-use super::mode::Mode;
 use super::piece::{Piece, Pieces};
 use super::refusals::*;
 use super::region::{Plan, Region};
@@ -84,7 +83,7 @@ pub fn register(
 ) -> Result<(), Failure> {
     may_allocate()?;
     let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
-    let table_key = table_key(&domain.mode, &wish)?;
+    let table_key = table_key(domain, &wish)?;
     check_offset(domain, &wish, &buffers)?;
     let is_placed = wish.flags & MR_OFFSET != 0;
     let base = if is_placed {
@@ -112,13 +111,17 @@ pub fn register(
     result
 }
 
-/// The key that the application chose, if the domain has such keys.
+/// The key in the domain's table, if the device does not choose the keys.
 #[inline(always)]
-fn table_key(mode: &Mode, wish: &Wish) -> Result<Option<u64>, Failure> {
+fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
     check_flags(wish.flags)?;
+    let mode = &domain.mode;
     if mode.provider_keys {
         ensure(wish.flags & MR_KEY == 0, NOT_YOUR_KEYS)?;
         return Ok(None);
+    }
+    if mode.by_flags && wish.flags & MR_KEY == 0 {
+        return domain.keys.unused(mode.last_key).map(Some);
     }
     ensure(wish.requested_key <= mode.last_key, KEY_TOO_LARGE)?;
     Ok(Some(wish.requested_key))
@@ -128,7 +131,10 @@ fn table_key(mode: &Mode, wish: &Wish) -> Result<Option<u64>, Failure> {
 #[inline(always)]
 fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<(), Failure> {
     if wish.flags & MR_OFFSET == 0 {
-        return ensure(wish.offset == 0, OFFSET_WITHOUT_FLAG);
+        return ensure(
+            domain.mode.by_flags || wish.offset == 0,
+            OFFSET_WITHOUT_FLAG,
+        );
     }
     let end = wish.offset.checked_add(buffers.length());
     ensure(end.is_some(), OFFSET_PAST_END)?;

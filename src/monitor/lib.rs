@@ -23,12 +23,11 @@
 
 mod set;
 
-use rdmamr_cache::cause::Cause;
 use rdmamr_cache::instance::{Cache, existing};
 use rdmamr_cache::life::ending;
 use rdmamr_cache::life::hit::{self, Miss};
 use rdmamr_cache::locked::{By, Locked};
-use rdmamr_cache::region::link::Id;
+use rdmamr_cache::region::slot::{Cause, Id};
 use rdmamr_cache::start as first_use;
 use rdmamr_cache::watch::userfaultfd::Fence;
 use rdmamr_mr::kernel_mr;
@@ -125,7 +124,7 @@ pub fn unsubscribe(addr: usize, length: usize) {
     if let Some((monitor, page_range)) = monitored(addr, length).filter(|_| !thread::is_inside()) {
         let _inside = thread::enter();
         // An entry that stays counted can only turn an answer into no, never into yes.
-        if let Some(locked) = monitor.cache.regions.lock_of_program() {
+        if let Some(locked) = monitor.cache.regions.lock_by(By::Program) {
             let id = monitor.set.get(&locked, page_range);
             if let Some(id) = id.filter(|&id| monitor.set.removes_entry(&locked, id)) {
                 monitor.end(&locked, id);
@@ -223,7 +222,7 @@ impl Monitor {
     /// Does this with the lock. `None` if the lock cannot be had.
     fn locked<R>(&self, then: impl FnOnce(&Locked<'_>) -> R) -> Option<R> {
         let _inside = thread::enter();
-        let locked = self.cache.regions.lock_patiently()?;
+        let locked = self.cache.regions.lock_patiently(By::Program)?;
         Some(then(&locked))
     }
 
@@ -286,7 +285,7 @@ mod tests {
 
     use super::*;
     use proptest::prelude::*;
-    use rdmamr_cache::layout::Regions;
+    use rdmamr_cache::regions::Regions;
     use rdmamr_cache::watch::ring::{Event, Kind};
     use rdmamr_sys::pages::page_size;
     use std::alloc::alloc_zeroed;
@@ -376,7 +375,7 @@ mod tests {
             let locked = self.regions.lock();
             if let Some(id) = self.set.get(&locked, page_range) {
                 if self.set.removes_entry(&locked, id) {
-                    locked.end(id);
+                    locked.free(id);
                 }
             }
         }
@@ -423,12 +422,12 @@ mod tests {
             self.memory[page as usize] += 1;
             let page_range = range(page, 1);
             let ring = &self.regions.ring;
-            ring.begin();
+            ring.announce();
             ring.write(Event {
                 range: page_range,
                 kind: Kind::Changed,
             });
-            ring.end();
+            ring.finish();
         }
 
         fn begins(&mut self) {
@@ -462,7 +461,7 @@ mod tests {
                 for (id, region) in set::each(self.regions) {
                     let meant = page_range == PageRange::ALL || region.page_range() == page_range;
                     if meant && self.set.has_left(&locked, id) {
-                        locked.end(id);
+                        locked.free(id);
                     }
                 }
                 if page_range == PageRange::ALL {
@@ -493,7 +492,7 @@ mod tests {
                     let locked = self.regions.lock();
                     for (id, _) in set::each(self.regions) {
                         self.set.forget(&locked, id);
-                        locked.end(id);
+                        locked.free(id);
                     }
                     self.set.know_all();
                 }

@@ -7,11 +7,9 @@
 //! under the lock of the library's cache; [`Set::find`] does not take that lock.
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use rdmamr_cache::cause::Cause;
-use rdmamr_cache::layout::{self, Regions};
 use rdmamr_cache::locked::Locked;
-use rdmamr_cache::region::link::{AtomicLink, Id, Link};
-use rdmamr_cache::region::slot::CachedRegion;
+use rdmamr_cache::region::slot::{AtomicLink, Cause, Id, Link, Slot};
+use rdmamr_cache::regions::{self, Regions};
 use rdmamr_sys::pages::PageRange;
 
 /// The most subscriptions at a time. A libfabric that does not unsubscribe leaves the subscriptions
@@ -39,7 +37,7 @@ pub struct Set {
     lost: AtomicU32,
     /// The first subscription of each list.
     lists: [AtomicLink; LISTS],
-    subscriptions: [Subscription; layout::MOST],
+    subscriptions: [Subscription; regions::MOST],
 }
 
 #[repr(C)]
@@ -53,7 +51,7 @@ struct Subscription {
 }
 
 /// Every subscription.
-pub fn each(regions: &Regions) -> impl Iterator<Item = (Id, &CachedRegion)> {
+pub fn each(regions: &Regions) -> impl Iterator<Item = (Id, &Slot)> {
     regions
         .each()
         .filter(|(_, region)| region.state.load().is_monitored())

@@ -211,7 +211,7 @@ impl Subject {
                 "the kernel does not know the region any more"
             }
             (&Subject::Domain(device), libc::EBUSY) => return held::write(device, out),
-            (_, libc::EIO) => "the device is gone",
+            (_, libc::EIO) => "likely: the device is gone; the kernel's log decides",
             // UCX asks so whether the device takes dma-bufs.
             (Subject::OtherMemory, libc::EBADF) => {
                 "the dma-buf is no open file, or the device's file is closed"
@@ -245,25 +245,25 @@ impl fmt::Display for Name {
 /// The likely cause of a refused registration (drivers/infiniband/core/{uverbs_cmd,umem}.c,
 /// mm/gup.c).
 fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) -> fmt::Result {
+    if let (libc::EPERM, Some(ipc_lock)) = (errno, forbidden()) {
+        out.write_str("RLIMIT_MEMLOCK is 0, which forbids pinning memory. ")?;
+        return write!(out, "{}", Raise(ipc_lock));
+    }
     out.write_str(match errno {
-        libc::EPERM if proc::memlock_limit() == Some(0) => {
-            out.write_str("RLIMIT_MEMLOCK is 0, which forbids pinning memory. ")?;
-            let ipc_lock = proc::Status::read().unwrap_or_default().ipc_lock;
-            return write!(out, "{}", Raise(ipc_lock));
-        }
         libc::EPERM | libc::EACCES if proc::is_filtered() => {
             "likely: a filter of system calls (seccomp) refuses it: this process has one (Seccomp in /proc/self/status)"
         }
         libc::EPERM | libc::EACCES => {
-            "not known: RLIMIT_MEMLOCK is not 0 and the process has no filter of system calls; likely a security module \
-             refuses it (/sys/kernel/security/lsm, the audit log)"
+            "not known: RLIMIT_MEMLOCK or CAP_IPC_LOCK allows it, and the process has no filter of system calls; likely a \
+             security module refuses it (/sys/kernel/security/lsm, the audit log)"
         }
         libc::EOPNOTSUPP if refused.request.access.on_demand() => {
             "the device has no on-demand paging for this"
         }
         libc::EOPNOTSUPP | libc::EEXIST => return of_memory(refused, errno, out),
         libc::EREMOTEIO => {
-            "part of it is PCI peer-to-peer memory, which a registration does not take: register it as a dma-buf"
+            "likely: part of it is PCI peer-to-peer memory (/proc/self/maps: p2pmem), which a registration does not take: \
+             register it as a dma-buf; or the firmware refused the command: the kernel's log decides"
         }
         libc::EOVERFLOW => "address and length run past the end of the address space",
         libc::EAGAIN => return of_cgroup(refused, out),
@@ -275,6 +275,12 @@ fn registration(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write)
         }
         _ => return of_driver(refused, errno, before, out),
     })
+}
+
+/// How far the process has CAP_IPC_LOCK, if a limit of 0 forbids it to pin memory.
+fn forbidden() -> Option<proc::Capability> {
+    let status = proc::Status::read().unwrap_or_default();
+    (proc::memlock_limit() == Some(0) && !status.may_lock).then_some(status.ipc_lock)
 }
 
 /// The cause of an errno that is about the memory or about the access flags.
@@ -291,13 +297,21 @@ fn of_memory(refused: &Refused, errno: i32, out: &mut dyn Write) -> fmt::Result 
 }
 
 fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
-    out.write_str("the limit of the rdma cgroup (rdma.max, hca_object) is reached")?;
+    let mut is_reached = false;
+    cgroup::each_limit_of_rdma(|_, is| is_reached |= is);
+    if !is_reached {
+        out.write_str("likely: ")?;
+    }
+    out.write_str("the limit of the rdma cgroup (rdma.max) is reached")?;
     let mut written = Ok(());
-    cgroup::each_limit_of_objects(|line| {
+    cgroup::each_limit_of_rdma(|line, _| {
         let line = core::str::from_utf8(line).unwrap_or_default();
         written = written.and_then(|()| write!(out, "; {line}"));
     });
     written?;
+    if !is_reached {
+        out.write_str("; no group that is seen here has as many (rdma.current): rdma.events, or the kernel's log, decides")?;
+    }
     if refused::says(refused.device).full == libc::EAGAIN {
         or(1, out)?;
         no_key_left(refused, out)?;
@@ -362,12 +376,18 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
         causes = 1;
     }
     let of_errno = match errno {
-        libc::EIO => "the device is gone, or its memory mapping (IOMMU) failed",
-        libc::ETIMEDOUT => "the device's firmware does not answer",
+        libc::EIO => {
+            "likely: the device is gone, or its memory mapping (IOMMU) failed; the kernel's log decides"
+        }
+        libc::ETIMEDOUT => {
+            "likely: the device's firmware does not answer; the kernel's log decides"
+        }
         libc::EINVAL => {
             "likely: the device's driver refuses the address, the length or an access flag"
         }
-        libc::ENOSPC if causes == 0 => "the device has no key left",
+        libc::ENOSPC if causes == 0 => {
+            "likely: the device has no key left; rdma resource, and max_mr (rdmamr doctor), decide"
+        }
         _ if causes == 0 => "no likely cause is known",
         _ => return Ok(()),
     };
@@ -394,6 +414,18 @@ fn or(causes: u32, out: &mut dyn Write) -> fmt::Result {
 /// The kernel's own number for a call that a driver lacks (include/linux/errno.h). It may reach user
 /// space.
 const ENOTSUPP: i32 = 524;
+
+/// Whether the process can open no file more, as each export of a dma-buf does.
+fn is_out_of_descriptors() -> bool {
+    // SAFETY: the call takes no pointers.
+    let file = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) };
+    if file < 0 {
+        return errno::errno().0 == libc::EMFILE;
+    }
+    // SAFETY: the file is new, and nothing else knows it.
+    unsafe { libc::syscall(libc::SYS_close, file) };
+    false
+}
 
 impl Obstacle {
     /// Writes the reason, after "EFAULT".
@@ -425,7 +457,11 @@ impl Obstacle {
                 );
             }
             Why::Export(error) => {
-                return write!(out, "{export} exports no dma-buf of it (error {error})");
+                write!(out, "{export} exports no dma-buf of it (error {error})")?;
+                match is_out_of_descriptors() {
+                    true => ": RLIMIT_NOFILE is reached",
+                    false => "",
+                }
             }
             Why::Managed => {
                 "it has no dma-buf: managed memory (cudaMallocManaged) moves between GPU and processor and has no \
@@ -575,6 +611,23 @@ mod tests {
         assert!(busy(Subject::OtherMemory).contains("no likely cause"));
         let closed = words(Error::Next(Errno(libc::EBADF)), Subject::OtherMemory);
         assert!(closed.contains("the dma-buf is no open file"));
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_likely() {
+        for errno in [
+            libc::EAGAIN,
+            libc::EREMOTEIO,
+            libc::EIO,
+            libc::ENOSPC,
+            libc::ETIMEDOUT,
+        ] {
+            let text = words(Error::Kernel(Errno(errno)), memory(0x1000, 8, 1));
+            assert!(
+                text.contains("likely: ") && text.contains("decide"),
+                "{text}"
+            );
+        }
     }
 
     #[test]

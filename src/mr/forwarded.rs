@@ -75,9 +75,8 @@ pub unsafe fn reg_dmabuf_mr(
 }
 
 /// The memory of attributes that have these fields and perhaps an iova: `IBV_REG_MR_MASK_ADDR` names
-/// plain memory, with `IBV_REG_MR_MASK_BUF` it is of `ibv_alloc_buf`, and only libibverbs knows
-/// whether it is ordinary. `None` if they ask for more or less, if they are NULL, or if the library is
-/// disabled.
+/// plain memory, with `IBV_REG_MR_MASK_BUF` it is of `ibv_alloc_buf` ([`is_ordinary`]). `None` if they
+/// ask for more or less, if they are NULL, or if the library is disabled.
 ///
 /// # Safety
 /// `attr` is NULL or points to attributes. The caller has set the fields that `comp_mask` names,
@@ -103,6 +102,30 @@ pub unsafe fn memory_with(attr: *const ibv_mr_init_attr, fields: u64) -> Option<
         request.iova = unsafe { (*attr).iova };
     }
     Some(request)
+}
+
+/// Whether memory of `ibv_alloc_buf` is ordinary, and libibverbs would register it: it refuses a
+/// domain other than the buffer's, and memory beyond the buffer. If a later release changes its
+/// private structure, the comparison fails.
+///
+/// # Safety
+/// The same as for [`memory_with`], which made `request` of attributes with `IBV_REG_MR_MASK_BUF`.
+pub unsafe fn is_ordinary(
+    pd: *mut ibv_pd,
+    attr: *const ibv_mr_init_attr,
+    request: &Request,
+) -> bool {
+    // The field behind those of rdma-core 59.
+    let field = attr.wrapping_add(1).cast::<*const ibv_buf>();
+    // SAFETY: `comp_mask` names the field, so the caller has set it.
+    let buffer = unsafe { field.read() };
+    // SAFETY: NULL, or a live buffer of `ibv_alloc_buf`.
+    let Some(buffer) = (unsafe { buffer.as_ref() }) else {
+        return false;
+    };
+    let offset = request.addr.addr().checked_sub(buffer.addr.addr());
+    let rest = offset.and_then(|offset| buffer.size.checked_sub(offset));
+    buffer.pd == pd && buffer.dmabuf_fd == -1 && rest.is_some_and(|rest| request.length <= rest)
 }
 
 /// Registers memory other than plain memory.

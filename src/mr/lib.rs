@@ -34,7 +34,7 @@ pub use access::Access;
 pub use deregister::{around_bypassed_deregister, deregister};
 pub use devices::most_of;
 pub use fork::init as fork_init;
-pub use forwarded::{memory_with, reg_dmabuf_mr, reg_other_memory};
+pub use forwarded::{is_ordinary, memory_with, reg_dmabuf_mr, reg_other_memory};
 pub use large::around_host_register;
 pub use lifetime::{close_device, dealloc_pd};
 pub use object::{Mr, Object};

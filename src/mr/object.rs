@@ -116,7 +116,7 @@ impl Object {
 
     /// The cache's own object for this use.
     pub fn cached(self) -> usize {
-        // SAFETY: `Mr::claim_cached` returned this object, so `stand_for` has filled it.
+        // SAFETY: `Mr::is_stand_in` was true of this object, so `stand_for` has filled it.
         unsafe { (*self.0.as_ptr()).cached }
     }
 
@@ -239,6 +239,12 @@ impl Mr {
         // provider's smaller object, the next four bytes are the C library's, which follow the
         // object in the heap.
         unsafe { (*layout).mark == IS_CACHED }
+    }
+
+    /// The cache's own object, if this one stands for a use of a cached region.
+    pub fn cached(self) -> Option<usize> {
+        let object = Object::at(self.address()).filter(|_| self.is_stand_in())?;
+        Some(object.cached())
     }
 
     /// Claims the object if it stands for a use of a cached region. Of two threads only one

@@ -48,8 +48,7 @@ struct Rule(fn(&Vma, &Asked) -> bool, &'static str);
 
 #[rustfmt::skip]
 const RULES: &[Rule] = &[
-    Rule(|vma, _| vma.flags & DEVICE != 0,
-        "is memory of a device, without page structures (VmFlags io or pf): if the device's driver exports a dma-buf, register that"),
+    Rule(|vma, _| vma.flags & DEVICE != 0, OF_DEVICE),
     Rule(|vma, asked| !vma.is_accessible() && !vma.mapping.executable && asked.needs_rights(), "is not accessible (PROT_NONE)"),
     Rule(|vma, asked| !vma.is_accessible() && asked.needs_rights(), "is mapped for execution only (PROT_EXEC)"),
     Rule(|vma, asked| asked.writing && !vma.mapping.writable, "is mapped read-only, and the access flags need it writable"),
@@ -60,6 +59,16 @@ const RULES: &[Rule] = &[
         "is mapped read-only, and shared or in huge pages, which kernels before 6.2 cannot pin even for reading"),
     Rule(|vma, asked| is_closed(vma.mapping.key, asked.writing), "has a protection key that is closed to this thread (pkey_set)"),
 ];
+
+const OF_DEVICE: &str = "is memory of a device, without page structures (VmFlags io or pf): if the device's driver \
+                         exports a dma-buf, register that";
+/// The same flags, of a mapping that the kernel names and no driver of a device made.
+const OF_KERNEL: &str =
+    "is memory of the kernel's own, without page structures (VmFlags io or pf): copy what it has";
+
+/// A block device has no other file system.
+const OF_BLOCKS: &str = "is a shared mapping of a block device, which kernels from 6.5 do not pin for writing: map it \
+                         private, or register it without write access";
 
 /// The rule for files on file systems that want to know of each write.
 const NOT_WRITTEN: &str = "is a shared mapping of a file, which kernels from 6.5 do not pin for writing: map it private, \
@@ -79,9 +88,10 @@ const TRACKED: &str = "ext2 ext3 ext4 xfs btrfs f2fs nfs nfs4 fuse fuseblk virti
                        ramfs gfs2 ocfs2";
 /// File systems in memory, which do not.
 const IN_MEMORY: [&[u8]; 3] = [b"tmpfs", b"devtmpfs", b"hugetlbfs"];
-/// SECRETMEM_MAGIC and TMPFS_MAGIC (include/uapi/linux/magic.h).
+/// SECRETMEM_MAGIC, TMPFS_MAGIC and HUGETLBFS_MAGIC (include/uapi/linux/magic.h).
 const SECRET: i64 = 0x5345_434d;
 const TMPFS: i64 = 0x0102_1994;
+const HUGETLBFS: i64 = 0x9584_58f6;
 
 /// Finds the reason of an errno that may be about the memory, and says whether it is known. If it is
 /// not, the words say so.
@@ -164,6 +174,11 @@ impl Vma {
         let file = path.as_c_str().filter(|path| !path.is_empty());
         let file = file.and_then(open).filter(|file| is_it(file.number()))?;
         ask(file.number())
+    }
+
+    fn is_of_blocks(&self) -> bool {
+        let kind = self.file(|fd| Some(descriptor::about(fd).ok()?.st_mode & libc::S_IFMT));
+        kind == Some(libc::S_IFBLK)
     }
 
     /// The length of the mapped file, if that is an ordinary one, the kind of its file system, and the
@@ -280,7 +295,11 @@ impl Asked {
             return (vma.length()?.1 == SECRET).then_some("is secret memory (memfd_secret)");
         }
         let written = self.writing && vma.mapping.writable && !kernel::is_before(6, 5);
-        (written && !IN_MEMORY.contains(&kind.as_bytes())).then_some(NOT_WRITTEN)
+        match written {
+            true if vma.is_of_blocks() => Some(OF_BLOCKS),
+            true if !IN_MEMORY.contains(&kind.as_bytes()) => Some(NOT_WRITTEN),
+            _ => None,
+        }
     }
 
     /// The first mapping that the kernel refuses, and why. `kind` becomes that of a file's file system.
@@ -310,13 +329,20 @@ impl Asked {
             _ => self.end,
         };
         let is_fault = !matches!(self.errno, libc::EEXIST | libc::EOPNOTSUPP);
-        let missing = is_fault.then(|| first_missing(self.start, limit)).flatten();
+        let missing = is_fault.then(|| first_page(self.start, limit, |page| !page.is_present()));
+        let missing = missing.flatten();
         if let Some(Some((at, entry))) = missing {
             let sure = self.page(at, entry, words);
             if sure || matches!(step, Step::Whole | Step::Unread) {
                 return sure;
             }
             words.clear();
+        }
+        if is_fault && self.writing && matches!((step, missing), (Step::Whole, Some(None))) {
+            let protected = first_page(self.start, self.end, Entry::is_write_protected);
+            if let Some(Some((at, entry))) = protected {
+                return self.page(at, entry, words);
+            }
         }
         let why_not = match step {
             Step::Hole(at) if is_fault => {
@@ -337,6 +363,12 @@ impl Asked {
     #[inline(never)]
     fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) -> bool {
         let (memory, name) = (format_args!("memory at {at:#x}"), Name(at));
+        let mut why = why;
+        proc::name_at(at, &mut |name| {
+            if why == OF_DEVICE && name.starts_with(b"[") {
+                why = OF_KERNEL;
+            }
+        });
         if why != NOT_WRITTEN {
             return say(words, true, format_args!("{memory}{name} {why}"));
         }
@@ -391,6 +423,10 @@ impl Asked {
         let name = Name(at);
         let (sure, why) = if entry.is_guard() {
             ("", "is a guard (MADV_GUARD_INSTALL)")
+        } else if entry.is_present() {
+            let why = "is write-protected by a userfaultfd (VmFlags uw), which does not get faults of the kernel if it was \
+                       made with UFFD_USER_MODE_ONLY: end the protection (UFFDIO_WRITEPROTECT) before the registration";
+            ("likely: ", why)
         } else if flags & USERFAULTFD != 0 {
             let why = "is missing, and the program's userfaultfd has its faults (VmFlags um or ui), but not those of \
                        the kernel (UFFD_USER_MODE_ONLY; UFFD_FEATURE_SIGBUS; any before Linux 6.3) or has poisoned it: \
@@ -399,15 +435,16 @@ impl Asked {
         } else if entry.is_swap() && is_poisoned(at) {
             let why = "is poisoned: by a memory error (HardwareCorrupted in /proc/meminfo), or by UFFDIO_POISON";
             ("", why)
-        } else if flags & HUGE != 0 {
-            return huge(size, words);
         } else if let Some(Some((_, kind, Some(kib)))) = file {
-            let likely = if kind == TMPFS { "" } else { "likely: " };
+            let is_known = matches!(kind, TMPFS | HUGETLBFS);
+            let likely = if is_known { "" } else { "likely: " };
             let _ = write!(
                 words,
                 "{likely}the file system of the file{name} is full: 0 of {kib} KiB are free"
             );
-            return kind == TMPFS;
+            return is_known;
+        } else if flags & HUGE != 0 {
+            return huge(size, words);
         } else {
             let why = match file {
                 None => {
@@ -430,9 +467,9 @@ impl Asked {
     }
 }
 
-/// The first page of a range that is not present, with its entry. `None` if the table cannot be read.
+/// The first page of a range that is so, with its entry. `None` if the table cannot be read.
 #[inline(never)]
-fn first_missing(start: u64, end: u64) -> Option<Option<(u64, Entry)>> {
+fn first_page(start: u64, end: u64, is: fn(Entry) -> bool) -> Option<Option<(u64, Entry)>> {
     let map = PageMap::open()?;
     let mut entries = [Entry::default(); 256];
     let page = page_size();
@@ -443,7 +480,7 @@ fn first_missing(start: u64, end: u64) -> Option<Option<(u64, Entry)>> {
         if !map.read(at as usize, entries) {
             return None;
         }
-        if let Some(n) = entries.iter().position(|entry| !entry.is_present()) {
+        if let Some(n) = entries.iter().position(|&entry| is(entry)) {
             return Some(Some((at + n as u64 * page, entries[n])));
         }
         at += count * page;
@@ -499,7 +536,7 @@ fn huge(size: u64, words: &mut Words) -> bool {
         true => (true, "no free"),
         false => (
             false,
-            "not known: a memory policy, a cpuset or the mount's size may have kept it from a",
+            "not known: a memory policy or a cpuset may have kept it from a",
         ),
     };
     let figures =
@@ -646,7 +683,7 @@ mod tests {
             true
         }));
         if let Some(vvar) = vvar {
-            expect(of(vvar as usize, REMOTE_READ), true, "VmFlags io or pf");
+            expect(of(vvar as usize, REMOTE_READ), true, "the kernel's own");
         }
         if !kernel::is_before(6, 2) {
             expect(

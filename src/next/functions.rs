@@ -22,6 +22,7 @@ use rdmamr_abi::libfabric::fid;
 use rdmamr_abi::libfabric_provider::fi_info;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_sys::aside;
+use rdmamr_sys::function;
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::symbols::{self, Library, Load, Scope};
 use rdmamr_sys::thread::keep_errno;
@@ -201,7 +202,7 @@ impl<F: Copy> Next<F> {
     #[inline(always)]
     fn typed(&self, address: Option<NonZeroUsize>) -> Option<F> {
         // SAFETY: `new` was promised that the symbol has the type `F`, and a look-up found it.
-        address.map(|address| unsafe { symbols::typed(address) })
+        address.map(|address| unsafe { function::typed(address) })
     }
 
     /// The function's name.

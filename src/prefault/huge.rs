@@ -6,19 +6,72 @@
 //! a device 512 times the entries.
 
 use super::pages::Pages;
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
-use rdmamr_sys::proc::{number, of_first};
+use rdmamr_sys::pages::page_size;
+use rdmamr_sys::proc::{decimal, each_line, number, of_first};
 use rdmamr_sys::thread::keep_errno;
 
-/// Whether the machine gives huge pages on request only, and the process has not refused them.
-pub fn may_ask() -> bool {
-    const MODE: &core::ffi::CStr = c"/sys/kernel/mm/transparent_hugepage/enabled";
-    let asked = of_first(MODE, |line| {
-        let mut words = line.split(|&byte| byte == b' ');
-        words.find(|&word| word == b"[madvise]").map(drop)
-    });
+const MODE: &CStr = c"/sys/kernel/mm/transparent_hugepage/enabled";
+const DEFRAG: &CStr = c"/sys/kernel/mm/transparent_hugepage/defrag";
+const SIZE: &CStr = c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
+
+/// Whether the machine gives huge pages on request only, and the process has not refused them; and
+/// whether this many bytes of them are free, or the kernel uses small pages where none is. Otherwise
+/// the kernel would move pages to make huge ones (compaction), which may take longer than they save.
+pub fn may_ask(bytes: u64) -> bool {
     // SAFETY: the call takes no pointers.
-    asked.is_some() && unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } == 0
+    let is_refused = || unsafe { libc::prctl(libc::PR_GET_THP_DISABLE, 0, 0, 0, 0) } != 0;
+    is_set(MODE, &[b"[madvise]"])
+        && !is_refused()
+        && (is_set(DEFRAG, &[b"[defer]", b"[never]"]) || free() >= bytes)
+}
+
+/// Whether a file of words in which the chosen one stands in brackets has one of these.
+fn is_set(path: &CStr, chosen: &[&[u8]]) -> bool {
+    let has = |line: &[u8]| {
+        line.split(|&byte| byte == b' ')
+            .any(|word| chosen.contains(&word))
+    };
+    of_first(path, |line| has(line).then_some(())).is_some()
+}
+
+/// The size of a huge page; 0 if the machine has none.
+fn size() -> usize {
+    let size = of_first(SIZE, number).unwrap_or(0) as usize;
+    if size.is_power_of_two() { size } else { 0 }
+}
+
+/// How many bytes are free in blocks of huge pages.
+fn free() -> u64 {
+    let mut free = 0;
+    let huge = size() as u64;
+    let read = each_line(c"/proc/buddyinfo", |zone| {
+        free += free_in(zone, page_size(), huge);
+        true
+    });
+    if read { free } else { 0 }
+}
+
+/// The same of a zone: the numbers of its free blocks stand behind four words, and those of each column
+/// are twice as long as those of the one before.
+fn free_in(zone: &[u8], page: u64, huge: u64) -> u64 {
+    let words = zone
+        .split(|&byte| byte == b' ')
+        .filter(|word| !word.is_empty());
+    let blocks = words.skip(4).zip(0..u64::BITS);
+    let bytes = blocks.map(|(count, order)| (page << order, decimal(count)));
+    bytes
+        .filter(|&(length, _)| huge != 0 && length >= huge)
+        .map(|(length, count)| length * count)
+        .sum()
+}
+
+/// How often a page fault has moved pages to make a huge one since the machine's start.
+pub fn stalls() -> Option<u64> {
+    of_first(c"/proc/vmstat", |line| {
+        line.strip_prefix(b"compact_stall ").map(decimal)
+    })
 }
 
 /// Whether the program has neither asked for huge pages in a mapping nor refused them, by the flags
@@ -35,9 +88,8 @@ pub fn is_undecided(flags: &[u8]) -> bool {
 /// Advice on a part of a mapping splits the mapping. If the mappings have no other whole huge page,
 /// the advice covers them as wholes.
 pub fn ask(pages: Pages, mapped: (usize, usize)) {
-    const SIZE: &core::ffi::CStr = c"/sys/kernel/mm/transparent_hugepage/hpage_pmd_size";
-    let size = of_first(SIZE, number).unwrap_or(0) as usize;
-    if !size.is_power_of_two() {
+    let size = size();
+    if size == 0 {
         return;
     }
     let whole = |start: usize, end: usize| (start.next_multiple_of(size), end & !(size - 1));
@@ -109,6 +161,16 @@ mod tests {
         for decided in [&b"rd wr hg sd"[..], b"rd wr nh", b"ht rd"] {
             assert!(!is_undecided(decided));
         }
+    }
+
+    #[test]
+    fn free_blocks_of_a_zone() {
+        let zone = b"Node 0, zone   Normal  34836  11340   5479   1864   1336    606    176     81     72      1    664 ";
+        let free = |huge| free_in(zone, 4096, huge);
+        assert_eq!(free(2 << 20), (2 << 20) + 664 * (4 << 20));
+        assert_eq!(free(4 << 20), 664 * (4 << 20));
+        assert_eq!((free(0), free(512 << 20)), (0, 0));
+        assert_eq!(free_in(b"Node 0, zone", 4096, 2 << 20), 0);
     }
 
     #[test]

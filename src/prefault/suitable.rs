@@ -154,7 +154,7 @@ impl Pages {
         }
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut found: Option<Suitable> = None;
-        let may_ask = huge::may_ask();
+        let may_ask = huge::may_ask(missing);
         let read = proc::each_mapping_with_flags(|mapping, flags| {
             if mapping.range.end <= at {
                 return true;

@@ -28,6 +28,13 @@ pub const MOST: usize = 64;
 /// were no faster.
 const PIECE: usize = 2 << 20;
 
+/// So many bytes at each end show whether huge pages make the kernel move pages. Then the threads ask
+/// for the others, or leave them small.
+const FIRST: usize = 256 << 20;
+
+/// Fewer page faults that moved pages than this are other programs', or cost little.
+const FEW: u64 = 8;
+
 /// The threads of one registration.
 pub struct Team(NonNull<Work>);
 
@@ -50,6 +57,8 @@ struct Populating {
     /// registration will report the error.
     over: AtomicBool,
     place: Place,
+    /// [`huge::stalls`] at the start, if the threads ask for huge pages.
+    stalls: Option<u64>,
     /// The threads need not wait for the pin.
     is_first: bool,
 }
@@ -75,6 +84,7 @@ impl Team {
                 taken: AtomicUsize::new(0),
                 over: AtomicBool::new(false),
                 place,
+                stalls: found.huge.and_then(|_| huge::stalls()),
                 is_first,
             },
             threads: [const { None }; MOST],
@@ -131,10 +141,37 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 impl Populating {
     fn populate_all(&self) {
         // Each thread asks, so that no thread populates before the first request.
-        if let Some(mapped) = self.found.huge {
-            huge::ask(self.pages, mapped);
+        let Pages { start, end, .. } = self.pages;
+        if self.pages.bytes() <= 2 * FIRST {
+            self.ask(start, end);
+        } else {
+            self.ask(start, start + FIRST);
+            self.ask(end - FIRST, end);
         }
         while self.populate_next() {}
+    }
+
+    /// Asks for huge pages between these addresses, if the threads ask for any.
+    fn ask(&self, start: usize, end: usize) {
+        if let Some(mapped) = self.found.huge {
+            huge::ask(
+                Pages {
+                    start,
+                    end,
+                    ..self.pages
+                },
+                mapped,
+            );
+        }
+    }
+
+    /// Asks for huge pages in all of the memory, unless the first ones made the kernel move pages.
+    #[cold]
+    fn ask_for_all(&self) {
+        let stalls = huge::stalls().zip(self.stalls);
+        if stalls.is_some_and(|(now, before)| now.wrapping_sub(before) < FEW) {
+            self.ask(self.pages.start, self.pages.end);
+        }
     }
 
     /// Waits until the kernel pins. The first page that was missing shows that, because the kernel
@@ -197,6 +234,9 @@ impl Populating {
         let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
         };
+        if number == FIRST / PIECE && self.pages.bytes() > 2 * FIRST {
+            self.ask_for_all();
+        }
         // Populating present pages takes twenty times as long as asking whether they are present.
         if self.first_missing_in(piece).is_some() && !self.populate(piece) {
             self.over.store(true, Relaxed);

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The library's allocator: the C library's, and a reserve for when that has no memory.
 //!
+//! While the library is loaded it uses memory of its own: the C library's `malloc` may be the
+//! program's, which a constructor of the program has yet to make ready.
+//!
 //! Rust ends a process whose allocation fails, and the library must not end a program that can
 //! handle ENOMEM. An allocation that the C library refuses is therefore served from the reserve. A
 //! call that allocates asks first whether it may: [`has_memory`] is false once half of the reserve
@@ -9,7 +12,7 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::alloc::System;
 
 /// The reserve, in bytes. A page of .bss that is never touched costs nothing.
@@ -28,12 +31,24 @@ const PIECE: u64 = 1 << 32;
 // SAFETY: the memory is given out in pieces that do not overlap.
 unsafe impl Sync for Reserve {}
 
-static RESERVED: Reserve = Reserve {
-    memory: UnsafeCell::new([0; RESERVE]),
-    state: AtomicU64::new(0),
-};
+static RESERVED: Reserve = Reserve::new();
+/// For [`IS_LOADED`]. What is allocated then stays, so it is no part of the other one.
+static AT_LOAD: Reserve = Reserve::new();
+static IS_LOADED: AtomicBool = AtomicBool::new(false);
+
+/// The library is loaded: from now on the C library's `malloc` serves it.
+pub fn loaded() {
+    IS_LOADED.store(true, Relaxed);
+}
 
 impl Reserve {
+    const fn new() -> Reserve {
+        Reserve {
+            memory: UnsafeCell::new([0; RESERVE]),
+            state: AtomicU64::new(0),
+        }
+    }
+
     /// Whether a pointer is to a piece of the reserve.
     fn holds(&self, pointer: *mut u8) -> bool {
         pointer.addr().wrapping_sub(self.memory.get().addr()) < RESERVE
@@ -89,6 +104,21 @@ pub unsafe fn zeroed<T>() -> Option<Box<T>> {
     (!memory.is_null()).then(|| unsafe { Box::from_raw(memory) })
 }
 
+/// Memory of the first of the three that has some.
+fn allocate(layout: Layout, system: impl FnOnce() -> *mut u8) -> *mut u8 {
+    if !IS_LOADED.load(Relaxed) {
+        let memory = AT_LOAD.alloc(layout);
+        if !memory.is_null() {
+            return memory;
+        }
+    }
+    let memory = system();
+    if memory.is_null() {
+        return RESERVED.alloc(layout);
+    }
+    memory
+}
+
 struct Allocator;
 
 #[global_allocator]
@@ -99,21 +129,13 @@ static ALLOCATOR: Allocator = Allocator;
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`.
-        let memory = unsafe { System.alloc(layout) };
-        if memory.is_null() {
-            return RESERVED.alloc(layout);
-        }
-        memory
+        allocate(layout, || unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc_zeroed`.
-        let memory = unsafe { System.alloc_zeroed(layout) };
-        if !memory.is_null() {
-            return memory;
-        }
-        let memory = RESERVED.alloc(layout);
-        if !memory.is_null() {
+        let memory = allocate(layout, || unsafe { System.alloc_zeroed(layout) });
+        if RESERVED.holds(memory) || AT_LOAD.holds(memory) {
             // SAFETY: the reserve gave that many bytes, to this caller alone.
             unsafe { memory.write_bytes(0, layout.size()) };
         }
@@ -121,8 +143,11 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        if RESERVED.holds(memory) {
-            return RESERVED.dealloc();
+        if let Some(reserve) = [&RESERVED, &AT_LOAD]
+            .into_iter()
+            .find(|it| it.holds(memory))
+        {
+            return reserve.dealloc();
         }
         // SAFETY: `System` allocated the memory, by the caller's promise with this layout.
         unsafe { System.dealloc(memory, layout) }

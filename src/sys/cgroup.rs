@@ -93,15 +93,38 @@ pub fn huge_pages_reached(page: u64) -> Option<(u64, u64)> {
     reached
 }
 
-/// Calls `each` for the lines of `rdma.max` that limit the objects of a device.
-pub fn each_limit_of_objects(mut each: impl FnMut(&[u8])) {
+/// What a line of `rdma.max` limits beside the handles; not every kernel has `mr_mem`, the registered
+/// memory.
+const LIMITED: [&[u8]; 2] = [b"hca_object=", b"mr_mem="];
+
+/// Calls `each` for the lines of `rdma.max` that limit a device's objects or memory, and says whether
+/// that group has as much.
+pub fn each_limit_of_rdma(mut each: impl FnMut(&[u8], bool)) {
     each_group(b"rdma", &mut |group| {
-        group.each_line(b"rdma.max", &mut |line| {
-            let device = line.split(|&byte| byte == b' ').next();
-            if device.is_some_and(|device| objects(line, device).is_some()) {
-                each(line.trim_ascii_end());
+        for wanted in 0.. {
+            let (mut limit, mut number) = (Text::<192>::new(), 0);
+            group.each_line(b"rdma.max", &mut |line| {
+                if LIMITED.iter().any(|name| amount(line, name).is_some()) {
+                    if number == wanted {
+                        limit.push(line);
+                    }
+                    number += 1;
+                }
+            });
+            let limit = limit.as_bytes();
+            if limit.is_empty() {
+                return;
             }
-        });
+            let mut is_reached = false;
+            group.each_line(b"rdma.current", &mut |used| {
+                is_reached |= device_of(used) == device_of(limit)
+                    && LIMITED.iter().any(|name| {
+                        let most = amount(limit, name);
+                        most.is_some() && amount(used, name) >= most
+                    });
+            });
+            each(limit, is_reached);
+        }
     });
 }
 
@@ -133,13 +156,19 @@ fn smaller(least: &mut Option<u64>, other: Option<u64>) {
     }
 }
 
-/// The number of objects in a line about this device: "mlx5_0 hca_handle=2 hca_object=2000".
-fn objects(line: &[u8], device: &[u8]) -> Option<u64> {
+fn device_of(line: &[u8]) -> &[u8] {
+    line.split(|&byte| byte == b' ').next().unwrap_or_default()
+}
+
+/// The number after such a name in a line: "mlx5_0 hca_handle=2 hca_object=2000".
+fn amount(line: &[u8], name: &[u8]) -> Option<u64> {
     let mut words = line.split(|&byte| byte == b' ');
-    if words.next() != Some(device) {
-        return None;
-    }
-    words.find_map(|word| number(word.strip_prefix(b"hca_object=")?))
+    words.find_map(|word| number(word.strip_prefix(name)?))
+}
+
+/// The number of objects in a line about this device.
+fn objects(line: &[u8], device: &[u8]) -> Option<u64> {
+    amount(line, LIMITED[0]).filter(|_| device_of(line) == device)
 }
 
 /// A group as a folder.
@@ -236,6 +265,8 @@ mod tests {
             objects(b"rxe0 hca_handle=max hca_object=max", b"rxe0"),
             None
         );
+        let line = b"rxe0 hca_handle=2 hca_object=max mr_mem=4096";
+        assert_eq!(LIMITED.map(|name| amount(line, name)), [None, Some(4096)]);
         assert_eq!(number(b"max"), None);
         assert_eq!(
             number(b"9223372036854771712"),
@@ -271,7 +302,7 @@ mod tests {
             b"rxe0 hca_handle=max hca_object=max",
         ];
         crate::fuzz_inputs::each("fuzz_cgroup_text", 2000, &samples, |line, _| {
-            let _ = objects(line, b"mlx5_0");
+            let _ = (objects(line, b"mlx5_0"), amount(line, LIMITED[1]));
             let _ = number(line);
         });
     }

@@ -133,6 +133,11 @@ unsafe fn start_with(
     let noted = forever.then(|| POINTERS.iter().find(mine)).flatten();
     let thread = Ending { memory, size };
     let running = thread.running().as_ptr().cast::<c_int>();
+    // The end of a thread that runs forever is always a kill.
+    let cleared = match forever && ALL_RUN.load(Relaxed) != 0 {
+        true => ALL_RUN.as_ptr().cast(),
+        false => running,
+    };
     let blocked = signals::block();
     // Without CLONE_FS: setns(2) of a mount namespace refuses a thread that shares its directories.
     // Without CLONE_SYSVSEM: a thread that leaves the list of semaphore adjustments, by unshare(2),
@@ -145,7 +150,7 @@ unsafe fn start_with(
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;
     // SAFETY: the stack belongs to the new thread alone, and `run` keeps the module's rules.
-    let number = unsafe { __clone(Some(run), stack, flags, argument, running, tls, running) };
+    let number = unsafe { __clone(Some(run), stack, flags, argument, running, tls, cleared) };
     signals::restore(blocked);
     if number < 0 {
         if let Some(noted) = noted {
@@ -173,17 +178,7 @@ impl Ending {
 
     /// Waits for the thread's end.
     pub fn join(self) {
-        let running = self.running();
-        loop {
-            let number = running.load(Acquire);
-            if number == 0 {
-                break;
-            }
-            // Not FUTEX_PRIVATE: the kernel's wake at a thread's end is not private.
-            let (wait, for_ever) = (libc::FUTEX_WAIT, null_mut::<c_void>());
-            // SAFETY: the word is readable, and the call writes nothing.
-            unsafe { libc::syscall(libc::SYS_futex, running.as_ptr(), wait, number, for_ever) };
-        }
+        wait_until_cleared(self.running());
         self.unmap();
     }
 
@@ -191,6 +186,46 @@ impl Ending {
         // SAFETY: `start_ending` mapped the memory; the thread either never started or has ended.
         unsafe { unmap(self.memory, self.size) };
     }
+}
+
+/// Waits until the kernel has cleared the word at a thread's end.
+fn wait_until_cleared(word: &AtomicU32) {
+    loop {
+        let number = word.load(Acquire);
+        if number == 0 {
+            return;
+        }
+        // Not FUTEX_PRIVATE: the kernel's wake at a thread's end is not private.
+        let (wait, for_ever) = (libc::FUTEX_WAIT, null_mut::<c_void>());
+        // SAFETY: the word is readable, and the call writes nothing.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), wait, number, for_ever) };
+    }
+}
+
+/// 1 in a process of [`end_together`], until the kernel clears it.
+static ALL_RUN: AtomicU32 = AtomicU32::new(0);
+
+/// From now on this process, which has one thread, ends with status 1 when that thread ends, or one of
+/// [`start`]. A seccomp filter may kill a thread alone (SECCOMP_RET_KILL_THREAD): the others would wait
+/// for it forever.
+pub fn end_together() {
+    extern "C" fn end(_: *mut c_void) -> c_int {
+        wait_until_cleared(&ALL_RUN);
+        // SAFETY: the call takes no pointer.
+        unsafe { libc::syscall(libc::SYS_exit_group, 1) };
+        1
+    }
+    // If the filter kills at the call by which the new thread waits, it kills here, while there is one
+    // thread: the word is still 0, so this call returns.
+    let (wait, another, for_ever) = (libc::FUTEX_WAIT, 1, null_mut::<c_void>());
+    // SAFETY: the word is readable, and the call writes nothing.
+    unsafe { libc::syscall(libc::SYS_futex, ALL_RUN.as_ptr(), wait, another, for_ever) };
+    // SAFETY: the word is never freed.
+    unsafe { libc::syscall(libc::SYS_set_tid_address, ALL_RUN.as_ptr()) };
+    ALL_RUN.store(1, Release);
+    // SAFETY: `end` keeps the module's rules, and has no argument. A kernel that refuses this thread
+    // refuses the next one too.
+    let _ = unsafe { start_ending(end, null_mut()) };
 }
 
 /// Maps memory for the library itself, far from the program's. This function and `unmap` make raw

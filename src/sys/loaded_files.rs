@@ -5,13 +5,13 @@
 //! thread that asks here. So this file asks `_dl_find_object` (glibc 2.35), which takes no lock,
 //! and /proc. On earlier systems, and without /proc, it asks dl_iterate_phdr(3), which waits.
 
-use super::symbols::{self, Function, Scope, find};
+use super::function::{Function, typed};
 use super::{aside, proc};
 use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ops::{ControlFlow, Range};
 use core::ptr::with_exposed_provenance_mut;
-use rdmamr_elf::{File, Text};
+use rdmamr_elf::{File, LinkMap, Text};
 
 /// A loaded file. It must stay loaded while the value is in use.
 #[derive(Clone, Copy)]
@@ -19,6 +19,8 @@ pub struct Object {
     /// From its first mapping to the end of its last one.
     start: usize,
     end: usize,
+    /// The linker's name of the file.
+    name: Text,
     tables: File,
 }
 
@@ -40,7 +42,7 @@ static FIND_OBJECT: Function<unsafe extern "C" fn(*mut c_void, *mut Found) -> c_
 /// Looks up the linker's function. Called when the library is loaded.
 pub fn find_next() {
     let version = Some(c"GLIBC_2.35");
-    FIND_OBJECT.set(find(Scope::Program, c"_dl_find_object", version));
+    FIND_OBJECT.set(first(c"_dl_find_object", version, false));
 }
 
 /// The address of a function of the linker itself, if that linker takes no lock to find a file.
@@ -68,6 +70,8 @@ impl Object {
         is_found.then(|| Object {
             start: found.start,
             end: found.end,
+            // SAFETY: as below.
+            name: unsafe { LinkMap::name(found.map) },
             // SAFETY: this is the linker's entry of a file, which the caller keeps loaded.
             tables: unsafe { File::of(found.map) },
         })
@@ -114,6 +118,17 @@ impl Object {
         (self.start..self.end).contains(&address)
     }
 
+    /// The file's path; empty for the program itself.
+    pub fn name(&self) -> String {
+        let bytes: Vec<u8> = self.name.bytes().collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The difference between an address in memory and the same address in the file's own terms.
+    pub fn base(&self) -> usize {
+        self.tables.base
+    }
+
     /// The file's first address.
     pub fn start(&self) -> usize {
         self.start
@@ -152,7 +167,7 @@ impl Object {
     pub unsafe fn function<F: Copy>(&self, name: &'static CStr) -> Option<F> {
         let address = self.find(name, None);
         // SAFETY: this function's contract.
-        address.map(|address| unsafe { symbols::typed(address) })
+        address.map(|address| unsafe { typed(address) })
     }
 }
 
@@ -166,11 +181,11 @@ fn file_name(path: &[u8]) -> &[u8] {
 }
 
 /// A loaded file, as dl_iterate_phdr(3) describes it.
-pub struct LoadedFile<'a>(&'a libc::dl_phdr_info);
+struct LoadedFile<'a>(&'a libc::dl_phdr_info);
 
 /// Calls `look` with each file until `look` breaks. The linker's lock is held meanwhile, so `look`
 /// must not load anything.
-pub fn each<F: FnMut(&LoadedFile) -> ControlFlow<()>>(mut look: F) {
+fn each<F: FnMut(&LoadedFile) -> ControlFlow<()>>(mut look: F) {
     // SAFETY: `call` has the type of `F` and gets the pointer passed here, which is valid during
     // the call.
     unsafe { libc::dl_iterate_phdr(Some(call::<F>), (&raw mut look).cast()) };
@@ -188,9 +203,25 @@ unsafe extern "C" fn call<F: FnMut(&LoadedFile) -> ControlFlow<()>>(
     look(&LoadedFile(file)).is_break().into()
 }
 
+/// The symbol's address in the first loaded file, or the first but this library, that defines it.
+pub fn first(
+    name: &'static CStr,
+    version: Option<&'static CStr>,
+    but_this: bool,
+) -> Option<NonZeroUsize> {
+    let this = first as fn(_, _, _) -> _ as usize;
+    let mut found = None;
+    each(|file| {
+        let object = file.object().filter(|file| !(but_this && file.has(this)));
+        found = object.and_then(|object| object.find(name, version));
+        found.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
+    });
+    found
+}
+
 impl LoadedFile<'_> {
     /// The file's path; empty for the program itself.
-    pub fn name(&self) -> &CStr {
+    fn name(&self) -> &CStr {
         if self.0.dlpi_name.is_null() {
             return c"";
         }
@@ -198,26 +229,18 @@ impl LoadedFile<'_> {
         unsafe { CStr::from_ptr(self.0.dlpi_name) }
     }
 
-    /// The difference between an address in memory and the same address in the file's own terms.
-    pub fn base(&self) -> u64 {
-        self.0.dlpi_addr
-    }
-
-    /// How many files have been loaded and unloaded so far.
-    pub fn loads(&self) -> (u64, u64) {
-        (self.0.dlpi_adds, self.0.dlpi_subs)
-    }
-
     fn object(&self) -> Option<Object> {
-        let dynamic = self.parts(libc::PT_DYNAMIC, 0).next()?.start;
-        let ends = self.parts(libc::PT_LOAD, 0);
+        let dynamic = self.parts(libc::PT_DYNAMIC).next()?.start;
+        let ends = self.parts(libc::PT_LOAD);
         let all = ends.reduce(|all, part| all.start.min(part.start)..all.end.max(part.end))?;
         Some(Object {
             start: all.start as usize,
             end: all.end as usize,
+            // SAFETY: as below.
+            name: unsafe { Text::at(self.name().as_ptr().expose_provenance()) },
             // SAFETY: the linker states the file's base and program headers, and the caller of
             // `Object` keeps the file loaded.
-            tables: unsafe { File::with(self.base() as usize, dynamic as usize) },
+            tables: unsafe { File::with(self.0.dlpi_addr as usize, dynamic as usize) },
         })
     }
 
@@ -230,51 +253,12 @@ impl LoadedFile<'_> {
         unsafe { core::slice::from_raw_parts(self.0.dlpi_phdr, self.0.dlpi_phnum.into()) }
     }
 
-    /// The address ranges in memory of the file's parts of a kind, `PT_...`, with these
-    /// permissions, `PF_...`.
-    pub fn parts(&self, kind: u32, permissions: u32) -> impl Iterator<Item = Range<u64>> {
-        let chosen = move |header: &&libc::Elf64_Phdr| {
-            header.p_type == kind && header.p_flags & permissions == permissions
-        };
+    /// The address ranges in memory of the file's parts of a kind, `PT_...`.
+    fn parts(&self, kind: u32) -> impl Iterator<Item = Range<u64>> {
+        let chosen = move |header: &&libc::Elf64_Phdr| header.p_type == kind;
         self.headers().iter().filter(chosen).map(|header| {
-            let start = self.base() + header.p_vaddr;
+            let start = self.0.dlpi_addr + header.p_vaddr;
             start..start + header.p_memsz
         })
-    }
-}
-
-#[cfg(all(test, not(any(loom, miri))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_c_librarys_own_functions_are_found() {
-        let address = |name, version| find(Scope::Program, name, version);
-        let getppid = address(c"getppid", None).unwrap();
-        for ways in 0..2 {
-            if ways == 1 {
-                find_next();
-            }
-            let object = Object::with(getppid).unwrap();
-            assert!(object.has(getppid.get()) && object.is_called(c"libc.so.6"));
-            assert_eq!(object.find(c"getppid", None), Some(getppid));
-            assert_eq!(object.find(c"there_is_no_such_function", None), None);
-            // The default version, not an older one of the same name.
-            let version = Some(c"GLIBC_2.2.5");
-            assert_eq!(object.find(c"realpath", None), address(c"realpath", None));
-            assert_eq!(object.find(c"getppid", Some(c"GLIBC_2.999")), None);
-            if cfg!(target_arch = "x86_64") {
-                let old = address(c"realpath", version);
-                assert!(old.is_some() && old != address(c"realpath", None));
-                assert_eq!(object.find(c"realpath", version), old);
-            }
-            let named = Object::named(c"libc.so.6", b"libc.", &|_| true).unwrap();
-            assert_eq!(named.map(|named| named.start()), Some(object.start()));
-        }
-        assert!(
-            Object::named(c"none.so", b"no such", &|_| true)
-                .unwrap()
-                .is_none()
-        );
     }
 }

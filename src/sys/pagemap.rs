@@ -32,6 +32,11 @@ impl Entry {
         !self.is_present() && self.0 >> 58 & 1 == 1
     }
 
+    /// The page is mapped, and a userfaultfd has write-protected it. (Before Linux 5.13 the bit is 0.)
+    pub fn is_write_protected(self) -> bool {
+        self.is_present() && self.0 >> 57 & 1 == 1
+    }
+
     /// The page is mapped, and is of a file or of shared memory.
     pub fn is_of_file(self) -> bool {
         self.is_present() && self.0 >> 61 & 1 == 1

@@ -5,11 +5,9 @@
 //! may wait for a thread that registers memory. So no call of the program leads here: what a call
 //! looks for, it finds by `loaded_files.rs`.
 
+use super::loaded_files;
 use core::ffi::{CStr, c_void};
-use core::marker::PhantomData;
 use core::num::NonZeroUsize;
-use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// The libraries in which a symbol is looked up.
 #[derive(Clone, Copy)]
@@ -23,7 +21,14 @@ pub enum Scope {
 }
 
 /// The symbol's address; with a version, the address of that version node.
-pub fn find(scope: Scope, name: &CStr, version: Option<&CStr>) -> Option<NonZeroUsize> {
+pub fn find(
+    scope: Scope,
+    name: &'static CStr,
+    version: Option<&'static CStr>,
+) -> Option<NonZeroUsize> {
+    // dlsym allocates the text of an error, and when the library is loaded the program's allocator
+    // may not be ready: a constructor of the program makes some ready.
+    loaded_files::first(name, version, matches!(scope, Scope::Next))?;
     let handle = match scope {
         Scope::Next => libc::RTLD_NEXT,
         Scope::Program => libc::RTLD_DEFAULT,
@@ -75,54 +80,12 @@ impl Library {
     }
 }
 
-/// The function at an address.
-///
-/// # Safety
-/// `F` is a function pointer type, and that of the function there. (Of data it may be a reference.)
-#[inline(always)]
-pub unsafe fn typed<F: Copy>(address: NonZeroUsize) -> F {
-    const { assert!(size_of::<F>() == size_of::<usize>()) };
-    let pointer = with_exposed_provenance::<c_void>(address.get());
-    // SAFETY: this function's contract.
-    unsafe { core::mem::transmute_copy(&pointer) }
-}
-
-/// A function of another library, once a lookup has found it.
-pub struct Function<F> {
-    address: AtomicUsize,
-    signature: PhantomData<F>,
-}
-
-impl<F: Copy> Function<F> {
-    /// A function that no lookup has found yet.
-    ///
-    /// # Safety
-    /// `F` is a function pointer type, and `set` gets only addresses of functions of this type.
-    pub const unsafe fn new() -> Self {
-        Function {
-            address: AtomicUsize::new(0),
-            signature: PhantomData,
-        }
-    }
-
-    /// The function, if a lookup has found it.
-    #[inline(always)]
-    pub fn get(&self) -> Option<F> {
-        let address = NonZeroUsize::new(self.address.load(Relaxed));
-        // SAFETY: `new` was promised that a function of type `F` is at this address.
-        address.map(|address| unsafe { typed(address) })
-    }
-
-    /// Records the result of a lookup.
-    pub fn set(&self, address: Option<NonZeroUsize>) {
-        self.address
-            .store(address.map_or(0, NonZeroUsize::get), Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::function::Function;
+    #[cfg(not(any(loom, miri)))]
+    use crate::loaded_files::Object;
     use core::ffi::c_int;
 
     #[test]
@@ -138,6 +101,38 @@ mod tests {
         assert_eq!(
             find(Scope::Program, c"there_is_no_such_function", None),
             None
+        );
+    }
+
+    #[test]
+    #[cfg(not(any(loom, miri)))]
+    fn the_c_librarys_own_functions_are_found() {
+        let address = |name, version| find(Scope::Program, name, version);
+        let getppid = address(c"getppid", None).unwrap();
+        for ways in 0..2 {
+            if ways == 1 {
+                loaded_files::find_next();
+            }
+            let object = Object::with(getppid).unwrap();
+            assert!(object.has(getppid.get()) && object.is_called(c"libc.so.6"));
+            assert_eq!(object.find(c"getppid", None), Some(getppid));
+            assert_eq!(object.find(c"there_is_no_such_function", None), None);
+            // The default version, not an older one of the same name.
+            let version = Some(c"GLIBC_2.2.5");
+            assert_eq!(object.find(c"realpath", None), address(c"realpath", None));
+            assert_eq!(object.find(c"getppid", Some(c"GLIBC_2.999")), None);
+            if cfg!(target_arch = "x86_64") {
+                let old = address(c"realpath", version);
+                assert!(old.is_some() && old != address(c"realpath", None));
+                assert_eq!(object.find(c"realpath", version), old);
+            }
+            let named = Object::named(c"libc.so.6", b"libc.", &|_| true).unwrap();
+            assert_eq!(named.map(|named| named.start()), Some(object.start()));
+        }
+        assert!(
+            Object::named(c"none.so", b"no such", &|_| true)
+                .unwrap()
+                .is_none()
         );
     }
 }

@@ -6,8 +6,10 @@
 //! do not mix.
 
 use super::buffers::Block;
-use super::{modules, place};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
+use super::modules::{self, ModuleList};
+use super::place;
+use core::ptr::null_mut;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
 use rdmamr_config::config;
@@ -33,8 +35,8 @@ pub struct File {
     process: u64,
     sequence: AtomicU64,
     reasons: AtomicU32,
-    /// The number of `modules::loaded` at the last list of loaded files (`modules.rs`).
-    loaded: AtomicU64,
+    /// The last list of files of code that was written (`modules.rs`).
+    listed: AtomicPtr<ModuleList>,
     /// The progress of the block that identifies the process.
     start: AtomicU32,
     failed: AtomicBool,
@@ -75,7 +77,7 @@ impl File {
             process: clock::real(),
             sequence: AtomicU64::new(0),
             reasons: AtomicU32::new(0),
-            loaded: AtomicU64::new(u64::MAX),
+            listed: AtomicPtr::new(null_mut()),
             start: AtomicU32::new(NOT_STARTED),
             failed: AtomicBool::new(false),
             full: AtomicBool::new(false),
@@ -173,9 +175,10 @@ impl File {
 
     /// Writes the addresses of code, if they have changed.
     pub fn modules(&self) {
-        let loaded = modules::loaded();
-        if self.loaded.swap(loaded, AcqRel) != loaded {
-            self.block(kind::MODULES, modules::current().lines.as_bytes());
+        let Some(list) = modules::last() else { return };
+        let this = (&raw const *list).cast_mut();
+        if self.listed.swap(this, AcqRel) != this {
+            self.block(kind::MODULES, list.lines().as_bytes());
         }
     }
 

@@ -110,6 +110,7 @@ impl Began {
         record.caller = caller.address() as u64;
         record.thread = thread::id((&raw const *trace).addr());
         let file = &trace.file;
+        modules::with(&[record.caller], false);
         let stack = match &trace.stacks {
             Some(stacks) if ready => stacks.number(caller, file),
             _ => 0,

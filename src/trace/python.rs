@@ -8,13 +8,13 @@
 //! 3.9, 3.10, 3.13 and 3.14 do not export it. It makes some ten writes to a descriptor for each
 //! frame.
 
-use core::ffi::{CStr, c_int};
+use core::ffi::c_int;
 use core::fmt::Write;
 use core::num::NonZeroUsize;
 use core::sync::atomic::AtomicBool;
 use libc::syscall;
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::symbols::{Scope, find, typed};
+use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::thread;
 
 /// The most frames; the outermost are left out.
@@ -23,33 +23,24 @@ const MOST: usize = 32;
 const TEXT: usize = 16 << 10;
 
 /// The interpreter of this process.
+#[derive(Clone)]
 pub struct Python {
     this_thread: unsafe extern "C" fn() -> usize,
     is_ending: unsafe extern "C" fn() -> c_int,
     dump: unsafe extern "C" fn(c_int, usize),
 }
 
-/// The function that has one of these names.
-///
-/// # Safety
-/// `F` is the type of each function that may have one of these names.
-unsafe fn function<F: Copy>(names: &[&CStr]) -> Option<F> {
-    let mut names = names.iter();
-    let address = names.find_map(|name| find(Scope::Program, name, None));
-    // SAFETY: this function's contract.
-    address.map(|address| unsafe { typed(address) })
-}
-
 impl Python {
-    /// Looks for the interpreter. A path from a fork or an interposed memory call must not lead
-    /// here.
-    pub fn find() -> Option<Python> {
+    /// The interpreter, if the file has it.
+    pub fn of(file: &Object) -> Option<Python> {
         // SAFETY: it takes nothing and returns a pointer, here a number.
-        let this_thread = unsafe { function(&[c"PyGILState_GetThisThreadState"]) }?;
+        let this_thread = unsafe { file.function(c"PyGILState_GetThisThreadState") }?;
+        let mut either = [c"Py_IsFinalizing", c"_Py_IsFinalizing"].into_iter();
         // SAFETY: both names' functions take nothing and return an int.
-        let is_ending = unsafe { function(&[c"Py_IsFinalizing", c"_Py_IsFinalizing"]) }?;
+        let is_ending = either.find_map(|name| unsafe { file.function(name) })?;
+        let mut either = [c"PyUnstable_DumpTraceback", c"_Py_DumpTraceback"].into_iter();
         // SAFETY: both names' functions take a descriptor and that pointer, and return nothing.
-        let dump = unsafe { function(&[c"PyUnstable_DumpTraceback", c"_Py_DumpTraceback"]) };
+        let dump = either.find_map(|name| unsafe { file.function(name) });
         static SAID: AtomicBool = AtomicBool::new(false);
         if dump.is_none() && log::wants(Level::Warn) {
             log::once(

@@ -10,9 +10,7 @@
 //! (`python.rs`) cost as much at each call, so a program in Python that registers without pause has
 //! stacks for a part of its calls. `RDMAMR_TRACE_STACKS=all` lifts the budget.
 //!
-//! The walk takes no lock (`sys/unwind.rs` names the exceptions) and allocates nothing. Writing a
-//! stack asks the linker, as writing a block does; a child of a fork has its parent's list of files
-//! (`modules.rs`).
+//! The walk takes no lock (`sys/unwind.rs` names the exceptions) and allocates nothing.
 
 use super::file::File;
 use super::modules;
@@ -154,6 +152,7 @@ fn write(number: u32, walked: &Walked, lines: &str, file: &File) {
         bytes.extend(address.to_le_bytes());
     }
     bytes.extend(lines.as_bytes());
+    modules::with(addresses, true);
     file.modules();
     file.block(kind::STACK, &bytes);
 }
@@ -201,7 +200,7 @@ impl Walked {
         if self.interrupted {
             return None;
         }
-        let list = modules::last().unwrap_or_else(modules::current);
+        let list = modules::with(self.addresses(), false)?;
         list.python.as_ref()?.thread()
     }
 }

@@ -9,11 +9,11 @@ use crate::report::units::{self, shown};
 use crate::run::traces;
 use crate::style::say;
 use crate::top::pages::{self, Found};
+use crate::top::sample::library_mapped;
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail, ensure};
 use clap::value_parser;
 use rdmamr_live_page::{NOT_FOLLOWED, PATH, Page, TraceSwitch};
-use std::fs;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -124,7 +124,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             whole = stop(&found)?;
         }
     }
-    let file = units::quoted(&file.to_string_lossy());
+    let file = units::quoted(&file);
     let when = match whole {
         true => "next",
         false => "next, when the process has registered again",
@@ -138,22 +138,16 @@ fn why_not(pid: u32) -> String {
     if !Path::new(&format!("/proc/{pid}")).exists() {
         return format!("there is no process {pid}");
     }
-    let maps = fs::read_to_string(format!("/proc/{pid}/maps"));
-    match maps {
-        Ok(maps) if maps.contains("librdmamr") => format!(
+    match library_mapped(pid) {
+        Some(true) => format!(
             "process {pid} runs under the library, but has no live page: it has registered nothing yet, \
              RDMAMR_LIVE=0 is set, or there is no directory for the page (man 7 rdmamr)"
         ),
-        Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
-            // SAFETY: geteuid has no preconditions.
-            match unsafe { libc::geteuid() } {
-                0 => format!(
-                    "process {pid} cannot be read even by root here: a container without CAP_SYS_PTRACE, or a security module"
-                ),
-                _ => format!("process {pid} belongs to another user: only root can trace it"),
-            }
-        }
-        _ => format!(
+        None if me() == 0 => format!(
+            "process {pid} cannot be read even by root here: a container without CAP_SYS_PTRACE, or a security module"
+        ),
+        None => format!("process {pid} belongs to another user: only root can trace it"),
+        Some(false) => format!(
             "process {pid} does not run under the library (rdmamr run). This counts its uverbs calls:\n\
              \x20 bpftrace -e 'tracepoint:syscalls:sys_enter_ioctl /pid == {pid} && args->cmd == 0xc0181b01/ \
              {{ @uverbs = count(); }}'"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Choices and sizes on the command line, and what a mistyped word may have meant.
+//! Choices and sizes on the command line.
 
 use clap::ValueEnum;
-use strsim::damerau_levenshtein;
 
 pub fn name(choice: impl ValueEnum) -> String {
     let value = choice.to_possible_value();
@@ -24,27 +23,9 @@ pub fn bytes(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "a size is a number such as 4096, 64K, 1M or 2G".into())
 }
 
-/// The word that a mistyped one is likely to mean: at most two letters are wrong.
-pub fn nearest<'a>(given: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let near = words
-        .into_iter()
-        .map(|word| (damerau_levenshtein(given, word), word));
-    near.filter(|&(distance, word)| distance <= 2 && distance < word.len())
-        .min_by_key(|near| near.0)
-        .map(|near| near.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_mistyped_word_has_a_near_one() {
-        let words = ["run", "report", "top", "trace"];
-        assert_eq!(nearest("tpo", words), Some("top"));
-        assert_eq!(nearest("rport", words), Some("report"));
-        assert_eq!(nearest("doctor", words), None);
-    }
 
     #[test]
     fn sizes() {

@@ -4,7 +4,7 @@
 use crate::files::named::read_any;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSymbol, ReadCache, ReadRef};
+use object::{Endianness, ReadCache, ReadRef};
 use std::path::{Path, PathBuf};
 
 /// The processor and the word size that code is for.
@@ -25,6 +25,8 @@ pub struct Elf {
     pub is_program: bool,
     /// The file is a shared library or a position-independent program.
     pub is_dynamic: bool,
+    /// DT_SONAME: the name by which programs need the library; empty if it has none.
+    pub soname: Vec<u8>,
 }
 
 impl Elf {
@@ -43,14 +45,6 @@ impl Elf {
     }
 }
 
-/// Whether an ELF file defines a function of that name.
-pub fn exports(path: &Path, name: &[u8]) -> anyhow::Result<bool> {
-    let cache = ReadCache::new(read_any(path)?);
-    let file = object::File::parse(&cache)?;
-    let mut defined = file.dynamic_symbols().filter(|it| !it.is_undefined());
-    Ok(defined.any(|it| it.name_bytes() == Ok(name)))
-}
-
 fn parse<'data, H, R>(data: R) -> object::Result<Elf>
 where
     H: FileHeader<Endian = Endianness>,
@@ -67,17 +61,35 @@ where
         interpreter: None,
         is_program: false,
         is_dynamic: header.e_type(endian) == elf::ET_DYN,
+        soname: Vec::new(),
     };
-    for segment in header.program_headers(endian, data)? {
+    let segments = header.program_headers(endian, data)?;
+    let (mut soname, mut strings) = (None, None);
+    for segment in segments {
         if let Some(interpreter) = segment.interpreter(endian, data)? {
             found.interpreter = Some(String::from_utf8_lossy(interpreter).into_owned().into());
         }
         for entry in segment.dynamic(endian, data)?.into_iter().flatten() {
-            if entry.tag(endian) == elf::DT_FLAGS_1 {
-                let flags: u64 = entry.val(endian);
-                found.is_program |= flags & u64::from(elf::DF_1_PIE) != 0;
+            let value: u64 = entry.val(endian);
+            match entry.tag(endian) {
+                elf::DT_FLAGS_1 => found.is_program |= value & u64::from(elf::DF_1_PIE) != 0,
+                elf::DT_SONAME => soname = Some(value),
+                elf::DT_STRTAB => strings = Some(value),
+                _ => {}
             }
         }
+    }
+    if let (Some(soname), Some(strings)) = (soname, strings) {
+        let address = u64::wrapping_add(soname, strings);
+        let name = segments.iter().find_map(|segment| {
+            let (offset, size) = segment.file_range(endian);
+            let loaded = segment.p_type(endian) == elf::PT_LOAD;
+            let within = address.checked_sub(segment.p_vaddr(endian).into());
+            let from = offset.checked_add(within.filter(|&within| loaded && within < size)?)?;
+            data.read_bytes_at_until(from..offset.checked_add(size)?, 0)
+                .ok()
+        });
+        found.soname = name.unwrap_or_default().to_vec();
     }
     Ok(found)
 }
@@ -119,7 +131,6 @@ mod tests {
             }
             std::fs::write(&path, &input).unwrap();
             let _ = Elf::read(&path);
-            let _ = exports(&path, b"rdmamr_version");
         });
     }
 }

@@ -40,7 +40,16 @@ pub fn by_number(file: &impl AsRawFd) -> PathBuf {
 /// Opens anew a file that is open, such as by O_PATH.
 pub fn reopen(file: &impl AsRawFd, flags: i32) -> io::Result<File> {
     let path = CString::new(by_number(file).into_os_string().into_vec())?;
-    Ok(open_at(libc::AT_FDCWD, &path, flags | libc::O_NOCTTY, 0)?.into())
+    match open_at(libc::AT_FDCWD, &path, flags | libc::O_NOCTTY, 0) {
+        // The file itself is there.
+        Err(_) if !has_proc() => Err(io::Error::other("/proc is not mounted")),
+        opened => Ok(opened?.into()),
+    }
+}
+
+/// Whether proc(5) is mounted, which a small root file system may lack.
+pub fn has_proc() -> bool {
+    Path::new("/proc/self").exists()
 }
 
 /// Opens a device, or a file of proc(5) or sysfs(5): only root can put another file there.

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The search for librdmamr.so.1.
 
-use crate::elf::{Elf, exports};
+use crate::elf::Elf;
 use crate::report::units::shown;
 use anyhow::{anyhow, bail, ensure};
 use std::env;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -80,8 +80,11 @@ fn open(path: &Path) -> anyhow::Result<Library> {
     if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
         bail!("it is a program, not a shared library");
     }
-    if !exports(path, b"rdmamr_version")? {
-        bail!("it is another library than {SONAME}: it does not export rdmamr_version");
+    if elf.soname != SONAME.as_bytes() {
+        bail!(
+            "it is another library than {SONAME}: its DT_SONAME is \"{}\"",
+            elf.soname.escape_ascii()
+        );
     }
     // ld.so treats both characters as the end of a name, and they cannot be quoted.
     let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
@@ -95,9 +98,20 @@ fn open(path: &Path) -> anyhow::Result<Library> {
     })
 }
 
+/// The path of this program: without /proc, that by which it was executed.
+fn this_program() -> PathBuf {
+    env::current_exe().unwrap_or_else(|_| {
+        // SAFETY: getauxval has no preconditions.
+        let path = unsafe { libc::getauxval(libc::AT_EXECFN) } as *const c_char;
+        // SAFETY: the kernel has put the path there, for as long as the process runs.
+        let path = unsafe { CStr::from_ptr(path) };
+        OsStr::from_bytes(path.to_bytes()).into()
+    })
+}
+
 /// A library that is installed or built with this program precedes the others of the machine.
 fn beside_this_program() -> Vec<PathBuf> {
-    let program = env::current_exe().and_then(|path| path.canonicalize());
+    let program = this_program().canonicalize();
     let Some(dir) = program.as_ref().ok().and_then(|path| path.parent()) else {
         return Vec::new();
     };
@@ -112,7 +126,7 @@ fn beside_this_program() -> Vec<PathBuf> {
 /// The path that the dynamic linker finds, which it prints instead of running a program: "librdmamr.so.1
 /// => /usr/lib/librdmamr.so.1 (0x00007f...)".
 fn by_linker() -> Option<PathBuf> {
-    let listed = Command::new("/proc/self/exe")
+    let listed = Command::new(this_program())
         .env("LD_TRACE_LOADED_OBJECTS", "1")
         .env("LD_PRELOAD", SONAME)
         .env_remove("LD_AUDIT")

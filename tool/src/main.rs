@@ -14,6 +14,7 @@ mod files;
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
 mod library;
+mod limit;
 mod report;
 mod run;
 #[cfg(test)]
@@ -32,9 +33,9 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use report::units::{controls, lines};
 use std::ffi::OsString;
-use std::io::Write;
+use std::io;
 use std::process::ExitCode;
-use style::say;
+use style::{print, say};
 
 /// What RDMA memory registration costs a program, and how to avoid it
 #[derive(Parser)]
@@ -93,19 +94,16 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => {
             let printed = match error.kind() {
-                ErrorKind::DisplayVersion => print(version::lines()),
+                ErrorKind::DisplayVersion => print(&version::lines()),
                 // A shell may have made an argument of a file's name.
-                _ if arguments_control() => print(lines(&error.to_string()) + "\n"),
-                _ => error.print(),
+                _ if arguments_control() => print(&(lines(&error.to_string()) + "\n")),
+                _ => error.print().map_err(Into::into),
             };
             return if error.use_stderr() {
                 ExitCode::from(usage)
             } else {
                 // The help, or the version.
-                end(
-                    printed.map(|()| ExitCode::SUCCESS).map_err(Into::into),
-                    usage,
-                )
+                end(printed.map(|()| ExitCode::SUCCESS), usage)
             };
         }
     };
@@ -128,7 +126,7 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "rdmamr", &mut script);
     let script = completions::with_words(shell, &String::from_utf8(script)?);
-    Ok(print(script)?)
+    print(&script)
 }
 
 /// Whether an argument has characters that would control a terminal.
@@ -137,14 +135,13 @@ fn arguments_control() -> bool {
     std::env::args_os().any(control)
 }
 
-fn print(text: impl AsRef<[u8]>) -> std::io::Result<()> {
-    let mut out = std::io::stdout();
-    out.write_all(text.as_ref())?;
-    out.flush()
-}
-
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {
     result.unwrap_or_else(|error| {
+        let io = error.downcast_ref::<io::Error>();
+        if io.is_some_and(|io| io.kind() == io::ErrorKind::BrokenPipe) {
+            // The reader has closed the pipe, and SIGPIPE is ignored.
+            return ExitCode::SUCCESS;
+        }
         say(report::units::reason(&error));
         ExitCode::from(status)
     })

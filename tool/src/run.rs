@@ -109,7 +109,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let arguments = &args.command[1..];
     judge::judge(&program, arguments, &library, judge::MOST_SCRIPTS)
         .with_context(|| format!("{} cannot have the library preloaded", shown(&program)))?;
-    let mut environment: BTreeMap<OsString, OsString> = env::vars_os().collect();
+    let mut environment = BTreeMap::new();
+    for (name, value) in env::vars_os() {
+        // Of a variable that comes twice, getenv(3) finds the first one.
+        environment.entry(name).or_insert(value);
+    }
     // For this program only.
     environment.remove(OsStr::new("RDMAMR_LIBRARY"));
     environment.remove(OsStr::new(PROGRAM));
@@ -129,10 +133,6 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                 set(
                     "LD_AUDIT",
                     &environment::modules(&module, &given("LD_AUDIT")),
-                );
-                set(
-                    "GLIBC_TUNABLES",
-                    &environment::tunables(given("GLIBC_TUNABLES")),
                 );
             }
             Err(why) => say(format_args!(
@@ -168,7 +168,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             let of_folder = trace.parent().filter(|_| traces::is_pattern(trace));
             Some(format!(
                 "rdmamr report {}",
-                quoted(of_folder.unwrap_or(trace))
+                units::quoted(of_folder.unwrap_or(trace))
             ))
         }
         _ => None,
@@ -221,9 +221,14 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             environment.insert(PROGRAM.into(), program);
         }
         let error = become_program(&program, &args.command, environment);
+        let status = match error.kind() {
+            // A script's first line may name an interpreter that does not exist.
+            io::ErrorKind::NotFound => search::NOT_FOUND,
+            _ => search::CANNOT_RUN,
+        };
         let why = units::reason(&error.into());
         say(format_args!("{}: {why}", shown(&program)));
-        ExitCode::from(search::CANNOT_RUN)
+        ExitCode::from(status)
     };
     if trace.is_none() && args.stats.is_none() {
         return Ok(become_it());
@@ -272,7 +277,10 @@ fn report_trace(
     let trace = Trace::of(files).context("the trace cannot be read")?;
     let (calls, dropped) = trace.count();
     if calls == 0 && dropped == 0 {
-        bail!("no call is recorded: the program has registered no memory");
+        // The library has said why it could not write.
+        bail!(
+            "no call is recorded: the program has registered no memory, or its trace could not be written"
+        );
     }
     if let Some(page) = page {
         let stays = folder.is_none();
@@ -308,11 +316,6 @@ fn page_of(args: &Args) -> PathBuf {
     };
     page.push(".html");
     page.into()
-}
-
-/// Quotes a path as one word for a shell.
-fn quoted(path: &Path) -> String {
-    units::quoted(&path.to_string_lossy())
 }
 
 /// execvpe(3). The standard library's own exec would change which signals are blocked and ignored.

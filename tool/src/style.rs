@@ -4,6 +4,7 @@
 
 use crate::report::units::lines;
 use anstyle::{AnsiColor, Style};
+use anyhow::Result;
 use std::fmt::{Display, Write as _};
 use std::io::{IsTerminal, Write as _};
 use std::sync::OnceLock;
@@ -55,15 +56,28 @@ pub fn wrap(text: &str, indent: usize) -> String {
     wrapped
 }
 
-/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
-pub fn say(line: impl Display) {
-    say_as("rdmamr", line);
+/// Prints text to standard output.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = anstream::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
 }
 
+/// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
+/// A program that `rdmamr run` starts must not wait for the reader either: if a pipe or a terminal is
+/// full, the line is lost.
 /// The line may have text from outside.
-pub fn say_as(speaker: &str, line: impl Display) {
-    let text = lines(&line.to_string());
-    let _ = writeln!(anstream::stderr(), "{speaker}: {text}");
+pub fn say(line: impl Display) {
+    let mut about = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // SAFETY: the structure is writable.
+    if unsafe { libc::poll(&raw mut about, 1, 0) } == 1 {
+        let text = lines(&line.to_string());
+        let _ = writeln!(anstream::stderr(), "rdmamr: {text}");
+    }
 }
 
 #[cfg(test)]

@@ -2,8 +2,8 @@
 //! `rdmamr top`: the regions that are registered now, by process and device. Processes under the
 //! library show their statistics (`pages.rs`); the kernel lists the regions of all (`kernel.rs`).
 
-mod kernel;
-mod limits;
+pub mod kernel;
+pub mod limits;
 mod openmetrics;
 pub mod pages;
 pub mod sample;
@@ -12,10 +12,11 @@ mod table;
 
 use crate::files::named::replace;
 use crate::report::units::shown;
+use crate::style::print;
 use anyhow::{Context, Result, bail};
 use openmetrics::Format;
 use sample::Sample;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -108,14 +109,4 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         );
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Prints; a reader that has closed the pipe is not an error.
-fn print(text: &str) -> Result<()> {
-    let out = io::stdout().lock();
-    let mut out = anstream::AutoStream::auto(out);
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
 }

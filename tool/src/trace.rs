@@ -65,7 +65,7 @@ pub struct Process {
     /// The host of the process, and its number in its job; absent in traces of an earlier release.
     pub host: Option<String>,
     pub rank: Option<u32>,
-    pub page: u64,
+    page: u64,
     /// The earliest and the latest moment that the trace has of the process.
     pub begin: u64,
     pub end: u64,
@@ -161,6 +161,13 @@ impl Process {
         };
         self.rank = Some(rank).filter(|&rank| rank != NO_RANK);
         self.host = Some(String::from_utf8_lossy(&content[size_of::<u32>()..]).into_owned());
+    }
+
+    /// The whole pages around the memory of a call: their first byte, and the byte after them.
+    pub fn pages(&self, call: &Call) -> (u64, u64) {
+        let end = call.addr.saturating_add(call.length);
+        let end = end.checked_next_multiple_of(self.page).unwrap_or(u64::MAX);
+        (call.addr & !(self.page - 1), end)
     }
 
     fn saw(&mut self, moment: u64) {

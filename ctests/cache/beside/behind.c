@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A library behind ours, as a memory tracker or a socket library would be: it counts each call, and
- * forwards it. Without the C library's headers of these calls, whose declarations have "..." in the
+ * forwards it; munmap and mprotect are slow at the program's request (behind.h). Without the C library's headers of these calls, whose declarations have "..." in the
  * place of the last argument.
  */
 #include "behind.h"
+#include <signal.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/syscall.h>
@@ -22,7 +23,6 @@ _Atomic int behind_came[BEHIND_CALLS];
 		return (type)(answer);           \
 	}
 
-FORWARDS(int, munmap, (void *at, size_t length), syscall(SYS_munmap, at, length))
 FORWARDS(void *, mmap, (void *at, size_t length, int access, int flags, int fd, long from),
 	 syscall(SYS_mmap, at, length, access, flags, fd, from))
 FORWARDS(void *, mmap64, (void *at, size_t length, int access, int flags, int fd, long from),
@@ -32,7 +32,6 @@ FORWARDS(void *, mremap, (void *at, size_t length, size_t longer, int flags, voi
 FORWARDS(int, madvise, (void *at, size_t length, int advice), syscall(SYS_madvise, at, length, advice))
 FORWARDS(long, process_madvise, (int process, const struct iovec *at, size_t count, int advice, unsigned int flags),
 	 syscall(SYS_process_madvise, process, at, count, advice, flags))
-FORWARDS(int, mprotect, (void *at, size_t length, int access), syscall(SYS_mprotect, at, length, access))
 FORWARDS(int, pkey_mprotect, (void *at, size_t length, int access, int key),
 	 syscall(SYS_pkey_mprotect, at, length, access, key))
 /* The end of the program's data, of which the C library has another record. */
@@ -46,3 +45,36 @@ FORWARDS(int, close_range, (unsigned int first, unsigned int last, int flags), s
 FORWARDS(int, dup2, (int fd, int other), fd == other ? fd : syscall(SYS_dup3, fd, other, 0))
 FORWARDS(int, dup3, (int fd, int other, int flags), syscall(SYS_dup3, fd, other, flags))
 FORWARDS(int, ioctl, (int fd, unsigned long request, void *argument), syscall(SYS_ioctl, fd, request, argument))
+
+void *_Atomic slow_address;
+_Atomic int slow_state, slow_signal;
+
+static void wait_in(const void *at, int state)
+{
+	if (!at || at != slow_address)
+		return;
+	slow_state = state;
+	while (slow_state == state)
+		syscall(SYS_sched_yield);
+}
+
+int munmap(void *at, size_t length)
+{
+	behind_came[BEHIND_munmap]++;
+	if (at && at == slow_address && slow_signal)
+		raise(slow_signal);
+	else
+		wait_in(at, SLOW_INSIDE);
+	return (int)syscall(SYS_munmap, at, length);
+}
+
+int mprotect(void *at, size_t length, int access)
+{
+	int answer;
+
+	behind_came[BEHIND_mprotect]++;
+	wait_in(at, SLOW_INSIDE);
+	answer = (int)syscall(SYS_mprotect, at, length, access);
+	wait_in(at, SLOW_MADE);
+	return answer;
+}

@@ -16,4 +16,13 @@ enum behind { CALLS(NUMBER_OF) BEHIND_CALLS };
 /* The number of times that each call has reached the library behind ours. */
 extern _Atomic int behind_came[BEHIND_CALLS];
 
+/*
+ * munmap and mprotect of this address wait after they have set slow_state to SLOW_INSIDE, until
+ * that changes. mprotect waits once more, in the state SLOW_MADE, when the kernel has made the
+ * change. If slow_signal is not 0, munmap raises that signal instead.
+ */
+enum { SLOW_IDLE, SLOW_INSIDE, SLOW_MADE };
+extern void *_Atomic slow_address;
+extern _Atomic int slow_state, slow_signal;
+
 #endif

@@ -42,9 +42,8 @@ static void load(void)
 }
 
 /*
- * With RDMAMR_CACHE. Here an ibv_dereg_mr of libibverbs would bypass the library, and would end a
- * region of the cache. The cache looks at a range that is registered again, and then again after
- * some plain registrations.
+ * With RDMAMR_CACHE. Here an ibv_dereg_mr of libibverbs would bypass the library, and would end a region of the
+ * cache. The cache looks at a range that is registered again, and then again after some plain registrations.
  */
 static void plain_calls_bypass(void *memory)
 {

@@ -18,15 +18,6 @@ enum { COUNT = 8, SIZE = COUNT * PAGE, HUGE = 2 << 20, PART = 64 << 10 };
 #define MADV_COLLAPSE 25
 #endif
 
-static struct ibv_mr *in_use(void *memory, size_t length, int access)
-{
-	struct rdmamr_stats before;
-	struct ibv_mr *mr = register_by_cache(pair.pd, memory, length, access, &before);
-
-	must(mr);
-	return mr;
-}
-
 static char *map(int fd, size_t length, int protection, int flags, off_t offset)
 {
 	char *memory = fd < 0 && !(flags & MAP_ANONYMOUS) ? MAP_FAILED : mmap(NULL, length, protection, flags, fd, offset);
@@ -72,7 +63,7 @@ static void unloaded(void)
 	struct ibv_mr *old = NULL;
 
 	if (row->value)
-		old = in_use(memory, PAGE, LOCAL_AND_REMOTE);
+		old = by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
 	else
 		not_kept(&pair, "variables", memory, PAGE);
 	unload(object, memory);
@@ -165,10 +156,9 @@ static void grows_down(void)
 }
 
 /*
- * Memory is registered without a right to write, while its pages are the zero page or shared pages
- * of a file. Then the program writes, which gives it pages of its own, and registers it with the
- * right. The first region must not serve the second registration, and must read the data that the
- * program sees.
+ * Memory is registered without a right to write, while its pages are the zero page or shared pages of a file.
+ * Then the program writes, which gives it pages of its own, and registers it with the right. The first region
+ * must not serve the second registration, and must read the data that the program sees.
  */
 
 static bool reads(const struct ibv_mr *mr, char *memory, int access)
@@ -185,14 +175,12 @@ static bool reads(const struct ibv_mr *mr, char *memory, int access)
 	return status_is_good(status, "the device reads") && !memcmp(far.in, memory, SIZE);
 }
 
-/* By a registration of its own; `before` has the statistics before it. */
-static bool reads_anew(char *memory, int access, struct rdmamr_stats *before)
+/* By a registration of its own. */
+static bool reads_anew(char *memory, int access)
 {
-	struct ibv_mr *mr = register_by_cache(pair.pd, memory, SIZE, access, before);
-	bool good;
+	struct ibv_mr *mr = by_cache(pair.pd, memory, SIZE, access);
+	bool good = reads(mr, memory, access);
 
-	must(mr);
-	good = reads(mr, memory, access);
 	must(deregister_region(mr) == 0);
 	return good;
 }
@@ -205,31 +193,29 @@ static void upgraded(void)
 	int first = row->value & REMOTE ? IBV_ACCESS_REMOTE_READ : 0;
 	int second = row->value & REMOTE ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE;
 	char *memory = map(file, SIZE, READ_WRITE, kind == OF_FILE ? MAP_PRIVATE : OWN, 0);
-	struct rdmamr_stats before;
 	struct ibv_mr *mr, *writes;
 
 	must(memory);
 	if (kind != UNTOUCHED)
 		must(memory[0] + memory[SIZE - 1] < 1000); /* read only: pages that are shared */
-	ok(reads_anew(memory, first, &before), "the device reads what the program sees");
-	ok(reads_anew(memory, first, &before), "a second time");
+	ok(reads_anew(memory, first), "the device reads what the program sees");
+	ok(reads_anew(memory, first), "a second time");
 	/* A file may be cut, and the library does not see it. */
-	ok((kind == OF_FILE ? made_anew : reused)(before, stats()), "by the same region, if it is of no file");
+	ok(kind == OF_FILE ? was_made() : was_hit(), "by the same region, if it is of no file");
 	fill(memory, SIZE);
-	ok(reads_anew(memory, first, &before), "the device reads the data that the program wrote since");
+	ok(reads_anew(memory, first), "the device reads the data that the program wrote since");
 
 	mr = register_region(pair.pd, memory, SIZE, first);
 	must(mr);
-	writes = register_by_cache(pair.pd, memory, SIZE, second, &before);
-	must(writes);
-	ok(made_anew(before, stats()) && writes->lkey != mr->lkey, "the right to write takes another region");
+	writes = by_cache(pair.pd, memory, SIZE, second);
+	ok(was_made() && writes->lkey != mr->lkey, "the right to write takes another region");
 	ok(all_lands(&pair, writes, memory, SIZE, row->value & REMOTE), "by that, data lands in the current page");
 	ok(reads(mr, memory, first), "and the first reads it");
 	fill(memory, SIZE);
 	ok(reads(mr, memory, first), "and reads the program's later data");
 	is(deregister_region(mr), 0, "the first is deregistered");
 	is(deregister_region(writes), 0, "and the second");
-	ok(reads_anew(memory, first, &before), "without the right to write again");
+	ok(reads_anew(memory, first), "without the right to write again");
 	ok(lands_with(&pair, memory, SIZE, second), "with it again");
 }
 

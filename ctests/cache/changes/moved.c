@@ -1,12 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Registered memory is moved: by mremap(2), by realloc inside the C library, as one mapping or as
- * several, beside other threads. The watch of a part of a mapping splits it, and mremap accepts a
- * single mapping (Linux 6.17: several, of which it stops at the first that a userfaultfd watches). A
- * program that could move its memory still can, to the same effect, and a registration gets the
- * memory that is at its address.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
+ * Registered memory is moved: by mremap(2), by realloc inside the C library, as one mapping or as several,
+ * beside other threads. The watch of a part of a mapping splits it, and mremap accepts a single mapping (Linux
+ * 6.17: several). A program that could move its memory still can, to the same effect, and a registration gets
+ * the memory that is at its address. The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -171,68 +168,35 @@ struct outcome {
 	int err, there[2 * PAGES];
 };
 
-static void map(char *place, int first, int count, int protection, int flags)
+/*
+ * The mappings of a place, row->of: a letter, the first page and the number of pages each. o, s and f are
+ * private, shared and of a file, n cannot be accessed, r is of a file and read-only, w replaces what is
+ * there by a raw system call, and u is registered if this is the place for that.
+ */
+static void prepare(char *place, bool registered)
 {
-	char *at = place + first * PAGE;
+	int first, count, used;
+	char letter;
 
-	must(mmap(at, (size_t)count * PAGE, protection, flags | MAP_FIXED, flags & MAP_ANONYMOUS ? -1 : file, 0) == at);
-	for (int page = 0; protection & PROT_WRITE && page < count; page++)
-		at[page * PAGE] = (char)(first + page + 1);
-}
+	for (const char *at = row->of; sscanf(at, " %c%d+%d%n", &letter, &first, &count, &used) == 3; at += used) {
+		bool is_file = strchr("fr", letter);
+		int protection = letter == 'n' ? PROT_NONE : letter == 'r' ? PROT_READ : READ_WRITE;
+		int flags = MAP_FIXED | (is_file ? MAP_PRIVATE : letter == 's' ? SHARED : OWN);
+		char *part = place + first * PAGE;
+		size_t length = (size_t)count * PAGE;
 
-/* Registers it, if this is the place for that. */
-static void use(char *place, int first, int count, bool registered)
-{
-	for (int round = 0; registered && round < 2; round++) {
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), place + first * PAGE, (size_t)count * PAGE, LOCAL_AND_REMOTE);
+		for (int round = 0; letter == 'u' && registered && round < 2; round++) {
+			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), part, length, LOCAL_AND_REMOTE);
 
-		must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+			must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
+		}
+		if (letter == 'u')
+			continue;
+		must((letter == 'w' ? (char *)syscall(SYS_mmap, part, length, protection, flags, -1, 0L) :
+				      mmap(part, length, protection, flags, is_file ? file : -1, 0)) == part);
+		for (int page = 0; strchr("osf", letter) && page < count; page++)
+			part[page * PAGE] = (char)(first + page + 1);
 	}
-}
-
-static void others_follow(char *place, bool registered)
-{
-	map(place, 0, 4, READ_WRITE, OWN);
-	map(place, 4, 4, READ_WRITE, SHARED);
-	map(place, 12, 4, READ_WRITE, MAP_PRIVATE);
-	use(place, 0, 2, registered);
-}
-
-static void in_the_middle(char *place, bool registered)
-{
-	map(place, 0, 4, READ_WRITE, SHARED);
-	map(place, 8, 4, READ_WRITE, OWN);
-	use(place, 9, 1, registered);
-}
-
-static void behind_a_hole(char *place, bool registered)
-{
-	map(place, 0, 4, READ_WRITE, OWN);
-	map(place, 8, 4, READ_WRITE, OWN);
-	use(place, 9, 1, registered);
-}
-
-static void refused(char *place, bool registered)
-{
-	map(place, 0, 4, PROT_NONE, OWN);
-	map(place, 4, 4, PROT_READ, MAP_PRIVATE);
-	use(place, 0, 4, registered);
-}
-
-static void replaced(char *place, bool registered)
-{
-	map(place, 0, PAGES, READ_WRITE, OWN);
-	use(place, 2, 10, registered);
-	map(place, 4, 4, READ_WRITE, OWN);
-}
-
-static void replaced_past_library(char *place, bool registered)
-{
-	char *part = place + 4 * PAGE;
-
-	map(place, 0, PAGES, READ_WRITE, OWN);
-	use(place, 2, 10, registered);
-	must(syscall(SYS_mmap, part, 4L * PAGE, READ_WRITE, OWN | MAP_FIXED, -1, 0L) == (long)part);
 }
 
 static struct outcome outcome_of(bool registered)
@@ -240,7 +204,7 @@ static struct outcome outcome_of(bool registered)
 	char *place = new_place(3 * PAGES * PAGE), *to = place + 2 * PAGES * PAGE, *moved;
 	struct outcome outcome = { 0 };
 
-	((void (*)(char *, bool))(uintptr_t)row->of)(place, registered);
+	prepare(place, registered);
 	moved = mremap(place, PAGES * PAGE, PAGES * PAGE, TO | (int)row->value, to);
 	outcome.err = moved == MAP_FAILED ? errno : 0;
 	for (int page = 0; page < PAGES; page++) {
@@ -519,7 +483,7 @@ static void meanwhile(void)
 }
 
 #define PART(words, at, size) { "mremap, " words, watched_in_part, at, &(const size_t){ size } }
-#define SEVERAL(words, flags, prepare) { "mremap of several mappings, " words, several, flags, prepare }
+#define SEVERAL(words, flags, place) { "mremap of several mappings, " words, several, flags, place }
 #define REALLOC(words, prepare, value) { "realloc, " words, reallocated, value, prepare }
 #define MEANWHILE(call, raw) { "registered while " call " moves it", meanwhile, raw, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
 
@@ -530,13 +494,13 @@ static const struct row rows[] = {
 	{ "mremap after a flush", flushed },
 	{ "mremap of one mapping to a place that another thread wants", to_taken_place, 1 },
 	{ "mremap of two mappings to a place that another thread wants", to_taken_place, 2 },
-	SEVERAL("memory of other kinds follows", 0, others_follow),
-	SEVERAL("the registered memory is in the middle", 0, in_the_middle),
-	SEVERAL("its registration was refused", 0, refused),
-	SEVERAL("a part was replaced", 0, replaced),
-	SEVERAL("a part was replaced by a raw system call", 0, replaced_past_library),
-	SEVERAL("the old mappings are to stay", MREMAP_DONTUNMAP, others_follow),
-	SEVERAL("the old mappings are to stay, and the first is not registered", MREMAP_DONTUNMAP, behind_a_hole),
+	SEVERAL("memory of other kinds follows", 0, "o0+4 s4+4 f12+4 u0+2"),
+	SEVERAL("the registered memory is in the middle", 0, "s0+4 o8+4 u9+1"),
+	SEVERAL("its registration was refused", 0, "n0+4 r4+4 u0+4"),
+	SEVERAL("a part was replaced", 0, "o0+16 u2+10 o4+4"),
+	SEVERAL("a part was replaced by a raw system call", 0, "o0+16 u2+10 w4+4"),
+	SEVERAL("the old mappings are to stay", MREMAP_DONTUNMAP, "o0+4 s4+4 f12+4 u0+2"),
+	SEVERAL("the old mappings are to stay, and the first is not registered", MREMAP_DONTUNMAP, "o0+4 o8+4 u9+1"),
 	REALLOC("a part of the block was registered", a_part, 0),
 	REALLOC("a part of the block is registered", in_use, 0),
 	REALLOC("many parts of the block were registered", many_parts, 0),

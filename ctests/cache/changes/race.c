@@ -28,10 +28,7 @@
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
 
-/*
- * Replaces the C library's variable, by which the library sees whether the process ever had two
- * threads.
- */
+/* Replaces the C library's variable, by which the library sees whether the process ever had two threads. */
 char __libc_single_threaded;
 
 enum { LENGTH = 4 * PAGE };
@@ -127,9 +124,7 @@ static struct ibv_mr *register_place(int access)
 
 enum verdict { RIGHT, STALE, DEAD };
 
-/*
- * The program writes one value to the memory, the device another: which one does the program see?
- */
+/* The program writes one value to the memory, the device another: which one does the program see? */
 static enum verdict look(const struct ibv_mr *mr, unsigned char value)
 {
 	volatile unsigned char *memory = mr->addr;
@@ -190,10 +185,7 @@ static void race(long round)
 	quiet_hits += hit;
 }
 
-/*
- * The cache keeps no region while pages are dropped all the time: it cannot know when they are
- * gone.
- */
+/* The cache keeps no region while pages are dropped all the time: it cannot know when they are gone. */
 static bool used_again_later(void)
 {
 	bool hit = false;

@@ -5,7 +5,7 @@
  * comes. The cache keeps no region of huge pages.
  *
  * The device is the stand-in, whose pins are real (stub_device.h): it registers no read-only memory
- * for writing. slow_calls.so lies behind the library.
+ * for writing. behind.so lies behind the library.
  */
 #include <fcntl.h>
 #include <linux/memfd.h>
@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include "../../lib/stub_rows.h"
-#include "slow_calls.h"
+#include "../beside/behind.h"
 
 #pragma weak slow_address
 #pragma weak slow_state
@@ -160,9 +160,8 @@ static void half_advised(void)
 }
 
 /*
- * The event of a raw madvise comes before the kernel drops the pages. So the cache reuses no region
- * that is registered there within the next second. If this machine takes longer than that, the test
- * tries again.
+ * The event of a raw madvise comes before the kernel drops the pages. So the cache reuses no region that is
+ * registered there within the next second. If this machine takes longer than that, the test tries again.
  */
 static void just_dropped(void)
 {
@@ -205,21 +204,6 @@ static void keyed(void)
 		skip_all("the processor has no protection keys");
 	must(pkey_mprotect(memory, SOME, READ_WRITE, key) == 0);
 	is(hits_of(memory, SOME), 0, "the memory is not reused");
-}
-
-/* Memory that others can change without an event: a file is cut. */
-static void cut(void)
-{
-	int file = memfd_create("memory", MFD_CLOEXEC);
-	char *memory;
-
-	must(file >= 0 && ftruncate(file, SOME) == 0);
-	memory = mmap(NULL, SOME, READ_WRITE, (int)row->value, file, 0);
-	must(memory != MAP_FAILED);
-	for (int round = 0; round < 20; round++) {
-		is(hits(memory, 3), 0, "no region is reused, round %d", round);
-		must(ftruncate(file, 0) == 0 && ftruncate(file, SOME) == 0);
-	}
 }
 
 /* Beside a call that has not returned, or that a handler has left. */
@@ -521,8 +505,6 @@ static const struct row rows[] = {
 	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
-	{ "shared memory of a file that is cut", cut, MAP_SHARED, .flags = BOTH_CALLS },
-	{ "private memory of a file that is cut", cut, MAP_PRIVATE, .flags = BOTH_CALLS },
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },

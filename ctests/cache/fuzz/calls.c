@@ -33,9 +33,8 @@ int step_number;
 bool calm_sequence;
 static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
 /*
- * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel
- * left apart when one grew down to another, or at the ends of an mmap that the kernel refused
- * (docs/limits.md).
+ * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left apart when
+ * one grew down to another, or at the ends of an mmap that the kernel refused (docs/limits.md).
  */
 static bool page_by_page;
 /*
@@ -46,10 +45,7 @@ static bool page_by_page;
  * userfaultfd refuses it, so that the watch ends at the region.
  */
 static bool in_pieces, moves_pieces;
-/*
- * MREMAP_DONTUNMAP unlocks the whole mapping if it moves a part of it: a split leaves the rest
- * locked.
- */
+/* MREMAP_DONTUNMAP unlocks the whole mapping if it moves a part of it: a split leaves the rest locked. */
 static bool some_locked;
 
 /* Arguments. */
@@ -315,8 +311,7 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool raw = step->raw && !drops(advice) &&
-		   !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
+	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
 	begin("madvise", raw, at, length);
 	note(", %d)", advice);
@@ -474,10 +469,7 @@ static void write_range(const char *what, int first, int count, uint32_t offset,
 	}
 }
 
-static void write_step(const struct step *step)
-{
-	write_range("write", step->first, step->count, step->word[0], 0xa000000000000000);
-}
+static void write_step(const struct step *step) { write_range("write", step->first, step->count, step->word[0], 0xa000000000000000); }
 
 /* A child sees its parent's memory; its changes are its own, except in shared memory. */
 static void child(const struct step *step)
@@ -546,7 +538,6 @@ const struct kind kinds[] = {
 	{ "device", 50, device_step },
 };
 const int kinds_count = sizeof(kinds) / sizeof(*kinds);
-static int times[sizeof(kinds) / sizeof(*kinds)];
 
 static int pattern_file(int fd, int pages)
 {
@@ -566,10 +557,7 @@ void calls_open(void)
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);
-	/*
-	 * Nor do threads get heaps of their own, which a limit would refuse to the first thread that
-	 * asks.
-	 */
+	/* Nor do threads get heaps of their own, which a limit would refuse to the first thread that asks. */
 	mallopt(M_ARENA_MAX, 1);
 	mallopt(M_TRIM_THRESHOLD, INT_MAX);
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);
@@ -592,17 +580,8 @@ void calls_open(void)
 	look_windows();
 }
 
-void note_counts(void)
-{
-	for (int n = 0; n < kinds_count; n++) {
-		note("# kind %d %d", n, times[n]);
-		note_end();
-	}
-}
-
 void run_step(const struct step *step)
 {
 	note("%d %s", step_number, step->thread ? "[second] " : "");
-	times[step->kind]++;
 	kinds[step->kind].run(step);
 }

@@ -54,9 +54,6 @@ void calls_open(void);
 /* Makes the call of a step, and writes its answer to the log. */
 void run_step(const struct step *step);
 
-/* Writes how often each kind has occurred, as comments, which are not compared. */
-void note_counts(void);
-
 /* The number of the running step; it is also the value that the step writes to memory. */
 extern int step_number;
 /* Whether the sequence drops no pages by raw system calls. */

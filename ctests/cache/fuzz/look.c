@@ -14,8 +14,7 @@ static int log_fd, maps_fd, smaps_fd;
 
 char *page_at(int page)
 {
-	return page < PLACE_PAGES ? place + (page - PLACE_PAGES / 2) * (long)PAGE :
-				    heap + (page - PLACE_PAGES) * (long)PAGE;
+	return page < PLACE_PAGES ? place + (page - PLACE_PAGES / 2) * (long)PAGE : heap + (page - PLACE_PAGES) * (long)PAGE;
 }
 
 /* The log. */
@@ -109,10 +108,7 @@ static int try_access(struct access *access)
 	return 0;
 }
 
-static uint64_t mix(uint64_t hash, uint64_t value)
-{
-	return (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29);
-}
+static uint64_t mix(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x9e3779b97f4a7c15 + (hash >> 29); }
 
 static void hash_page(struct access *access)
 {
@@ -134,10 +130,7 @@ static void hash_bytes(struct access *access)
 	access->value = sum;
 }
 
-static void write_value(struct access *access)
-{
-	memcpy((char *)access->at, &access->value, sizeof(access->value));
-}
+static void write_value(struct access *access) { memcpy((char *)access->at, &access->value, sizeof(access->value)); }
 
 uint64_t look_bytes(const volatile char *at, size_t length, int *fault)
 {
@@ -218,8 +211,7 @@ static unsigned long nth_file(const struct mapping *mapping)
 static bool are_one(const struct mapping *one, const struct mapping *next)
 {
 	return one->end == next->start && !strcmp(one->rights, next->rights) && one->inode == next->inode &&
-	       !strcmp(one->flags, next->flags) &&
-	       (one->anonymous || one->offset + (one->end - one->start) == next->offset);
+	       !strcmp(one->flags, next->flags) && (one->anonymous || one->offset + (one->end - one->start) == next->offset);
 }
 
 static uint64_t end_of(const struct mapping *mapping, uint64_t hash, bool show)

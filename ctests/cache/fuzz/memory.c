@@ -8,14 +8,12 @@
  *
  * Usage: fuzz_memory [STEPS]: sequences of that many steps in sum. The seeds are 1, 2, 3, ...
  * FIXED_SEEDS, so that a check of the same source does the same each time: a difference that a new
- * seed finds would hit the author of an unrelated change. Steps beyond those are of new seeds. With
- * CHECK_FROM=N the seeds are N, N + 1, ..., so that a long run can be made in parts, and repeated.
+ * seed finds would hit the author of an unrelated change. Steps beyond those are of new seeds.
  *
  * The test prints the first difference with the shortest sequence found that shows it, and with the
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
- * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_GUARD=N is the
- * number of seconds that a run may take. CHECK_SHOW=N prints the sequence, and all that is seen after
- * step N.
+ * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_SHOW=N prints the
+ * sequence, and all that is seen after step N.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -84,6 +82,8 @@ static __attribute__((noreturn)) void run(const struct order *order)
 	bool with_thread = below(&from, 3) > 0;
 	int every = below(&from, 2) ? 1 : 5;
 
+	/* A guard against calls that never return, far above the time of any sequence. */
+	alarm(120);
 	calm_sequence = below(&from, 3) > 0;
 	draw_steps(order->seed, steps, order->count);
 	look_open(LOG_FD);
@@ -109,19 +109,9 @@ static __attribute__((noreturn)) void run(const struct order *order)
 		}
 	}
 	regions_close();
-	note_counts();
 	note("the end");
 	note_end();
 	exit(0);
-}
-
-static __attribute__((noreturn)) void run_order(struct order *order)
-{
-	const char *guard = getenv("CHECK_GUARD");
-
-	/* A guard against calls that never return, far above the time of any sequence. */
-	alarm(guard ? (unsigned int)atoi(guard) : 120);
-	run(order);
 }
 
 static void read_order(char **argv, struct order *order)
@@ -226,22 +216,9 @@ static void count_hits(const char *text)
 	}
 }
 
-/* How often each kind of step has occurred in the runs without the library. */
-static long *kind_times;
-
-static void count_steps(const char *text)
-{
-	int n, times;
-
-	if (!kind_times)
-		kind_times = calloc((size_t)kinds_count, sizeof(*kind_times));
-	must(kind_times);
-	for (text = strstr(text, "\n# "); text; text = strstr(text + 1, "\n# "))
-		if (sscanf(text, "\n# kind %d %d", &n, &times) == 2 && n >= 0 && n < kinds_count)
-			kind_times[n] += times;
-}
-
 /* A kind of step that never occurs would compare nothing. */
+static long kind_times[64];
+
 static void each_has_come(bool judged)
 {
 	int missing = 0;
@@ -272,7 +249,6 @@ static bool differs(const struct order *order, const char *cache, struct differe
 	if (WIFEXITED(logs[0].status) && WEXITSTATUS(logs[0].status) == NO_DEVICE)
 		skip_all("the kernel refuses io_uring, by which the device of this test pins memory");
 	count_hits(logs[1].text);
-	count_steps(logs[0].text);
 	at[0] = logs[0].text;
 	at[1] = logs[1].text;
 	while (!different && (at[0] || at[1])) {
@@ -365,11 +341,15 @@ static void show(struct order *order, const char *cache, struct difference *diff
 static bool equal(uint64_t seed, int count, const char *cache)
 {
 	static struct difference difference;
+	static struct step steps[LONGEST];
 	struct order order = { .seed = seed, .count = count };
 	const char *keep = getenv("CHECK_KEEP");
 
-	for (int n = 0; n < count; n++)
+	draw_steps(seed, steps, count);
+	for (int n = 0; n < count; n++) {
 		order.keep[n] = !keep;
+		kind_times[steps[n].kind] += !keep;
+	}
 	for (char *at = (char *)keep; at && *at; at += *at == ',') {
 		long n = strtol(at, &at, 10);
 
@@ -391,24 +371,21 @@ int main(int argc, char **argv)
 	static struct order order;
 	static const char *const caches[] = { "all", "all", "local" };
 	const char *one = getenv("CHECK_SEED"), *steps = getenv("CHECK_STEPS"), *only = getenv("CHECK_CACHE");
-	const char *from = getenv("CHECK_FROM");
 	int count = steps ? atoi(steps) : 250, wrong = 0;
 	long sum = argc > 1 ? atol(argv[1]) : FIXED_SEEDS * (long)count, done = 0;
 	uint64_t fresh = (uint64_t)time(NULL) % 1000000 * 1000;
 
 	if (argc > 5 && !strcmp(argv[1], "--run")) {
 		read_order(argv, &order);
-		run_order(&order);
+		run(&order);
 	}
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);
-	if (!one && !from && sum > FIXED_SEEDS * (long)count)
+	if (!one && sum > FIXED_SEEDS * (long)count)
 		printf("# seeds 1 to %d, then from %llu on, %d steps each\n", FIXED_SEEDS,
 		       (unsigned long long)fresh + FIXED_SEEDS, count);
 	for (uint64_t n = 0; done < sum && wrong < 5; n++, done += count) {
-		uint64_t seed = one  ? strtoull(one, NULL, 0)
-				: from ? strtoull(from, NULL, 0) + n
-				: n < FIXED_SEEDS ? n + 1 : fresh + n;
+		uint64_t seed = one ? strtoull(one, NULL, 0) : n < FIXED_SEEDS ? n + 1 : fresh + n;
 
 		wrong += !equal(seed, count, only ? only : caches[n % 3]);
 		if (one && n == (only ? 0 : 2))

@@ -1,10 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Idle regions in a cgroup. With nine of ten objects registered and deregistered, the program finds
- * room for other objects of the device. With 300 MiB of memory, a program that allocates and frees
- * buffers of 100 MiB needs hardly more than without the cache. With as many huge pages as one
- * buffer has, each new buffer gets them. With no thread left, registrations succeed, and are reused
- * when there is one.
+ * Idle regions in a cgroup: they leave room for other objects of the device, for memory, for huge pages, and
+ * without a thread left registrations succeed.
  *
  * Runs only in the machine of vm/, where the test may change the cgroups.
  */
@@ -28,17 +25,12 @@ static bool put(const char *path, const char *text)
 
 static void enter(void) { must(put(GROUP "/cgroup.procs", "0")); }
 
-static struct ibv_mr *by(bool relaxed, struct ibv_pd *pd, char *at)
-{
-	return relaxed ? ibv_reg_mr_relaxed(pd, at, PAGE, LOCAL_AND_REMOTE) : ibv_reg_mr(pd, at, PAGE, LOCAL_AND_REMOTE);
-}
-
 /* In a group that allows the device ten objects: the domain, and nine others. */
 static void objects(void)
 {
-	bool relaxed = !plain_calls();
 	struct ibv_mr *regions[REGIONS];
 	struct ibv_context *context;
+	struct rdmamr_stats before;
 	struct ibv_pd *pd, *other;
 	struct ibv_cq *cq;
 	char limit[128];
@@ -51,9 +43,7 @@ static void objects(void)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 	for (int n = 0; n < REGIONS; n++) {
-		/* RDMAMR_CACHE serves a range that is registered again. */
-		must(relaxed || ibv_dereg_mr(by(false, pd, memory + n * PAGE)) == 0);
-		regions[n] = by(relaxed, pd, memory + n * PAGE);
+		regions[n] = register_by_cache(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 		failed += !regions[n];
 		must(row->value || ibv_dereg_mr(regions[n]) == 0);
 	}
@@ -70,7 +60,8 @@ static void objects(void)
 		must(regions[n] = ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE));
 	errno = 0;
 	ok(!ibv_reg_mr(pd, memory + REGIONS * PAGE, PAGE, LOCAL_AND_REMOTE) && errno == EAGAIN, "a tenth region: EAGAIN");
-	ok(strstr(rdmamr_last_reason(), "hca_object=10") != NULL, "with the limit: %s", rdmamr_last_reason());
+	ok(strstr(rdmamr_last_reason(), "kernel: the limit of the rdma cgroup") && strstr(rdmamr_last_reason(), "hca_object=10"), "with the limit: %s",
+	   rdmamr_last_reason());
 	for (int n = 0; n < REGIONS; n++)
 		must(ibv_dereg_mr(regions[n]) == 0);
 	is(ibv_dealloc_pd(pd), 0, "the domain ends");

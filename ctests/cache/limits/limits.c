@@ -7,8 +7,6 @@
  */
 #include "../../lib/pair_rows.h"
 
-static void none_in_kernel(void) { is(kernel_regions(pair.context), far.others, "the kernel has none"); }
-
 /* Age: half a second. */
 
 static void goes(void)
@@ -97,10 +95,7 @@ static void reused_again_and_again(void)
 	ok(!kernel_has_key(pair.context, key), "the kernel does not have the old one any more");
 }
 
-static void local_stays(void)
-{
-	ok(keeps_key(IBV_ACCESS_LOCAL_WRITE, 10), "without remote rights it stays, for twice the time");
-}
+static void local_stays(void) { ok(keeps_key(IBV_ACCESS_LOCAL_WRITE, 10), "without remote rights it stays, for twice the time"); }
 
 static void in_use_over_its_age(void)
 {
@@ -302,10 +297,9 @@ static void limited(void)
 static void pinned_by_idle(struct ibv_pd *other)
 {
 	struct ibv_mr *regions[IDLE];
-	struct rdmamr_stats before;
 
 	for (int n = 0; n < IDLE; n++)
-		must(regions[n] = register_by_cache(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE, rights[n % 3 == 0], &before));
+		regions[n] = by_cache(n % 2 ? other : pair.pd, memory + n * 2 * PAGE, PAGE, rights[n % 3 == 0]);
 	for (int n = 0; n < IDLE; n++)
 		let_go(regions[n]);
 	is(stats().idle, IDLE, "%d of %d pages are pinned by idle regions", IDLE, LIMIT);
@@ -341,8 +335,7 @@ static void pins_make_room(void)
 
 	/* A region in use is the program's own, however it was registered. */
 	must(ibv_flush_relaxed_mr(pair.pd) == 0 && ibv_flush_relaxed_mr(other) == 0);
-	held = register_by_cache(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE, &before);
-	must(held);
+	held = by_cache(other, memory, (LIMIT - WANTED + 1) * PAGE, LOCAL_AND_REMOTE);
 	errno = 0;
 	ok(!by() && errno == ENOMEM, "with regions in use only, it is ENOMEM");
 	ok(strstr(rdmamr_last_reason(), "pinned already (VmPin)") != NULL, "the reason: %s", rdmamr_last_reason());
@@ -384,13 +377,12 @@ static void pins_to_the_last(void)
 /* A call that hits must not pin more than it registers. */
 static void pins_of_a_part(void)
 {
-	struct rdmamr_stats before;
 	struct ibv_mr *mr;
 
 	limited();
-	let_go(register_by_cache(pair.pd, memory, 4 * PAGE, IBV_ACCESS_LOCAL_WRITE, &before));
-	mr = register_by_cache(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE, &before);
-	ok(made_anew(before, stats()), "an idle region with more pages does not serve");
+	let_go(by_cache(pair.pd, memory, 4 * PAGE, IBV_ACCESS_LOCAL_WRITE));
+	mr = by_cache(pair.pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	ok(was_made(), "an idle region with more pages does not serve");
 	let_go(mr);
 	relaxed_end(&pair);
 }

@@ -17,10 +17,7 @@ void *__libc_calloc(size_t, size_t);
 void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
 
-/*
- * The library's code, and the number of allocations that it gets before they are refused; negative:
- * all.
- */
+/* The library's code, and the number of allocations that it gets before they are refused; negative: all. */
 static struct {
 	uintptr_t start, end;
 } library;

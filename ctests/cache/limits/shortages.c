@@ -1,14 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the device or the kernel refuses, and what a process has little of: keys, address space, a
- * device that is gone, an answer of the kernel. Idle regions end for a shortage, and a wrong request
- * costs none; a refused registration returns the kernel's errno with a reason and leaves nothing
- * behind; a refused deregistration is tried again; a registration that the cache has no room for is a
- * plain one.
+ * What the device or the kernel refuses, and what a process has little of. Idle regions end for a shortage,
+ * and a wrong request costs none. A refused registration returns the kernel's errno with a reason and leaves
+ * nothing behind; a refused deregistration is tried again; a registration that the cache has no room for is a
+ * plain one. Some drivers have errnos of their own.
  *
- * Some drivers have errnos of their own for a device without a free key, for memory that cannot be
- * pinned and for a region that is too long. The device is the stand-in (stub_device.h), in the place
- * of each driver.
+ * The device is the stand-in (stub_device.h), in the place of each driver.
  */
 #include <malloc.h>
 #include <rdma/ib_user_ioctl_verbs.h>

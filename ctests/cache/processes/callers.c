@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the library's calls and threads leave to the program: errno, the cancellation of a thread,
- * the processor and the scheduling of the thread that registers first, namespaces, and the end of
- * the process. The kernel restricts some of these in a process with threads, and the library's
- * threads must not prevent them in a program with one thread (docs/limits.md has exceptions). The
- * program has a function `clone` of its own that copies an object, and the linker binds the libraries
- * to it: the cache must not make its threads by it.
+ * What the library's calls and threads leave to the program: errno, the cancellation of a thread, the
+ * processor and the scheduling of the thread that registers first, namespaces, and the end of the process
+ * (docs/limits.md has exceptions). The program has a function `clone` of its own, and the linker binds the
+ * libraries to it: the cache must not make its threads by it.
  *
  * The device is the stand-in (stub_device.h).
  */

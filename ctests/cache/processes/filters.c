@@ -1,19 +1,23 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A program that has registered memory filters its system calls, and the filter kills it at a call
- * that it does not use itself. The cache makes such calls: those of userfaultfd, mincore, kcmp,
- * opening files. So the cache ends before the filter is set: no region is reused, registrations
- * work, and idle regions are deregistered. A child of vfork that gives up privileges or filters its
- * calls does not end its parent's cache. A thread that announces a filter while another thread
- * starts the cache ends it, whichever comes first.
+ * A program that has registered memory filters its system calls, and the filter kills it at a call that it
+ * does not use itself, but the cache does. So the cache ends before the filter is set: registrations work, and
+ * idle regions are deregistered. A child of vfork does not end its parent's cache. A thread that announces a
+ * filter while another thread starts the cache ends it, whichever comes first.
+ *
+ * The child that asks a filter which the program inherits ends if the filter kills one of its threads.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
+#include <linux/close_range.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include "../../lib/stub_rows.h"
 
 enum { ROUNDS = 50, COUNT = 4, MOMENT = 100000 };
@@ -119,8 +123,9 @@ static int filters_child(void)
 	return gives_up_privileges() || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
-static void in_vfork(int (*does)(void))
+static void in_vfork(void)
 {
+	int (*does)(void) = (int (*)(void))(uintptr_t)row->of;
 	pid_t pid = vfork();
 
 	if (!pid)
@@ -130,21 +135,15 @@ static void in_vfork(int (*does)(void))
 	is(userfaultfds(NULL), 1, "the parent has its watch");
 }
 
-static void child_gives_up(void)
+static void child_alone(void)
 {
-	in_vfork(gives_up_privileges);
-	served(pages(1), FRESH, "other memory");
-}
-
-static void child_filters(void)
-{
-	in_vfork(filters_child);
+	in_vfork();
 	served(pages(1), FRESH, "other memory");
 }
 
 static void both_give_up(void)
 {
-	in_vfork(gives_up_privileges);
+	in_vfork();
 	is(gives_up_privileges(), 0, "the process gives up privileges");
 	is(stub_deregistered(), 1, "the idle region has ended");
 }
@@ -179,8 +178,9 @@ static void *let_go_on(void *unused)
 }
 
 /* Late: the start goes on only after prctl has returned, which waits for a second at most. */
-static void beside_start(bool late)
+static void beside_start(void)
 {
+	bool late = row->of != NULL;
 	pthread_t starts, releases, other;
 
 	memory = pages(COUNT);
@@ -208,8 +208,28 @@ static void beside_start(bool late)
 	row_ends();
 }
 
-static void before_start_ends(void) { beside_start(false); }
-static void after_prctl_returns(void) { beside_start(true); }
+/* The program starts anew under a filter that kills a thread alone at a call with that argument. */
+
+struct killed { long number; int argument; uint32_t value; };
+
+static void inherited(void)
+{
+	const struct killed *at = row->of;
+	int status;
+	pid_t child;
+
+	if (getenv("CHECK_INHERITED"))
+		_exit(hits(pages(1), ROUNDS));
+	must(prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0);
+	child = must_fork();
+	if (!child) {
+		must(setenv("CHECK_INHERITED", "1", 1) == 0);
+		must(filter_calls(at->number, at->argument, at->value, SECCOMP_RET_KILL_THREAD, 0) == 0);
+		row_again();
+	}
+	is(child_status(child), 0, "the program runs, and no region is reused");
+	ok(waitpid(-1, &status, __WALL) == -1 && errno == ECHILD, "it has left no child");
+}
 
 static const struct row rows[] = {
 	{ "a filter by prctl, with threads", filtered, BY_PRCTL },
@@ -217,13 +237,17 @@ static const struct row rows[] = {
 	{ "a filter of all threads, set as libseccomp does", filtered, AS_LIBSECCOMP },
 	{ "a filter by prctl before the first relaxed registration", filtered_first, BY_PRCTL },
 	{ "a filter as libseccomp's before the first relaxed registration", filtered_first, AS_LIBSECCOMP },
-	{ "a vfork child gives up privileges", child_gives_up, .then = HIT },
-	{ "a vfork child filters its calls", child_filters, .then = HIT },
-	{ "a vfork child gives up privileges, and then the process", both_give_up, .then = PLAIN },
-	{ "prctl waits for the start of the cache, and ends it", before_start_ends, SYS_userfaultfd },
-	{ "the same with a reader", before_start_ends, SYS_prlimit64 },
-	{ "the start of the cache goes on after prctl has returned, and ends the cache", after_prctl_returns, SYS_userfaultfd },
-	{ "the same start with a reader", after_prctl_returns, SYS_prlimit64 },
+	{ "a vfork child gives up privileges", child_alone, .of = gives_up_privileges, .then = HIT },
+	{ "a vfork child filters its calls", child_alone, .of = filters_child, .then = HIT },
+	{ "a vfork child gives up privileges, and then the process", both_give_up, .of = gives_up_privileges, .then = PLAIN },
+	{ "prctl waits for the start of the cache, and ends it", beside_start, SYS_userfaultfd },
+	{ "the same with a reader", beside_start, SYS_prlimit64 },
+	{ "the start of the cache goes on after prctl has returned, and ends the cache", beside_start, SYS_userfaultfd, "late" },
+	{ "the same start with a reader", beside_start, SYS_prlimit64, "late" },
+	{ "an inherited filter kills the reader when it waits", inherited, .of = &(struct killed){ SYS_pselect6, 2, 0 }, .settings = "RDMAMR_CACHE=all" },
+	{ "when it leaves the table of descriptors", inherited, .of = &(struct killed){ SYS_close_range, 2, CLOSE_RANGE_UNSHARE }, .settings = "RDMAMR_CACHE=all" },
+	{ "the thread that has started the reader", inherited, .of = &(struct killed){ SYS_ioctl, 1, UFFDIO_REGISTER }, .settings = "RDMAMR_CACHE=all" },
+	{ "the first thread at the clock", inherited, .of = &(struct killed){ SYS_clock_gettime, 0, CLOCK_MONOTONIC }, .settings = "RDMAMR_CACHE=all" },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -1,12 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Tasks and children of a process that has a cache.
- *
- * A task that shares the memory and is a process of its own (clone with CLONE_VM, without
- * CLONE_THREAD) changes memory, is killed in the library, or outlives the process that registered.
- * A garbage collector stops a thread inside the library by a signal whose handler waits, and goes on
- * itself. A child of fork begins beside idle regions and beside calls of other threads. In each case
- * every call returns as without the library, and no stale region is handed out.
+ * Tasks and children of a process that has a cache: tasks that share the memory and are processes of their
+ * own (clone with CLONE_VM, without CLONE_THREAD), threads that a garbage collector stops inside the library,
+ * children of fork. Every call returns as without the library, and no stale region is handed out.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -182,9 +178,8 @@ static void outlives(void)
 }
 
 /*
- * A task that is killed inside an interposed munmap, while it holds the cache's lock. A task of the C
- * library's clone never takes the lock: the cache has given up before. One of a clone that bypasses
- * the library does.
+ * A task that is killed inside an interposed munmap, while it holds the cache's lock. A task of the C library's
+ * clone never takes the lock: the cache has given up before. One of a clone that bypasses the library does.
  */
 
 static _Atomic pid_t task;
@@ -302,12 +297,12 @@ static void interrupts(long number, const long *argument)
 	}
 }
 
-static void stops_threads(void)
+static void stops_threads(int signal)
 {
 	struct sigaction action = { .sa_handler = stop, .sa_flags = SA_RESTART };
 
 	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
-	must(sigaction(SIGUSR1, &action, NULL) == 0);
+	must(sigaction(signal, &action, NULL) == 0);
 }
 
 static void *mutates(void *unused)
@@ -351,7 +346,7 @@ static void collector(void)
 	char *range = pages(COUNT), *other = pages(COUNT);
 	pthread_t thread;
 
-	stops_threads();
+	stops_threads(SIGUSR1);
 	for (int time = 0; row->value != IN_THE_START && time < TIMES; time++) {
 		dereg(reg(range, LENGTH));
 		dereg(reg(other, LENGTH));
@@ -393,10 +388,12 @@ static int registered(void) { return (int)(stub_registered() - stub_deregistered
 /* Of few bytes they may stay. */
 enum { REGIONS = 16, BYTES = 2 << 20 };
 
+/* More than once, since a registration is plain while another thread has the cache's lock. */
 static void leave_all_idle(void)
 {
-	for (long n = 0; n < REGIONS; n++)
-		dereg(reg(memory + n * BYTES, BYTES));
+	for (int round = 0; round < 10 && registered() < REGIONS; round++)
+		for (long n = 0; n < REGIONS; n++)
+			dereg(reg(memory + n * BYTES, BYTES));
 }
 
 static void fork_beside_idle(void)
@@ -426,16 +423,9 @@ static void fork_beside_idle(void)
 
 enum { STAYS = 7 * PAGE };
 
-static void stays(int number)
-{
-	(void)number;
-	sem_post(&stopped);
-	while (sem_wait(&go))
-		;
-}
-
 static void *protects(void *at)
 {
+	mutator = (pid_t)syscall(SYS_gettid);
 	/* The result is the handler's, since the filter's signal takes the place of the call. */
 	mprotect(at, STAYS, PROT_READ);
 	return NULL;
@@ -447,7 +437,7 @@ static void forked_during_call(void)
 
 	if (in_forked(reuses) != RIGHT)
 		skip_all("userfaultfd is refused here");
-	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0 && signal(SIGSYS, stays) != SIG_ERR);
+	stops_threads(SIGSYS);
 	if (filter_calls(SYS_mprotect, 1, STAYS, SECCOMP_RET_TRAP, 0))
 		skip_all("this process can have no filter of system calls");
 	thread = must_start(protects, pages(STAYS / PAGE));

@@ -3,8 +3,6 @@
  * RDMAMR_CACHE on memory of a GPU: a region serves again as long as CUDA says that the memory lies in
  * the allocation in which the region was made, and not after it was freed. Data decides: the device
  * (vm/hca) writes and reads the memory of the stand-in (plain/gpu_runtime.c) through each region.
- *
- * With a number as its argument it runs that many rounds of the race alone.
  */
 #include <stdatomic.h>
 #include "../../lib/device.h"
@@ -132,6 +130,21 @@ static void never_kept(const char *name, enum gpu_kind kind)
 	gpu.free(at);
 }
 
+/* A program of several GPUs: the memory's own context is current while the region is made. */
+static void under_another_gpu(void)
+{
+	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
+
+	gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
+	gpu.other(1);
+	case_begin("under a context of another GPU");
+	is(hits_of(5, at, SIZE, LOCAL_AND_REMOTE), 3, "the first is plain, the second is kept, and the others are hits");
+	is(gpu.other(0), 1, "the other context is current afterwards");
+	case_end();
+	gpu.rules(USUAL);
+	gpu.free(at);
+}
+
 static uint64_t shared;
 
 static int in_child(void)
@@ -208,6 +221,7 @@ static void ends_by_age(void)
 
 /* How often the memory was allocated. It changes under the lock. */
 static _Atomic uint64_t generation;
+static _Atomic long registrations;
 static _Atomic bool is_over;
 static pthread_mutex_t allocates = PTHREAD_MUTEX_INITIALIZER;
 
@@ -219,8 +233,9 @@ static void *frees_and_allocates(void *at)
 		must(gpu.allocate(GPU_PLAIN, SMALL) == (uintptr_t)at);
 		generation++;
 		pthread_mutex_unlock(&allocates);
-		/* From no time at all to that of some registrations. */
-		usleep(generation % 4 ? (useconds_t)(rand() % 10000) : 0);
+		/* From no time at all to that of some registrations, however long they take. */
+		for (long until = registrations + (generation % 4 ? rand() % 8 : 0); registrations < until && !is_over;)
+			usleep((useconds_t)(rand() % 100));
 	}
 	return NULL;
 }
@@ -249,6 +264,7 @@ static void race(const char *name, int rules, long rounds)
 		pthread_mutex_unlock(&allocates);
 		if (mr)
 			must(ibv_dereg_mr(mr) == 0);
+		registrations++;
 	}
 	is_over = true;
 	pthread_join(thread, NULL);
@@ -262,17 +278,12 @@ static void race(const char *name, int rules, long rounds)
 	gpu.rules(USUAL);
 }
 
-static void races(long rounds)
-{
-	race("by a driver that unmaps", 0, rounds);
-	race("by one that unmaps nothing", GPU_FREES_QUIETLY, rounds);
-}
-
 int main(int argc, char **argv)
 {
 	struct ibv_context *context;
 	bool whole;
 
+	(void)argc;
 	continue_report();
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	whole = getenv("RDMAMR_GPU") && strcmp(getenv("RDMAMR_GPU"), "whole") == 0;
@@ -280,10 +291,6 @@ int main(int argc, char **argv)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
-	if (argc > 1) {
-		races(atol(argv[1]));
-		return done_testing();
-	}
 	exact(whole);
 	if (whole)
 		return done_testing();
@@ -293,9 +300,11 @@ int main(int argc, char **argv)
 	freed("by a driver that unmaps nothing", GPU_FREES_QUIETLY, LOCAL_AND_REMOTE);
 	never_kept("memory of a pool", GPU_POOL);
 	never_kept("memory of cuMemMap", GPU_VMM);
+	under_another_gpu();
 	refused();
 	ends(context);
 	ends_by_age();
-	races(1500);
+	race("by a driver that unmaps", 0, 1500);
+	race("by one that unmaps nothing", GPU_FREES_QUIETLY, 1500);
 	go_on_with(argv, "RDMAMR_GPU", "whole");
 }

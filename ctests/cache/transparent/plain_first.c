@@ -41,14 +41,6 @@ static bool put(struct ibv_pd *pd, void *at, size_t length, int access)
 	return landed;
 }
 
-static char *new_page(void)
-{
-	char *page = new_place(PAGE);
-
-	fresh_at(page, PAGE);
-	return page;
-}
-
 /* What it costs. */
 
 /* A process's resources and system calls. */
@@ -188,21 +180,11 @@ static void shared(void)
 	is(stub_registered() - stub_deregistered(), (long long)after.idle, "of which none stays registered");
 }
 
-static void relaxed_at_once(void)
-{
-	char *page = new_page();
-
-	before = stats();
-	for (int n = 0; n < 2; n++)
-		dereg(reg(page, PAGE));
-	ok(were(0, 1, 1), "it is cached");
-}
-
 /* A relaxed registration may use the region of a plain one, which may not change it then. */
 static void shared_with_relaxed(void)
 {
 	struct ibv_mr *plain, *relaxed;
-	char *page = new_page();
+	char *page = pages(1);
 	int code;
 
 	for (int n = 0; n < 2; n++)
@@ -403,7 +385,6 @@ static const struct row rows[] = {
 	{ "memory that is mapped anew", mapped_anew },
 	{ "which registration comes again", comes_back },
 	{ "shared memory", shared },
-	{ "a relaxed registration, from the first time on", relaxed_at_once },
 	{ "a region that a relaxed registration uses too", shared_with_relaxed },
 	{ "what is not served, and what is said", not_served, .flags = NO_PINS, LOUD },
 	{ "after ibv_fork_init", with_fork, .flags = NO_PINS, LOUD },

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Plain calls under RDMAMR_CACHE: rights, addresses and keys of a region, ends in each order, and
+ * Plain calls under RDMAMR_CACHE: rights and addresses of a region, ends in each order, and
  * functions that the program gets from libibverbs by handle. A program sees the same with the cache
  * as without, unless a row says what differs; on "local" remotely accessible memory is as without
  * the cache, to the byte. Each row runs with the cache off, on "local" and on "all".
  */
 #include <dlfcn.h>
+#include "../../lib/init_attr.h"
 #include "../../lib/pair_rows.h"
 
 #define LW IBV_ACCESS_LOCAL_WRITE
@@ -100,10 +101,7 @@ static void rights_are_exact(void)
 	}
 }
 
-/*
- * Without the cache a remote peer reaches the registered bytes, with it their pages, and never
- * more.
- */
+/* Without the cache a remote peer reaches the registered bytes, with it their pages, and never more. */
 static void reach(void)
 {
 	char *page = memory + PAGE;
@@ -117,30 +115,6 @@ static void reach(void)
 		   "and not one byte before or after");
 	ok(write_refused(&pair, page - 8, mr->rkey) && write_refused(&pair, page + PAGE, mr->rkey), "nor the pages around");
 	is(ibv_dereg_mr(mr), 0, "deregistered");
-}
-
-/* The key of a registration that has ended. */
-static void old_keys(void)
-{
-	struct ibv_mr *mr = served(pair.pd, memory, PAGE, LOCAL_AND_REMOTE), *again;
-	uint32_t first = mr->rkey, key;
-
-	is(ibv_dereg_mr(mr), 0, "a registration ends");
-	if (is_cached(LOCAL_AND_REMOTE)) {
-		fill(far.out, 8);
-		ok(pair_write(&pair, far.mr, far.out, 8, (uintptr_t)memory, first) == IBV_WC_SUCCESS &&
-		   !memcmp(memory, far.out, 8), "its key writes until a flush, as the documentation says");
-		flush();
-	}
-	ok(write_refused(&pair, memory, first), "its key is refused, at once or after a flush");
-	again = served(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
-	ok(again->rkey != first && write_refused(&pair, memory, first), "registered again: the old key is refused still");
-	key = again->rkey;
-	ok(lands_in(&pair, again, memory, PAGE), "the new one is good");
-	is(ibv_dereg_mr(again), 0, "that ends too");
-	remap(memory, PAGE);
-	ok(comes(!kernel_has_key(pair.context, key)), "its memory is replaced: the region is gone without a flush");
-	ok(write_refused(&pair, memory, key), "and its key refused");
 }
 
 static void never_kept(void)
@@ -163,17 +137,6 @@ static void never_kept(void)
 	}
 }
 
-/* As rdma-core 59 defines it; older headers lack it. */
-struct init_attr {
-	size_t length;
-	int access;
-	uint64_t comp_mask, iova;
-	void *addr;
-	int fd;
-	uint64_t fd_offset;
-	void *dmah;
-};
-enum { MASK_IOVA = 1, MASK_ADDR = 2 };
 struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
 
 /* The three calls that take an iova: one that equals the address is as good as none. */
@@ -363,19 +326,15 @@ static void child(void)
 }
 
 /*
- * A program that gets some of its functions from libibverbs by handle, as NCCL does, and has others
- * by linking. libibverbs' own ibv_reg_mr jumps through its PLT, and the provider calls
- * ibv_cmd_dereg_mr through its own. However a registration ends, only that one ends, and the next
- * region from the cache is good.
+ * A program that gets some of its functions from libibverbs by handle, as NCCL does, and has others by linking.
+ * libibverbs' own ibv_reg_mr jumps through its PLT, and the provider calls ibv_cmd_dereg_mr through its own.
+ * However a registration ends, only that one ends, and the next region from the cache is good.
  */
 
 typedef int (*rereg_call)(struct ibv_mr *, int, struct ibv_pd *, void *, size_t, int);
 enum { LINKED, LINKED_IOVA2, BY_DLSYM, BY_DLVSYM, FOREIGN, REGS, DEREGS = 3 };
 
-static struct ibv_mr *linked_reg(struct ibv_pd *pd, void *at, size_t length, int access)
-{
-	return ibv_reg_mr(pd, at, length, access);
-}
+static struct ibv_mr *linked_reg(struct ibv_pd *pd, void *at, size_t length, int access) { return ibv_reg_mr(pd, at, length, access); }
 
 static struct ibv_mr *linked_iova2(struct ibv_pd *pd, void *at, size_t length, int access)
 {
@@ -548,7 +507,6 @@ static const struct row rows[] = {
 	EACH("remote read", rights_are_exact, RR),
 	EACH("all remote rights", rights_are_exact, LW | RW | RR | RA),
 	EACH("reach of a region", reach, 0),
-	EACH("keys after the last use", old_keys, 0),
 	EACH("never cached: zero-based", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED),
 	EACH("never cached: memory windows", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND),
 	EACH("never cached: on demand", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND),

@@ -25,22 +25,11 @@ static bool no_threads;
 static char *page;
 
 /* The program's function is found before the C library's, so the library calls it as well. */
-int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
+int __clone(int (*run)(void *), void *stack, int flags, void *argument, void *parent, void *tls, void *child)
 {
-	int (*next)(int (*)(void *), void *, int, void *, ...) = dlsym(RTLD_NEXT, "__clone");
-	void *parent, *tls, *child;
-	va_list args;
+	int (*next)(int (*)(void *), void *, int, void *, void *, void *, void *) = dlsym(RTLD_NEXT, "__clone");
 
-	va_start(args, argument);
-	parent = va_arg(args, void *);
-	tls = va_arg(args, void *);
-	child = va_arg(args, void *);
-	va_end(args);
-	if (no_threads) {
-		errno = EAGAIN;
-		return -1;
-	}
-	return next(run, stack, flags, argument, parent, tls, child);
+	return no_threads ? (errno = EAGAIN, -1) : next(run, stack, flags, argument, parent, tls, child);
 }
 
 static void says_once(const char *words) { is(times_said(words), 1, "the library says once: %s", words); }
@@ -83,10 +72,7 @@ static void device_with_mode(mode_t mode)
 }
 
 /* As a container's profile does that does not list the call. */
-static void refuse_userfaultfd(void)
-{
-	must(refuse_calls(SYS_userfaultfd, 0, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, EPERM));
-}
+static void refuse_userfaultfd(void) { must(refuse_calls(SYS_userfaultfd, 0, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY, EPERM)); }
 
 static void map_over(void *at)
 {

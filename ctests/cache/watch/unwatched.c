@@ -1,14 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory that the cache does not watch. A process with nearly as many mappings as the kernel allows
- * (vm.max_map_count) cannot have the watch, which splits mappings: a region of unwatched memory serves
- * its caller alone, even while it is in use, since a raw system call may have replaced the memory.
- *
- * Another userfaultfd of the process, such as that of libfabric's monitor: the kernel gives the events
- * of memory to one userfaultfd, and the cache keeps no region of memory that another watches. The
- * program gets EBUSY for no memory but that of regions, and its watch stays, since the cache ends no
- * watch but its own. Before Linux 6.16 another userfaultfd may unregister memory that the cache
- * watches, and from then on the kernel refuses.
+ * Memory that the cache does not watch. Near vm.max_map_count the watch, which splits mappings, is not to be
+ * had: a region of unwatched memory serves its caller alone, since a raw system call may have replaced the
+ * memory. The kernel gives the events of memory to one userfaultfd: the cache keeps no region of memory that
+ * another watches, leaves that watch alone, and the program gets EBUSY for no memory but that of regions.
+ * Before Linux 6.16 another userfaultfd may unregister memory that the cache watches.
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
@@ -200,10 +196,7 @@ static int unregisters(void *range)
 	return after(other.fd, UFFDIO_UNREGISTER, range) ? errno : 0;
 }
 
-static int other_leaves(char *at, size_t length)
-{
-	return unregisters(&(struct uffdio_range){ (uintptr_t)at, length });
-}
+static int other_leaves(char *at, size_t length) { return unregisters(&(struct uffdio_range){ (uintptr_t)at, length }); }
 
 /* The program does not notice: its registrations just succeed. */
 static void other_watches_first(void)
@@ -318,6 +311,13 @@ static void in_turn(void)
 	is(lost, 0, "and sees each unmap");
 }
 
+/* A GPU's driver may answer for private addresses that have no page (nvidia_peermem). */
+static void without_pages(void)
+{
+	idle_page = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	must(idle_page != MAP_FAILED);
+}
+
 static const struct row rows[] = {
 	{ "memory without a watch, remote rights", not_shared, LOCAL_AND_REMOTE },
 	{ "memory without a watch, local rights", not_shared, IBV_ACCESS_LOCAL_WRITE },
@@ -330,6 +330,7 @@ static const struct row rows[] = {
 	{ "another userfaultfd watches for writes", other_watches_first, UFFDIO_REGISTER_MODE_WP },
 	{ "another userfaultfd wants memory that the cache watches", other_watches_second },
 	{ "another userfaultfd unregisters memory", other_unregisters },
+	{ "memory without pages", without_pages, .then = PLAIN, .flags = UNPINNED },
 	{ "another userfaultfd takes fresh memory in turn with the cache", in_turn, .flags = NO_PINS },
 };
 

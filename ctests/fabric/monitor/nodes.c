@@ -20,15 +20,8 @@ static const char *home(void *address)
 	return address && dladdr(address, &about) ? about.dli_fname : "nowhere";
 }
 
-static int start(struct fid_mem_monitor *monitor)
-{
-	return monitor ? 0 : -FI_EINVAL;
-}
-
-static void stop(struct fid_mem_monitor *monitor)
-{
-	(void)monitor;
-}
+static int start(struct fid_mem_monitor *monitor) { return monitor ? 0 : -FI_EINVAL; }
+static void stop(struct fid_mem_monitor *monitor) { (void)monitor; }
 
 static int subscribe(struct fid_mem_monitor *monitor, const void *address, size_t length)
 {

@@ -4,8 +4,8 @@
  * raw system calls, which no interposing library sees. A change that has ended before a
  * registration must never be missed: the device reads the data that the thread has just written.
  */
+#include "../../lib/program.h"
 #include "cached.h"
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <time.h>
 
@@ -88,14 +88,14 @@ int main(void)
 		must(pthread_rwlock_init(&buffers[n].lock, NULL) == 0);
 		buffers[n].memory = pages(2);
 	}
-	must(pthread_create(&threads[0], NULL, registers, NULL) == 0);
-	must(pthread_create(&threads[1], NULL, registers, "") == 0);
-	must(pthread_create(&threads[2], NULL, maps_others, NULL) == 0);
+	threads[0] = must_start(registers, NULL);
+	threads[1] = must_start(registers, buffers);
+	threads[2] = must_start(maps_others, NULL);
 	for (int n = 0; n < SECONDS || (n < PATIENCE && (hits == 0 || changes <= 20)); n++)
 		sleep(1);
 	stop = true;
 	for (int n = 0; n < 3; n++)
-		must(pthread_join(threads[n], NULL) == 0);
+		must_join(threads[n]);
 	printf("# %ld registrations, %ld with the previous key, %ld changes\n", looks, hits, changes);
 	is(stale, 0, "no registration has pages that are gone");
 	ok(hits > 0, "some were served by the cache");

@@ -5,15 +5,8 @@
 
 static struct fid_domain *domain, *other_domain;
 
-static void *get(void *at, size_t length)
-{
-	return reg(domain, at, length);
-}
-
-static uint32_t rkey(void *registration)
-{
-	return (uint32_t)fi_mr_key(registration);
-}
+static void *get(void *at, size_t length) { return reg(domain, at, length); }
+static uint32_t rkey(void *registration) { return (uint32_t)fi_mr_key(registration); }
 
 static void put(void *registration)
 {
@@ -22,10 +15,7 @@ static void put(void *registration)
 	must(fi_close(&mr->fid) == 0);
 }
 
-static void in_other_domain(void *at, size_t length)
-{
-	put(reg(other_domain, at, length));
-}
+static void in_other_domain(void *at, size_t length) { put(reg(other_domain, at, length)); }
 
 int main(int argc, char **argv)
 {

@@ -94,13 +94,6 @@ static void open_domain(bool provider_keys)
 	must(!ret && domain);
 }
 
-static void open_queue(void)
-{
-	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_FD };
-
-	must(fi_eq_open(fabric, &attr, &queue, &version) == 0 && queue);
-}
-
 static void trywait(int answer, const char *when)
 {
 	struct fid *queues[] = { &queue->fid, &queue->fid }, *other = &domain->fid;
@@ -143,33 +136,27 @@ static void close_domain(void)
 	gives(0, pinned());
 }
 
-static void application_keys(void)
-{
-	struct fid_mr *mr = NULL;
-
-	gives(0, reg(memory, SIZE, ALL, 7, &mr));
-	must(mr);
-	is_pinned(SIZE, "the memory is pinned");
-	holds(fi_mr_key(mr) == 7 && fi_mr_desc(mr) && mr->fid.fclass == FI_CLASS_MR && mr->fid.context == &mr);
-	gives(-FI_EBUSY, fi_close(&domain->fid));
-	gives(0, fi_close(&mr->fid));
-	gives(0, pinned());
-}
-
-static void provider_keys(void)
+/* Two regions of the same memory; the requested key counts if the provider has none of its own. */
+static void keys(bool provider)
 {
 	struct fid_mr *mrs[2] = { 0 };
 
-	/* The requested key does not count. */
 	for (int n = 0; n < 2; n++) {
-		gives(0, reg(memory, SIZE, ALL, 7, &mrs[n]));
+		uint64_t key = provider ? 7 : 7 + (uint64_t)n;
+
+		gives(0, reg(memory, SIZE, ALL, key, &mrs[n]));
 		must(mrs[n]);
-		holds(fi_mr_key(mrs[n]) <= UINT32_MAX && fi_mr_desc(mrs[n]));
+		holds(provider ? fi_mr_key(mrs[n]) <= UINT32_MAX : fi_mr_key(mrs[n]) == key);
+		holds(fi_mr_desc(mrs[n]) && mrs[n]->fid.fclass == FI_CLASS_MR && mrs[n]->fid.context == &mrs[n]);
 	}
-	gives(2 * SIZE, pinned());
+	/* For a provider's keys once each. */
+	ok(!provider || pinned() == 2 * SIZE, "the memory is pinned once");
+	is_pinned(2 * SIZE, "the memory is pinned");
 	holds(fi_mr_key(mrs[0]) != fi_mr_key(mrs[1]));
+	gives(-FI_EBUSY, fi_close(&domain->fid));
 	gives(0, fi_close(&mrs[0]->fid));
 	gives(0, fi_close(&mrs[1]->fid));
+	gives(0, pinned());
 }
 
 static void asynchronous(void)
@@ -223,16 +210,16 @@ int main(int argc, char **argv)
 	info = NULL;
 	old_application();
 	open_domain(false);
-	open_queue();
+	must(fi_eq_open(fabric, &(struct fi_eq_attr){ .wait_obj = FI_WAIT_FD }, &queue, &version) == 0 && queue);
 	ok(domain->fid.fclass == FI_CLASS_DOMAIN && domain->fid.context == &version, "the domain has its class and context");
 	ok(queue->fid.fclass == FI_CLASS_EQ && queue->fid.context == &version, "the queue has its class and context");
-	as_case(application_keys(), "the application's keys");
+	as_case(keys(false), "the application's keys");
 	as_case(asynchronous(), "asynchronous");
 	close_domain();
 	is(fi_close(&queue->fid), 0, "the queue is closed");
 	close_fabric();
 	open_domain(true);
-	as_case(provider_keys(), "the provider's keys");
+	as_case(keys(true), "the provider's keys");
 	close_domain();
 	close_fabric();
 	return done_testing();

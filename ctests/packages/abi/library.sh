@@ -10,12 +10,6 @@ readelf -W --dyn-syms "$library" | awk '$1 ~ /^[0-9]+:$/ && $5 != "LOCAL" && $7 
 	LC_ALL=C sort >"$work/exported"
 check "the exported symbols are those of the list" diff -u "$work/listed" "$work/exported"
 
-# The calls of the list are declared by the header. libfabric calls fi_prov_ini, which its
-# <rdma/providers/fi_prov.h> declares.
-(cd "$here/../../../include" && grep -ho '^[a-z].*\b\(rdmamr\|fi\)_[a-z_]*(' rdmamr.h rdmamr/fi_mr.h) | grep -o '[a-z_]*($' | tr -d '(' | LC_ALL=C sort -u >"$work/header"
-sed -n 's/@@RDMAMR_1\.[0-9]*$//p' "$work/listed" | grep -v fi_prov_ini >"$work/own"
-check "the headers declare each call of the RDMAMR nodes" diff -u "$work/own" "$work/header"
-
 dynamic=$(readelf -dW "$library")
 check "its name is librdmamr.so.1" grep -q 'SONAME.*\[librdmamr\.so\.1\]' <<<"$dynamic"
 check "it stays loaded (nodelete)" grep -q 'NODELETE' <<<"$dynamic"

@@ -11,7 +11,6 @@
  */
 #include <dlfcn.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include "../../lib/device.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
@@ -104,8 +103,9 @@ static bool is_ours(dereg_call dereg)
 		signal(SIGSEGV, leave);
 		_exit(dereg(NULL) == EINVAL ? 0 : 1);
 	}
-	must(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) != 1);
-	return WEXITSTATUS(status) == 0;
+	status = child_status(pid);
+	must(status == 0 || status == 2);
+	return status == 0;
 }
 
 /* The calls of a plug-in. The linker binds them when it loads the plug-in, or at the first call. */
@@ -203,17 +203,15 @@ static void all(const char *plugin_path)
 int main(int argc, char **argv)
 {
 	const char *module = getenv("CHECK_AUDIT"), *why;
-	char count[12], command[64];
+	char command[64];
 	static char plugin_path[256];
 	int length;
 
-	if (!getenv("RDMAMR_CACHE")) {
-		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", FOREVER, 1) == 0);
-		execv("/proc/self/exe", argv);
-		must(!"execv");
-	}
-	audited = argc > 1;
-	tap_count = audited ? atoi(argv[1]) : 0;
+	(void)argc;
+	with_setting(argv, "RDMAMR_CACHE", "all");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	continue_report();
+	audited = getenv("LD_AUDIT") != NULL;
 	must(module && mkdtemp(folder));
 	length = (int)readlink("/proc/self/exe", plugin_path, sizeof(plugin_path) - 32);
 	must(length > 0);
@@ -224,10 +222,7 @@ int main(int argc, char **argv)
 	all(plugin_path);
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	must(system(command) == 0);
-	if (audited)
-		return done_testing();
-	must(setenv("LD_AUDIT", module, 1) == 0);
-	snprintf(count, sizeof(count), "%d", tap_count);
-	execl("/proc/self/exe", argv[0], count, NULL);
-	must(!"execl");
+	if (!audited)
+		go_on_with(argv, "LD_AUDIT", module);
+	return done_testing();
 }

@@ -213,17 +213,15 @@ static struct ibv_pd *open_installed(void)
 int main(int argc, char **argv)
 {
 	struct ibv_pd *copied, *installed;
-	char command[64], count[12];
-	bool second = argc > 1;
+	char command[64];
+	bool second = getenv("CHECK_SECOND") != NULL;
 
 	if (!getenv("CHECK_DEVICE") || strncmp(getenv("CHECK_DEVICE"), "rxe", 3))
 		skip_all("the copy is of soft-RoCE's provider");
-	if (!getenv("RDMAMR_CACHE")) {
-		must(setenv("RDMAMR_CACHE", "all", 1) == 0 && setenv("RDMAMR_CACHE_LINGER", "1000000", 1) == 0);
-		execv("/proc/self/exe", argv);
-		must(!"execv");
-	}
-	tap_count = second ? atoi(argv[1]) : 0;
+	(void)argc;
+	with_setting(argv, "RDMAMR_CACHE", "all");
+	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
+	continue_report();
 	*(void **)&get_stats = ours("rdmamr_get_stats");
 	*(void **)&reg_mr = ours("ibv_reg_mr");
 	*(void **)&reg_mr_iova2 = ours("ibv_reg_mr_iova2");
@@ -252,9 +250,7 @@ int main(int argc, char **argv)
 	end(copied, "the copy");
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	must(system(command) == 0);
-	if (second)
-		return done_testing();
-	snprintf(count, sizeof(count), "%d", tap_count);
-	execl("/proc/self/exe", argv[0], count, NULL);
-	must(!"execl");
+	if (!second)
+		go_on_with(argv, "CHECK_SECOND", "1");
+	return done_testing();
 }

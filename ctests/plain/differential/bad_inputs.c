@@ -176,8 +176,7 @@ int main(void)
 {
 	char *memory = pages(2);
 
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	addresses(memory);
 	mapped_memory();
 	flags(memory);

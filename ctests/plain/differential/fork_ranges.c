@@ -9,7 +9,6 @@
 #include <sys/syscall.h>
 #include "../../lib/program.h"
 #include "../../lib/verdict.h"
-#include <sys/wait.h>
 
 enum { COUNT = 6 };
 
@@ -23,16 +22,21 @@ static const char *kept(char *memory)
 	return letters;
 }
 
+/* libibverbs reads its environment once: each part in a process of its own. */
+static struct ibv_pd *domain(void)
+{
+	must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
+	return domain_of_device();
+}
+
 static void late(void)
 {
-	struct ibv_pd *pd = ibv_alloc_pd(open_device());
-	char *memory = pages(1);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *mr = ibv_reg_mr(domain(), pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
 	int err;
 
 	must(mr);
 	err = ibv_fork_init();
-	verdict("ibv_fork_init after a registration\t%s", err ? strerrorname_np(err) : "0");
+	verdict("ibv_fork_init after a registration\t%s", name_of(err));
 }
 
 static void ranges(void)
@@ -42,9 +46,8 @@ static void ranges(void)
 	char *memory;
 
 	must(setenv("RDMAV_FORK_SAFE", "1", 1) == 0);
-	pd = ibv_alloc_pd(open_device());
+	pd = domain();
 	memory = pages(COUNT);
-	must(pd);
 	verdict("before\t%s", kept(memory));
 	first = ibv_reg_mr(pd, memory + PAGE + 100, 2 * PAGE, LOCAL_AND_REMOTE);
 	must(first);
@@ -66,19 +69,7 @@ static void ranges(void)
 
 int main(void)
 {
-	void (*parts[])(void) = { late, ranges };
-
-	/* libibverbs reads its environment once: each part in a process of its own. */
-	for (int n = 0; n < 2; n++) {
-		pid_t pid = must_fork();
-		int status;
-
-		if (!pid) {
-			must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
-			parts[n]();
-			exit(0);
-		}
-		must(waitpid(pid, &status, 0) == pid && status == 0);
-	}
+	in_part(late);
+	in_part(ranges);
 	return 0;
 }

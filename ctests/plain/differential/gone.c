@@ -4,21 +4,19 @@
  * has told libibverbs so.
  */
 #include "../../lib/verdict.h"
-#include <sys/wait.h>
+#include "../../lib/program.h"
 
-static void deregister(const char *name, const char *value)
+static const char *name, *value;
+
+static void deregister(void)
 {
-	struct ibv_pd *pd;
 	struct ibv_mr *mr;
-	int err;
 
 	if (name)
 		must(setenv(name, value, 1) == 0);
-	pd = ibv_alloc_pd(open_device());
-	mr = ibv_reg_mr(pd, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
+	mr = ibv_reg_mr(domain_of_device(), pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
 	must(mr);
-	err = ibv_dereg_mr(mr);
-	verdict("deregistering with %s=%s\t%s", name ? name : "nothing", value, err ? strerrorname_np(err) : "0");
+	verdict("deregistering with %s=%s\t%s", name ? name : "nothing", value, name_of(ibv_dereg_mr(mr)));
 }
 
 int main(void)
@@ -33,15 +31,8 @@ int main(void)
 
 	/* libibverbs reads its environment once: each case in a process of its own. */
 	for (size_t n = 0; n < sizeof(cases) / sizeof(*cases); n++) {
-		pid_t pid = fork();
-		int status;
-
-		must(pid >= 0);
-		if (!pid) {
-			deregister(cases[n][0], cases[n][1]);
-			exit(0);
-		}
-		must(waitpid(pid, &status, 0) == pid && status == 0);
+		name = cases[n][0], value = cases[n][1];
+		in_part(deregister);
 	}
 	return 0;
 }

@@ -6,11 +6,6 @@
 /* Local and remote rights, if the device takes them. */
 static int allowed;
 
-static const char *name_of(int err)
-{
-	return err ? strerrorname_np(err) : "0";
-}
-
 static void domains(struct ibv_context *context, char *memory)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context), *other = ibv_alloc_pd(context);
@@ -29,7 +24,7 @@ static void domains(struct ibv_context *context, char *memory)
 	verdict("the other domain\t%s", name_of(ibv_dealloc_pd(other)));
 }
 
-static void windows(struct ibv_context *context, char *memory)
+static void windows(struct ibv_context *context)
 {
 	struct ibv_pd *pd = ibv_alloc_pd(context);
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
@@ -37,7 +32,6 @@ static void windows(struct ibv_context *context, char *memory)
 	verdict("a window\t%s", mw ? "0" : name_of(errno));
 	if (mw)
 		verdict("deallocating it\t%s", name_of(ibv_dealloc_mw(mw)));
-	(void)memory;
 	verdict("the domain of the window\t%s", name_of(ibv_dealloc_pd(pd)));
 }
 
@@ -135,7 +129,7 @@ int main(void)
 	allowed = taken_rights(pd, memory);
 	must(ibv_dealloc_pd(pd) == 0);
 	domains(context, memory);
-	windows(context, memory);
+	windows(context);
 	changes(context, memory);
 	closing(memory);
 	limits(context);

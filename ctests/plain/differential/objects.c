@@ -24,11 +24,6 @@ static struct ibv_pd *pd;
 /* Local and remote ones, if the device takes them. */
 static int rights;
 
-static const char *name_of(int err)
-{
-	return err ? strerrorname_np(err) : "0";
-}
-
 /* The object that a call makes; its line is what is there, or errno. */
 #define MAKES(name, object, call, there)                                       \
 	do {                                                                   \
@@ -55,16 +50,6 @@ static const char *name_of(int err)
 		show(name, made, iova, at);                                    \
 		end(name, made);                                               \
 	} while (0)
-
-static char *fixed(int number)
-{
-	char *memory = mmap(PLACE + (long)number * 2 * LENGTH, LENGTH, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0);
-
-	must(memory == PLACE + (long)number * 2 * LENGTH);
-	memset(memory, 0x11, LENGTH);
-	return memory;
-}
 
 /* By the device, at the place `iova`, which is the memory at `at`. */
 static const char *data(const struct ibv_mr *mr, uint64_t iova, char *at, bool remote)
@@ -396,11 +381,12 @@ static void unplugged(char *memory)
 
 int main(void)
 {
-	char *memory;
+	char *memory = PLACE;
 
 	device = getenv("CHECK_DEVICE");
 	must(device && hca_has(device));
-	memory = fixed(0);
+	fresh_at(memory, LENGTH);
+	memset(memory, 0x11, LENGTH);
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);

@@ -17,7 +17,6 @@
 #include <sys/shm.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/wait.h>
 
 enum { MIB = 1 << 20, SIZE = 18 * MIB, HUGE = 2 * MIB, ROUNDS = 10 };
 enum { READ_ONLY = IBV_ACCESS_REMOTE_READ, BOTH = PROT_READ | PROT_WRITE };
@@ -252,7 +251,7 @@ static struct ibv_pd *open_pd(void)
 	const char *why;
 
 	if (getenv("CHECK_DEVICE"))
-		return ibv_alloc_pd(open_device());
+		return domain_of_device();
 	why = stub_open(STUB_UMEM);
 	if (why)
 		skip_all(why);
@@ -312,36 +311,18 @@ static int measure(void)
 	return 0;
 }
 
-/*
- * The results of a program with that many threads. Returns the number that it wrote before it
- * ended.
- */
-static int measured(const char *threads, struct result results[KINDS])
+/* The results of a program with this setting. Returns the number that it wrote before it ended. */
+static int measured(const char *setting, struct result results[KINDS])
 {
-	int ends[2], exited, count = 0;
-	pid_t child;
-
-	fflush(stdout);
-	must(pipe(ends) == 0);
-	child = fork();
-	if (!child) {
-		must(dup2(ends[1], 3) == 3 && setenv("RDMAMR_PREFAULT", threads, 1) == 0);
-		execl("/proc/self/exe", "prefault_kinds", "measure", NULL);
-		_exit(127);
-	}
-	close(ends[1]);
-	while (count < KINDS && read(ends[0], &results[count], sizeof(*results)) == sizeof(*results))
-		count++;
-	close(ends[0]);
-	must(child > 0 && waitpid(child, &exited, 0) == child);
-	ok(exited == 0, "with %s threads: the program ends by itself", threads);
-	return count;
+	must(dup2(memfd_create("results", 0), 3) == 3);
+	is(once_more("measure", (const char *[]){ setting, NULL }), 0, "with %s the program ends by itself", setting);
+	return (int)(pread(3, results, KINDS * sizeof(*results), 0) / (ssize_t)sizeof(*results));
 }
 
 static void each_kind(void)
 {
 	static struct result without[KINDS], with[KINDS];
-	int count = measured("0", without), others = measured("2", with);
+	int count = measured("RDMAMR_PREFAULT=0", without), others = measured("RDMAMR_PREFAULT=2", with);
 
 	for (int n = 0; n < KINDS; n++) {
 		const struct kind *kind = &kinds[n];
@@ -466,16 +447,13 @@ static bool say(const char *folder, const char *name, long value)
 	return !fclose(to) && said;
 }
 
-/*
- * Registers memory in a new group with that limit. Returns its status, as of wait(2): the exit
- * status says what happened. -1 if there is no such group.
- */
-static int in_group(long limit, const char *threads)
+/* Registers memory in a new group with that limit. Returns the program's status (limited), or -1 if there is no such group. */
+static int in_group(long limit, const char *setting)
 {
 	const char *folder = NULL;
+	char group[64];
 	bool gone = false;
-	int exited;
-	pid_t child;
+	int status;
 
 	for (size_t n = 0; n < sizeof(groups) / sizeof(*groups) && !folder; n++) {
 		if (mkdir(groups[n].folder, 0700))
@@ -487,45 +465,38 @@ static int in_group(long limit, const char *threads)
 	}
 	if (!folder)
 		return -1;
-	fflush(stdout);
-	child = fork();
-	if (!child) {
-		if (!say(folder, "cgroup.procs", getpid()) || setenv("RDMAMR_PREFAULT", threads, 1))
-			_exit(127);
-		execl("/proc/self/exe", "prefault_kinds", "limited", NULL);
-		_exit(127);
-	}
-	must(child > 0 && waitpid(child, &exited, 0) == child);
+	snprintf(group, sizeof(group), "CHECK_GROUP=%s", folder);
+	status = once_more("limited", (const char *[]){ setting, group, NULL });
 	/* A process that has ended leaves its group a moment later. */
 	must(comes(gone || (gone = rmdir(folder) == 0)));
-	return exited;
+	return status;
 }
 
 static int limited(void)
 {
-	struct ibv_pd *pd = open_pd();
+	struct ibv_pd *pd = say(getenv("CHECK_GROUP"), "cgroup.procs", getpid()) ? open_pd() : NULL;
 	char *memory = make(anonymous);
-	struct ibv_mr *mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
+	struct ibv_mr *mr;
 
+	must(pd);
+	mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 	return (mr ? 1 : 0) | (started ? 2 : 0);
 }
 
 static void cgroup(void)
 {
-	int alone = in_group(1024L * MIB, "0"), helped;
+	static const char without[] = "RDMAMR_PREFAULT=0", with[] = "RDMAMR_PREFAULT=2";
+	int alone = in_group(1024L * MIB, without);
 
 	if (alone < 0) {
 		skip("a memory cgroup", "no group can be made here");
 		return;
 	}
-	helped = in_group(1024L * MIB, "2");
-	ok(WIFEXITED(alone) && WEXITSTATUS(alone) == 1, "a memory cgroup with room: registered");
-	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 3, "and with help, %#x", helped);
-	helped = in_group(3L * SIZE, "2");
-	ok(WIFEXITED(helped) && WEXITSTATUS(helped) == 1, "with little room: registered without helpers, %#x", helped);
-	alone = in_group(SIZE / 2, "0");
-	helped = in_group(SIZE / 2, "2");
-	is(helped, alone, "with too little room: it ends as without help, %#x", alone);
+	is(alone, 1, "a memory cgroup with room: registered");
+	is(in_group(1024L * MIB, with), 3, "and with help");
+	is(in_group(3L * SIZE, with), 1, "with little room: registered without helpers");
+	alone = in_group(SIZE / 2, without);
+	is(in_group(SIZE / 2, with), alone, "with too little room: it ends as without help, %d", alone);
 }
 
 /* Reserves as many huge pages as the kinds need, and gives them back at the end. */

@@ -155,8 +155,7 @@ int main(int argc, char **argv)
 	continue_report();
 	if (access("/sys/devices/system/node/node1", F_OK))
 		skip_all("this machine has one node");
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	for (size_t n = 0; n < sizeof(all) / sizeof(*all); n++)
 		for (int shared = 0; shared < 2; shared++)
 			look(&all[n], shared, threads);

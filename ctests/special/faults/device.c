@@ -61,7 +61,7 @@ static void step_clock(long seconds)
 static void clock_steps(void)
 {
 	static const long steps[] = { 3600, -7200, 3600, 31536000, -31536000 };
-	struct ibv_pd *pd = ibv_alloc_pd(open_device());
+	struct ibv_pd *pd = domain_of_device();
 	char *memory = pages(1);
 	uint64_t before;
 
@@ -130,7 +130,7 @@ static pid_t worker(bool traffic)
 		if (traffic)
 			pair_open(&pair);
 		else
-			pair.pd = ibv_alloc_pd(open_device());
+			pair.pd = domain_of_device();
 		must(pair.pd);
 		if (!traffic)
 			thread = must_start(works, &pair);
@@ -245,26 +245,6 @@ static void unplugged(void)
 	}
 }
 
-/* A part, in a process of its own, which continues the count of results. */
-static void part(void (*function)(void))
-{
-	int counts[2], status;
-	pid_t pid;
-
-	must(pipe2(counts, O_CLOEXEC) == 0);
-	pid = must_fork();
-	if (!pid) {
-		function();
-		fflush(stdout);
-		must(write(counts[1], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
-		_exit(0);
-	}
-	must(waitpid(pid, &status, 0) == pid && status == 0);
-	must(read(counts[0], &tap_count, sizeof(tap_count)) == sizeof(tap_count));
-	close(counts[0]);
-	close(counts[1]);
-}
-
 int main(int argc, char **argv)
 {
 	(void)argc;
@@ -276,9 +256,9 @@ int main(int argc, char **argv)
 		kills = atoi(getenv("CHECK_KILLS"));
 	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(shared != MAP_FAILED);
-	part(clock_steps);
-	part(killed);
-	part(stopped);
-	part(unplugged);
+	in_part(clock_steps);
+	in_part(killed);
+	in_part(stopped);
+	in_part(unplugged);
 	return done_testing();
 }

@@ -9,13 +9,10 @@
  * system calls that container runtimes set. The device is CHECK_DEVICE, or the stand-in, whose pins
  * are real.
  */
-#include <dirent.h>
 #include <limits.h>
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <sys/ipc.h>
-#include <sys/prctl.h>
 #include <sys/shm.h>
 #include "../../lib/fabric.h"
 #include "../../lib/observe.h"
@@ -128,22 +125,19 @@ static void changes(void)
 /* libibverbs' answers: EFAULT for unmapped memory, EINVAL for rights that do not fit. */
 static void refusals(void)
 {
-	struct ibv_mr *mr;
+	char *const nowhere = (char *)(uintptr_t)0x1000;
+	const struct { struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int); char *at; int access, other; } rows[] = {
+		{ plain, nowhere, LOCAL_AND_REMOTE, EFAULT }, { ibv_reg_mr_relaxed, nowhere, LOCAL_AND_REMOTE, EFAULT },
+		{ plain, place, IBV_ACCESS_REMOTE_WRITE, EINVAL },
+	};
 
-	errno = 0;
-	mr = (ibv_reg_mr)(pd, (void *)(uintptr_t)0x1000, PAGE, LOCAL_AND_REMOTE);
-	if (mr || (errno != EFAULT && errno != EINVAL))
-		printf("fails refused %s\n", mr ? "0" : name_of(errno));
-	errno = 0;
-	mr = ibv_reg_mr_relaxed(pd, (void *)(uintptr_t)0x1000, PAGE, LOCAL_AND_REMOTE);
-	if (mr || (errno != EFAULT && errno != EINVAL))
-		printf("fails refused %s\n", mr ? "0" : name_of(errno));
-	(void)rdmamr_last_reason();
-	errno = 0;
-	mr = (ibv_reg_mr)(pd, place, PAGE, IBV_ACCESS_REMOTE_WRITE);
-	if (mr || errno != EINVAL)
-		printf("fails refused %s\n", mr ? "0" : name_of(errno));
-	(void)rdmamr_last_reason();
+	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
+		struct ibv_mr *mr = (errno = 0, rows[n].reg(pd, rows[n].at, PAGE, rows[n].access));
+
+		if (mr || (errno != EINVAL && errno != rows[n].other))
+			printf("fails refused %s\n", mr ? "0" : name_of(errno));
+		(void)rdmamr_last_reason();
+	}
 }
 
 static void *other_thread(void *argument)
@@ -154,10 +148,9 @@ static void *other_thread(void *argument)
 
 static void child(void)
 {
-	pid_t pid;
+	pid_t pid = must_fork();
 	int status = 0;
 
-	pid = must_fork();
 	if (!pid) {
 		struct ibv_mr *mr = real ? NULL : (ibv_reg_mr)(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 
@@ -239,13 +232,8 @@ static int descriptors(void)
 	int fewest = INT_MAX;
 
 	for (int looks = 0; looks < 10; looks++) {
-		DIR *directory = opendir("/proc/self/fd");
-		int count = -1;
+		int count = entries("/proc/self/fd");
 
-		must(directory);
-		while (readdir(directory))
-			count++;
-		closedir(directory);
 		fewest = count < fewest ? count : fewest;
 		usleep(1000);
 	}
@@ -276,18 +264,8 @@ static void contain(void)
 	static const int refused[] = { SYS_userfaultfd, SYS_process_vm_readv, SYS_process_madvise, SYS_get_mempolicy, SYS_set_mempolicy,
 				       SYS_mbind, SYS_move_pages, SYS_kcmp, SYS_pidfd_getfd, SYS_ptrace, SYS_perf_event_open, SYS_bpf,
 				       SYS_unshare, SYS_setns, SYS_mount, SYS_clock_settime, SYS_keyctl, SYS_open_by_handle_at };
-	struct sock_filter filter[2 * sizeof(refused) / sizeof(*refused) + 2] = {
-		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(*filter), filter };
-	size_t at = 1;
 
-	for (size_t n = 0; n < sizeof(refused) / sizeof(*refused); n++) {
-		filter[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)refused[n], 0, 1);
-		filter[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM);
-	}
-	filter[at] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	must(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(SYS_prctl, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	must(filter_each(refused, sizeof(refused) / sizeof(*refused), SECCOMP_RET_ERRNO | EPERM));
 }
 
 int main(int argc, char **argv)

@@ -29,34 +29,28 @@ RUNS = {
 
 # The errnos that the kernel may return; other calls get ANY. A quick sweep uses the first of each.
 ANY = ["EPERM"]
-ERRNOS = {
-    "openat": ["EMFILE", "EACCES", "ENOENT", "EINTR"],
-    "open": ["EMFILE", "EACCES", "ENOENT"],
-    "read": ["EIO", "EINTR"],
-    "pread64": ["EIO", "EINTR"],
-    "write": ["ENOSPC", "EINTR", "EPIPE"],
-    "mmap": ["ENOMEM"],
-    "munmap": ["ENOMEM", "EINVAL"],
-    "mremap": ["ENOMEM"],
-    "mprotect": ["ENOMEM", "EACCES"],
-    "madvise": ["ENOMEM", "EINVAL"],
-    "brk": ["ENOMEM"],
-    "shmat": ["ENOMEM", "EMFILE"],
-    "ioctl": ["EINVAL", "ENOMEM", "EINTR", "EBUSY", "EIO", "ENODEV"],
-    "futex": ["EINTR", "EAGAIN"],
-    "clone": ["EAGAIN", "EPERM"],
-    "clone3": ["EAGAIN", "EPERM"],
-    "userfaultfd": ["EMFILE", "EPERM", "ENOSYS"],
-    "pselect6": ["EINTR", "EBADF"],
-    "poll": ["EINTR"],
-    "ppoll": ["EINTR"],
-    "close": ["EIO", "EINTR"],
-    "eventfd2": ["EMFILE"],
-    "dup3": ["EBADF"],
-    "fcntl": ["EMFILE", "EINVAL"],
-    "process_vm_readv": ["EFAULT", "EPERM"],
-    "fallocate": ["ENOSPC", "EOPNOTSUPP"],
-}
+ERRNOS = {call: errnos.split() for calls, errnos in {
+    "openat": "EMFILE EACCES ENOENT EINTR",
+    "open": "EMFILE EACCES ENOENT",
+    "read pread64": "EIO EINTR",
+    "write": "ENOSPC EINTR EPIPE",
+    "mmap mremap brk": "ENOMEM",
+    "munmap madvise": "ENOMEM EINVAL",
+    "mprotect": "ENOMEM EACCES",
+    "shmat": "ENOMEM EMFILE",
+    "ioctl": "EINVAL ENOMEM EINTR EBUSY EIO ENODEV",
+    "futex": "EINTR EAGAIN",
+    "clone clone3": "EAGAIN EPERM",
+    "userfaultfd": "EMFILE EPERM ENOSYS",
+    "pselect6": "EINTR EBADF",
+    "poll ppoll": "EINTR",
+    "close": "EIO EINTR",
+    "eventfd2": "EMFILE",
+    "dup3": "EBADF",
+    "fcntl": "EMFILE EINVAL",
+    "process_vm_readv": "EFAULT EPERM",
+    "fallocate": "ENOSPC EOPNOTSUPP",
+}.items() for call in calls.split()}
 
 # Calls that a program makes and the library forwards: the answer is the program's.
 PASSED_ON = {"mmap", "munmap", "mremap", "madvise", "mprotect", "shmat", "shmdt"}

@@ -52,45 +52,29 @@ same "in the other order" -- ./host "$work/two.so" "$work/one.so"
 same "by a handle" RDMAMR_TRACE="$work/handle" LD_AUDIT="$audit" -- ./host handle libmlx5.so.1
 same "by the handle of a second libmlx5" LD_AUDIT="$audit" -- ./host handle libmlx5-2.so.1
 
-# In the expression `report` is the report of a trace; of() has the sums of some fields, by others.
-value() { # TRACE EXPRESSION
-	"$rdmamr" report --json "$1" 2>&1 | python3 -c 'import collections, json, sys
-report = json.load(sys.stdin)
-def text(row, field):
-    return row["caller"]["function"].partition("+")[0] if field == "caller" else str(row[field])
-def of(rows, names, *fields):
-    sums = collections.defaultdict(lambda: [0] * len(fields))
-    for row in rows:
-        key = " ".join(text(row, name) for name in names.split())
-        sums[key] = [sum + row[field] for sum, field in zip(sums[key], fields)]
-    return ", ".join(" ".join([key, *map(str, sums[key])]) for key in sorted(sums))
-print(eval(sys.argv[1]))' "$2" 2>&1
-}
-is() { # NAME WANTED FOUND
-	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
-}
+. "$here/../values.sh"
+for trace in trace audited plugin two handle; do "$rdmamr" report --json $trace >$trace.json; done
 for trace in trace audited plugin; do
-	is "$trace: each function, with its caller, its number and its bytes" \
+	reports "$trace: each function, with its caller, its number and its bytes" \
 		"register_gpu mlx5dv_reg_dmabuf_mr 1 131072, register_queue mlx5dv_devx_umem_reg_ex 2 3145728, register_rings mlx5dv_devx_umem_reg 6 589824" \
-		"$(value $trace 'of(report["past"], "caller call", "registrations", "bytes")')"
+		$trace 'of(report["past"], "caller call", "registrations", "bytes")'
 done
-is "two libmlx5: the registrations of both" 18 "$(value two 'report["totals"]["past_registrations"]')"
-is "a handle: its registration" 1 "$(value handle 'report["totals"]["past_registrations"]')"
-is "the lengths, for a deregistration those of the umem" \
+reports "two libmlx5: the registrations of both" 18 two 'report["totals"]["past_registrations"]'
+reports "a handle: its registration" 1 handle 'report["totals"]["past_registrations"]'
+reports "the lengths, for a deregistration those of the umem" \
 	"deregister 131072 3, deregister 2097152 1, deregister 65536 3, past 1048576 1, past 131072 4, past 2097152 1, past 65536 3" \
-	"$(value trace 'of(report["sizes"], "what from_bytes", "calls")')"
-is "the umem and the region that stay, and no other" "register_gpu 1 131072, register_queue 1 1048576" \
-	"$(value trace 'of(report["leaks"], "caller", "regions", "bytes")')"
-is "no umem is another's, and none is unknown" "[]" "$(value trace 'report["notes"]')"
+	trace 'of(report["sizes"], "what from_bytes", "calls")'
+reports "the umem and the region that stay, and no other" "register_gpu 1 131072, register_queue 1 1048576" \
+	trace 'of(report["leaks"], "caller", "regions", "bytes")'
+reports "no umem is another's, and none is unknown" "[]" trace 'report["notes"]'
 is "a dma-buf is not pinned" $((MIB = 1 << 20)) "$(value trace 'report["pinned"]["end_bytes"]')"
 is "the cache has no part in them" "0 []" "$(value trace 'report["advice"]["all"]["registrations"], report["advice"]["unserved"]' | tr -d '(),')"
-is "failures" "mlx5dv_devx_umem_dereg EBUSY 1, mlx5dv_devx_umem_reg EINVAL 1, mlx5dv_devx_umem_reg ENOMEM 1, mlx5dv_devx_umem_reg EOPNOTSUPP 1" \
-	"$(value trace 'of(report["failures"], "call name", "count")')"
+reports "failures" "mlx5dv_devx_umem_dereg EBUSY 1, mlx5dv_devx_umem_reg EINVAL 1, mlx5dv_devx_umem_reg ENOMEM 1, mlx5dv_devx_umem_reg EOPNOTSUPP 1" \
+	trace 'of(report["failures"], "call name", "count")'
 check "their reasons name libmlx5" grep -q "ENOMEM from libmlx5: .*RLIMIT_MEMLOCK" <(value trace '[one["example"] for one in report["failures"]]')
 "$rdmamr" report --text trace >text
 check "the text has them" grep -qE 'Registrations 9: 0 plain, 0 hits, 0 misses, 9 past the library' <(tr -s '\n ' ' ' <text)
 check "with function and caller" grep -qE '^ +1 +1 MiB +1 MiB .* mlx5dv_devx_umem_reg_ex +register_queue' text
-check "it fits 80 columns" [ "$(wc -L <text)" -le 80 ]
 "$rdmamr" report -o page.html trace >page.name
 check "so has the page" grep -q "Registered past the library" page.html
 
@@ -99,11 +83,8 @@ is "the statistics count them, and nothing else" '"reg_past":9,"reg_past_bytes":
 mkfifo in
 LD_PRELOAD=$library ./calls hold <>in >held &
 holder=$!
-for _ in $(seq 300); do
-	"$rdmamr" top --once --interval 0.1 >top
-	! grep -q "past the library" top || break
-done
-check "top shows them" grep -q "^$holder: registered past the library so far: 9 registrations of 3.69 MiB, by libmlx5" top
+shows() { grep -q "^$holder: registered past the library so far: 9 registrations of 3.69 MiB, by libmlx5" <("$rdmamr" top --once --interval 0.1); }
+check "top shows them" awaits shows
 "$rdmamr" top --openmetrics >metrics
 check "so do its metrics" grep -q "^rdmamr_past_registrations_total{.*} 9$" metrics
 echo >in

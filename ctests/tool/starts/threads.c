@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * threads: allocates in two threads, one of which has the smallest stack, and reallocates blocks of
- * each size; runs the command of its argument. starts.sh compiles it with each allocator and
+ * threads: allocates in two threads, one of which has a stack of SMALL_STACK bytes and uses 8600 of
+ * them, and reallocates blocks of each size; runs the command of its argument. starts.sh compiles it with each allocator and
  * sanitizer, as C and as C++.
  */
 #include <limits.h>
@@ -10,8 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+__attribute__((noinline)) static void use_stack(void)
+{
+	volatile char used[8600];
+
+	for (size_t n = 0; n < sizeof(used); n++)
+		used[n] = 1;
+}
+
 static void *copy(void *text)
 {
+	use_stack();
 	return strdup((const char *)text);
 }
 
@@ -24,7 +33,7 @@ int main(int count, char **arguments)
 
 	pthread_attr_init(&small);
 #ifdef SMALL_STACK
-	pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN);
+	pthread_attr_setstacksize(&small, SMALL_STACK);
 #endif
 	if (pthread_create(&thread, &small, copy, (void *)"allocated") || pthread_join(thread, &text))
 		return 2;

@@ -165,8 +165,7 @@ int main(void)
 	struct fid_domain *domain;
 	struct ibv_mr *mr;
 
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	memory = pages(4);
 	mr = ibv_reg_mr(pd, memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
 	must(mr);

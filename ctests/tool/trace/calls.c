@@ -6,10 +6,9 @@
  * Usage: calls [kill|_exit]: how it ends, if not in order. Its parts are functions whose names the
  * report shows.
  */
-#include "../../lib/device.h"
-#include <pthread.h>
 #include <signal.h>
-#include <sys/wait.h>
+#include "../../lib/device.h"
+#include "../../lib/program.h"
 
 enum { THREADS = 3, PAIRS = 400, OF_CHILD = 50 };
 
@@ -46,34 +45,24 @@ __attribute__((noinline)) static void forget(void)
 
 static void child(void)
 {
-	pid_t pid = fork();
-	int status;
-
-	must(pid >= 0);
-	if (!pid) {
-		/* A device of its own: the parent's is for the parent. */
-		pd = ibv_alloc_pd(open_device());
-		must(pd);
-		pairs(memory, OF_CHILD);
-		exit(0);
-	}
-	must(waitpid(pid, &status, 0) == pid && status == 0);
+	/* A device of its own: the parent's is for the parent. */
+	pd = domain_of_device();
+	pairs(memory, OF_CHILD);
 }
 
 int main(int argc, char **argv)
 {
 	pthread_t threads[THREADS];
 
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	memory = pages(4 * THREADS);
 	for (int n = 0; n < THREADS; n++)
-		must(!pthread_create(&threads[n], NULL, thread, memory + 4 * n * PAGE));
+		threads[n] = must_start(thread, memory + 4 * n * PAGE);
 	for (int n = 0; n < THREADS; n++)
-		pthread_join(threads[n], NULL);
+		must_join(threads[n]);
 	fail();
 	forget();
-	child();
+	in_part(child);
 	if (argc > 1 && !strcmp(argv[1], "kill")) {
 		/* The last block is written by a call that comes 10 ms after the one before. */
 		usleep(20000);

@@ -206,36 +206,34 @@ FRAME void deep(int left)
 	AFTER;
 }
 
+FRAME void chain(void)
+{
+	for (int n = 0; n < 100; n++) {
+		first_phase();
+		second_phase();
+		aligned_phase(n);
+	}
+	AFTER;
+}
+
+static void many(void) { turns(13); }
+static void very_deep(void) { deep(1000); }
+
 int main(int argc, char **argv)
 {
-	const char *way = argc > 1 ? argv[1] : "", *why = stub_open(STUB_NOTHING);
+	static const struct { const char *name; void (*run)(void); } ways[] = {
+		{ "chain", chain }, { "pointers", around_the_undescribed }, { "coroutine", in_coroutine }, { "thread", in_thread },
+		{ "handler", in_handler }, { "child", in_child }, { "many", many }, { "deep", very_deep },
+	};
+	const char *why = stub_open(STUB_NOTHING);
 
 	if (why) {
 		printf("%s\n", why);
 		return 77;
 	}
-	if (!strcmp(way, "chain"))
-		for (int n = 0; n < 100; n++) {
-			first_phase();
-			second_phase();
-			aligned_phase(n);
-		}
-	else if (!strcmp(way, "pointers"))
-		around_the_undescribed();
-	else if (!strcmp(way, "coroutine"))
-		in_coroutine();
-	else if (!strcmp(way, "thread"))
-		in_thread();
-	else if (!strcmp(way, "handler"))
-		in_handler();
-	else if (!strcmp(way, "child"))
-		in_child();
-	else if (!strcmp(way, "many"))
-		turns(13);
-	else if (!strcmp(way, "deep"))
-		deep(1000);
-	else
-		return 2;
-	return 0;
+	for (size_t n = 0; argc > 1 && n < sizeof(ways) / sizeof(*ways); n++)
+		if (!strcmp(argv[1], ways[n].name))
+			return ways[n].run(), 0;
+	return 2;
 }
 #endif

@@ -14,39 +14,19 @@ run() { # WAY [NAME=VALUE...]: runs the program, and makes its report
 	status=$?
 	"$rdmamr" report --json "$way" >"$way.json" 2>"$way.error" || cat "$way.error"
 }
-# In the expression `report` is the report, `stacks` the stacks of the callers of ibv_reg_mr,
-# innermost first, and names() the functions of one without their offsets.
-value() { # WAY EXPRESSION
-	python3 - "$1.json" "$2" <<-'END'
-		import json, sys
-		report = json.load(open(sys.argv[1]))
-		def name(frame):
-		    return (frame["function"] or "?").partition("+")[0]
-		def names(stack):
-		    return " ".join(map(name, stack))
-		callers = [caller for caller in report["callers"] if "ibv_reg_mr" in caller["called"]]
-		stacks = [[caller] + caller["stack"] for caller in callers]
-		print(eval(sys.argv[2]))
-	END
-}
-is() { # NAME WANTED WAY EXPRESSION
-	local found
-	found=$(value "$3" "$4" 2>&1)
-	if [ "$found" = "$2" ]; then pass "$1"; else fail "$1" "found: $found" "wanted: $2"; fi
-}
+. "$here/../values.sh"
 same_program() { check "$1: the program runs as without the trace" [ "$status" = 0 ]; }
 
 run chain
 same_program "a chain of functions"
-is "the chain is named, from the wrapper to main" \
-	"['register_wrapper send_message aligned_phase main', 'register_wrapper send_message first_phase main', 'register_wrapper send_message second_phase main']" \
-	chain 'sorted(names(stack[:4]) for stack in stacks)'
-is "calls are counted by their stack" "[100, 100, 100]" chain '[caller["calls"] for caller in callers]'
-is "every call has a stack" "600 600" chain '"{calls} {calls_with_stack}".format(**report["totals"])'
+reports "the chain is named, from the wrapper to main" \
+	"['register_wrapper send_message aligned_phase chain main', 'register_wrapper send_message first_phase chain main', 'register_wrapper send_message second_phase chain main']" \
+	chain 'sorted(names(stack[:5]) for stack in stacks)'
+reports "calls are counted by their stack" "[100, 100, 100]" chain '[caller["calls"] for caller in callers]'
+reports "every call has a stack" "600 600" chain '"{calls} {calls_with_stack}".format(**report["totals"])'
 "$rdmamr" report --text chain >text
 check "the text shows it" grep -qE '< send_message.* < first_phase.* < main' <(tr -s '\n ' ' ' <text)
 check "and that each call has one" grep -qE '^Call stacks +600: 100 % of the calls' text
-check "it fits 80 columns, but for the commands" [ "$(grep -v '^  rdmamr ' text | wc -L)" -le 80 ]
 "$rdmamr" report -o page.html chain >page.name
 frames_in_page() { grep -oE '<title>(main|first_phase|send_message|register_wrapper)[^<]*: [0-9.]+ [mun]?s' page.html | grep -oE '>[a-z_]+' | sort -u | wc -l; }
 check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]
@@ -54,32 +34,32 @@ check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]
 rm chain
 run chain RDMAMR_TRACE_STACKS=0
 same_program "RDMAMR_TRACE_STACKS=0"
-is "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
+reports "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
 
 run pointers
 same_program "a function without a description"
-is "its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
+reports "its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
 
 run coroutine
 same_program "a coroutine on a stack of its own"
-is "its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
-is "without main's frame" False coroutine '"main" in names(stacks[0]).split()'
+reports "its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
+reports "without main's frame" False coroutine '"main" in names(stacks[0]).split()'
 
 run thread
 same_program "a thread with the smallest stack"
-is "its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
+reports "its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
 
 run handler
 same_program "a signal handler"
-is "its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+reports "its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
 run child
 same_program "a forked child"
-is "it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
+reports "it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
 
 run deep
 same_program "a stack of 1000 frames"
-is "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
+reports "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 
 # 16384 stacks, each once. Without the time budget, the table of stacks would hold 13000. A run that
 # has to wait for a processor has more time, and so a greater budget: the run that others disturb
@@ -90,14 +70,14 @@ for _ in 1 2 3 4 5; do
 	[ "$(value many 'report["totals"]["calls_with_stack"] < 11000')" = False ] || break
 done
 same_program "more stacks than there is time for"
-is "each call is in the trace" 16384 many 'report["totals"]["calls"]'
-is "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
-is "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
+reports "each call is in the trace" 16384 many 'report["totals"]["calls"]'
+reports "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
+reports "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
 check "the text says what records more" grep -q -- "--stacks=all. records more" <("$rdmamr" report --text many | tr -s '\n ' ' ')
 rm many
 run many RDMAMR_TRACE_STACKS=all
 same_program "RDMAMR_TRACE_STACKS=all"
-is "without the budget the table of stacks is the limit" True many 'report["totals"]["calls_with_stack"] > 12000'
+reports "without the budget the table of stacks is the limit" True many 'report["totals"]["calls_with_stack"] > 12000'
 
 # shellcheck disable=SC2086
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
@@ -113,7 +93,7 @@ else
 	cat go.said
 	"$rdmamr" report --json go >go.json
 	same_program "a program in Go"
-	is "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
+	reports "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
 		'" ".join(name for name in names(stacks[0]).split() if name in ("main.send", "main.phase", "main.main"))'
 fi
 # Each CPython from 3.7 on that this machine has: VERSION, whether it exports its dump of a stack, EXECUTABLE.
@@ -141,7 +121,7 @@ lines() { # NAME FUNCTION EXPECTED...
 	local name=$1 function=$2 expected
 	shift 2
 	expected=$(printf 'stacks.py:%s ' "$@")
-	is "$name" "${expected% }" "python$version" '" ".join(frame["source"].split("/")[-1] for stack in stacks for frame in stack if "stacks.py:" in (frame["source"] or "") and "'"$function"'" in names(stack))'
+	reports "$name" "${expected% }" "python$version" '" ".join(frame["source"].split("/")[-1] for stack in stacks for frame in stack if "stacks.py:" in (frame["source"] or "") and "'"$function"'" in names(stack))'
 }
 mapfile -t found < <(pythons)
 [[ " ${found[*]} " == *" dumps "* ]] || skip "the lines of a program in Python" "no CPython of this machine exports its dump of a stack"
@@ -149,7 +129,7 @@ for one in "${found[@]}"; do
 	read -r version dumps executable <<<"$one"
 	in_python "$version" "$executable"
 	if [ "$dumps" = silent ]; then
-		is "Python $version does not export its dump: no frame is of Python" False "python$version" \
+		reports "Python $version does not export its dump: no frame is of Python" False "python$version" \
 			'any("stacks.py" in (frame["source"] or "") for stack in stacks for frame in stack)'
 		check "and the library says so, once" [ "$(grep -c "^rdmamr: .*call stacks have no frames of Python" python.said)" = 1 ]
 		continue
@@ -159,7 +139,7 @@ for one in "${found[@]}"; do
 	lines "and of functions with other letters" größe "$(line größe)" "$(line größe)" "$(line main)"
 	"$rdmamr" report --text "python$version" >text
 	check "the text shows Python's lines" grep -q "send stacks.py:$(line send)  *register_wrapper [^|]*< holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
-	is "Python's frames stand where the interpreter's would" "library_call send holds_the_lock <module>" "python$version" \
+	reports "Python's frames stand where the interpreter's would" "library_call send holds_the_lock <module>" "python$version" \
 		'" ".join(name for stack in stacks if "holds_the_lock" in names(stack) for name in names(stack).split() if not name.startswith(("register_wrapper", "ffi_", "?", "_c", "Py")))'
 done
 tap_done

@@ -20,63 +20,31 @@ run() { # FILE [NAME=VALUE...] [-- ARGUMENT]
 	status=$?
 	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
 }
-# One interpreter for all questions: in the machine of vm/ its start takes a second or two. Each
-# question is a line, and so is each answer. The report has a caller once for each call stack, and
-# once for its calls without one; which calls have a stack depends on the time that the program ran.
-# `places` merges those of one place in the source.
-coproc PYTHON { exec python3 -u -c '
-import json, sys
-def places(report):
-    calls, called = {}, {}
-    for caller in report["callers"]:
-        place = (caller["module"], caller["offset"], caller["function"])
-        calls[place] = calls.get(place, 0) + caller["calls"]
-        called.setdefault(place, set()).update(caller["called"])
-    return sorted((place[2], calls[place], *sorted(called[place])) for place in calls)
-for line in sys.stdin:
-    name, expression = line.rstrip("\n").split("\t", 1)
-    try:
-        report = json.load(open(name + ".json"))
-        print(str(eval(expression)).replace("\n", " "))
-    except Exception as error:
-        print("%s: %s" % (type(error).__name__, str(error).replace("\n", " ")))
-'; }
-exec {answers}<&"${PYTHON[0]}" {questions}>&"${PYTHON[1]}"
-value() { # FILE EXPRESSION: of the report
-	local answer
-	printf '%s\t%s\n' "$1" "$2" >&"$questions"
-	IFS= read -r answer <&"$answers"
-	printf '%s\n' "$answer"
-}
-is() { # NAME WANTED FILE EXPRESSION
-	local found
-	found=$(value "$3" "$4" 2>&1)
-	if [ "$found" = "$2" ]; then pass "$1"; else fail "$1" "found: $found" "wanted: $2"; fi
-}
+. "$here/../values.sh"
 
 # The parent makes 3 * 400 pairs, 2 failures and one registration that is left; the child 50 pairs.
 run plain
 check "the program runs as without" [ "$status" = 0 ]
-is "each call of each thread is there once" 2503 plain 'report["totals"]["calls"]'
-is "the registrations" 1251 plain 'report["totals"]["registrations"]'
-is "the deregistrations" 1250 plain 'report["totals"]["deregistrations"]'
-is "no hits without the cache" "0 0" plain '"{hits} {misses}".format(**report["totals"])'
-is "none was dropped" 0 plain 'report["totals"]["dropped"]'
-is "the child is a process of its own" "[100, 2403]" plain 'sorted(process["calls"] for process in report["processes"])'
-is "both ended in order" "[True, True]" plain '[process["ended"] for process in report["processes"]]'
-is "three threads and the main one" "[1, 4]" plain 'sorted(process["threads"] for process in report["processes"])'
-is "the failures by their errno" "[('EFAULT', 1), ('EINVAL', 1)]" plain 'sorted((failure["name"], failure["count"]) for failure in report["failures"])'
-is "with their reasons" "[True, True]" plain '[any(words in failure["example"] for failure in report["failures"]) for words in ("nothing is mapped at 0x1000", "need local write")]'
-is "from the function that made them" "{'fail'}" plain '{failure["caller"]["function"] for failure in report["failures"]}'
-is "the function that registers most" "pairs" plain 'max(report["callers"], key=lambda caller: caller["calls"])["function"]'
-is "the regions that are left, and their callers" "[(1, 12288, 'forget')]" plain '[(leak["regions"], leak["bytes"], leak["caller"]["function"]) for leak in report["leaks"]]'
-is "the time of the calls is less than that of the threads" True plain '0 < report["totals"]["time_ns"] < 4 * report["totals"]["run_ns"]'
-is "the regions that are left are pinned at the end" 12288 plain 'report["pinned"]["end_bytes"]'
+reports "each call of each thread is there once" 2503 plain 'report["totals"]["calls"]'
+reports "the registrations" 1251 plain 'report["totals"]["registrations"]'
+reports "the deregistrations" 1250 plain 'report["totals"]["deregistrations"]'
+reports "no hits without the cache" "0 0" plain '"{hits} {misses}".format(**report["totals"])'
+reports "none was dropped" 0 plain 'report["totals"]["dropped"]'
+reports "the child is a process of its own" "[100, 2403]" plain 'sorted(process["calls"] for process in report["processes"])'
+reports "both ended in order" "[True, True]" plain '[process["ended"] for process in report["processes"]]'
+reports "three threads and the main one" "[1, 4]" plain 'sorted(process["threads"] for process in report["processes"])'
+reports "the failures by their errno" "[('EFAULT', 1), ('EINVAL', 1)]" plain 'sorted((failure["name"], failure["count"]) for failure in report["failures"])'
+reports "with their reasons" "[True, True]" plain '[any(words in failure["example"] for failure in report["failures"]) for words in ("nothing is mapped at 0x1000", "need local write")]'
+reports "from the function that made them" "{'fail'}" plain '{failure["caller"]["function"] for failure in report["failures"]}'
+reports "the function that registers most" "pairs" plain 'max(report["callers"], key=lambda caller: caller["calls"])["function"]'
+reports "the regions that are left, and their callers" "[(1, 12288, 'forget')]" plain '[(leak["regions"], leak["bytes"], leak["caller"]["function"]) for leak in report["leaks"]]'
+reports "the time of the calls is less than that of the threads" True plain '0 < report["totals"]["time_ns"] < 4 * report["totals"]["run_ns"]'
+reports "the regions that are left are pinned at the end" 12288 plain 'report["pinned"]["end_bytes"]'
 
 # Plain are registrations with another iova, and those of a child whose parent had a cache.
 run all RDMAMR_CACHE=all RDMAMR_STATS="$work/stats"
 check "with the cache: the program runs as without" [ "$status" = 0 ]
-is "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
+reports "with the cache: each call is there once" 2503 all 'report["totals"]["calls"]'
 # The cache declines a registration while it cannot be certain about the memory, as beside a thread
 # that maps its stack or (Linux 6.1) while another thread reads all mappings. Such a region is its
 # caller's own, and the statistics count it as declined. If the cache had made it before, it is a
@@ -86,24 +54,24 @@ said() { # EXPRESSION: of the statistics, "s" being those of a process
 }
 declined=$(said 's["bypassed_busy"] + s["bypassed_limit"]')
 echo "# $(value all '"{hits} hits, {misses} misses".format(**report["totals"])'), $declined declined"
-is "with the cache: the hits are those of the statistics" "$(said 's["hits"]')" all 'report["totals"]["hits"]'
-is "with the cache: the misses are those of the statistics, and the regions that the cache made and did not keep" True all \
+reports "with the cache: the hits are those of the statistics" "$(said 's["hits"]')" all 'report["totals"]["hits"]'
+reports "with the cache: the misses are those of the statistics, and the regions that the cache made and did not keep" True all \
 	"0 <= report['totals']['misses'] - $(said 's["misses"]') <= $declined"
-is "with the cache: most are hits" True all 'report["totals"]["hits"] > 600'
+reports "with the cache: most are hits" True all 'report["totals"]["hits"] > 600'
 # Two registrations fail, both of new ranges.
 check "with the cache: each of the parent's 1200 pairs and 2 failures is a hit, a miss, declined, or of a new range" \
 	[ "$(said 's["hits"] + s["misses"] + s["bypassed_first"]')" -eq $((1202 - declined)) ]
-is "with the cache: the parent's deregistrations leave each region of the cache to the cache" True all \
+reports "with the cache: the parent's deregistrations leave each region of the cache to the cache" True all \
 	'report["totals"]["kept"] == report["totals"]["hits"] + report["totals"]["misses"]'
 
 # The records of a killed program up to its end. The child ended in order.
 run killed -- kill
 check "killed: it was" [ "$status" = 137 ]
 # The very last call is in the file too if it came late.
-is "killed: all calls but those that its last 10 ms left in a buffer" True killed 'report["totals"]["calls"] in (2506, 2507)'
-is "killed: the report says so" "[False, True]" killed 'sorted(process["ended"] for process in report["processes"])'
+reports "killed: all calls but those that its last 10 ms left in a buffer" True killed 'report["totals"]["calls"] in (2506, 2507)'
+reports "killed: the report says so" "[False, True]" killed 'sorted(process["ended"] for process in report["processes"])'
 run exited -- _exit
-is "ended by _exit: the report does not call that in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
+reports "ended by _exit: the report does not call that in order" "[False, True]" exited 'sorted(process["ended"] for process in report["processes"])'
 
 # The library reports a file that cannot be written once, and the program runs on.
 RDMAMR_TRACE=/nonexistent/trace LD_PRELOAD=$library "$calls" 2>said
@@ -130,14 +98,14 @@ RDMAMR_TRACE=$work/of-%r-%p LD_PRELOAD=$library "$calls"
 check "a name of host and rank" test -f "of-$(uname -n)-4-%"
 check "a file for each process" [ "$(ls of-none-* | wc -l)" = 2 ]
 "$rdmamr" report --json of-*-4-% >ranked.json
-is "the trace holds host and rank of both processes" "[('$(uname -n)', 4), ('$(uname -n)', 4)]" ranked '[(process["host"], process["rank"]) for process in report["processes"]]'
+reports "the trace holds host and rank of both processes" "[('$(uname -n)', 4), ('$(uname -n)', 4)]" ranked '[(process["host"], process["rank"]) for process in report["processes"]]'
 
 # A limit. The calls beyond it are counted.
 RDMAMR_TRACE_LIMIT=64K run limited
 check "with a limit: the program runs as without" [ "$status" = 0 ]
 check "the file's calls stay within it" [ "$(stat -c %s limited)" -le $((112 * 1024)) ]
 check "which is reported, once a process at most" bash -c '[ "$(grep -c "RDMAMR_TRACE_LIMIT: the trace is full" limited.said)" -ge 1 ]'
-is "each call is in the trace, or counted" 2503 limited 'report["totals"]["calls"] + report["totals"]["dropped"]'
+reports "each call is in the trace, or counted" 2503 limited 'report["totals"]["calls"] + report["totals"]["dropped"]'
 check "the verdict says that the trace lacks calls" grep -q '^Cannot be known: the trace has ' <<<"$("$rdmamr" report --text limited)"
 check "the trace is its user's alone" [ "$(stat -c %a limited)" = 600 ]
 
@@ -151,8 +119,8 @@ done
 # By number: a plain wait would wait for the interpreter too.
 wait "${both[@]}"
 "$rdmamr" report --json both >both.json
-is "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
-is "in four processes" 4 both 'len(report["processes"])'
+reports "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
+reports "in four processes" 4 both 'len(report["processes"])'
 
 # A program that registers per message (bench/rpc.c), and asks for fork protection.
 without_netlink=
@@ -165,14 +133,14 @@ rpc() { # FILE [NAME=VALUE...]
 	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
 }
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-is "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
+reports "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
 # If it does not ask the kernel, libibverbs keeps registered memory from children.
 without_netlink=$built/trace_without_netlink
 rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-is "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
+reports "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
 rpc rpc_fork RDMAV_FORK_SAFE=1
-is "and the report says that none came back" "(0, 0)" rpc_fork '(report["advice"]["all"]["registrations"], report["advice"]["all"]["most_ns"])'
-is "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"]'
+reports "and the report says that none came back" "(0, 0)" rpc_fork '(report["advice"]["all"]["registrations"], report["advice"]["all"]["most_ns"])'
+reports "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"]'
 without_netlink=
 
 # Calls whose arguments fill the registers, and those through tables of functions, have callers like
@@ -184,21 +152,21 @@ for way in callers callers_alone; do
 	rm -f "$way.stats.json"
 	run $way RDMAMR_STATS="$work/$way.stats.json"
 	check "$way: the program runs as without" [ "$status" = 0 ]
-	is "$way: each call is there once" "[('begins', 1600), ('changes', 1), ('closes', 12), ('describes', 4), ('ends', 1600), ('fails_later', 2), ('fails_later', 2), ('gathers', 4), ('main', 1), ('main', 1), ('registers', 8), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('shares', 1)]" \
+	reports "$way: each call is there once" "[('begins', 1600), ('changes', 1), ('closes', 12), ('describes', 4), ('ends', 1600), ('fails_later', 2), ('fails_later', 2), ('gathers', 4), ('main', 1), ('main', 1), ('registers', 8), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('replaces', 6), ('shares', 1)]" \
 		$way '[place[:2] for place in places(report)]'
-	is "$way: with the name of its function" "[('begins', 'fi_mr_reg'), ('changes', 'ibv_rereg_mr'), ('closes', 'fi_close'), ('describes', 'fi_mr_regattr'), ('ends', 'fi_close'), ('gathers', 'fi_mr_regv'), ('registers', 'fi_mr_reg'), ('shares', 'ibv_reg_dmabuf_mr')]" \
+	reports "$way: with the name of its function" "[('begins', 'fi_mr_reg'), ('changes', 'ibv_rereg_mr'), ('closes', 'fi_close'), ('describes', 'fi_mr_regattr'), ('ends', 'fi_close'), ('gathers', 'fi_mr_regv'), ('registers', 'fi_mr_reg'), ('shares', 'ibv_reg_dmabuf_mr')]" \
 		$way '[(place[0], *place[2:]) for place in places(report) if place[0] not in ("main", "replaces", "fails_later")]'
-	is "$way: the call with an unknown access fails, with its reason" "[(4, True)]" \
+	reports "$way: the call with an unknown access fails, with its reason" "[(4, True)]" \
 		$way '[(failure["count"], "access" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "registers"]'
-	is "$way: a failure in the background has its reason, and the caller that began it" "[(2, True)]" \
+	reports "$way: a failure in the background has its reason, and the caller that began it" "[(2, True)]" \
 		$way '[(failure["count"], "nothing is mapped" in failure["example"]) for failure in report["failures"] if failure["caller"]["function"] == "fails_later"]'
-	is "$way: nothing is left" "[]" $way 'report["leaks"]'
-	is "$way: each deregistration is of a known region" "[]" $way '[note for note in report["notes"] if "whose registration" in note or "bypassed the library" in note]'
+	reports "$way: nothing is left" "[]" $way 'report["leaks"]'
+	reports "$way: each deregistration is of a known region" "[]" $way '[note for note in report["notes"] if "whose registration" in note or "bypassed the library" in note]'
 	# On a busy machine some calls find the cache busy. The statistics count the parts of composites too.
-	is "$way: in the domain with the cache, the cache serves all but the placed ones" 414 \
+	reports "$way: in the domain with the cache, the cache serves all but the placed ones" 414 \
 		$way.stats 'report["hits"] + report["misses"] + sum(report[name] for name in report if name.startswith("bypassed_"))'
 	served=$(value $way.stats 'report["hits"] + report["misses"]')
-	is "$way: so does the trace say, of $served in the statistics" True \
+	reports "$way: so does the trace say, of $served in the statistics" True \
 		$way "$served - 5 <= report['totals']['hits'] + report['totals']['misses'] <= $served and report['totals']['misses'] >= 2"
 done
 tap_done

@@ -8,10 +8,9 @@
 //! unchanged, the argument that the provider passed to that function. The provider upholds the
 //! function's contract.
 
-use crate::dispatch::rereg::give_to_program;
-use crate::dispatch::reuse;
+use crate::dispatch::{give_to_program, reuse};
 use crate::life::owners;
-use crate::objects::is_in_slot;
+use crate::regions::is_in_slot;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicBool;
 use errno::Errno;

@@ -13,11 +13,11 @@ use crate::admission::{self, Unserved};
 use crate::instance::existing;
 use crate::life::hit::hit_by;
 use crate::life::miss;
-use crate::region::key::{Domain, LookupKey, range};
+use crate::region::slot::{Domain, LookupKey, range};
 use crate::released::{self, RELEASED};
 use rdmamr_config::{Gpu, config};
 use rdmamr_mr::gpu::{self, Allocation};
-use rdmamr_mr::{How, Registered, Request};
+use rdmamr_mr::{How, Mr, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::{OF_GPU, is_remote};
 use rdmamr_stats::{Counter, counter};
@@ -44,6 +44,16 @@ fn allocation(request: &Request) -> Option<Allocation> {
 
 fn remembered(key: &LookupKey) -> rdmamr_policy::Range {
     range(key.domain.pd, key.page_range, key.access)
+}
+
+/// Whether the cached region that this object stands for is of a GPU's memory. For the trace.
+#[cold]
+pub fn is_of_gpu(mr: Mr) -> bool {
+    let Some(regions) = existing().map(|cache| cache.regions) else {
+        return false;
+    };
+    let handle = mr.cached().and_then(|object| regions.handle(object));
+    handle.is_some_and(|handle| regions.region(handle.region).is_of_gpu())
 }
 
 /// A plain registration of a GPU's memory has succeeded: the next one that the same region would serve

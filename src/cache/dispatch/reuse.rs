@@ -24,14 +24,13 @@ use crate::instance::existing;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss;
 use crate::life::release::release;
-use crate::objects;
-use crate::region::key;
+use crate::region::slot;
+use crate::regions;
 use crate::released::{self, RELEASED};
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::CacheMode;
-use rdmamr_mr::gpu;
-use rdmamr_mr::{Error, How, Mr, Object, Registered, Request};
+use rdmamr_mr::{Error, How, Mr, Object, Registered, Request, gpu};
 use rdmamr_next::Pd;
 use rdmamr_policy::Range;
 use rdmamr_stats::log::{self, Level};
@@ -91,7 +90,7 @@ fn say(mode: CacheMode) {
 #[inline(always)]
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
     admission::of_call(mode, request).map_err(Refusal::counter)?;
-    if !objects::was_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
+    if !regions::objects_were_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
         match range(pd, request) {
             None => return Err(None),
             Some(range) if !RELEASED.comes_back(&range) => {
@@ -109,7 +108,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, O
 #[inline(always)]
 fn range(pd: Pd, request: &Request) -> Option<Range> {
     let page_range = PageRange::around(request.addr.addr() as u64, request.length as u64)?;
-    Some(key::range(
+    Some(slot::range(
         pd.address() as u64,
         page_range,
         request.access.bits(),
@@ -184,7 +183,7 @@ pub fn remember(mode: CacheMode, mr: Mr) {
     let (public, access) = (mr.read(), mr.access());
     let page_range = PageRange::around(public.addr.addr() as u64, public.length as u64);
     if let Some(page_range) = page_range.filter(|_| mode.wants(access)) {
-        released::add(&key::range(public.pd.addr() as u64, page_range, access));
+        released::add(&slot::range(public.pd.addr() as u64, page_range, access));
     }
 }
 
@@ -206,7 +205,7 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
 }
 
 /// Ends one use of the cached region whose object lies at `cached`.
-pub fn end(cached: usize) {
+pub fn release_at(cached: usize) {
     // SAFETY: `cached` is an object in a slot of the cache, and the cache's memory is never
     // unmapped. In a child, which has no cache, `release` does not read the object.
     if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(cached)) } {
@@ -220,7 +219,7 @@ pub fn end(cached: usize) {
 #[inline(never)]
 pub fn deregister(mr: Mr) -> Result<How, Error> {
     let object = mr.claim_cached().ok_or(Error::Gone)?;
-    end(object.cached());
+    release_at(object.cached());
     // SAFETY: the use has ended, and this thread has claimed its object.
     unsafe { object.free() };
     Ok(How::Kept)
@@ -230,6 +229,6 @@ pub fn deregister(mr: Mr) -> Result<How, Error> {
 /// provider then frees the object.
 pub fn deregister_bypassed(mr: Mr) -> bool {
     mr.claim_cached()
-        .map(|object| end(object.cached()))
+        .map(|object| release_at(object.cached()))
         .is_some()
 }

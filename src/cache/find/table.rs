@@ -13,9 +13,7 @@
 //! it then misses at worst, and looks under the lock.
 
 use crate::mapping::{self, Paged};
-use crate::region::key::LookupKey;
-use crate::region::link::{Id, Link};
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{Id, Link, LookupKey, Slot};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_sys::process::PAGE_SIZE;
 
@@ -34,9 +32,6 @@ const HASH: u32 = !ID;
 /// Stands in place of a removed entry. A search continues past it.
 const REMOVED: u32 = HASH;
 
-/// Once the kernel has refused memory for another table, none is tried for this many additions.
-const REFUSED: u32 = 1024;
-
 /// The tables, two of each size; one of all is in use. Its shape tells which: the array is bit 0,
 /// and the other bits are the logarithm of the size relative to the smallest. The table of 2^n
 /// entries begins at the entry 2^n of its array. Zeroed memory is the smallest table, empty.
@@ -46,8 +41,6 @@ pub struct Table {
     used: AtomicU32,
     /// A bit for each shape whose table is mapped. The first table always is.
     mapped: AtomicU32,
-    /// The number of additions for which no other table is tried.
-    refused: AtomicU32,
     arrays: Paged<[[AtomicU32; 2 << LARGEST]; 2]>,
 }
 
@@ -117,7 +110,7 @@ impl Table {
 
     /// Adds an entry that leads to a region. Puts another table to use if the table is full. A table
     /// that is half full counts as full if the entry finds no place.
-    pub fn add(&self, shape: &AtomicU32, regions: &[CachedRegion], pd: u64, start: u64, id: Id) {
+    pub fn add(&self, shape: &AtomicU32, regions: &[Slot], pd: u64, start: u64, id: Id) {
         let (hash, table) = (hash(pd, start), self.table(shape.load(Relaxed)));
         let is_in = self.put(table, hash, id);
         if self.used.load(Relaxed) as usize >= fill(table.len()) >> u32::from(!is_in) {
@@ -163,10 +156,7 @@ impl Table {
     /// one, unless that is full of entries of ended regions. A region that is not kept yet, or is
     /// being invalidated, gets an entry that is of no use.
     #[cold]
-    fn fill_another(&self, shape: &AtomicU32, regions: &[CachedRegion]) {
-        if let Some(left) = self.refused.load(Relaxed).checked_sub(1) {
-            return self.refused.store(left, Relaxed);
-        }
+    fn fill_another(&self, shape: &AtomicU32, regions: &[Slot]) {
         let live = || {
             let regions = regions.iter().enumerate();
             regions.filter(|(_, region)| {
@@ -179,7 +169,7 @@ impl Table {
         let is_full = size < 1 << LARGEST && live().count() >= fill(size) / 2;
         let next = if is_full { before + 2 } else { before ^ 1 };
         if !self.map(next) {
-            return self.refused.store(REFUSED, Relaxed);
+            return;
         }
         let table = self.table(next);
         table.iter().for_each(|place| place.store(0, Relaxed));
@@ -207,7 +197,7 @@ impl Table {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
-    use crate::region::key::Domain;
+    use crate::region::slot::Domain;
     use proptest::prelude::*;
     use rdmamr_sys::pages::{PageRange, page_size};
     use std::collections::BTreeSet;
@@ -238,7 +228,7 @@ mod tests {
             // SAFETY: all zeros is an empty table.
             let table: Table = unsafe { core::mem::zeroed() };
             // SAFETY: all zeros is a slot that was never used.
-            let regions: [CachedRegion; SLOTS] = unsafe { core::mem::zeroed() };
+            let regions: [Slot; SLOTS] = unsafe { core::mem::zeroed() };
             let (shape, mut live) = (AtomicU32::new(0), BTreeSet::new());
             for (slot, pd) in steps {
                 let (region, id, earlier) = (&regions[slot as usize], Id(slot), live.clone());

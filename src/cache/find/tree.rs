@@ -8,8 +8,7 @@
 //! regions. Each region knows the greatest end of those below it. The links lie
 //! in the slots, and lead up too: the tree allocates nothing, and no function needs a stack.
 
-use crate::region::link::{AtomicLink, Id, Link};
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{AtomicLink, Id, Link, Slot};
 use core::sync::atomic::Ordering::*;
 use rdmamr_sys::pages::PageRange;
 
@@ -21,13 +20,13 @@ fn priority(id: Id) -> u32 {
     (mixed ^ mixed >> 13).wrapping_mul(0xc2b2_ae35)
 }
 
-fn at<'a>(regions: &'a [CachedRegion], link: &AtomicLink) -> Option<(Id, &'a CachedRegion)> {
+fn at<'a>(regions: &'a [Slot], link: &AtomicLink) -> Option<(Id, &'a Slot)> {
     let id = link.load().id()?;
     Some((id, &regions[id.0 as usize]))
 }
 
 /// Recomputes the greatest end of a region and those below it. Returns whether it has changed.
-fn update(regions: &[CachedRegion], region: &CachedRegion) -> bool {
+fn update(regions: &[Slot], region: &Slot) -> bool {
     let of_child = |link| at(regions, link).map(|(_, it)| it.greatest_end.load(Relaxed));
     let ends = region.children.iter().filter_map(of_child);
     let greatest_end = ends.fold(region.page_range().end, u64::max);
@@ -37,7 +36,7 @@ fn update(regions: &[CachedRegion], region: &CachedRegion) -> bool {
 }
 
 impl Tree {
-    pub fn add(&self, regions: &[CachedRegion], new: Id) {
+    pub fn add(&self, regions: &[Slot], new: Id) {
         let region = &regions[new.0 as usize];
         let PageRange { start, end } = region.page_range();
         let (mut place, mut parent) = (&self.0, Link::NONE);
@@ -62,7 +61,7 @@ impl Tree {
         }
     }
 
-    pub fn remove(&self, regions: &[CachedRegion], old: Id) {
+    pub fn remove(&self, regions: &[Slot], old: Id) {
         let node = &regions[old.0 as usize];
         let children = || node.children.iter().filter_map(|child| child.load().id());
         while let Some(child) = children().max_by_key(|&child| priority(child)) {
@@ -76,7 +75,7 @@ impl Tree {
     }
 
     /// The link that leads to a region.
-    fn place_of<'a>(&'a self, regions: &'a [CachedRegion], id: Id) -> &'a AtomicLink {
+    fn place_of<'a>(&'a self, regions: &'a [Slot], id: Id) -> &'a AtomicLink {
         match at(regions, &regions[id.0 as usize].parent) {
             Some((_, parent)) => &parent.children[usize::from(is_right(parent, id))],
             None => &self.0,
@@ -84,7 +83,7 @@ impl Tree {
     }
 
     /// Puts a region in the place of its parent, which becomes its child.
-    fn raise(&self, regions: &[CachedRegion], id: Id) {
+    fn raise(&self, regions: &[Slot], id: Id) {
         let node = &regions[id.0 as usize];
         let Some((parent_id, parent)) = at(regions, &node.parent) else {
             return;
@@ -109,9 +108,9 @@ impl Tree {
     /// once, and not once for each caller.
     pub fn overlapping(
         &self,
-        regions: &[CachedRegion],
+        regions: &[Slot],
         range: PageRange,
-        each: &mut dyn FnMut(Id, &CachedRegion) -> bool,
+        each: &mut dyn FnMut(Id, &Slot) -> bool,
     ) {
         // The root of a subtree that reaches into the range or beyond it.
         let subtree =
@@ -151,25 +150,25 @@ impl Tree {
 }
 
 /// Whether a child of `parent` is its right one.
-fn is_right(parent: &CachedRegion, child: Id) -> bool {
+fn is_right(parent: &Slot, child: Id) -> bool {
     parent.children[1].load() == Link::to(child)
 }
 
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
-    use crate::region::key::Domain;
+    use crate::region::slot::Domain;
     use proptest::prelude::*;
 
     const SLOTS: usize = 200;
 
-    fn region() -> CachedRegion {
+    fn region() -> Slot {
         // SAFETY: all zeros is a slot that was never used.
         unsafe { core::mem::zeroed() }
     }
 
     /// Checks the order of a subtree, its priorities, its links and its ends. Returns its depth.
-    fn check(regions: &[CachedRegion], link: &AtomicLink, parent: Option<Id>) -> usize {
+    fn check(regions: &[Slot], link: &AtomicLink, parent: Option<Id>) -> usize {
         let Some((id, region)) = at(regions, link) else {
             return 0;
         };
@@ -188,7 +187,7 @@ mod tests {
         fn the_tree_is_the_naive_set(
             steps in prop::collection::vec((0..SLOTS as u32, 1..60u64, 1..20u64), 1..400),
         ) {
-            let regions: Vec<CachedRegion> = (0..SLOTS).map(|_| region()).collect();
+            let regions: Vec<Slot> = (0..SLOTS).map(|_| region()).collect();
             // The newest first.
             let (tree, mut known) = (Tree(region().parent), Vec::<Id>::new());
             for (slot, first, count) in steps {
@@ -226,7 +225,7 @@ mod tests {
 
     #[test]
     fn the_tree_of_regions_in_a_row_is_not_deep() {
-        let regions: Vec<CachedRegion> = (0..20_000).map(|_| region()).collect();
+        let regions: Vec<Slot> = (0..20_000).map(|_| region()).collect();
         let tree = Tree(region().parent);
         for (number, region) in regions.iter().enumerate() {
             let start = (number as u64 + 1) * 4096;

@@ -17,8 +17,7 @@ use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_call};
 use crate::noted::Number;
 use crate::released::memory_changes;
-use crate::watch::in_place;
-use crate::watch::listeners::{CACHE, RANGES, listens};
+use crate::watch::calls::{self, CACHE, RANGES, listens};
 use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
@@ -81,7 +80,7 @@ pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
     }
     let Some(cache) = heeding() else {
         // The cache may be about to start, and to ask whether memory calls reach this library.
-        in_place::call_came(addr);
+        calls::call_came(addr);
         return None;
     };
     let range = pages(addr, length);
@@ -151,9 +150,7 @@ fn begin(range: PageRange, is_reported: bool, signals: Option<Signals>) -> Under
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
         under_way.signals = under_way.signals.or_else(signals_blocked);
-        let noted = under_way
-            .inside(cache, || ending::before_change(cache, range))
-            .flatten();
+        let noted = under_way.inside(cache, || ending::before_change(cache, range));
         under_way.noted = noted.map(|number| (cache, number));
         if under_way.noted.is_some() && range.bytes() < LONG {
             under_way.uncount();
@@ -163,8 +160,9 @@ fn begin(range: PageRange, is_reported: bool, signals: Option<Signals>) -> Under
 }
 
 impl UnderWay {
-    /// Runs `body`, which takes the cache's lock and returns `None` without it. Without the lock the
-    /// kernel's event suffices, if it comes; if not, all regions are invalidated. Preserves errno.
+    /// Runs `body`, which takes the cache's lock and returns `None` if it can do nothing: without the
+    /// lock, or without a free note. Then the kernel's event suffices, if it comes; if not, all regions
+    /// are invalidated. Preserves errno.
     fn inside<T>(&self, cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
         // A signal handler may have interrupted this thread inside the cache, or the cache itself
         // may free memory. Or the thread has too little stack.
@@ -245,4 +243,54 @@ pub fn unregistering(argument: usize) -> Option<UnderWay> {
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(unreported(start as usize, length as usize))
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+    use crate::instance::tests::{in_a_child, publish_cache_of};
+    use crate::model_tests::{new_cache, of_page};
+
+    /// In a child, calls `check` with a cache and the range of its only region, which is kept.
+    fn with_a_region(check: impl FnOnce(&Cache, PageRange, &dyn Fn() -> bool) -> bool) -> bool {
+        in_a_child(|| {
+            let (regions, lookup_key) = (new_cache(), of_page(0));
+            publish_cache_of(regions);
+            let made = regions.lock().make(&lookup_key);
+            let kept = made.filter(|&id| regions.lock().keep(id));
+            kept.zip(existing()).is_some_and(|(id, cache)| {
+                let is_stale = || regions.region(id).state.load().is_stale();
+                check(cache, lookup_key.page_range, &is_stale)
+            })
+        })
+    }
+
+    /// The region is invalidated before the kernel could end its watch, and none is kept there until
+    /// the call has returned.
+    #[test]
+    fn an_unregistration_is_a_change() {
+        assert!(!keeps_apart(), "as before Linux 6.16");
+        assert!(with_a_region(|cache, range, is_stale| {
+            let argument = [range.start, range.bytes()];
+            let under_way = unregistering((&raw const argument).addr());
+            let is_noted = || cache.regions.noted.overlap(range);
+            let good = is_stale() && is_noted();
+            drop(under_way);
+            good && !is_noted()
+        }));
+    }
+
+    #[test]
+    fn a_change_without_a_free_note_is_a_loss() {
+        assert!(with_a_region(|cache, range, is_stale| {
+            let regions = cache.regions;
+            let elsewhere = PageRange::new(range.end, range.end + 1);
+            while regions.noted.add(elsewhere).is_some() {}
+            let under_way = unreported(range.start as usize, range.bytes() as usize);
+            let good = is_under_way() && regions.ring.is_behind();
+            regions.lock().apply();
+            drop(under_way);
+            good && is_stale() && !is_under_way()
+        }));
+    }
 }

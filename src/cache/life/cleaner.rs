@@ -2,8 +2,8 @@
 //! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether the
 //! cleaner sleeps.
 
-use crate::region::slot::{CachedRegion, NEVER};
-use crate::watch::listeners::is_filtered;
+use crate::region::slot::{NEVER, Slot};
+use crate::watch::calls::is_filtered;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use rdmamr_policy::is_remote;
 use rdmamr_sys::budget::Attempts;
@@ -116,7 +116,7 @@ impl Cleaner {
 
     /// A region became idle while the cleaner slept without a time limit.
     #[cold]
-    pub fn idle(&self, region: &CachedRegion) {
+    pub fn idle(&self, region: &Slot) {
         region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
     }
@@ -129,7 +129,7 @@ impl Cleaner {
     }
 
     /// Whether the cleaner ends this region without a user now.
-    pub(super) fn is_due(&self, region: &CachedRegion, now: u64, awake: u64) -> bool {
+    pub(super) fn is_due(&self, region: &Slot, now: u64, awake: u64) -> bool {
         match region.refusals.load(Relaxed) {
             _ if region.is_left() => true,
             0 => region.state.load().is_spent() || self.has_lingered(region, now, awake),
@@ -144,7 +144,7 @@ impl Cleaner {
 
     /// Whether a region has lingered for long enough now, or will have by the next tick: an idle one,
     /// or one that ages ([`ages`]). The cleaner has been awake since the tick `awake`.
-    pub(super) fn has_lingered(&self, region: &CachedRegion, now: u64, awake: u64) -> bool {
+    pub(super) fn has_lingered(&self, region: &Slot, now: u64, awake: u64) -> bool {
         let (since, linger) = if is_remote(region.access()) {
             (first_released(region), self.remote)
         } else {
@@ -162,7 +162,7 @@ impl Cleaner {
 /// Whether the age of a region counts while it is in use too. A peer that had the key for the first
 /// use could keep it for as long as the program registers the memory again: so the age of a remotely
 /// accessible region counts from its first release. A hit takes no part in this.
-pub(super) fn ages(region: &CachedRegion) -> bool {
+pub(super) fn ages(region: &Slot) -> bool {
     let seen = region.state.load();
     seen.is_registered()
         && !seen.is_stale()
@@ -172,7 +172,7 @@ pub(super) fn ages(region: &CachedRegion) -> bool {
 
 /// When a region was first released. The cleaner looks at each tick, and until its next look all
 /// releases have the tick of this one: so the first time that the cleaner finds is the first.
-fn first_released(region: &CachedRegion) -> u32 {
+fn first_released(region: &Slot) -> u32 {
     let (first, last) = (&region.first_released, region.released.load(Relaxed));
     match first.load(Relaxed) {
         NEVER => {
@@ -196,8 +196,8 @@ pub(super) fn idle(released: u32, now: u64, awake: u64) -> i64 {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::{Cleaner, ages, idle};
-    use crate::region::key::Domain;
-    use crate::region::slot::CachedRegion;
+    use crate::region::slot::Domain;
+    use crate::region::slot::Slot;
     use core::sync::atomic::Ordering::Relaxed;
     use rdmamr_sys::pages::{PageRange, page_size};
 
@@ -210,7 +210,7 @@ mod tests {
         let cleaner = Cleaner::new(1000, 2000);
         let ticks = u64::from(cleaner.remote);
         // SAFETY: all zeros is a slot that was never used.
-        let region: CachedRegion = unsafe { core::mem::zeroed() };
+        let region: Slot = unsafe { core::mem::zeroed() };
         for access in [LOCAL, REMOTE] {
             let page_range = PageRange::new(page_size(), 2 * page_size());
             region.set(page_range, Domain::new(8, 16, 1), access);

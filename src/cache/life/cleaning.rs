@@ -6,16 +6,14 @@
 //! obeys.
 
 use crate::account::Amount;
-use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::cleaner::{TICKS, ages, idle};
-use crate::life::ending;
-use crate::life::flush::end_those;
-use crate::life::owners;
+use crate::life::flush::deregister_those;
+use crate::life::{ending, owners};
 use crate::locked::By;
-use crate::region::slot::CachedRegion;
-use crate::watch::listeners::is_filtered;
-use crate::watch::table::TABLE;
+use crate::region::slot::{Cause, Slot};
+use crate::watch::calls::is_filtered;
+use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
@@ -87,17 +85,17 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         // stores.
         cleaner.signal.store(0, SeqCst);
         if regions.ring.is_behind() {
-            if let Some(locked) = regions.lock_in_call() {
-                cache.apply(&locked, By::Helper);
+            if let Some(locked) = regions.lock_by(By::Restricted) {
+                cache.apply(&locked, By::Restricted);
             }
         }
-        ending::end_evicted(cache, By::Helper);
+        ending::deregister_evicted(cache, By::Restricted);
         // The cleaner looks at all slots at most once in a tick, however often it is woken.
         if looked_at != Some(now) {
             looked_at = Some(now);
             let mut is_idle = false;
             let mut devices = IdleDevices::default();
-            end_those(cache, Cause::Linger, |region| {
+            deregister_those(cache, Cause::Linger, |region| {
                 devices.note(region);
                 let due = cleaner.is_due(region, now, awake_since);
                 is_idle |= !due;
@@ -106,7 +104,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
             if cache.watch.mappings.have_run_short() {
-                end_those(cache, Cause::Pressure, |_| true);
+                deregister_those(cache, Cause::Pressure, |_| true);
             }
             keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
@@ -121,7 +119,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
         if busy == 0 {
             let any = || {
                 let mut each = regions.each();
-                let waits = |region: &CachedRegion| region.state.load().is_unused() || ages(region);
+                let waits = |region: &Slot| region.state.load().is_unused() || ages(region);
                 regions.is_ending() || each.any(|(_, region)| waits(region))
             };
             busy = PATIENCE;
@@ -144,14 +142,14 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 /// present use. Returns whether the age of others is still to come.
 fn invalidate_aged(cache: &Cache, now: u64, awake: u64) -> bool {
     let (regions, cleaner) = (cache.regions, &cache.cleaner);
-    let has_aged = |region: &CachedRegion| ages(region) && cleaner.has_lingered(region, now, awake);
+    let has_aged = |region: &Slot| ages(region) && cleaner.has_lingered(region, now, awake);
     let mut is_aging = false;
     for (id, region) in regions.each() {
         if !has_aged(region) {
             is_aging |= ages(region);
             continue;
         }
-        let Some(locked) = regions.lock_in_call() else {
+        let Some(locked) = regions.lock_by(By::Restricted) else {
             return true;
         };
         // Another region may have taken the slot.
@@ -171,7 +169,7 @@ impl IdleDevices {
     const MOST: usize = 16;
 
     #[inline]
-    fn note(&mut self, region: &CachedRegion) {
+    fn note(&mut self, region: &Slot) {
         let device = region.device.load(Relaxed);
         let mut places = self.0.iter_mut();
         if let Some(place) = places.find(|place| place.0 == device || place.0 == 0) {
@@ -185,7 +183,7 @@ impl IdleDevices {
         for &(device, fd) in self.0.iter().filter(|place| place.0 != 0) {
             if kernel_mr::has_gone(&UverbsOfHelper, device, fd) {
                 owners::device_gone(cache, device);
-                end_those(cache, Cause::Flush, ending::of_device(device));
+                deregister_those(cache, Cause::Flush, ending::of_device(device));
             }
         }
     }
@@ -201,15 +199,14 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
         return;
     }
     let sum = Amount::sum(regions.each_idle());
-    let Some(locked) = regions.lock_in_call() else {
+    let Some(locked) = regions.lock_by(By::Restricted) else {
         return;
     };
     let mut excess = account.found_idle(sum);
     drop(locked);
     for age in [TICKS, 0] {
-        let is_old = |region: &CachedRegion| {
-            idle(region.released.load(Relaxed), now, awake) >= i64::from(age)
-        };
+        let is_old =
+            |region: &Slot| idle(region.released.load(Relaxed), now, awake) >= i64::from(age);
         let all = was_full && age > 0;
         if all || !excess.fits(Amount::default()) {
             // Up to this slot enough of them are old.
@@ -218,8 +215,8 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
                 excess = excess.less(Amount::of(region));
                 excess.fits(Amount::default()) && !all
             });
-            let last = last.map_or(usize::MAX, CachedRegion::object);
-            end_those(cache, Cause::Watermark, |region| {
+            let last = last.map_or(usize::MAX, Slot::object);
+            deregister_those(cache, Cause::Watermark, |region| {
                 is_old(region) && region.object() <= last
             });
         }

@@ -7,12 +7,11 @@
 //! So an interposed call that closes or replaces such a number first has the kernel deregister the
 //! idle regions of that file, and the cache forgets those that the program still uses.
 
-use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::{ending, flush, owners};
 use crate::locked::By;
-use crate::region::slot::{CachedRegion, LEFT};
-use crate::watch::table::TABLE;
+use crate::region::slot::{Cause, LEFT, Slot};
+use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
 /// The numbers through which the cache has registered memory.
@@ -75,7 +74,7 @@ impl DeviceFiles {
             has_any |= self.numbers[word].fetch_and(!bit, Relaxed) & bit != 0;
         }
         if has_any {
-            keep_off(cache, &|region: &CachedRegion| {
+            keep_off(cache, &|region: &Slot| {
                 let fd = region.fd.load(Relaxed);
                 fd != LEFT && (first..=last).contains(&(fd as u32))
             });
@@ -85,13 +84,13 @@ impl DeviceFiles {
 
 /// Has the kernel deregister the idle regions that `of` selects, and forgets the others. Runs like
 /// an interposed memory call (`change.rs`).
-fn keep_off(cache: &Cache, of: &impl Fn(&CachedRegion) -> bool) {
+fn keep_off(cache: &Cache, of: &impl Fn(&Slot) -> bool) {
     ending::in_call(|| {
-        flush::end_those(cache, Cause::Flush, of);
-        ending::end_evicted(cache, By::Helper);
+        flush::deregister_those(cache, Cause::Flush, of);
+        ending::deregister_evicted(cache, By::Restricted);
         // Other threads may be ending some of them.
         cache.regions.wait_for_claimed(of);
-        owners::invalidate_those(cache, of, By::Helper, |region| {
+        owners::invalidate_those(cache, of, By::Restricted, |region| {
             region.fd.store(LEFT, Relaxed);
         });
     });

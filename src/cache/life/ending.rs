@@ -1,24 +1,19 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
-use crate::cause::Cause;
 use crate::instance::Cache;
 use crate::locked::{By, Locked};
 use crate::noted::Number;
-use crate::region::link::Id;
-use crate::region::slot::{CachedRegion, LEFT};
+use crate::region::slot::{Cause, Id, LEFT, Slot};
 use crate::released;
-use crate::watch::table::TABLE;
+use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::Ordering::*;
 use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_policy::OF_GPU;
-use rdmamr_stats::{Change, Counter, counter};
-use rdmamr_sys::aside;
-use rdmamr_sys::helper_thread;
+use rdmamr_stats::{Change, counter};
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::probe;
-use rdmamr_sys::thread;
+use rdmamr_sys::{aside, helper_thread, probe, thread};
 use rdmamr_trace::{self as trace, format::Call};
 
 /// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
@@ -31,7 +26,7 @@ pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// The trace's record of a region.
-fn described(region: &CachedRegion) -> Call {
+fn described(region: &Slot) -> Call {
     Call {
         pd: region.pd(),
         addr: region.page_range().start,
@@ -47,21 +42,21 @@ fn described(region: &CachedRegion) -> Call {
 ///
 /// In another table of descriptors than the cache's, the regions' descriptor numbers mean other
 /// files. A thread with such a table leaves the region to the cleaner.
-pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
+pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let regions = cache.regions;
     if !TABLE.is_here() {
-        regions.ends_later(id);
+        regions.queue(id);
         cache.cleaner.wake();
         return Ok(());
     }
     let region = regions.region(id);
-    if let Err(errno) = deregister(cache, region, by) {
+    if let Err(errno) = deregister_in_kernel(cache, region, by) {
         region.refusals.fetch_add(1, Relaxed);
         region.released.store(cache.cleaner.now(), Relaxed);
-        match by.lock(regions) {
+        match regions.lock_by(by) {
             Some(locked) => locked.restore(id),
             // The thread that ends the evicted regions gets the error again.
-            None => regions.ends_later(id),
+            None => regions.queue(id),
         }
         if by == By::Program {
             // The cleaner may be asleep. Once awake, it tries again at its own times.
@@ -72,7 +67,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let Some(locked) = leave(cache, id, by) else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(LEFT, Relaxed);
-        regions.ends_later(id);
+        regions.queue(id);
         return Ok(());
     };
     let (page_range, why) = (region.page_range(), region.cause.load(Relaxed));
@@ -87,12 +82,12 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.pinned());
     counters.change_of_cache(thread, device, less);
-    if let Some(cause) = region.cause() {
-        counters.add(thread, counter(cause), 1);
+    if let Some((cause, counter)) = region.cause() {
+        counters.add(thread, counter, 1);
+        released::ended(region, cause);
     }
-    released::ended(region, region.cause());
     counters.add(thread, counter!(hits), region.forget_hits());
-    locked.end(id);
+    locked.free(id);
     drop(locked);
     if let Some(record) = record {
         trace::ended(&record);
@@ -101,7 +96,7 @@ pub fn end(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
 }
 
 /// Has the kernel deregister a claimed region.
-fn deregister(cache: &Cache, region: &CachedRegion, by: By) -> Result<(), Errno> {
+fn deregister_in_kernel(cache: &Cache, region: &Slot, by: By) -> Result<(), Errno> {
     if region.is_left() {
         // The kernel has ended the region, or another process owns the region now.
         return Ok(());
@@ -113,7 +108,7 @@ fn deregister(cache: &Cache, region: &CachedRegion, by: By) -> Result<(), Errno>
     };
     match by {
         By::Program => ended.deregister(&Uverbs),
-        By::Helper => ended.deregister(&UverbsOfHelper),
+        By::Restricted => ended.deregister(&UverbsOfHelper),
     }?;
     cache.counters.add(by.thread(), counter!(dereg_kernel), 1);
     Ok(())
@@ -124,10 +119,10 @@ fn deregister(cache: &Cache, region: &CachedRegion, by: By) -> Result<(), Errno>
 pub fn unpin(cache: &Cache, id: Id) {
     let region = cache.regions.region(id);
     // After an error, the thread that ends the region gets the error again.
-    if TABLE.is_here() && deregister(cache, region, By::Helper).is_ok() {
+    if TABLE.is_here() && deregister_in_kernel(cache, region, By::Restricted).is_ok() {
         region.fd.store(LEFT, Relaxed);
     }
-    cache.regions.ends_later(id);
+    cache.regions.queue(id);
 }
 
 /// Stops watching the memory that no other region needs, of a claimed region that the kernel has
@@ -140,7 +135,7 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
     let region = cache.regions.region(id);
     let mut from = 0;
     loop {
-        let locked = by.lock(cache.regions)?;
+        let locked = cache.regions.lock_by(by)?;
         let Some(part) = locked.unneeded(id, from) else {
             if region.is_unwatching() {
                 locked.invalidate_unkept_near(id);
@@ -166,16 +161,16 @@ pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
         // A thread that does not hold the lock may have just had its region watched.
         locked.invalidate_unkept_near(id);
     }
-    locked.end(id);
+    locked.free(id);
 }
 
 /// Deregisters the evicted regions: claimed regions that wait for any thread to deregister them.
-pub fn end_evicted(cache: &Cache, by: By) {
-    end_some_evicted(cache, by, usize::MAX);
+pub fn deregister_evicted(cache: &Cache, by: By) {
+    deregister_some_evicted(cache, by, usize::MAX);
 }
 
 /// Deregisters at most `most` of the evicted regions.
-pub fn end_some_evicted(cache: &Cache, by: By, most: usize) {
+pub fn deregister_some_evicted(cache: &Cache, by: By, most: usize) {
     if !TABLE.is_here() {
         cache.cleaner.wake();
         return;
@@ -191,26 +186,27 @@ pub fn end_some_evicted(cache: &Cache, by: By, most: usize) {
         let Some(id) = cache.regions.next_evicted() else {
             return;
         };
-        let _ = end(cache, id, by);
+        let _ = deregister(cache, id, by);
     }
 }
 
 /// A call is about to change memory: notes the range, invalidates the regions there, ends the idle
 /// ones, and stops watching the memory. Any thread may call this, in an interposed memory call too.
 /// `None` if another task holds the lock: a garbage collector may unmap memory while its signal
-/// handler has stopped all other threads.
-pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> {
+/// handler has stopped all other threads. Also `None` if so many calls are under way that no note is
+/// free.
+pub fn before_change(cache: &Cache, range: PageRange) -> Option<Number> {
     let regions = cache.regions;
-    let locked = regions.lock_in_call()?;
-    let noted = regions.noted.add(range);
-    let invalidated = locked.change(range);
+    let locked = regions.lock_by(By::Restricted)?;
+    let noted = regions.noted.add(range)?;
+    let invalidated = locked.change(range, Cause::Hook);
     drop(locked);
     cache.count_hook(invalidated);
-    end_evicted(cache, By::Helper);
+    deregister_evicted(cache, By::Restricted);
     // Another thread may be ending a region of this memory.
     for _ in 0..PATIENCE {
         let is_ending = || {
-            let locked = regions.lock_in_call();
+            let locked = regions.lock_by(By::Restricted);
             locked.is_some_and(|locked| locked.is_ending(range))
         };
         if !regions.is_ending() || !is_ending() {
@@ -220,7 +216,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
     }
     // What regions in use and those nearby still need watched. The lock is free meanwhile: no region
     // there is kept while the range is noted.
-    let locked = regions.lock_in_call();
+    let locked = regions.lock_by(By::Restricted);
     let watched = locked.and_then(|locked| locked.watched_in(range));
     if let Some(watched) = watched {
         // If the kernel refuses, it has an event for the change.
@@ -231,9 +227,12 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Option<Number>> 
 
 /// A call has changed memory: invalidates the regions that were linked there meanwhile.
 pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
-    let invalidated = cache.regions.lock_in_call()?.change(range);
+    let invalidated = cache
+        .regions
+        .lock_by(By::Restricted)?
+        .change(range, Cause::Hook);
     cache.count_hook(invalidated);
-    end_evicted(cache, By::Helper);
+    deregister_evicted(cache, By::Restricted);
     Some(())
 }
 
@@ -251,7 +250,7 @@ pub fn spent(cache: &Cache, id: Id, generation: u32) {
         return;
     }
     let _inside = thread::enter();
-    let claimed = match cache.regions.lock_of_program() {
+    let claimed = match cache.regions.lock_by(By::Program) {
         Some(locked) => locked.claim_generation(id, generation),
         None => {
             // The cleaner ends a region that has no user and will get none.
@@ -261,32 +260,20 @@ pub fn spent(cache: &Cache, id: Id, generation: u32) {
     };
     if claimed {
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
-        let _ = end(cache, id, By::Program);
+        let _ = deregister(cache, id, By::Program);
     } else {
         // A change of the region's memory claimed it first, and left it on the list of evicted
         // regions.
-        end_evicted(cache, By::Program);
-    }
-}
-
-fn counter(cause: Cause) -> Counter {
-    match cause {
-        Cause::Flush => counter!(flushed_flush),
-        Cause::Watermark => counter!(flushed_watermark),
-        Cause::Linger => counter!(flushed_linger),
-        Cause::Pressure => counter!(flushed_pressure),
-        Cause::Hook => counter!(flushed_hook),
-        Cause::Event => counter!(flushed_event),
-        Cause::Fence => counter!(flushed_fence),
+        deregister_evicted(cache, By::Program);
     }
 }
 
 /// Tells whether a region belongs to this device. `device` is the address of the region's `Device`.
-pub fn of_device(device: usize) -> impl Fn(&CachedRegion) -> bool {
+pub fn of_device(device: usize) -> impl Fn(&Slot) -> bool {
     move |region| region.device.load(Relaxed) == device
 }
 
 /// Tells whether a region belongs to this protection domain.
-pub fn of_pd(pd: u64) -> impl Fn(&CachedRegion) -> bool {
+pub fn of_pd(pd: u64) -> impl Fn(&Slot) -> bool {
     move |region| region.pd() == pd
 }

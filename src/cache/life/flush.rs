@@ -2,12 +2,10 @@
 //! ibv_flush_relaxed_mr(3): the cache deregisters idle regions at once.
 
 use crate::account::Amount;
-use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_call};
 use crate::locked::By;
-use crate::region::link::Id;
-use crate::region::slot::CachedRegion;
+use crate::region::slot::{Cause, Id, Slot};
 use errno::Errno;
 use rdmamr_mr::Error;
 use rdmamr_next::Pd;
@@ -23,16 +21,16 @@ pub fn flush(pd: Pd) -> Result<(), Error> {
 }
 
 /// Deregisters the released regions for which `of` is true.
-pub fn flush_those(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) -> Result<(), Error> {
+pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Error> {
     if thread::is_inside() {
         return Err(Error::Shortage(
             "a signal handler interrupted this thread in the cache",
         ));
     }
     let _inside = thread::enter();
-    let (_, refused, looked) = end_idle(cache, Cause::Flush, &of);
+    let (_, refused, looked) = deregister_idle(cache, Cause::Flush, &of);
     // Other threads may have claimed regions before, or left them on the list of evicted regions.
-    ending::end_evicted(cache, By::Program);
+    ending::deregister_evicted(cache, By::Program);
     let ended = cache.regions.wait_for_claimed(of);
     match refused {
         Some(errno) => Err(Error::Kernel(errno)),
@@ -45,18 +43,22 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) -> Result<
 
 /// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, the errno
 /// of a refusal by the kernel, and whether it could look at all of them.
-fn end_idle(
+fn deregister_idle(
     cache: &Cache,
     cause: Cause,
-    of: &impl Fn(&CachedRegion) -> bool,
+    of: &impl Fn(&Slot) -> bool,
 ) -> (usize, Option<Errno>, bool) {
     let (mut ended, mut refused) = (0, None);
-    let looked = claim_each_idle(cache, cause, of, By::Program, |id| {
-        match ending::end(cache, id, By::Program) {
+    let looked = claim_each_idle(
+        cache,
+        cause,
+        of,
+        By::Program,
+        |id| match ending::deregister(cache, id, By::Program) {
             Ok(()) => ended += 1,
             Err(errno) => refused = Some(errno),
-        }
-    });
+        },
+    );
     (ended, refused, looked)
 }
 
@@ -65,7 +67,7 @@ fn end_idle(
 pub fn claim_each_idle(
     cache: &Cache,
     cause: Cause,
-    mut of: impl FnMut(&CachedRegion) -> bool,
+    mut of: impl FnMut(&Slot) -> bool,
     by: By,
     mut each: impl FnMut(Id),
 ) -> bool {
@@ -73,7 +75,7 @@ pub fn claim_each_idle(
         if !(region.state.load().is_unused() && of(region)) {
             continue;
         }
-        let Some(locked) = by.lock_patiently(cache.regions) else {
+        let Some(locked) = cache.regions.lock_patiently(by) else {
             return false;
         };
         cache.apply(&locked, by);
@@ -109,7 +111,7 @@ pub fn before_fork(cache: &Cache) {
             cache,
             Cause::Pressure,
             |_| true,
-            By::Helper,
+            By::Restricted,
             |id| {
                 ending::unpin(cache, id);
             },
@@ -120,17 +122,17 @@ pub fn before_fork(cache: &Cache) {
 /// Ends the idle regions for which `of` is true, in a helper thread or in an interposed call.
 /// Regions stay if another task holds the lock, or if the kernel refuses to deregister them: the
 /// cleaner tries again at a later tick.
-pub fn end_those(cache: &Cache, cause: Cause, of: impl FnMut(&CachedRegion) -> bool) {
-    claim_each_idle(cache, cause, of, By::Helper, |id| {
-        let _ = ending::end(cache, id, By::Helper);
+pub fn deregister_those(cache: &Cache, cause: Cause, of: impl FnMut(&Slot) -> bool) {
+    claim_each_idle(cache, cause, of, By::Restricted, |id| {
+        let _ = ending::deregister(cache, id, By::Restricted);
     });
 }
 
 /// Ends all idle regions, and the evicted ones. Runs like an interposed memory call.
-pub fn end_all(cache: &Cache) {
+pub fn deregister_all(cache: &Cache) {
     in_call(|| {
-        end_those(cache, Cause::Pressure, |_| true);
-        ending::end_evicted(cache, By::Helper);
+        deregister_those(cache, Cause::Pressure, |_| true);
+        ending::deregister_evicted(cache, By::Restricted);
     });
 }
 
@@ -139,8 +141,8 @@ pub fn end_all(cache: &Cache) {
 /// inside the library (`thread::enter`).
 pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
-    ending::end_evicted(cache, By::Program);
-    let (ended, ..) = end_idle(cache, Cause::Pressure, &|_| true);
+    ending::deregister_evicted(cache, By::Program);
+    let (ended, ..) = deregister_idle(cache, Cause::Pressure, &|_| true);
     cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending
 }

@@ -13,7 +13,7 @@
 //!    counters of changes were ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
-//! 5. One line of [`crate::layout::Regions`]: whether the cache is full, the table's shape, the
+//! 5. One line of [`crate::regions::Regions`]: whether the cache is full, the table's shape, the
 //!    ring's counts.
 //! 6. The entry in the table.
 //! 7. The region's slot, the only one of these lines that is written.
@@ -34,8 +34,7 @@
 
 use crate::instance::{Cache, existing};
 use crate::life::ending;
-use crate::region::key::LookupKey;
-use crate::region::link::Id;
+use crate::region::slot::{Id, LookupKey};
 use crate::region::state::{Grant, Left};
 use crate::watch::ring::Ring;
 use crate::watch::userfaultfd::Fence;
@@ -45,8 +44,7 @@ use rdmamr_mr::Access;
 use rdmamr_next::Pd;
 use rdmamr_stats::counter;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::probe;
-use rdmamr_sys::thread;
+use rdmamr_sys::{probe, thread};
 
 /// The answer of [`hit()`]: the address of a region's object, or the reason why there is none.
 ///

@@ -12,6 +12,7 @@
 
 use crate::account::{Amount, PART};
 use crate::instance::Cache;
+use crate::locked::By;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_mr::kernel_mr::Direct;
 use rdmamr_next::Pd;
@@ -52,7 +53,8 @@ impl Cache {
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let left = cgroup::objects_left(name).map_or(NO_LIMIT, signed);
         let of_device = direct.most_regions().map_or(NO_LIMIT, i64::from);
-        let (Some(limit), Some(_locked)) = (of_process(may_pin), regions.lock_of_program()) else {
+        let (Some(limit), Some(_locked)) = (of_process(may_pin), regions.lock_by(By::Program))
+        else {
             return;
         };
         let account = &regions.account;

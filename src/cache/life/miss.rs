@@ -2,19 +2,16 @@
 //! A miss, of a plain call or a relaxed one: makes a new region.
 
 use crate::admission::{Unserved, admit};
-use crate::cause::Cause;
 use crate::instance::Cache;
-use crate::layout::Regions;
-use crate::life::change;
 use crate::life::cleaner::{MANY, SHARE, TOO_MANY};
 use crate::life::device_files::DEVICE_FILES;
-use crate::life::ending;
 use crate::life::flush::relieve;
 use crate::life::hit::{Answer, hit, hit_by};
+use crate::life::{change, ending};
 use crate::locked::{By, Locked};
-use crate::region::key::LookupKey;
-use crate::region::link::Id;
+use crate::region::slot::{Cause, Id, LookupKey};
 use crate::region::state::Grant;
+use crate::regions::Regions;
 use crate::released::RELEASED;
 use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
@@ -26,12 +23,9 @@ use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Object, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
-use rdmamr_stats::log;
-use rdmamr_stats::{Change, counter};
-use rdmamr_sys::aside;
-use rdmamr_sys::clock;
+use rdmamr_stats::{Change, counter, log};
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::thread;
+use rdmamr_sys::{aside, clock, thread};
 
 /// How often a registration looks for a region again because of an event.
 const LOOKS: u32 = 3;
@@ -131,7 +125,7 @@ pub fn register_of_gpu(
         if let Some(locked) = cache.lock_and_apply() {
             locked.invalidate_freed(lookup_key.page_range, lookup_key.allocation);
             drop(locked);
-            ending::end_evicted(cache, By::Program);
+            ending::deregister_evicted(cache, By::Program);
         }
         drop(inside);
         // An event may have kept a region from serving, or another thread may have made one.
@@ -178,7 +172,7 @@ impl Cache {
         let inside = thread::enter();
         self.mind_limits(direct, pd);
         if self.regions.ending() > TOO_MANY {
-            ending::end_some_evicted(self, By::Program, SHARE);
+            ending::deregister_some_evicted(self, By::Program, SHARE);
         }
         let mut tries = 0;
         loop {
@@ -208,7 +202,7 @@ impl Cache {
                 }
                 Err(error) => {
                     match ending::leave(self, id, By::Program) {
-                        Some(locked) => locked.end(id),
+                        Some(locked) => locked.free(id),
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
                         None => {
@@ -243,13 +237,13 @@ impl Cache {
     /// beside which the region would not be kept: of memory, for example, that the program has just
     /// freed and got again. `None` if another task holds the lock.
     pub fn lock_to_link(&self, page_range: PageRange) -> Option<Locked<'_>> {
-        let locked = self.regions.lock_of_program()?;
+        let locked = self.regions.lock_by(By::Program)?;
         if !locked.is_unwatching_near(page_range) {
             return Some(locked);
         }
         drop(locked);
         self.regions.wait_for_an_end();
-        self.regions.lock_of_program()
+        self.regions.lock_by(By::Program)
     }
 
     /// Has userfaultfd watch the memory of a region or monitored range that is linked and not kept.
@@ -305,7 +299,7 @@ impl Cache {
     /// Takes the lock and applies the ring. `None` if another task holds the lock.
     pub fn lock_and_apply(&self) -> Option<Locked<'_>> {
         self.regions.ring.wait_for_reader();
-        let locked = self.regions.lock_of_program()?;
+        let locked = self.regions.lock_by(By::Program)?;
         self.apply(&locked, By::Program);
         Some(locked)
     }

@@ -3,13 +3,11 @@
 //! process that imported the region, and a provider that ends the region by a call that bypasses
 //! the library.
 
-use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
 use crate::locked::By;
-use crate::region::key::Domain;
-use crate::region::slot::{CachedRegion, LEFT};
+use crate::region::slot::{Cause, Domain, LEFT, Slot};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_config::{CacheMode, config};
@@ -95,7 +93,7 @@ pub fn unimport_pd(pd: Pd) {
 }
 
 /// Invalidates regions, so that those in use are not reused after their release.
-fn end_after_release(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) {
+fn end_after_release(cache: &Cache, of: impl Fn(&Slot) -> bool) {
     let _inside = thread::enter();
     invalidate_those(cache, of, By::Program, |_| {});
 }
@@ -106,7 +104,7 @@ fn end_after_release(cache: &Cache, of: impl Fn(&CachedRegion) -> bool) {
 pub fn flush_quietly(pd: Pd) {
     if let Some(cache) = existing() {
         let domain = Domain::of(pd);
-        let _ = flush_those(cache, |region: &CachedRegion| region.is_of(domain));
+        let _ = flush_those(cache, |region: &Slot| region.is_of(domain));
     }
 }
 
@@ -121,7 +119,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     let Some((cache, device)) = cache.zip(mr::kernel_mr::device_at(context)) else {
         return dereg();
     };
-    let of = |region: &CachedRegion| {
+    let of = |region: &Slot| {
         region.handle.load(Relaxed) == public.handle
             && region.lkey() == public.lkey
             && ending::of_device(device)(region)
@@ -142,33 +140,30 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 /// that shares it has ended it. The cache neither reuses nor deregisters the region. An argument
 /// that is not a cached region is ignored.
 pub fn forget(object: usize) {
-    if let Some(cache) = existing() {
-        if let Some(handle) = cache.regions.handle(object) {
-            let region = cache.regions.region(handle.region);
-            abandon(cache, |other| core::ptr::eq(other, region), LEFT);
-        }
+    if let Some((cache, region)) = region_of(object) {
+        abandon(cache, |other| core::ptr::eq(other, region), LEFT);
     }
+}
+
+/// The region whose handle has its object at this address.
+fn region_of(object: usize) -> Option<(&'static Cache, &'static Slot)> {
+    let cache = existing()?;
+    let handle = cache.regions.handle(object)?;
+    Some((cache, cache.regions.region(handle.region)))
 }
 
 /// Whether the region is of a GPU's memory.
 pub fn is_of_gpu(object: usize) -> bool {
-    existing().is_some_and(|cache| {
-        let handle = cache.regions.handle(object);
-        handle.is_some_and(|handle| cache.regions.region(handle.region).is_of_gpu())
-    })
+    region_of(object).is_some_and(|(_, region)| region.is_of_gpu())
 }
 
 /// As [`forget`], if the region has one user. With more users the region stays registered, and the
 /// cache deregisters it after the last of them. Returns whether the region is forgotten.
 pub fn forget_unshared(object: usize) -> bool {
-    let Some(cache) = existing() else {
+    let Some((cache, region)) = region_of(object) else {
         return true;
     };
-    let Some(handle) = cache.regions.handle(object) else {
-        return true;
-    };
-    let region = cache.regions.region(handle.region);
-    let is_it = |other: &CachedRegion| core::ptr::eq(other, region);
+    let is_it = |other: &Slot| core::ptr::eq(other, region);
     let had = abandon(cache, is_it, LEFT);
     // The region is invalidated, so the number of its users only falls from now on.
     let is_unshared = region.state.load().users() <= 1;
@@ -205,7 +200,7 @@ pub fn before_close_bypassed(verbs_context: usize) {
 /// calls this.
 pub fn device_gone(cache: &Cache, device: usize) {
     let of = ending::of_device(device);
-    invalidate_those(cache, of, By::Helper, |region| {
+    invalidate_those(cache, of, By::Restricted, |region| {
         region.fd.store(LEFT, Relaxed);
     });
 }
@@ -213,7 +208,7 @@ pub fn device_gone(cache: &Cache, device: usize) {
 /// Invalidates regions, and replaces the descriptor number through which the kernel deregisters
 /// them. `LEFT` stands for no descriptor, once the number may mean another file. Returns the number
 /// that the regions had, if `of` found any.
-fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option<i32> {
+fn abandon(cache: &Cache, of: impl Fn(&Slot) -> bool, fd: i32) -> Option<i32> {
     let _inside = thread::enter();
     let mut had = None;
     invalidate_those(cache, of, By::Program, |region| {
@@ -228,15 +223,15 @@ fn abandon(cache: &Cache, of: impl Fn(&CachedRegion) -> bool, fd: i32) -> Option
 /// waited for once.
 pub fn invalidate_those(
     cache: &Cache,
-    is_it: impl Fn(&CachedRegion) -> bool,
+    is_it: impl Fn(&Slot) -> bool,
     by: By,
-    mut invalidated: impl FnMut(&CachedRegion),
+    mut invalidated: impl FnMut(&Slot),
 ) {
     let regions = cache.regions;
-    let meant = |region: &CachedRegion| region.state.load().is_registered() && is_it(region);
+    let meant = |region: &Slot| region.state.load().is_registered() && is_it(region);
     let mut has_waited = false;
     for (id, region) in regions.each().filter(|(_, region)| meant(region)) {
-        let locked = (!has_waited).then(|| by.lock_patiently(regions)).flatten();
+        let locked = (!has_waited).then(|| regions.lock_patiently(by)).flatten();
         has_waited = locked.is_none();
         if !meant(region) {
             continue;

@@ -2,11 +2,10 @@
 //! ibv_dereg_mr_relaxed(3): the region stays registered, idle in the cache, while the limits allow
 //! it.
 
-use crate::cause::Cause;
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::locked::By;
-use crate::region::link::Id;
+use crate::region::slot::{Cause, Id};
 use crate::region::state::Left;
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_mr::{Error, How, Mr};
@@ -92,7 +91,7 @@ fn make_room(cache: &Cache, id: Id) {
     }
     let errno = errno::errno();
     let _inside = thread::enter();
-    let Some(locked) = cache.regions.lock_of_program() else {
+    let Some(locked) = cache.regions.lock_by(By::Program) else {
         cache.cleaner.wake();
         return;
     };
@@ -103,7 +102,7 @@ fn make_room(cache: &Cache, id: Id) {
     if ends {
         cache.cleaner.was_full.store(true, Relaxed);
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
-        let _ = ending::end(cache, id, By::Program);
+        let _ = ending::deregister(cache, id, By::Program);
     }
     errno::set_errno(errno);
 }

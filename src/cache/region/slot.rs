@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A slot of the cache: a region that the kernel has registered, a further handle of such a region,
-//! or a monitored range (memory that is only watched).
+//! or a monitored range (memory that is only watched). And the key by which a registration finds it.
 //!
 //! Slots are never freed, and every field is atomic. If a thread reads a slot while the slot
 //! becomes another region's, the values are inconsistent. That is harmless, because the slot's
 //! state (`state.rs`) shows it.
 
-use crate::cause::Cause;
-use crate::region::key::{Domain, LookupKey, START, range};
-use crate::region::link::AtomicLink;
-use crate::region::state::State;
+use crate::region::state::{Seen, State};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_next::Pd;
 use rdmamr_policy::{OF_GPU, Range};
+use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::pages::{PageRange, page_size};
 
 /// The number of words of the `struct ibv_mr` in a slot, including the fields that libibverbs and
@@ -28,13 +27,185 @@ const HANDLE_AND_LKEY: usize = 4;
 /// The object's offset in its slot. It puts all fields that a hit touches into one cache line. With
 /// 100 000 regions a hit then has two cache misses, the table's and this one; with two lines it had
 /// three.
-pub const OBJECT_OFFSET: usize = core::mem::offset_of!(CachedRegion, object);
+pub const OBJECT_OFFSET: usize = core::mem::offset_of!(Slot, object);
+
+/// The number of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Id(pub u32);
+
+/// The number of a slot, or none. It is stored as the number plus one, so that zeroed memory links
+/// nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Link(u32);
+
+impl Link {
+    pub const NONE: Link = Link(0);
+
+    #[inline(always)]
+    pub fn to(id: Id) -> Link {
+        Link(id.0 + 1)
+    }
+
+    #[inline(always)]
+    pub fn id(self) -> Option<Id> {
+        self.0.checked_sub(1).map(Id)
+    }
+
+    /// The link as a bit field of a larger word.
+    #[inline(always)]
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The link that `bits` gave.
+    #[inline(always)]
+    pub fn from_bits(bits: u32) -> Link {
+        Link(bits)
+    }
+}
+
+/// A link that threads share. Its accesses are relaxed: another atomic orders them.
+#[repr(transparent)]
+pub struct AtomicLink(AtomicU32);
+
+impl AtomicLink {
+    #[inline(always)]
+    pub fn load(&self) -> Link {
+        Link(self.0.load(Relaxed))
+    }
+
+    #[inline(always)]
+    pub fn store(&self, link: Link) {
+        self.0.store(link.0, Relaxed);
+    }
+}
+
+/// Why a region is invalidated or deregistered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Cause {
+    Flush,
+    Watermark,
+    Linger,
+    Pressure,
+    Hook,
+    Event,
+    Fence,
+}
+
+impl Cause {
+    /// Each cause with the counter of the regions that it ends.
+    const ALL: [(Cause, Counter); 7] = [
+        (Cause::Flush, counter!(flushed_flush)),
+        (Cause::Watermark, counter!(flushed_watermark)),
+        (Cause::Linger, counter!(flushed_linger)),
+        (Cause::Pressure, counter!(flushed_pressure)),
+        (Cause::Hook, counter!(flushed_hook)),
+        (Cause::Event, counter!(flushed_event)),
+        (Cause::Fence, counter!(flushed_fence)),
+    ];
+
+    /// The cause as [`Slot::cause`] stores it; 0 means no cause.
+    pub fn in_word(self) -> u32 {
+        self as u32 + 1
+    }
+
+    /// The cause that [`Slot::cause`] stores.
+    fn from_word(state: u32) -> Option<(Cause, Counter)> {
+        Cause::ALL.get(state.checked_sub(1)? as usize).copied()
+    }
+}
+
+/// The bits that the address of a region's first page may have. The bits above are 0 in user space,
+/// and the bits below are 0 in the address of a page.
+const START: u64 = (1 << (u64::BITS - ABOVE)) - (1 << 12);
+const ABOVE: u32 = 8;
+
+/// The largest number of a domain that those other bits hold. It also stands for all larger
+/// numbers: the cache keeps no region of such a domain. The kernel gives a domain the smallest
+/// number that is free in its file.
+const LARGE: u32 = (1 << (ABOVE + 12)) - 1;
+
+/// A protection domain, as a region stores it. The address alone may by now be that of another
+/// domain: a provider frees a parent domain without a call that reaches the library.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Domain {
+    /// The address of the program's object.
+    pub pd: u64,
+    /// The address of its device's object.
+    context: u64,
+    /// The kernel's number of the domain in its device's file, as a region's `start` holds it.
+    number: u64,
+}
+
+impl Domain {
+    /// No domain, for a monitored range.
+    pub const NONE: Domain = Domain {
+        pd: 0,
+        context: 0,
+        number: 0,
+    };
+
+    #[inline(always)]
+    pub fn of(pd: Pd) -> Domain {
+        Domain::new(pd.address(), pd.context().addr(), pd.handle())
+    }
+
+    /// The domain at an address, with its device's address and the kernel's number.
+    #[inline(always)]
+    pub fn new(pd: usize, context: usize, handle: u32) -> Domain {
+        Domain {
+            pd: pd as u64,
+            context: context as u64,
+            number: u64::from(handle.min(LARGE)).rotate_right(ABOVE),
+        }
+    }
+}
+
+/// The properties that a registration asks for. A region serves if it has these, and at most `spare`
+/// bytes more behind its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LookupKey {
+    pub domain: Domain,
+    pub page_range: PageRange,
+    pub access: u32,
+    /// At most [`rdmamr_policy::spare`].
+    pub spare: u64,
+    /// A region serves only if it has no user.
+    pub unshared: bool,
+    /// A region serves only if it is of the GPU's allocation of this number; 0 for other memory.
+    pub allocation: u64,
+}
+
+impl LookupKey {
+    /// Whether a region can hold the memory's address and the domain's number.
+    pub fn can_be_kept(&self) -> bool {
+        self.page_range.start & !START == 0 && self.domain.number != !START
+    }
+
+    /// Whether this key allows sharing a region with its current users, if it has any.
+    #[inline(always)]
+    pub fn may_share(&self, seen: Seen) -> bool {
+        !self.unshared || seen.users() == 0
+    }
+}
+
+/// A range in the form that the rule of `src/policy/` takes.
+#[inline(always)]
+pub fn range(pd: u64, page_range: PageRange, access: u32) -> Range {
+    Range {
+        pd,
+        start: page_range.start,
+        end: page_range.end,
+        access,
+    }
+}
 
 /// A slot. Zeroed memory is a free slot. A slot is three cache lines long. If its length were a
 /// power of two, the slots' first lines, which are all that a hit needs, would compete for a
 /// quarter of the processor's cache.
 #[repr(C, align(64))]
-pub struct CachedRegion {
+pub struct Slot {
     pub state: State,
     /// The first page. The bits that no such address has hold the number of the domain.
     start: AtomicU64,
@@ -80,7 +251,7 @@ pub struct CachedRegion {
     pub was_shared: AtomicU32,
 }
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<CachedRegion>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
+const _: () = assert!(size_of::<Slot>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
 
 /// Stands in `fd` once the cache must not deregister the region: the descriptor number may mean
 /// another file by then.
@@ -90,12 +261,12 @@ pub const LEFT: i32 = -1;
 /// one in 2^32, counts as released when it is released again.
 pub const NEVER: u32 = 0;
 
-/// Values of `CachedRegion::watched`. `UNWATCHING`: the region ends, and a thread that does not hold the
+/// Values of `Slot::watched`. `UNWATCHING`: the region ends, and a thread that does not hold the
 /// lock ends its watch.
 const WATCHED: u32 = 1;
 const UNWATCHING: u32 = 2;
 
-impl CachedRegion {
+impl Slot {
     /// Prepares the slot for a region, or for a monitored range, which has no domain and no access.
     pub fn set(&self, page_range: PageRange, domain: Domain, access: u32) {
         self.state.before_fields();
@@ -221,8 +392,8 @@ impl CachedRegion {
         self.allocation.load(Relaxed) == allocation
     }
 
-    /// Why the region ends, if that is known.
-    pub fn cause(&self) -> Option<Cause> {
+    /// Why the region ends, if that is known, and the counter of that.
+    pub fn cause(&self) -> Option<(Cause, Counter)> {
         Cause::from_word(self.cause.load(Relaxed))
     }
 
@@ -255,7 +426,7 @@ impl CachedRegion {
     }
 
     /// Makes the object a copy of another slot's object.
-    pub fn copy_object(&self, from: &CachedRegion) {
+    pub fn copy_object(&self, from: &Slot) {
         for (state, from) in self.object.iter().zip(&from.object) {
             state.store(from.load(Relaxed), Relaxed);
         }
@@ -265,12 +436,11 @@ impl CachedRegion {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::region::key::LARGE;
 
     #[test]
     fn a_domain_is_its_address_its_device_and_its_number() {
         // SAFETY: all zeros is a slot that was never used.
-        let region: CachedRegion = unsafe { core::mem::zeroed() };
+        let region: Slot = unsafe { core::mem::zeroed() };
         let page_range = PageRange::new(
             START & !(page_size() - 1),
             (START & !(page_size() - 1)) + page_size(),

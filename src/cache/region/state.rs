@@ -178,23 +178,22 @@ impl State {
     /// Makes the slot a region with one user, which has the slot's own handle. The slot must be
     /// free and owned by the caller.
     pub fn make(&self) {
-        let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
-        let state = generation << GENERATION | UNKEPT | OWN | 1;
-        self.0.store(state, Release);
+        self.set(1, UNKEPT | OWN | 1);
+    }
+
+    fn set(&self, further_generations: u64, state: u64) {
+        let generation = (self.0.load(Relaxed) >> GENERATION) + further_generations;
+        self.0.store(generation << GENERATION | state, Release);
     }
 
     /// Makes the slot a monitored range. The slot must be free and owned by the caller.
     pub fn make_monitored(&self) {
-        let generation = (self.0.load(Relaxed) >> GENERATION) + 1;
-        let state = generation << GENERATION | MONITORED | UNKEPT;
-        self.0.store(state, Release);
+        self.set(1, MONITORED | UNKEPT);
     }
 
     /// Makes the slot a further handle. The slot must be free and owned by the caller.
     pub fn make_handle(&self) {
-        let generation = self.0.load(Relaxed) >> GENERATION;
-        let state = generation << GENERATION | HANDLE;
-        self.0.store(state, Release);
+        self.set(0, HANDLE);
     }
 
     /// Keeps the region or the monitored range, so that other registrations can take the region. False
@@ -338,8 +337,7 @@ impl State {
 
     /// Frees the slot: its region is deregistered, or was never registered.
     pub fn free(&self) {
-        let generation = self.0.load(Relaxed) >> GENERATION;
-        self.0.store(generation << GENERATION | FREE, Release);
+        self.set(0, FREE);
     }
 }
 

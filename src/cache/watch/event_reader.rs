@@ -7,7 +7,7 @@
 //! table begins with a copy of the program's first 64 numbers, which the kernel makes in any case. So
 //! these files have one more holder from that system call to the next one.
 
-use crate::watch::listeners::is_filtered;
+use crate::watch::calls::is_filtered;
 use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::service::{self, Counting, Question};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
@@ -16,10 +16,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
-use rdmamr_sys::clock;
 use rdmamr_sys::futex::{self, Remaining};
-use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::{clock, helper_thread};
 
 /// The descriptor number of the reader's file.
 static FILE: AtomicI32 = AtomicI32::new(-1);
@@ -164,14 +163,17 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     loop {
         if let Some(asked) = &mut question {
             if !asked.waits_for(file) {
-                counting = question.take().map(Question::end).unwrap_or_default();
+                counting = question
+                    .take()
+                    .map(Question::read_answer)
+                    .unwrap_or_default();
                 continue;
             }
         }
         let ready = question.is_some() || rests(file);
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
-        ring.begin();
+        ring.announce();
         let drained = drain(file, ring, &mut messages);
         let failed = drained.is_err() || !ready;
         if failed {
@@ -181,7 +183,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         if drained == Ok(true) {
             counting.check();
         }
-        ring.end();
+        ring.finish();
         heard();
         if failed {
             // The program's descriptor keeps the file open, so threads would wait for ever if this

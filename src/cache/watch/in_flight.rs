@@ -9,10 +9,9 @@
 use crate::watch::userfaultfd::{Fence, Message, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
-use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
-use rdmamr_sys::kernel;
 use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::{futex, kernel};
 
 /// Whether the fence of this new file tells of every change in flight. No other thread reads the
 /// file.

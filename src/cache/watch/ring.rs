@@ -77,7 +77,7 @@ const NEVER: u64 = 1 << 63;
 const LOSS: u64 = 1 << 32;
 
 /// The ring. Zeroed memory is an empty ring. A hit reads the first three words, which are the end of
-/// a cache line ([`crate::layout::Regions`]).
+/// a cache line ([`crate::regions::Regions`]).
 #[repr(C)]
 pub struct Ring {
     /// 1 while the reader reads and writes events, and the flag [`NEVER`].
@@ -121,17 +121,17 @@ impl Ring {
     }
 
     /// The reader is about to read events.
-    pub fn begin(&self) {
+    pub fn announce(&self) {
         // SeqCst: the caller's next step is a system call, which must not be seen before this.
         self.reading.fetch_add(1, SeqCst);
     }
 
     /// The reader has written all events that it has read.
-    pub fn end(&self) {
+    pub fn finish(&self) {
         self.reading.fetch_sub(1, Release);
     }
 
-    /// Writes an event. For the reader, between `begin` and `end`.
+    /// Writes an event. For the reader, between `announce` and `finish`.
     pub fn write(&self, event: Event) {
         let written = self.written.load(Relaxed);
         let behind = (written as u32).wrapping_sub(self.applied.load(Acquire) as u32);

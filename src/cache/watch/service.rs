@@ -9,8 +9,8 @@
 //! they stay attached, whatever becomes of the service. A forked child inherits neither the files
 //! nor the mapping.
 
+use crate::watch::calls::is_filtered;
 use crate::watch::counts::{Counters, Word, counters, word};
-use crate::watch::listeners::is_filtered;
 use crate::watch::userfaultfd::{Userfaultfd, wait_for};
 use crate::watch::watch_fd::WATCH_FD;
 use core::mem::offset_of;
@@ -19,9 +19,8 @@ use core::sync::atomic::Ordering::*;
 use libc::{c_int, syscall};
 use rdmamr_fence::{About, FILES, LINES, LINKS, MAGIC, MOST_LINKS, SIZE, SOCKET, line};
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{FAR_AWAY, PageRange, page_size};
-use rdmamr_sys::proc;
+use rdmamr_sys::{helper_thread, proc};
 
 /// The address of the mapping if the kernel has room there.
 const PLACE: usize = FAR_AWAY + (1 << 22);
@@ -41,7 +40,7 @@ pub struct Question {
     limit: libc::timespec,
 }
 
-/// Asks the service. `None` if there is none: then this is one system call, and a line in the log.
+/// Asks the service. `None` if there is none: then there is a line in the log.
 pub fn ask() -> Option<Question> {
     let mut address = libc::sockaddr_un {
         sun_family: libc::AF_UNIX as libc::sa_family_t,
@@ -50,30 +49,12 @@ pub fn ask() -> Option<Question> {
     for (to, byte) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
         *to = byte as libc::c_char;
     }
-    let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
-    let (path, at) = (address.sun_path.as_ptr(), about.as_mut_ptr());
-    // SAFETY: the path ends with a NUL, and the kernel fills `about`.
-    if unsafe { syscall(libc::SYS_newfstatat, libc::AT_FDCWD, path, at, 0) } != 0 {
-        say("it does not run");
-        return None;
-    }
-    // SAFETY: the call succeeded.
-    let about = unsafe { about.assume_init() };
-    let asked = if about.st_uid != 0 || about.st_mode & libc::S_IFMT != libc::S_IFSOCK {
-        Err("its socket is not root's")
-    } else {
-        begin(&address)
-    };
-    asked.map_err(refuse).ok()
+    begin(&address).map_err(refuse).ok()
 }
 
 /// The process does without the counters. Closes all that the service sent.
 fn refuse(reason: &str) {
     helper_thread::close_from(1);
-    say(reason);
-}
-
-fn say(reason: &str) {
     if log::wants(Level::Info) {
         log::soon(format_args!(
             "the service rdmamr fence counts no changes for this process: {reason}"
@@ -91,7 +72,7 @@ fn begin(address: &libc::sockaddr_un) -> Result<Question, &'static str> {
     let (at, size) = (&raw const *address, size_of_val(address));
     // SAFETY: the kernel reads the address.
     if unsafe { syscall(libc::SYS_connect, socket, at, size) } != 0 {
-        return Err("it accepts no connection");
+        return Err("it does not run, or accepts no connection");
     }
     let mut peer = libc::ucred {
         pid: 0,
@@ -129,7 +110,7 @@ impl Question {
     }
 
     /// Reads the answer. If the counters are proven, hits use them from now on.
-    pub fn end(self) -> Counting {
+    pub fn read_answer(self) -> Counting {
         let proven = receive(self.socket).and_then(|answer| map(answer.files()));
         // SAFETY: the number is this thread's own.
         unsafe { syscall(libc::SYS_close, self.socket) };

@@ -15,9 +15,8 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
-use rdmamr_sys::helper_thread;
 use rdmamr_sys::pages::{PageRange, page_size};
-use rdmamr_sys::proc;
+use rdmamr_sys::{helper_thread, proc};
 
 const UFFD_API: u64 = 0xaa;
 const UFFD_USER_MODE_ONLY: i32 = 1;

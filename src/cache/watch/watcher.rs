@@ -2,22 +2,23 @@
 //! The watch as the cache uses it.
 
 use crate::find::filter::CHUNK;
+use crate::watch::calls::is_filtered;
 use crate::watch::event_reader::{self, Reader};
 use crate::watch::failure::Failure;
-use crate::watch::in_flight;
-use crate::watch::in_place;
-use crate::watch::listeners::is_filtered;
-use crate::watch::mappings::Mappings;
-use crate::watch::one_thread::OneThread;
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use crate::watch::{calls, in_flight};
+use core::num::NonZeroUsize;
+use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicUsize, Ordering::*};
 use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
-use rdmamr_sys::budget::Attempts;
+use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::proc;
+use rdmamr_sys::symbols::{self, Scope};
+use rdmamr_sys::thread::keep_errno;
+use rdmamr_sys::{aside, clock, loaded_files, proc};
 
 /// The watch of a process.
 #[repr(C)]
@@ -41,7 +42,7 @@ pub enum Unwatched {
     /// This process may not use userfaultfd.
     Refused,
     /// userfaultfd cannot watch that memory, or another userfaultfd watches it, or other processes can
-    /// change it, or it is scarce (hugetlb).
+    /// change it, or it is scarce (hugetlb), or it is a device's.
     Memory,
     /// The process is short of mappings.
     Limit,
@@ -74,7 +75,7 @@ impl Watch {
         if is_filtered() || self.ended.load(Relaxed) || !self.starts.begin() {
             return;
         }
-        let passed_by = || (!in_place::are_in_place()).then_some(Failure::PassedBy);
+        let passed_by = || (!calls::are_in_place()).then_some(Failure::PassedBy);
         let opened = || Userfaultfd::open().map_err(Failure::File);
         let started = passed_by().map_or_else(opened, Err).and_then(|file| {
             let closed = |failure| {
@@ -174,11 +175,12 @@ impl Watch {
     }
 
     /// Whether these pages, which are watched and pinned, are private memory: other processes change
-    /// shared memory without an event. The kernel describes the mapping that was pinned, or its change
-    /// has been reported since.
+    /// shared memory without an event, and a GPU's runtime its own. The kernel describes the mapping that
+    /// was pinned, or its change has been reported since.
     pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
         let number = self.watch_fd().ok_or(Unwatched::Refused)?;
         match number.memory(page_range) {
+            Ok(Memory::Private) if has_no_page(page_range) => Err(Unwatched::Memory),
             Ok(Memory::Private) => Ok(()),
             Ok(Memory::Shared) => Err(Unwatched::Memory),
             Ok(Memory::Unknown) => Err(Unwatched::Busy),
@@ -274,5 +276,133 @@ impl Watch {
             number.unregister(mapping.range);
             true
         });
+    }
+}
+
+/// Whether a range that the kernel has registered has no page at its start: the module of a GPU's vendor
+/// has registered it then (`nvidia_peermem`). A GPU's addresses are reserved as private memory without
+/// pages, and its runtime gives them other memory without an event. False if the kernel does not tell.
+fn has_no_page(page_range: PageRange) -> bool {
+    let mut there = 1u8;
+    // SAFETY: the kernel reads no memory, and writes one byte.
+    let asked = keep_errno(|| unsafe {
+        libc::syscall(libc::SYS_mincore, page_range.start, 1, &raw mut there)
+    });
+    asked == 0 && there & 1 == 0
+}
+
+/// Whether the process has one thread, so that a hit needs no fence (W3): the words that show it.
+#[derive(Clone, Copy)]
+pub struct OneThread {
+    /// `__libc_single_threaded` (glibc 2.32): not 0 while the C library has made no thread.
+    single_threaded: &'static AtomicU8,
+    /// `_r_debug.r_version` (glibc 2.35): 1 while the linker has one namespace, and so the process
+    /// one C library. The linker raises it before a new namespace's code runs, and never lowers it.
+    version: &'static AtomicI32,
+}
+
+/// The addresses of the two words; 0 if the process cannot know that it has one thread.
+static WORDS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
+
+/// Looks for the two words. Called when the library is loaded.
+pub fn look_for_one_thread() {
+    // The function came with glibc 2.35, as the second word's meaning did.
+    if loaded_files::linker().is_none() {
+        return;
+    }
+    // The linker writes its own `_r_debug` only. A program that names the symbol has a copy, which
+    // stays as it was at the start. So the library does not look for the symbol in the program.
+    let words = [
+        symbols::find(Scope::Program, c"__libc_single_threaded", None),
+        symbols::find(Scope::Next, c"_r_debug", None),
+    ];
+    for (word, found) in WORDS.iter().zip(words) {
+        word.store(found.map_or(0, NonZeroUsize::get), Relaxed);
+    }
+}
+
+impl OneThread {
+    /// `None` if the process cannot know that it has one thread: before glibc 2.35.
+    pub fn find() -> Option<OneThread> {
+        let [single_threaded, version] = WORDS.each_ref().map(|word| word.load(Relaxed));
+        Some(OneThread {
+            // SAFETY: the symbol is a `char` of the C library, which lives as long as the process.
+            // Only the C library writes it.
+            single_threaded: unsafe {
+                with_exposed_provenance::<AtomicU8>(single_threaded).as_ref()?
+            },
+            // SAFETY: the symbol is the linker's `struct r_debug`, whose first field is an `int`.
+            // It lives as long as the process, and only the linker writes it.
+            version: unsafe { with_exposed_provenance::<AtomicI32>(version).as_ref()? },
+        })
+    }
+
+    #[inline(always)]
+    pub fn holds(self) -> bool {
+        self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1
+    }
+}
+
+/// A register call may split the first and the last mapping of its range.
+const SPLITS: i64 = 2;
+
+/// How many splits are made before the mappings are counted for the first time, if they can be
+/// counted: twice as many as the count comes after.
+const UNCOUNTED: i64 = 16 * SPLITS;
+
+/// How many more mappings the watch may take: watched memory splits mappings, and the kernel limits
+/// their number (vm.max_map_count). The watch takes at most half of those that the program leaves.
+pub struct Mappings {
+    /// The number of further splits, by a worst-case estimate.
+    room: AtomicI64,
+    /// The value of `room` when the mappings were last counted.
+    counted: AtomicI64,
+    /// The mappings are short by the last count, or as the kernel said.
+    short: AtomicBool,
+    /// For counting the mappings, which takes 15 ms if there are 50 000, and more on busy processors.
+    counting: Budget<100_000_000>,
+}
+
+impl Mappings {
+    pub(super) fn new() -> Mappings {
+        Mappings {
+            room: AtomicI64::new(if proc::has_maps() { UNCOUNTED } else { 0 }),
+            counted: AtomicI64::new(UNCOUNTED),
+            short: AtomicBool::new(false),
+            counting: Budget::default(),
+        }
+    }
+
+    /// Whether the watch may split mappings once more. Counts the mappings if half of the room of
+    /// the last count is used up.
+    pub(super) fn has_room(&self) -> bool {
+        if self.room.load(Relaxed) * 2 <= self.counted.load(Relaxed) {
+            let count = || aside::run(|| self.count());
+            self.counting.within(clock::monotonic, count);
+        }
+        self.room.load(Relaxed) > SPLITS && self.room.fetch_sub(SPLITS, Relaxed) > SPLITS
+    }
+
+    fn count(&self) {
+        // If the kernel does not tell the number of mappings, there is no room.
+        let [count, split, most] = proc::mappings().unwrap_or_default().map(|n| n as i64);
+        let free = most - count;
+        let room = (free - split) / 2;
+        let room = if room > SPLITS * 16 { room } else { 0 };
+        self.counted.store(room, Relaxed);
+        self.room.store(room, Relaxed);
+        self.short.store(free < split / 2, Relaxed);
+    }
+
+    /// The kernel has refused a split.
+    pub(super) fn ran_out(&self) {
+        self.room.store(0, Relaxed);
+        self.short.store(true, Relaxed);
+    }
+
+    /// Whether mappings have become short, so that idle regions should give theirs back. True once
+    /// for each time.
+    pub fn have_run_short(&self) -> bool {
+        self.short.load(Relaxed) && self.short.swap(false, Relaxed)
     }
 }

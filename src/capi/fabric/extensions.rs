@@ -61,9 +61,9 @@ pub const RDMAMR_DOMAIN_CACHE: u64 = 1u64 << 0;
 pub struct rdmamr_domain_attr {
     /// sizeof(struct rdmamr_domain_attr) in the header that the program was compiled with.
     pub size: usize,
-    /// FI_VERSION(major, minor) of the interface that the program is written for; 0 means
-    /// FI_VERSION(1, 0). The library does not read fields of struct fi_mr_attr that this
-    /// version did not have.
+    /// FI_VERSION(major, minor) of the interface that the program is written for; 0 and versions
+    /// before mean FI_VERSION(1, 0), but see `mr_mode`. The library does not read fields of struct
+    /// fi_mr_attr that this version did not have.
     pub api_version: u32,
     /// FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, or FI_MR_BASIC: the device chooses the keys, and
     /// addresses are virtual.
@@ -74,10 +74,14 @@ pub struct rdmamr_domain_attr {
     /// With FI_MR_RAW remote peers get raw keys. FI_MR_LOCAL and FI_MR_ALLOCATED say what the
     /// program does, and change nothing.
     ///
-    /// If the device chooses the keys, the library ignores requested_key, as the interface before
-    /// 1.0 did without FI_MR_KEY, and refuses RDMAMR_MR_KEY. If the application chooses them,
-    /// requested_key counts with that flag and without, as in libfabric 1.x and 2.x: give each
-    /// region a key of its own. In both an offset needs RDMAMR_MR_OFFSET.
+    /// If the device chooses the keys, the library ignores requested_key and refuses RDMAMR_MR_KEY.
+    /// If the application chooses them, requested_key counts with that flag and without, as in
+    /// libfabric 1.x and 2.x: give each region a key of its own. An offset needs RDMAMR_MR_OFFSET.
+    ///
+    /// A domain follows the rules from before libfabric 1.0 if api_version is lower than
+    /// FI_VERSION(1, 0), or 0, and `mode` or `caps` has a bit. Without RDMAMR_MR_KEY the library
+    /// then ignores requested_key, and chooses a key that is free; without RDMAMR_MR_OFFSET it
+    /// ignores the offset. An api_version from FI_VERSION(1, 0) on asks for the rules above.
     pub mr_mode: i32,
     /// RDMAMR_PROV_MR_ATTR means FI_MR_PROV_KEY | FI_MR_VIRT_ADDR; RDMAMR_LOCAL_MR means
     /// FI_MR_LOCAL.
@@ -158,6 +162,7 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
     Ok(Mode {
         on_demand: attr.caps & RDMAMR_DYNAMIC_MR != 0,
         cached: attr.flags & RDMAMR_DOMAIN_CACHE != 0,
+        by_flags: attr.api_version < FI_VERSION_1_0 && attr.mode | attr.caps != 0,
         ..Mode::agreed(version, mr_mode)?.with_key_size(bytes)?
     })
 }

@@ -79,8 +79,9 @@ macro_rules! slot {
 ///
 /// `len` is in bytes. `acs` is any of FI_SEND, FI_RECV, FI_READ, FI_WRITE, FI_REMOTE_READ and
 /// FI_REMOTE_WRITE; 0 allows local reads only. `offset` is 0, unless `flags` has RDMAMR_MR_OFFSET.
-/// `requested_key` has an effect only on domains whose keys the application chooses. The function
-/// writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
+/// `requested_key` has an effect only on domains whose keys the application chooses. Domains with
+/// the rules from before 1.0 (struct rdmamr_domain_attr) ignore both without their flags. The
+/// function writes the region to `mr`; the caller owns the region until fi_close(). A domain that is bound
 /// to an event queue registers in the background: the event FI_MR_COMPLETE, which carries
 /// `context`, then says that the region is registered.
 ///

@@ -28,8 +28,10 @@ struct PointerInfo {
     registered: bool,
 }
 
-/// `HSA_EXT_POINTER_TYPE_HSA`: memory that the runtime has allocated.
-const ALLOCATED: c_int = 1;
+/// `HSA_EXT_POINTER_TYPE_HSA` and `HSA_EXT_POINTER_TYPE_HSA_VMEM`: memory that the runtime has allocated,
+/// the latter by `hipMemCreate`. `hipMallocManaged` has none of these types: its pages move, and the
+/// kernel registers them by their address.
+const ALLOCATED: [c_int; 2] = [1, 6];
 /// `HSA_AGENT_INFO_DEVICE`, and `HSA_DEVICE_TYPE_GPU`.
 const AGENT_DEVICE: c_int = 17;
 const GPU: c_int = 1;
@@ -59,7 +61,7 @@ impl Rocm {
         // SAFETY: `info` says its own size, and the function takes any address. It is asked for no
         // list of agents.
         let asked = unsafe { ask(addr, &raw mut info, None, null_mut(), null_mut()) };
-        (asked == SUCCESS && info.kind == ALLOCATED).then_some(info)
+        (asked == SUCCESS && ALLOCATED.contains(&info.kind)).then_some(info)
     }
 
     fn is_gpu(&self, agent: u64) -> bool {

@@ -164,7 +164,8 @@ pub struct Call {
     /// The thread's number in the kernel.
     pub thread: u32,
     /// For a failed call, the number of its [`kind::REASON`], or 0. For a plain registration that
-    /// succeeded, a value of [`unserved`].
+    /// succeeded, a value of [`unserved`]; for a hit or a miss, [`unserved::DEVICE`] if the memory is a
+    /// GPU's.
     pub reason: u32,
 }
 const _: () = assert!(size_of::<Call>() == 64);

@@ -4,6 +4,7 @@
 
 use super::check::Check;
 use crate::report::units::bytes;
+use crate::top::kernel::{self, Device, Pools};
 use crate::verbs::Context;
 use rdmamr_abi::uapi::*;
 use rdmamr_uverbs::bundle::Bundle;
@@ -24,11 +25,13 @@ const ODP: u64 = 1 << 0;
 const ODP_IMPLICIT: u64 = 1 << 1;
 /// IB_UVERBS_DEVICE_CC_DMA_BOUNCE (Linux 7.2).
 const REACHES_SHARED_ALONE: u64 = 1 << 41;
+/// So many keys take a second to make, where one takes 0.2 ms.
+const MANY_KEYS: u64 = 5_000;
 /// More than any address space holds.
 const ANY_SIZE: u64 = 1 << 57;
 
-/// Checks the number of regions that the device allows, on-demand paging, and whether the machine is a
-/// confidential guest.
+/// Checks the number of regions that the device has and allows, its pools of keys, on-demand paging,
+/// and whether the machine is a confidential guest.
 pub fn check(device: &str, context: &Context) -> Vec<Check> {
     let answer = match query(context) {
         Ok(answer) => answer,
@@ -43,29 +46,63 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
             return vec![check.of(device)];
         }
     };
-    let checks = [most(&answer), odp(&answer)]
-        .into_iter()
-        .chain(guest(&answer));
+    let listed = kernel::device(device);
+    let pools = listed.as_ref().and_then(Device::pools);
+    let checks = [most(&answer, listed.as_ref()), odp(&answer)].into_iter();
+    let checks = checks.chain(guest(&answer));
+    let checks = checks.chain(pools.map(|pools| of_pools(device, &pools)));
     checks.map(|check| check.of(device)).collect()
 }
 
 /// Checks the number and the length of regions, of a device that tells them.
 pub fn regions(device: &str, context: &Context) -> Option<Check> {
     let answer = query(context).ok()?;
-    Some(most(&answer).of(device))
+    Some(most(&answer, kernel::device(device).as_ref()).of(device))
 }
 
-fn most(answer: &[u8; ANSWER]) -> Check {
-    let count = u32::from_ne_bytes(part(answer, MAX_MR));
+/// The kernel says how many regions there are, and newer ones how many there can be.
+fn most(answer: &[u8; ANSWER], listed: Option<&Device>) -> Check {
+    let count = u32::from_ne_bytes(part(answer, MAX_MR)).into();
+    let count = listed.and_then(|device| device.most).unwrap_or(count);
     let size = u64::from_ne_bytes(part(answer, MAX_MR_SIZE));
-    if size >= ANY_SIZE {
-        return Check::ok("regions", format!("up to {count}, of any size"));
+    let used = listed.map(|device| device.regions);
+    let used = used.map_or(format!("up to {count}"), |used| {
+        format!("{used} of {count}")
+    });
+    let found = match size {
+        ANY_SIZE.. => format!("{used}, of any size"),
+        size => format!("{used}, of up to {} (max_mr_size)", bytes(size)),
+    };
+    if listed.is_some_and(|device| device.regions >= count) {
+        return Check::warning("regions", found)
+            .meaning("The device has no key left: the next registration fails, mostly with ENOMEM.")
+            .fix("rdmamr top --sort regions");
     }
-    Check::ok(
-        "regions",
-        format!("up to {count}, of up to {} (max_mr_size)", bytes(size)),
-    )
-    .meaning("A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.")
+    let mut check = Check::ok("regions", found);
+    if size < ANY_SIZE {
+        let meaning =
+            "A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.";
+        check = check.meaning(meaning);
+    }
+    check
+}
+
+/// Checks the keys that the driver keeps for registrations to come.
+fn of_pools(device: &str, pools: &Pools) -> Check {
+    let check = Check::ok("key pools", pools.words());
+    // The first registrations make their keys, which later ones reuse.
+    match pools.max_in_use > MANY_KEYS && pools.pinned == 0 {
+        true => check
+            .meaning(
+                "A start that registers so much makes its keys first, unless the pools have them. They drop \
+                 an unused key after a minute (aging), but not a pinned one. For each pool of rdma resource \
+                 show frmr_pools, pin the number of its column max_in_use:",
+            )
+            .fix(format!(
+                "sudo rdma resource set frmr_pools dev {device} pinned KEY NUMBER"
+            )),
+        false => check,
+    }
 }
 
 /// Checks on-demand paging: such registrations pin nothing, since the device can wait for pages.
@@ -125,6 +162,7 @@ fn part<const N: usize>(answer: &[u8; ANSWER], at: usize) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check::State;
     use super::*;
 
     #[test]
@@ -134,5 +172,47 @@ mod tests {
         // The flag of the kernel's header, in `device_cap_flags_ex`.
         answer[CAPABILITIES..][..8].copy_from_slice(&0x0200_0000_0000u64.to_ne_bytes());
         assert!(guest(&answer).is_some());
+    }
+
+    #[test]
+    fn pinned_keys_are_advised_where_a_start_makes_many() {
+        let mut pools = Pools {
+            pools: 2,
+            queue: 8,
+            in_use: 640,
+            max_in_use: MANY_KEYS,
+            pinned: 0,
+        };
+        let check = |pools| of_pools("mlx5_0", &pools);
+        let found = "8 keys at hand in 2 pools, 0 pinned; 640 in use, at most 5000 so far";
+        assert_eq!(check(pools).found, found);
+        assert_eq!(check(pools).fix, None);
+        pools.max_in_use += 1;
+        let fix = "sudo rdma resource set frmr_pools dev mlx5_0 pinned KEY NUMBER";
+        assert_eq!(check(pools).fix.as_deref(), Some(fix));
+        pools.pinned = 1;
+        assert_eq!(check(pools).fix, None);
+    }
+
+    #[test]
+    fn the_kernels_maximum_comes_before_the_devices() {
+        let mut answer = [0; ANSWER];
+        answer[MAX_MR..][..4].copy_from_slice(&100u32.to_ne_bytes());
+        answer[MAX_MR_SIZE..][..8].copy_from_slice(&ANY_SIZE.to_ne_bytes());
+        let found = |listed: Option<(u64, Option<u64>)>| {
+            let listed = listed.map(|(regions, most)| Device {
+                index: 0,
+                name: "rxe0".into(),
+                regions,
+                most,
+            });
+            let check = most(&answer, listed.as_ref());
+            (check.state, check.found)
+        };
+        let ok = |found: &str| (State::Ok, found.to_owned());
+        assert_eq!(found(None), ok("up to 100, of any size"));
+        assert_eq!(found(Some((7, None))), ok("7 of 100, of any size"));
+        assert_eq!(found(Some((7, Some(90)))), ok("7 of 90, of any size"));
+        assert_eq!(found(Some((90, Some(90)))).0, State::Warning);
     }
 }

@@ -4,6 +4,7 @@
 
 use super::check::Check;
 use crate::files::{names, read};
+use crate::limit::Limit;
 use crate::report::units::bytes;
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,9 @@ const LITTLE: u64 = 1 << 30;
 const MORE_MEMORY: &str = "echo max | sudo tee GROUP/memory.max (docker run --memory=..., resources.limits of a pod, \
                            srun --mem=..., systemctl set-property UNIT MemoryMax=...)";
 const MORE_HUGE_PAGES: &str = "echo max | sudo tee GROUP/hugetlb.SIZE.max";
-const MORE_OBJECTS: &str = "echo DEVICE hca_object=max | sudo tee GROUP/rdma.max";
+/// What the rdma controller limits, and whether in bytes. `mr_mem` is of a proposal of 2026 (linux-rdma,
+/// "cgroup/rdma: add MR memory size resource tracking"), which no kernel at hand has.
+const RDMA: [(&str, bool); 2] = [("hca_object", false), ("mr_mem", true)];
 
 /// Looks for a limit in the group of this process and in those around it.
 pub fn check() -> Check {
@@ -26,7 +29,7 @@ pub fn check() -> Check {
                 "Registered memory is charged to the group: at memory.max the kernel kills the process \
                  (SIGKILL), without an errno.",
             );
-            fixes.push(MORE_MEMORY);
+            fixes.push(MORE_MEMORY.into());
         }
     }
     for group in groups("self", "hugetlb") {
@@ -40,19 +43,33 @@ pub fn check() -> Check {
             ));
             if used >= most {
                 tight.push("Registering huge pages that are not populated yet fails with EFAULT.");
-                fixes.push(MORE_HUGE_PAGES);
+                fixes.push(MORE_HUGE_PAGES.into());
             }
         }
     }
-    for (device, used, most) in rdma("self") {
-        limits.push(format!("rdma.max of {device}: {used} of {most} objects"));
-        if used >= most {
-            tight
-                .push("Creating another region, queue or domain on that device fails with EAGAIN.");
-            fixes.push(MORE_OBJECTS);
+    for limit in rdma("self") {
+        let device = limit.device.as_deref().unwrap_or_default();
+        let (what, least) = match limit.bytes {
+            true => ("registered", LITTLE),
+            false => ("objects", 1),
+        };
+        limits.push(format!("rdma.max of {device}: {limit} {what}"));
+        if limit.most.saturating_sub(limit.used) < least {
+            tight.push("Beyond that, registering memory or creating a queue or a domain fails with EAGAIN.");
+            fixes.push(format!(
+                "echo {device} {}=max | sudo tee GROUP/rdma.max",
+                limit.name
+            ));
         }
     }
-    if limits.is_empty() {
+    let unseen = ["memory", "hugetlb", "rdma"].into_iter();
+    let unseen: Vec<_> = unseen.filter(|it| groups("self", it).is_empty()).collect();
+    if !unseen.is_empty() {
+        let unseen = unseen.join(", ");
+        limits.push(format!(
+            "not known: the limits of {unseen}: their cgroup is not mounted here"
+        ));
+    } else if limits.is_empty() {
         return Check::ok(SUBJECT, "no limit on memory, huge pages or device objects");
     }
     tight.dedup();
@@ -79,17 +96,31 @@ pub fn memory(process: &str) -> Vec<(u64, u64)> {
     groups.filter_map(limit).collect()
 }
 
-/// The objects of each device that each group of a process has used, and may use.
-pub fn rdma(process: &str) -> Vec<(String, u64, u64)> {
-    let mut limits = Vec::new();
-    for group in groups(process, "rdma") {
+/// What each group of a process may have of each device.
+pub fn rdma(process: &str) -> Vec<Limit> {
+    let limits = groups(process, "rdma").into_iter().flat_map(|group| {
         let lines = |name| read(group.join(name)).unwrap_or_default();
-        let current = lines("rdma.current");
-        for (device, most) in lines("rdma.max").lines().filter_map(objects) {
-            let mut used = current.lines().filter_map(objects);
-            let used = used.find(|used| used.0 == device);
-            limits.push((device.to_owned(), used.map_or(0, |used| used.1), most));
-        }
+        rdma_in(&lines("rdma.max"), &lines("rdma.current"))
+    });
+    limits.collect()
+}
+
+fn rdma_in(max: &str, current: &str) -> Vec<Limit> {
+    let mut limits = Vec::new();
+    for line in max.lines() {
+        let device = line.split(' ').next().unwrap_or_default();
+        let mut lines = current.lines();
+        let used = lines.find(|line| line.split(' ').next() == Some(device));
+        limits.extend(RDMA.iter().filter_map(|&(name, bytes)| {
+            Some(Limit {
+                name,
+                device: Some(device.to_owned()),
+                bytes,
+                // A device that the group has not used yet has no line.
+                used: used.and_then(|line| of_line(line, name)).unwrap_or(0),
+                most: of_line(line, name)?,
+            })
+        }));
     }
     limits
 }
@@ -157,12 +188,10 @@ fn huge_limits(group: &Path) -> Vec<(String, u64)> {
     limits.collect()
 }
 
-/// The device and the number in "mlx5_0 hca_handle=2 hca_object=2000".
-fn objects(line: &str) -> Option<(&str, u64)> {
-    let mut words = line.split(' ');
-    let device = words.next()?;
-    let number = words.find_map(|word| word.strip_prefix("hca_object="))?;
-    Some((device, number.parse().ok()?))
+/// A number in "mlx5_0 hca_handle=2 hca_object=2000".
+fn of_line(line: &str, name: &str) -> Option<u64> {
+    let mut words = line.split(' ').filter_map(|word| word.split_once('='));
+    words.find(|word| word.0 == name)?.1.parse().ok()
 }
 
 #[cfg(test)]
@@ -194,10 +223,25 @@ mod tests {
 
     #[test]
     fn lines_of_the_rdma_controller() {
+        let limits = |max, current| -> Vec<String> {
+            let limits = rdma_in(max, current).into_iter();
+            limits
+                .map(|limit| format!("{} {:?}: {limit}", limit.name, limit.device))
+                .collect()
+        };
+        let max = "mlx5_0 hca_handle=2 hca_object=2000\nrxe0 hca_handle=max hca_object=max";
+        let current = "rxe0 hca_handle=1 hca_object=9\nmlx5_0 hca_handle=1 hca_object=12";
         assert_eq!(
-            objects("mlx5_0 hca_handle=2 hca_object=2000"),
-            Some(("mlx5_0", 2000))
+            limits(max, current),
+            ["hca_object Some(\"mlx5_0\"): 12 of 2000"]
         );
-        assert_eq!(objects("rxe0 hca_handle=max hca_object=max"), None);
+        assert_eq!(limits(max, ""), ["hca_object Some(\"mlx5_0\"): 0 of 2000"]);
+        // As the proposal of mr_mem writes it.
+        let max = "mlx5_0 hca_handle=max hca_object=max mr_mem=1073741824";
+        let current = "mlx5_0 hca_handle=1 hca_object=4 mr_mem=1048576";
+        assert_eq!(
+            limits(max, current),
+            ["mr_mem Some(\"mlx5_0\"): 1 MiB of 1 GiB"]
+        );
     }
 }

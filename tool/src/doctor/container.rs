@@ -66,11 +66,8 @@ fn name_of_runtime() -> Option<String> {
 
 /// Whether a container says of itself that this runtime runs it (systemd's CONTAINER_INTERFACE).
 fn is_called(runtime: &Runtime, word: &str) -> bool {
-    !word.is_empty()
-        && runtime
-            .name
-            .to_lowercase()
-            .starts_with(&word.to_lowercase())
+    let name = runtime.name.to_lowercase();
+    !word.is_empty() && name.starts_with(&word.to_lowercase())
 }
 
 /// Whether this process is part of a job of Slurm.
@@ -78,21 +75,11 @@ pub fn is_slurm_job() -> bool {
     env::var_os("SLURM_JOB_ID").is_some()
 }
 
-/// Whether the control groups alone show that this is a container.
-fn has_group_of_container() -> bool {
-    let groups = read("/proc/1/cgroup").unwrap_or_default();
-    ["docker", "kubepods", "libpod", "containerd", "crio", "lxc"]
-        .iter()
-        .any(|word| groups.contains(word))
-}
-
 /// Says which container this is, and what limits its memory and its devices.
 pub fn check() -> Check {
     let mut found = match runtime() {
         Some(runtime) => format!("this is a container of {}", runtime.name),
-        None if name_of_runtime().is_some() || has_group_of_container() => {
-            "this is a container of an unknown runtime".into()
-        }
+        None if name_of_runtime().is_some() => "this is a container of an unknown runtime".into(),
         None => "none".into(),
     };
     if is_slurm_job() {

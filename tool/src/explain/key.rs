@@ -198,10 +198,7 @@ impl Region {
             late: 0,
         };
         if region.is_cached {
-            let page = trace.processes[event.process as usize].page;
-            let start = call.addr & !(page - 1);
-            let end = call.addr.saturating_add(call.length);
-            let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+            let (start, end) = trace.processes[event.process as usize].pages(call);
             region.memory = (start, end - start);
         }
         region

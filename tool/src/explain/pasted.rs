@@ -6,22 +6,40 @@ use crate::report::errno;
 use std::io::Error;
 
 /// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
-/// mlx5dv.h), and the words of ibv_wc_status_str, UCX and the kernel.
-struct Status(&'static str, u64, u64, &'static [&'static str]);
+/// mlx5dv.h), mlx5's code of the vendor that was seen with it, and the words of ibv_wc_status_str, UCX
+/// and the kernel.
+struct Status(&'static str, u64, u64, u64, &'static [&'static str]);
+
+/// mlx5 has no such number for the status, or none is known.
+const NONE: u64 = u64::MAX;
 
 #[rustfmt::skip]
 const STATUSES: &[Status] = &[
-    Status("IBV_WC_LOC_LEN_ERR", 1, 0x1, &["local length"]),
-    Status("IBV_WC_LOC_QP_OP_ERR", 2, 0x2, &["local qp operation"]),
-    Status("IBV_WC_LOC_PROT_ERR", 4, 0x4, &["local protection"]),
-    Status("IBV_WC_WR_FLUSH_ERR", 5, 0x5, &["request flushed", "wr flushed"]),
-    Status("IBV_WC_MW_BIND_ERR", 6, 0x6, &["memory management operation error", "memory window bind"]),
-    Status("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, &["local access error"]),
-    Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, &["remote invalid request"]),
-    Status("IBV_WC_REM_ACCESS_ERR", 10, 0x13, &["remote access", "bad rkey"]),
-    Status("IBV_WC_REM_OP_ERR", 11, 0x14, &["remote operation", "remote qp"]),
-    Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, &["transport retry"]),
-    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, &["rnr retry", "receive-no-ready"]),
+    Status("IBV_WC_LOC_LEN_ERR", 1, 0x1, NONE, &["local length"]),
+    Status("IBV_WC_LOC_QP_OP_ERR", 2, 0x2, NONE, &["local qp operation"]),
+    Status("IBV_WC_LOC_EEC_OP_ERR", 3, NONE, NONE, &["local ee context"]),
+    Status("IBV_WC_LOC_PROT_ERR", 4, 0x4, 0x51, &["local protection"]),
+    Status("IBV_WC_WR_FLUSH_ERR", 5, 0x5, 0xf9, &["request flushed", "wr flushed"]),
+    Status("IBV_WC_MW_BIND_ERR", 6, 0x6, NONE, &["memory management operation error", "memory window bind"]),
+    Status("IBV_WC_BAD_RESP_ERR", 7, 0x10, NONE, &["bad response"]),
+    Status("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, NONE, &["local access error"]),
+    Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, 0x8a, &["remote invalid request"]),
+    Status("IBV_WC_REM_ACCESS_ERR", 10, 0x13, 0x88, &["remote access", "bad rkey"]),
+    Status("IBV_WC_REM_OP_ERR", 11, 0x14, 0x89, &["remote operation", "remote qp"]),
+    Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, 0x81, &["transport retry"]),
+    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, NONE, &["rnr retry", "receive-no-ready"]),
+    Status("IBV_WC_LOC_RDD_VIOL_ERR", 14, NONE, NONE, &["local rdd violation"]),
+    Status("IBV_WC_REM_INV_RD_REQ_ERR", 15, NONE, NONE, &["remote invalid rd request"]),
+    Status("IBV_WC_REM_ABORT_ERR", 16, 0x22, NONE, &["aborted error"]),
+    Status("IBV_WC_INV_EECN_ERR", 17, NONE, NONE, &["invalid ee context number"]),
+    Status("IBV_WC_INV_EEC_STATE_ERR", 18, NONE, NONE, &["invalid ee context state"]),
+    // "fatal error" is in many lines that are about something else.
+    Status("IBV_WC_FATAL_ERR", 19, NONE, NONE, &[]),
+    Status("IBV_WC_RESP_TIMEOUT_ERR", 20, NONE, NONE, &["response timeout error"]),
+    Status("IBV_WC_GENERAL_ERR", 21, NONE, NONE, &["general error"]),
+    // "tm error" is a part of other words, too.
+    Status("IBV_WC_TM_ERR", 22, NONE, NONE, &[]),
+    Status("IBV_WC_TM_RNDV_INCOMPLETE", 23, NONE, NONE, &["tm software rendezvous"]),
 ];
 
 /// A line with one of these is about a completion, so that its status is no errno.
@@ -38,7 +56,36 @@ const OF_COMPLETION: &[&str] = &[
     "wqe",
     "failed status",
     "ib failure: ",
+    "prov_err",
+    "poll_cq",
+    "wc status",
+    "wc.status",
+];
+
+/// The number after these is a status in a line about a completion.
+const STATUS: &[&str] = &[
+    "status",
     "prov_errno",
+    "prov_err",
+    "with error",
+    "poll_cq error",
+    "completion error",
+    "wc error",
+];
+
+/// The number after these is of a provider of libfabric.
+const PROVIDER: &[&str] = &["prov_errno", "prov_err"];
+
+/// The number after these is the vendor's. perftest calls it "syndrom".
+const VENDOR: &[&str] = &[
+    "vendor",
+    "vendor err",
+    "vendor_err",
+    "vendor error",
+    "vendor syndrome",
+    "vend",
+    "vend_err",
+    "syndrom",
 ];
 
 /// The kernel's own ENOTSUPP, which no library has a word for.
@@ -56,6 +103,9 @@ pub struct Found {
     pub errnos: Vec<String>,
 }
 
+/// A row with this in its second cell is for a line that has nothing else to explain.
+const ALONE: &str = "none";
+
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos that mean
 /// nothing beside them.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
@@ -67,7 +117,7 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         cells[0] = cells[0].split(", ").find(has)?.to_owned();
         Some(cells)
     });
-    let lines: Vec<_> = lines.collect();
+    let mut lines: Vec<_> = lines.collect();
     let mut errnos = match statuses[..] {
         [] => errnos(&text, &numbers),
         _ => Vec::new(),
@@ -77,6 +127,10 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         unmeant.all(|it| it != name)
     };
     errnos.retain(is_meant);
+    let is_alone = |cells: &Vec<String>| cells[1] == ALONE;
+    if !statuses.is_empty() || !errnos.is_empty() || !lines.iter().all(is_alone) {
+        lines.retain(|cells| !is_alone(cells));
+    }
     Found {
         statuses,
         lines,
@@ -85,22 +139,32 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
 }
 
 fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
-    let of_completion = OF_COMPLETION.iter().any(|words| text.contains(words));
+    // To create one of these is no completion.
+    let about = text
+        .replace("completion queue", "")
+        .replace("completion channel", "");
+    let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
     let may_be_status =
         of_completion || text.split_whitespace().count() == 2 || text.contains("status: (");
+    // EFA has codes of its own.
+    let of_efa = text.contains("efa");
     let is_status = |number: &Number<'_>| {
-        let follows = number.follows(&["status", "prov_errno"])
-            || of_completion && number.follows(&["completion with error"]);
-        follows && may_be_status && !number.negative
+        let follows = number.follows(match of_completion {
+            true => STATUS,
+            false => &["status"],
+        });
+        let of_provider = number.follows(PROVIDER);
+        follows && may_be_status && !number.negative && !(of_efa && of_provider)
     };
     let is_syndrome = |number: &Number<'_>| {
-        let of_vendor = number.follows(&["vendor syndrome", "hw_synd"]);
-        number.hex && number.follows(&["synd", "syndrome"]) && !of_vendor
+        number.hex
+            && number.follows(&["synd", "syndrome"])
+            && !number.follows(&["vendor syndrome", "hw_synd"])
     };
     let dumped = dumped_syndrome(text);
-    let is_there = |Status(name, status, syndrome, words): &&Status| {
+    let is_there = |Status(name, status, syndrome, _, words): &&Status| {
         let short = name.trim_start_matches("IBV_WC_").to_lowercase();
-        text.contains(&short)
+        has_words(text, &short)
             || words.iter().any(|words| text.contains(words))
             || dumped == Some(*syndrome)
             || numbers.iter().any(|number| match is_status(number) {
@@ -108,21 +172,28 @@ fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
                 false => is_syndrome(number) && number.value == *syndrome,
             })
     };
-    STATUSES
-        .iter()
-        .filter(is_there)
-        .map(|status| status.0)
-        .collect()
+    // The vendor's number decides where nothing else does.
+    let is_vendors = |Status(_, _, _, code, _): &&Status| {
+        let mut numbers = numbers.iter();
+        numbers.any(|number| number.follows(VENDOR) && number.value == *code)
+    };
+    let names = |is: &dyn Fn(&&Status) -> bool| -> Vec<_> {
+        STATUSES.iter().filter(is).map(|status| status.0).collect()
+    };
+    let found = names(&is_there);
+    match found[..] {
+        [] => names(&is_vendors),
+        _ => found,
+    }
 }
 
-/// The syndrome of the last line of mlx5's dump: the end of its second word.
+/// The syndrome of mlx5's dump: the end of the second word of its last line, of four.
 fn dumped_syndrome(text: &str) -> Option<u64> {
     let words: Vec<_> = text.split_whitespace().collect();
     let is_hex = |word: &&str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let is_dump = words.len() == 4 && words.iter().all(is_hex);
-    is_dump
-        .then(|| u64::from_str_radix(&words[1][6..], 16).ok())
-        .flatten()
+    let mut lines = words.windows(4).rev();
+    let last = lines.find(|line| line.iter().all(is_hex))?;
+    u64::from_str_radix(&last[1][6..], 16).ok()
 }
 
 fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
@@ -137,8 +208,9 @@ fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
         let named = number.follows(&["errno", "error", "code", "err", "ret", "ret is"])
-            && !number.follows(&["vendor err", "vendor_err"]);
-        !number.hex && (number.negative || named || is_all)
+            && !number.follows(VENDOR)
+            && !number.follows(PROVIDER);
+        !number.hex && (number.negative || named || number.ends || is_all)
     };
     let values = numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
@@ -171,6 +243,8 @@ struct Number<'a> {
     value: u64,
     negative: bool,
     hex: bool,
+    /// It ends the line in brackets, as after strerror's words, which are in the user's language.
+    ends: bool,
     /// What precedes it, without the marks between the two.
     before: &'a str,
 }
@@ -204,18 +278,30 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
         let negative =
             sign.is_some_and(|sign| sign == 0 || !bytes[sign - 1].is_ascii_alphanumeric());
         if let Ok(value) = value {
-            let before = &text[..sign.unwrap_or(at)];
-            let before = before.trim_end_matches([' ', '=', ':', '(', '[', '\t']);
+            let marked = &text[..sign.unwrap_or(at)];
+            let ends =
+                marked.ends_with(['(', '[']) && matches!(&text[digits + length..], "]" | ")");
+            let before = marked.trim_end_matches([' ', '=', ':', '(', '[', '\t']);
+            // Some programs print a negative errno as an unsigned number.
+            let below = [1 << 32, 1 << 64].map(|end: u128| end.checked_sub(value.into()));
+            let mut below = below.into_iter().flatten();
+            let errno = below.find(|errno| (1..=ENOTSUPP.into()).contains(errno));
             numbers.push(Number {
-                value,
-                negative,
-                hex,
+                value: errno.map_or(value, |errno| errno as u64),
+                negative: negative || errno.is_some(),
+                hex: hex && errno.is_none(),
+                ends,
                 before,
             });
         }
         at = digits + length;
     }
     numbers
+}
+
+#[cfg(test)]
+pub fn names() -> impl Iterator<Item = &'static str> {
+    STATUSES.iter().map(|status| status.0)
 }
 
 #[cfg(test)]
@@ -227,6 +313,9 @@ mod tests {
             "failed to register address | EIO | x",
             "limits exceeded | ENOMEM | x",
             "ibv_fork_init | ENOENT | x",
+            "prov_err | EIO | x",
+            "reg_mr, regMr | none | x",
+            "ibv_post_send | ENOMEM | x",
         ];
         let cells = |row: &str| row.split(" | ").map(str::to_owned).collect();
         let found = find(pasted, rows.into_iter().map(cells));
@@ -312,9 +401,60 @@ mod tests {
             ),
             (
                 "error reading cq (-259) (err 5 prov_errno 10)",
-                "IBV_WC_REM_ACCESS_ERR",
+                "IBV_WC_REM_ACCESS_ERR prov_err",
+            ),
+            (
+                "fi_cq_readerr: prov_err: 4 vendor_err 81",
+                "IBV_WC_LOC_PROT_ERR prov_err",
+            ),
+            (
+                "efa: err: Input/output error (5) prov_errno: 9 (Unexpected status)",
+                "prov_err",
             ),
             ("00000000 93005204 0a0019a1 c0921cd2", "IBV_WC_LOC_PROT_ERR"),
+            // The whole dump, with the line before it and another one after it.
+            (
+                "mlx5: ogden: got completion with error:\n00000000 00000000 00000000 00000000\n\
+                 000000b3 00000000 00000000 00000000\n00000000 93005204 0a0019a1 c0921cd2\nnvme_rdma.c: CQ error",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            ("status 21", "IBV_WC_GENERAL_ERR"),
+            (
+                "NCCL WARN Call to ibv_poll_cq failed with error 12",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            ("ibv_poll_cq: status 12", "IBV_WC_RETRY_EXC_ERR"),
+            (
+                "NET/IB : Got completion from peer 10.1.32.3<54891> with error 5, opcode 0, len 0, vendor err 249",
+                "IBV_WC_WR_FLUSH_ERR",
+            ),
+            ("wc status 9", "IBV_WC_REM_INV_REQ_ERR"),
+            ("WC error 10 vendor 136", "IBV_WC_REM_ACCESS_ERR"),
+            ("status 22", "IBV_WC_TM_ERR"),
+            ("IBV_WC_RESP_TIMEOUT_ERR", "IBV_WC_RESP_TIMEOUT_ERR"),
+            ("local EE context operation error", "IBV_WC_LOC_EEC_OP_ERR"),
+            // The vendor's number alone, in hexadecimal and in decimal.
+            ("vendor_err 0x51", "IBV_WC_LOC_PROT_ERR"),
+            ("completion failed, vendor err 136", "IBV_WC_REM_ACCESS_ERR"),
+            // An unsigned number, and strerror's words in another language.
+            ("ret=4294967282", "EFAULT"),
+            ("rc 18446744073709551604", "ENOMEM"),
+            (
+                "Failed to register memory 0x7fd3e6e00000: 错误的地址 [14]",
+                "EFAULT",
+            ),
+            (
+                "failed to create completion channel with error 12",
+                "ENOMEM",
+            ),
+            // No memory was to be registered.
+            (
+                "Fail to ibv_post_send: Cannot allocate memory, window=1, sq_current=16",
+                "ibv_post_send",
+            ),
+            // These words count where no number does.
+            ("java.io.IOException: regMr failed", "regMr"),
+            ("Fatal error in PMPI_Init: Other MPI error", ""),
             // The number is the completion's, and its words are strerror's by mistake.
             (
                 "a work item failed: status 12 (Ib failure: Cannot allocate memory)",

@@ -7,7 +7,7 @@
 //! into another process. A new file gets its name when it is complete. It takes over neither the owner
 //! nor the content of the file that it replaces, and of its mode only what narrows it.
 
-use super::{by_number, open_at, reopen, result};
+use super::{by_number, has_proc, open_at, reopen, result};
 use crate::report::units::printable;
 use anyhow::{Context, Result, ensure};
 use rdmamr_live_page::OF_KERNEL;
@@ -94,7 +94,13 @@ pub fn find(path: &Path) -> Result<Found> {
 /// Opens a regular file by any links: a program that is run, whose path is as the kernel takes it.
 pub fn read_any(path: &Path) -> Result<File> {
     let path = CString::new(path.as_os_str().as_bytes())?;
-    Found::new(open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0)?)?.read()
+    let open = |flags| open_at(libc::AT_FDCWD, &path, flags, 0);
+    let found = Found::new(open(libc::O_PATH)?)?;
+    if has_proc() {
+        return found.read();
+    }
+    found.ensure_file()?;
+    Ok(open(libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY)?.into())
 }
 
 /// Whether folders that a path lacks are made.

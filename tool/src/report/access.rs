@@ -6,7 +6,7 @@ use rdmamr_abi::names::{ACCESS, FABRIC_ACCESS};
 use rdmamr_abi::rdma_core::{
     IBV_ACCESS_ON_DEMAND, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
 };
-use rdmamr_trace_format::{Call, call, how};
+use rdmamr_trace_format::{Call, call, how, unserved};
 
 const FABRIC_REMOTE: u32 = (FI_REMOTE_READ | FI_REMOTE_WRITE) as u32;
 
@@ -67,10 +67,16 @@ pub fn words(call: u8, access: u32) -> String {
     }
 }
 
+/// Whether a registration is of a GPU's memory, also one that a region of the cache serves.
+pub fn is_of_gpu(call: &Call) -> bool {
+    let is_served = matches!(call.how, how::HIT | how::MISS);
+    call.how == how::GPU || is_served && call.reason == unserved::DEVICE
+}
+
 /// Whether the memory of a registration is pinned: device memory and memory paged on demand are not.
 pub fn pins(call: &Call) -> bool {
     match call.call {
-        _ if call.how == how::GPU => false,
+        _ if is_of_gpu(call) => false,
         call::REG_DMABUF_MR | call::MLX5DV_REG_DMABUF_MR => false,
         // A umem without an address is of a dma-buf.
         call::MLX5DV_DEVX_UMEM_REG_EX => call.addr != 0,

@@ -7,6 +7,10 @@ use super::verdict;
 use super::{job, units};
 use std::path::Path;
 
+/// Registrations of GPUs' memory, and deregistrations at the end of a process, are worth a sentence if
+/// they take this many ns.
+const SLOW: u64 = 1_000_000_000;
+
 /// Adds the trial, the verdict and the reasons to the bounds.
 pub fn complete(
     mut advice: Advice,
@@ -35,7 +39,7 @@ pub fn complete(
         advice.next = job::commands(processes, ranks, &run);
         // What came through a pipe cannot be read again.
         if path.is_file() || path.is_dir() {
-            let before = units::quoted(&path.to_string_lossy());
+            let before = units::quoted(path);
             let compare = format!("rdmamr report --diff {before} {traces}");
             advice.next.push(compare);
         }
@@ -89,6 +93,26 @@ fn sentence(totals: &Totals, advice: &Advice) -> String {
              beyond it: outliers of the machine, which the bound does not have.",
             units::count(best.outliers),
             units::time(best.outlier_ns),
+        );
+    }
+    if totals.gpu_ns >= SLOW {
+        sentence += &format!(
+            " Registrations of a GPU's memory took {}. On EFA (the driver efa) each takes longer, \
+                 the more of it the domain has already: register the smallest first, and each on as few \
+                 devices as it needs.",
+            units::time(totals.gpu_ns)
+        );
+    }
+    if totals.ending_ns >= SLOW {
+        sentence += &format!(
+            " The end took {}: {} after the last registration of a process. Skip them where the process \
+                 exits, since the kernel then does the same work, or make them by several threads.",
+            units::time(totals.ending_ns),
+            units::plural(
+                totals.ending_deregistrations,
+                "deregistration",
+                "deregistrations"
+            ),
         );
     }
     let reason =

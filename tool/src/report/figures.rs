@@ -66,6 +66,9 @@ impl Replay<'_> {
         let processes = self.process_totals();
         let peaks = self.processes.iter().map(|process| process.peak);
         self.totals.process_peak_bytes = peaks.max().unwrap_or(0);
+        let ending = || self.processes.iter().map(|process| process.ending);
+        self.totals.ending_deregistrations = ending().map(|ending| ending.calls).sum();
+        self.totals.ending_ns = total(ending().map(|ending| ending.time));
         self.totals.callers = sites.len() as u64;
         self.totals.run_ns = total(processes.iter().map(|process| process.run_ns));
         self.totals.threads = processes.iter().map(|process| process.threads).sum();

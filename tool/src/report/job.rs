@@ -122,7 +122,7 @@ pub fn of_ranks(ranks: &Ranks) -> usize {
 
 /// A command line, as a shell reads it.
 fn words(command: &[String]) -> String {
-    let words: Vec<_> = command.iter().map(|word| units::quoted(word)).collect();
+    let words: Vec<_> = command.iter().map(units::quoted).collect();
     match words.is_empty() {
         true => "program".to_string(),
         false => words.join(" "),

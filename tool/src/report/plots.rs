@@ -195,7 +195,10 @@ fn latency(activity: &Activity) -> Plot {
 }
 
 fn lane(lane: &Lane, span: u64, most: u64) -> Markup {
-    let name = lane_name(lane);
+    let name = match lane.rank {
+        Some(rank) => format!("rank {rank}"),
+        None => format!("pid {}", lane.pid),
+    };
     let place = |time: u64| (time as f64 / span.max(1) as f64 * POINTS as f64).round();
     let (begin, end) = (place(lane.begin_ns), place(lane.end_ns));
     let busy = lane.busy_ns.iter().enumerate();
@@ -207,13 +210,6 @@ fn lane(lane: &Lane, span: u64, most: u64) -> Markup {
         }
         div.heights { span.axis { (name) } }
     } }
-}
-
-fn lane_name(lane: &Lane) -> String {
-    match lane.rank {
-        Some(rank) => format!("rank {rank}"),
-        None => format!("pid {}", lane.pid),
-    }
 }
 
 /// The times under the plots: each with its place from 0 to 1 and the least zoom that has room.

@@ -93,6 +93,8 @@ pub struct ProcessCounts {
     pub peak: u64,
     /// The bytes of GPUs' memory that are registered.
     gpu: u64,
+    /// The deregistrations since the last registration that ended regions.
+    pub ending: Tally,
 }
 
 /// The state after the calls so far.
@@ -200,10 +202,16 @@ impl Replay<'_> {
         let length = self.length(*process, call);
         let durations = self.sizes.entry((ranges::bits(length), What::of(call)));
         durations.or_default().add(call.duration);
-        let is_pinned = registers(call.call) && !matches!(call.how, how::HIT | how::GPU);
+        let is_pinned = registers(call.call) && call.how != how::HIT && access::pins(call);
         if is_pinned && length >= LARGE {
             self.large.registrations += 1;
             self.large.most_ns += u64::from(call.duration);
+        }
+        let ending = &mut self.processes[*process as usize].ending;
+        if registers(call.call) {
+            *ending = Tally::default();
+        } else if call.how != how::KEPT {
+            ending.add(call);
         }
         if call.call == call::REREG_MR && self.reregister(*process, since, call) {
             self.totals.registrations += 1;
@@ -284,10 +292,7 @@ impl Replay<'_> {
 
     /// The whole pages around the memory of a call: the range by which the cache's rule knows it.
     fn range(&self, process: u32, call: &Call) -> Range {
-        let page = self.trace.processes[process as usize].page;
-        let start = call.addr & !(page - 1);
-        let end = call.addr.saturating_add(call.length);
-        let end = end.checked_next_multiple_of(page).unwrap_or(u64::MAX);
+        let (start, end) = self.trace.processes[process as usize].pages(call);
         Range {
             pd: call.pd,
             start,
@@ -329,13 +334,18 @@ impl Replay<'_> {
             self.unknown += 1;
         }
         let range = self.range(process, call);
-        let is_gpu = call.how == how::GPU;
         let pinned = match access::pins(call) {
             true => range.end - range.start,
             false => 0,
         };
-        let gpu = if is_gpu { call.length } else { 0 };
-        self.totals.gpu += u64::from(is_gpu);
+        let gpu = match access::is_of_gpu(call) {
+            true => call.length,
+            false => 0,
+        };
+        if call.how == how::GPU {
+            self.totals.gpu += 1;
+            self.totals.gpu_ns += u64::from(call.duration);
+        }
         if let Some(before) = self.regions.remove(&key) {
             if before.cache {
                 *self.ended_before.entry(key).or_default() += 1;

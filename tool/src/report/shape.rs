@@ -51,13 +51,18 @@ pub struct Totals {
     pub registrations: u64,
     pub hits: u64,
     pub misses: u64,
-    /// Registrations of a GPU's memory as a dma-buf, and the most bytes of it that were registered at
-    /// once. The kernel pins no page for them.
+    /// Registrations of a GPU's memory as a dma-buf, the time in them, and the most bytes of it that
+    /// were registered at once. The kernel pins no page for them.
     pub gpu: u64,
+    pub gpu_ns: u64,
     pub gpu_peak_bytes: u64,
     pub deregistrations: u64,
     /// Deregistrations that left the region in the cache.
     pub kept: u64,
+    /// The deregistrations that ended regions after the last registration of their process, and the
+    /// time in them.
+    pub ending_deregistrations: u64,
+    pub ending_ns: u64,
     /// Registrations past the library, by libmlx5's own calls, and the sum of their lengths.
     pub past_registrations: u64,
     pub past_bytes: u64,

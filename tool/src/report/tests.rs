@@ -168,6 +168,68 @@ fn memory_of_a_gpu_is_a_kind_of_its_own() {
 }
 
 #[test]
+fn slow_registrations_of_a_gpu_are_told_what_efa_wants() {
+    let of = |how| {
+        let slow = Call {
+            how,
+            duration: 1_500_000_000,
+            ..register(0, 1, 0x1000, 4096)
+        };
+        report(&[slow]).advice.sentence
+    };
+    let words = "a GPU's memory took 1.50 s. On EFA (the driver efa) each takes longer";
+    assert!(of(how::GPU).contains(words));
+    assert!(!of(how::FORWARDED).contains("EFA"));
+}
+
+/// A region of a GPU's memory that the cache keeps pins no page either.
+#[test]
+fn kept_memory_of_a_gpu_is_not_pinned() {
+    const LENGTH: u64 = 1 << 30;
+    let of = |reason| {
+        let served = |at, how| Call {
+            how,
+            reason,
+            ..register(at, 1, 0x6000_0000_0000, LENGTH)
+        };
+        let report = report(&[served(0, how::MISS), served(MS, how::HIT)]);
+        let large = report.advice.large.registrations;
+        (
+            report.pinned.peak_bytes,
+            report.totals.gpu_peak_bytes,
+            large,
+        )
+    };
+    use rdmamr_trace_format::unserved;
+    assert_eq!(of(unserved::DEVICE), (0, LENGTH, 0));
+    assert_eq!(of(unserved::NONE), (LENGTH, 0, 1));
+}
+
+#[test]
+fn a_slow_end_is_told() {
+    let end = |at, lkey| Call {
+        duration: 4_000_000_000,
+        ..deregister(at, lkey, 0x1000, 4096)
+    };
+    let mut calls = vec![
+        register(0, 1, 0x1000, 4096),
+        register(MS, 2, 0x1000, 4096),
+        register(MS, 3, 0x1000, 4096),
+        end(2 * MS, 1),
+        end(3 * MS, 2),
+    ];
+    let slow = report(&calls);
+    assert_eq!(slow.totals.ending_deregistrations, 2);
+    let words = "The end took 8.00 s: 2 deregistrations after the last registration";
+    assert!(slow.advice.sentence.contains(words));
+    calls.push(register(4 * S, 4, 0x1000, 4096));
+    calls.push(kept(5 * S, 0x1000));
+    let followed = report(&calls);
+    assert_eq!(followed.totals.ending_ns, 0);
+    assert!(!followed.advice.sentence.contains("The end took"));
+}
+
+#[test]
 fn a_umem_is_told_from_a_region_of_the_same_numbers() {
     let umem = Call {
         call: call::MLX5DV_DEVX_UMEM_REG,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Numbers as people read them, and text of others as a terminal may get it.
 
+use std::ffi::OsStr;
 use std::path::Path;
 
 /// A count, with separated thousands.
@@ -115,10 +116,11 @@ pub fn controls(c: char) -> bool {
 }
 
 /// A word as a shell reads it.
-pub fn quoted(word: &str) -> String {
+pub fn quoted(word: impl AsRef<OsStr>) -> String {
+    let word = word.as_ref().to_string_lossy();
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
-        word.to_string()
+        word.into_owned()
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }

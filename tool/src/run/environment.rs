@@ -5,16 +5,30 @@
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+/// The names in a list without those of that file: an `rdmamr run` around this one has added it, and
+/// the linker takes no more than 12 modules. A name without a slash is the linker's to find.
+fn others<'a>(
+    list: &'a OsStr,
+    separators: &'a [u8],
+    file: &Path,
+) -> impl Iterator<Item = &'a [u8]> {
+    let about = |path: &Path| path.metadata().map(|it| (it.dev(), it.ino())).ok();
+    let this = about(file);
+    let is_this = move |name: &&[u8]| {
+        name.contains(&b'/') && this.is_some() && about(Path::new(OsStr::from_bytes(name))) == this
+    };
+    let names = list.as_bytes().split(|byte| separators.contains(byte));
+    names.filter(move |name| !name.is_empty() && !is_this(name))
+}
 
 /// LD_PRELOAD: the library, behind the runtimes of sanitizers that the user preloads. They replace
 /// more functions than the library does, and AddressSanitizer ends a program in which it is not first.
 pub fn preloads(library: &Path, given: &OsStr) -> OsString {
-    let names = given
-        .as_bytes()
-        .split(|byte| b": ".contains(byte))
-        .filter(|name| !name.is_empty());
-    let (first, last): (Vec<_>, Vec<_>) = names.partition(|name| is_sanitizer(name));
+    let (first, last): (Vec<_>, Vec<_>) =
+        others(given, b": ", library).partition(|name| is_sanitizer(name));
     let library = library.as_os_str().as_bytes();
     OsString::from_vec([first, vec![library], last].concat().join(&b':'))
 }
@@ -29,45 +43,21 @@ fn is_sanitizer(path: &[u8]) -> bool {
 
 /// LD_AUDIT: the module, in front of the user's.
 pub fn modules(module: &Path, given: &OsStr) -> OsString {
-    let given = Some(given).filter(|given| !given.is_empty());
-    let all: Vec<_> = [Some(module.as_os_str()), given]
-        .into_iter()
-        .flatten()
-        .collect();
-    all.join(OsStr::new(":"))
-}
-
-/// GLIBC_TUNABLES: with a module for LD_AUDIT, what the libraries of a program need in static
-/// thread-local storage must fit into this many bytes (512 by default). The value serves jemalloc;
-/// each thread pays for it with part of its stack. The module itself raises it for a program that
-/// needs more (src/audit/restart.rs, which knows this value).
-pub fn tunables(given: OsString) -> OsString {
-    appended(given, "glibc.rtld.optional_static_tls", "4096")
+    let first = [module.as_os_str().as_bytes()].into_iter();
+    let all: Vec<_> = first.chain(others(given, b":", module)).collect();
+    OsString::from_vec(all.join(&b':'))
 }
 
 /// ASAN_OPTIONS: the library may be loaded before the runtime. The runtime itself is not preloaded:
 /// children without it would be checked too, and fail for their leaks (Perl).
-pub fn sanitizer_options(given: OsString) -> OsString {
-    appended(given, "verify_asan_link_order", "0")
-}
-
-/// Appends `name=value` to a list with colons, unless the list has the name.
-fn appended(mut list: OsString, name: &str, value: &str) -> OsString {
-    let assigns = |part: &[u8]| {
-        let rest = part.trim_ascii_start().strip_prefix(name.as_bytes());
-        rest.is_some_and(|rest| rest.starts_with(b"="))
-    };
-    if !list
-        .as_bytes()
-        .split(|byte| b": ,".contains(byte))
-        .any(assigns)
-    {
-        if !list.is_empty() {
-            list.push(":");
-        }
-        list.push(format!("{name}={value}"));
+pub fn sanitizer_options(mut given: OsString) -> OsString {
+    const OPTION: &str = "verify_asan_link_order=";
+    let mut options = given.as_bytes().split(|byte| b": ,".contains(byte));
+    if !options.any(|option| option.trim_ascii_start().starts_with(OPTION.as_bytes())) {
+        let separator = if given.is_empty() { "" } else { ":" };
+        given.push(format!("{separator}{OPTION}0"));
     }
-    list
+    given
 }
 
 #[cfg(test)]
@@ -89,16 +79,24 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_in_the_list_is_not_added_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let [module, other] = ["m.so", "o.so"].map(|name| folder.path().join(name));
+        std::fs::write(&module, "").unwrap();
+        std::os::unix::fs::symlink(&module, &other).unwrap();
+        let given = [
+            OsStr::new("m.so:/x.so"),
+            other.as_os_str(),
+            module.as_os_str(),
+        ];
+        let wanted = [module.as_os_str(), OsStr::new("m.so:/x.so")];
+        let [given, wanted] = [&given[..], &wanted].map(|list| list.join(OsStr::new(":")));
+        assert_eq!(modules(&module, &given), wanted);
+        assert_eq!(preloads(&module, &given), wanted);
+    }
+
+    #[test]
     fn what_the_user_says_stays() {
-        let with = |given: &str| tunables(given.into()).into_string().unwrap();
-        let ours = "glibc.rtld.optional_static_tls=4096";
-        assert_eq!(with(""), ours);
-        assert_eq!(
-            with("glibc.malloc.check=3"),
-            format!("glibc.malloc.check=3:{ours}")
-        );
-        let own = "glibc.rtld.optional_static_tls=9000:glibc.malloc.check=3";
-        assert_eq!(with(own), own);
         let options = |given: &str| sanitizer_options(given.into()).into_string().unwrap();
         assert_eq!(
             options("verify_asan_link_order=1"),

@@ -99,15 +99,16 @@ fn privileged(program: &Path) -> Result<()> {
     let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
         return Ok(());
     };
-    // SAFETY: PR_GET_NO_NEW_PRIVS takes no pointers.
-    let no_new_privileges = unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1;
-    // SAFETY: all zeros is a valid `statvfs`.
-    let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends with a NUL, and the structure is writable.
-    let known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
-    if no_new_privileges || (known && system.f_flag & libc::ST_NOSUID != 0) {
-        return Ok(());
-    }
+    // Asked only of a program that is marked: a filter may kill at prctl(2).
+    let gains_nothing = || {
+        // SAFETY: PR_GET_NO_NEW_PRIVS takes no pointers.
+        let never = unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1;
+        // SAFETY: all zeros is a valid `statvfs`.
+        let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the path ends with a NUL, and the structure is writable.
+        let known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
+        never || (known && system.f_flag & libc::ST_NOSUID != 0)
+    };
     let advice = "ld.so preloads nothing into a program that gains rights. Run it as that user, or run a copy \
                   without those rights";
     let Ok(metadata) = program.metadata() else {
@@ -120,11 +121,11 @@ fn privileged(program: &Path) -> Result<()> {
     let (owner, owners) = (metadata.uid(), metadata.gid());
     let has = |bits| metadata.mode() & bits == bits;
     ensure!(
-        !has(libc::S_ISUID) || owner == user,
+        !has(libc::S_ISUID) || owner == user || gains_nothing(),
         "it is set-uid (to user {owner}), and {advice}"
     );
     ensure!(
-        !has(libc::S_ISGID | libc::S_IXGRP) || owners == group,
+        !has(libc::S_ISGID | libc::S_IXGRP) || owners == group || gains_nothing(),
         "it is set-gid (to group {owners}), and {advice}"
     );
     // Root has all capabilities already.
@@ -138,7 +139,7 @@ fn privileged(program: &Path) -> Result<()> {
         )
     };
     ensure!(
-        capabilities <= 0 || user == 0,
+        capabilities <= 0 || user == 0 || gains_nothing(),
         "it has file capabilities (getcap {}), and {advice}",
         shown(program)
     );

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Finds the file for a program's name as execvp(3) does.
 
-use crate::report::units::reason;
-use crate::report::units::shown;
+use crate::report::units::{reason, shown};
 use std::env;
 use std::ffi::{CString, OsStr};
 use std::io::ErrorKind;
@@ -11,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Exit statuses of timeout(1), env(1) and nohup(1) for a program.
 pub const CANNOT_RUN: u8 = 126;
-const NOT_FOUND: u8 = 127;
+pub const NOT_FOUND: u8 = 127;
 
 /// Why no file can be run by that name, and the exit status: [`CANNOT_RUN`] if such a file exists.
 pub type Refused = (String, u8);
@@ -30,6 +29,10 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
         } else {
             dir
         };
+        // As a folder that is missing.
+        if dir.is_file() {
+            continue;
+        }
         let file = dir.join(name);
         match check(&file) {
             Ok(()) => return Ok(file),
@@ -45,7 +48,7 @@ fn check(file: &Path) -> Result<(), Refused> {
     match file.metadata() {
         Err(error) => {
             let status = match error.kind() {
-                ErrorKind::NotFound | ErrorKind::NotADirectory => NOT_FOUND,
+                ErrorKind::NotFound => NOT_FOUND,
                 _ => CANNOT_RUN,
             };
             return Err((reason(&error.into()), status));

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's list of all regions, by RDMA netlink, as `rdma resource show mr` shows it: their
-//! number and their length for each device and process. The kernel lists the regions that are
-//! visible in this PID namespace.
+//! What the kernel says by RDMA netlink, as `rdma resource show` shows it: how many regions each
+//! device has, and can have; the regions themselves, with their length and process; and the keys that
+//! a driver keeps for registrations to come. A region of another PID namespace has process 0.
 
 #[path = "../../../src/sys/netlink.rs"]
 mod netlink;
 
 use crate::files::owned;
 use netlink::{number, values};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -19,20 +20,60 @@ pub struct Held {
     pub bytes: u64,
 }
 
+/// A device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Device {
+    pub index: u32,
+    pub name: String,
+    /// The regions of all processes, and of the kernel's own.
+    pub regions: u64,
+    /// The most regions, from kernels of July 2026 on.
+    pub most: Option<u64>,
+}
+
+/// The keys that a device's driver keeps for registrations to come (FRMR pools), of all pools of the
+/// device together. The fields are those of the JSON of `rdma resource show frmr_pools`. The kernel
+/// does not tell for how long it keeps an unused key.
+#[derive(Serialize, Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Pools {
+    pub pools: u64,
+    /// The keys at hand.
+    pub queue: u64,
+    pub in_use: u64,
+    pub max_in_use: u64,
+    /// At least so many stay, used or not.
+    pub pinned: u64,
+}
+
 /// The regions by device and process. Regions of the kernel's own have process 0.
 pub type Table = BTreeMap<(String, u32), Held>;
 
 // <rdma/rdma_netlink.h>
 const NETLINK_RDMA: i32 = 20;
 const NLDEV: u16 = 5;
-const CMD_GET: u16 = 1;
+const CMD_RES_GET: u16 = 9;
 const CMD_RES_MR_GET: u16 = 13;
+const CMD_FRMR_POOLS_GET: u16 = 29;
 const ATTR_DEV_INDEX: u16 = 1;
 const ATTR_DEV_NAME: u16 = 2;
+const ATTR_RES_SUMMARY: u16 = 15;
+const ATTR_RES_SUMMARY_ENTRY: u16 = 16;
+const ATTR_RES_SUMMARY_ENTRY_NAME: u16 = 17;
+const ATTR_RES_SUMMARY_ENTRY_CURR: u16 = 18;
 const ATTR_RES_PID: u16 = 28;
 const ATTR_RES_MR: u16 = 40;
 const ATTR_RES_MR_ENTRY: u16 = 41;
 const ATTR_RES_MRLEN: u16 = 45;
+const ATTR_FRMR_POOLS: u16 = 105;
+const ATTR_FRMR_POOL_ENTRY: u16 = 106;
+const ATTR_FRMR_POOL_QUEUE_HANDLES: u16 = 112;
+const ATTR_FRMR_POOL_MAX_IN_USE: u16 = 113;
+const ATTR_FRMR_POOL_IN_USE: u16 = 114;
+const ATTR_FRMR_POOL_PINNED_HANDLES: u16 = 116;
+/// The last number of the header of July 2026 (the patch "RDMA_NLDEV_ATTR_RES_SUMMARY_ENTRY_MAX" of
+/// linux-rdma), by counting: 117 is a key of the pools. The kernel leaves the attribute out where the
+/// device has no maximum.
+const ATTR_RES_SUMMARY_ENTRY_MAX: u16 = 118;
 
 const HEADER: usize = 16;
 const NLMSG_ERROR: u16 = 2;
@@ -40,34 +81,100 @@ const NLMSG_DONE: u16 = 3;
 /// NLM_F_REQUEST and NLM_F_DUMP.
 const DUMP: u16 = 0x301;
 
-/// The names of the devices, and the regions on them. An error means that the kernel has no RDMA,
-/// or does not list regions.
-pub fn regions() -> io::Result<(Vec<String>, Table)> {
-    let mut devices = Vec::new();
-    dump(CMD_GET, &[], |message| {
-        let index = values(message, ATTR_DEV_INDEX).last().and_then(number);
-        devices.extend(index.zip(values(message, ATTR_DEV_NAME).last().map(text)));
-    })?;
+/// The devices, and the regions on them. An error means that the kernel has no RDMA, or does not list
+/// regions.
+pub fn regions() -> io::Result<(Vec<Device>, Table)> {
+    let devices = devices()?;
     let mut table = Table::new();
-    for (index, name) in &devices {
-        let head = [8u16, ATTR_DEV_INDEX].map(u16::to_ne_bytes).concat();
-        let request = [&head[..], &(*index as u32).to_ne_bytes()].concat();
-        dump(CMD_RES_MR_GET, &request, |message| {
-            let lists = values(message, ATTR_RES_MR);
-            lists
-                .flat_map(|list| values(list, ATTR_RES_MR_ENTRY))
-                .for_each(|entry| add(&mut table, name, entry));
+    for device in &devices {
+        dump(CMD_RES_MR_GET, &device.attribute(), |message| {
+            nested(message, ATTR_RES_MR, ATTR_RES_MR_ENTRY)
+                .for_each(|entry| add(&mut table, &device.name, entry));
         })?;
     }
-    Ok((devices.into_iter().map(|device| device.1).collect(), table))
+    Ok((devices, table))
+}
+
+fn devices() -> io::Result<Vec<Device>> {
+    let mut devices = Vec::new();
+    dump(CMD_RES_GET, &[], |message| {
+        devices.extend(Device::read(message))
+    })?;
+    Ok(devices)
+}
+
+/// A device, if the kernel lists it.
+pub fn device(name: &str) -> Option<Device> {
+    let mut devices = devices().ok()?.into_iter();
+    devices.find(|device| device.name == name)
+}
+
+impl Device {
+    fn read(message: &[u8]) -> Option<Device> {
+        let mut entries = nested(message, ATTR_RES_SUMMARY, ATTR_RES_SUMMARY_ENTRY);
+        let of_regions = entries.find(|entry| {
+            values(entry, ATTR_RES_SUMMARY_ENTRY_NAME).any(|name| text(name) == "mr")
+        });
+        let of_regions = of_regions.unwrap_or_default();
+        Some(Device {
+            index: value(message, ATTR_DEV_INDEX)? as u32,
+            name: values(message, ATTR_DEV_NAME).last().map(text)?,
+            regions: value(of_regions, ATTR_RES_SUMMARY_ENTRY_CURR).unwrap_or(0),
+            most: value(of_regions, ATTR_RES_SUMMARY_ENTRY_MAX),
+        })
+    }
+
+    /// The attribute that names the device.
+    fn attribute(&self) -> Vec<u8> {
+        let head = [8u16, ATTR_DEV_INDEX].map(u16::to_ne_bytes).concat();
+        [&head[..], &self.index.to_ne_bytes()].concat()
+    }
+
+    /// The pools of keys. There are none before Linux 7.1, and with most drivers.
+    pub fn pools(&self) -> Option<Pools> {
+        let mut pools = Pools::default();
+        let listed = dump(CMD_FRMR_POOLS_GET, &self.attribute(), |message| {
+            pools.add(message)
+        });
+        (listed.is_ok() && pools.pools > 0).then_some(pools)
+    }
+}
+
+impl Pools {
+    fn add(&mut self, message: &[u8]) {
+        for entry in nested(message, ATTR_FRMR_POOLS, ATTR_FRMR_POOL_ENTRY) {
+            let value = |kind| value(entry, kind).unwrap_or(0);
+            self.pools += 1;
+            self.queue += value(ATTR_FRMR_POOL_QUEUE_HANDLES);
+            self.in_use += value(ATTR_FRMR_POOL_IN_USE);
+            self.max_in_use += value(ATTR_FRMR_POOL_MAX_IN_USE);
+            self.pinned += value(ATTR_FRMR_POOL_PINNED_HANDLES);
+        }
+    }
+
+    pub fn words(&self) -> String {
+        format!(
+            "{} keys at hand in {} pools, {} pinned; {} in use, at most {} so far",
+            self.queue, self.pools, self.pinned, self.in_use, self.max_in_use
+        )
+    }
+}
+
+fn value(entry: &[u8], kind: u16) -> Option<u64> {
+    values(entry, kind).last().and_then(number)
+}
+
+/// The entries of a list.
+fn nested(message: &[u8], list: u16, entry: u16) -> impl Iterator<Item = &[u8]> {
+    values(message, list).flat_map(move |list| values(list, entry))
 }
 
 fn add(table: &mut Table, device: &str, entry: &[u8]) {
-    let value = |kind| values(entry, kind).last().and_then(number).unwrap_or(0);
-    let pid = value(ATTR_RES_PID) as u32;
+    let pid = value(entry, ATTR_RES_PID).unwrap_or(0) as u32;
     let held = table.entry((device.to_owned(), pid)).or_default();
     held.regions += 1;
-    held.bytes = held.bytes.saturating_add(value(ATTR_RES_MRLEN));
+    let length = value(entry, ATTR_RES_MRLEN).unwrap_or(0);
+    held.bytes = held.bytes.saturating_add(length);
 }
 
 /// Asks for a list, and calls `each` with the attributes of each message of the answer.
@@ -171,6 +278,71 @@ mod tests {
             }
         );
         assert_eq!(held(8).bytes, u64::MAX);
+    }
+
+    #[test]
+    fn keys_of_all_pools_add_up() {
+        let pool = |kept: u32, in_use: u64, pinned: u32| {
+            let attributes = [
+                attribute(ATTR_FRMR_POOL_QUEUE_HANDLES, &kept.to_ne_bytes()),
+                attribute(ATTR_FRMR_POOL_MAX_IN_USE, &(in_use * 2).to_ne_bytes()),
+                attribute(ATTR_FRMR_POOL_IN_USE, &in_use.to_ne_bytes()),
+                attribute(ATTR_FRMR_POOL_PINNED_HANDLES, &pinned.to_ne_bytes()),
+            ];
+            // With the flag of nested attributes.
+            attribute(ATTR_FRMR_POOL_ENTRY | 0x8000, &attributes.concat())
+        };
+        let list = [pool(3, 40, 0), pool(5, 600, 7)].concat();
+        let mut pools = Pools::default();
+        pools.add(&attribute(ATTR_FRMR_POOLS | 0x8000, &list));
+        assert_eq!(
+            pools,
+            Pools {
+                pools: 2,
+                queue: 8,
+                in_use: 640,
+                max_in_use: 1280,
+                pinned: 7
+            }
+        );
+    }
+
+    #[test]
+    fn a_device_has_some_of_its_regions() {
+        let entry = |name: &[u8], used: u64, most: Option<u64>| {
+            let mut entry = attribute(ATTR_RES_SUMMARY_ENTRY_NAME, name);
+            entry.extend(attribute(ATTR_RES_SUMMARY_ENTRY_CURR, &used.to_ne_bytes()));
+            let most = most.map(|most| attribute(ATTR_RES_SUMMARY_ENTRY_MAX, &most.to_ne_bytes()));
+            entry.extend(most.unwrap_or_default());
+            attribute(ATTR_RES_SUMMARY_ENTRY, &entry)
+        };
+        let message = |most| {
+            let list = [
+                entry(b"pd\0", 3, Some(9)),
+                entry(b"mr\0", 12, most),
+                entry(b"srq\0", 1, Some(8)),
+            ];
+            [
+                attribute(ATTR_DEV_INDEX, &5u32.to_ne_bytes()),
+                attribute(ATTR_DEV_NAME, b"mlx5_0\0"),
+                attribute(ATTR_RES_SUMMARY, &list.concat()),
+            ]
+            .concat()
+        };
+        for most in [None, Some(1 << 24)] {
+            let device = Device {
+                index: 5,
+                name: "mlx5_0".into(),
+                regions: 12,
+                most,
+            };
+            assert_eq!(Device::read(&message(most)), Some(device));
+        }
+        let whole = message(Some(1 << 24));
+        for length in 0..whole.len() {
+            let regions = Device::read(&whole[..length]).map_or(0, |device| device.regions);
+            assert!([0, 12].contains(&regions));
+        }
     }
 
     #[test]

@@ -3,23 +3,9 @@
 
 use crate::doctor::cgroup;
 use crate::files::{read, status};
+use crate::limit::Limit;
 use crate::verbs::Verbs;
-use serde::Serialize;
 use std::collections::HashMap;
-
-/// A limit.
-#[derive(Serialize, Clone, PartialEq, Debug)]
-pub struct Limit {
-    /// RLIMIT_MEMLOCK, memory.max and hca_object of a control group, max_mr of a device.
-    pub name: &'static str,
-    /// The device, if the limit is about one.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub device: Option<String>,
-    /// Whether both numbers are bytes.
-    pub bytes: bool,
-    pub used: u64,
-    pub most: u64,
-}
 
 /// The limits of a process. A limit that is unlimited, or cannot be read, is absent.
 pub fn of(pid: u32) -> Vec<Limit> {
@@ -34,14 +20,7 @@ pub fn of(pid: u32) -> Vec<Limit> {
     let memlock = memlock(pid).map(|limit| bytes("RLIMIT_MEMLOCK", limit));
     let memory = cgroup::memory(&process).into_iter();
     let memory = memory.map(|limit| bytes("memory.max", limit));
-    let rdma = cgroup::rdma(&process).into_iter();
-    let rdma = rdma.map(|(device, used, most)| Limit {
-        name: "hca_object",
-        device: Some(device),
-        bytes: false,
-        used,
-        most,
-    });
+    let rdma = cgroup::rdma(&process);
     memlock.into_iter().chain(memory).chain(rdma).collect()
 }
 

@@ -3,8 +3,8 @@
 //! textfile collector reads: there a counter has the name of its samples, and the unit and the end
 //! are missing.
 
-use super::limits::Limit;
 use super::sample::{Device, OfDevice, Process, Sample};
+use crate::limit::Limit;
 use std::fmt::Write;
 
 /// The format of the text.

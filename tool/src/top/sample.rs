@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A sample: the registrations of all processes at one moment. Two samples give rates.
 
-use super::kernel;
-use super::limits::{self, Limit};
+use super::kernel::{self, Pools};
+use super::limits;
 use super::pages::{self, Found, user_of};
 use crate::files::{of_system, read};
-use crate::report::units::{controls, reason, script};
+use crate::limit::Limit;
+use crate::report::units::{printable, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -98,18 +99,20 @@ pub struct OfDevice {
 #[derive(Serialize)]
 pub struct Device {
     pub name: String,
-    /// Regions of all processes that the kernel lists.
+    /// Regions of all processes, and of the kernel's own.
     pub regions: u64,
+    /// The sum of the lengths of those that the kernel lists.
     pub bytes: u64,
     /// The most regions (max_mr).
     pub most_regions: Option<u64>,
+    pub key_pools: Option<Pools>,
 }
 
 impl Sample {
     /// Takes a sample.
     pub fn take(devices: &mut limits::Devices) -> Sample {
         let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
-        let ((names, table), kernel_error) = match kernel::regions() {
+        let ((listed, table), kernel_error) = match kernel::regions() {
             Ok(listed) => (listed, None),
             Err(error) => (Default::default(), Some(why_unlisted(error))),
         };
@@ -120,26 +123,29 @@ impl Sample {
         }
         for process in &mut processes {
             process.limits = limits::of(process.pid);
-            let of_devices = process.devices.iter();
-            let used = of_devices.filter_map(|of| Some((of, devices.most(&of.device)?)));
-            let used: Vec<_> = used
-                .map(|(of, most)| Limit {
-                    name: "max_mr",
-                    device: Some(of.device.clone()),
-                    bytes: false,
-                    used: of_device(&table, &of.device).regions.max(of.regions),
-                    most,
-                })
-                .collect();
-            process.limits.extend(used);
+            process
+                .limits
+                .extend(process.devices.iter().filter_map(|of| {
+                    let device = listed.iter().find(|device| device.name == of.device);
+                    Some(Limit {
+                        name: "max_mr",
+                        device: Some(of.device.clone()),
+                        bytes: false,
+                        used: device.map_or(0, |device| device.regions).max(of.regions),
+                        most: device
+                            .and_then(|device| device.most)
+                            .or_else(|| devices.most(&of.device))?,
+                    })
+                }));
         }
-        let devices = names.into_iter().map(|name| {
-            let held = of_device(&table, &name);
+        let devices = listed.into_iter().map(|device| {
+            let of_it = table.iter().filter(|((name, _), _)| *name == device.name);
             Device {
-                regions: held.regions,
-                bytes: held.bytes,
-                most_regions: devices.most(&name),
-                name,
+                regions: device.regions,
+                bytes: of_it.fold(0, |sum, (_, held)| held.bytes.saturating_add(sum)),
+                most_regions: device.most.or_else(|| devices.most(&device.name)),
+                key_pools: device.pools(),
+                name: device.name,
             }
         });
         Sample {
@@ -147,7 +153,7 @@ impl Sample {
             time: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0.0, |time| time.as_secs_f64()),
-            host: clean(&read("/proc/sys/kernel/hostname").unwrap_or_default()),
+            host: printable(&read("/proc/sys/kernel/hostname").unwrap_or_default()),
             devices: devices.collect(),
             processes,
             kernel_error,
@@ -181,15 +187,6 @@ fn why_unlisted(error: io::Error) -> String {
         Some(libc::EPROTONOSUPPORT) => "there is no RDMA device (no module ib_core)".into(),
         _ => reason(&error.into()),
     }
-}
-
-/// All regions of a device.
-fn of_device(table: &kernel::Table, device: &str) -> kernel::Held {
-    let of_it = table.iter().filter(|((name, _), _)| name == device);
-    of_it.fold(kernel::Held::default(), |sum, (_, held)| kernel::Held {
-        regions: sum.regions + held.regions,
-        bytes: sum.bytes.saturating_add(held.bytes),
-    })
 }
 
 fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::Held) {
@@ -239,8 +236,8 @@ fn unknown(pid: u32) -> Process {
         .find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
     let is_number = |job: &&str| job.len() <= 20 && job.bytes().all(|byte| byte.is_ascii_digit());
     let words = read("cmdline");
-    let words: Vec<String> = words.split_terminator('\0').map(clean).collect();
-    let name = clean(read("comm").trim_end());
+    let words: Vec<String> = words.split_terminator('\0').map(printable).collect();
+    let name = printable(read("comm").trim_end());
     Process {
         pid,
         command: script(&words).unwrap_or(name),
@@ -252,7 +249,7 @@ fn unknown(pid: u32) -> Process {
 }
 
 /// Whether the process has mapped a file of the library's name. Only its user and root may know.
-fn library_mapped(pid: u32) -> Option<bool> {
+pub fn library_mapped(pid: u32) -> Option<bool> {
     let maps = of_system(format!("/proc/{pid}/maps"), false).ok()?;
     let mut lines = BufReader::new(maps.take(MOST_MAPS)).split(b'\n');
     let is_it = |line: Vec<u8>| line.windows(NAME.len()).any(|words| words == NAME);
@@ -265,7 +262,7 @@ fn under_library(found: &Found) -> Process {
     let names = String::from_utf8_lossy(&page.names);
     let names = names.lines().filter(|name| !name.starts_with('\0'));
     for (n, name) in names.enumerate().take(page.shards[0].counters.len()) {
-        counters.insert(clean(name), sum(page, |shard| &shard.counters[n]));
+        counters.insert(printable(name), sum(page, |shard| &shard.counters[n]));
     }
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
     // The counters have the hits of regions that have ended, the page has those of all regions, as
@@ -318,7 +315,7 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
             .map(|byte| byte.load(Relaxed))
             .take_while(|&byte| byte != 0)
             .collect();
-        let name = match clean(&String::from_utf8_lossy(&name)) {
+        let name = match printable(&String::from_utf8_lossy(&name)) {
             name if !name.is_empty() => name,
             _ if place + 1 == DEVICES => "others".into(),
             _ => "unnamed".into(),
@@ -358,23 +355,11 @@ pub fn monotonic() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// Text of a program or a device, without characters that would control a terminal.
-fn clean(text: &str) -> String {
-    let shown = text.chars().map(|c| if controls(c) { '?' } else { c });
-    shown.collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use rdmamr_live_page::{MAGIC, VERSION};
     use std::mem::offset_of;
-
-    #[test]
-    fn nothing_that_a_program_is_called_changes_the_terminal() {
-        assert_eq!(clean("a\x1b[31m\u{9b}b\u{202e}c"), "a?[31m?b?c");
-        assert_eq!(clean("größe"), "größe");
-    }
 
     /// Another process may have written anything to its page.
     #[test]
@@ -419,7 +404,7 @@ mod tests {
                 .counters
                 .keys()
                 .chain(process.devices.iter().map(|of| &of.device));
-            assert!(shown.all(|name| clean(name) == *name));
+            assert!(shown.all(|name| printable(name) == *name));
         });
     }
 }

@@ -122,26 +122,33 @@ impl Screen {
         let chosen = self
             .shown
             .get(selected.min(self.shown.len().saturating_sub(1)));
-        let details = chosen.map_or(0, |process| lines_of(process) + 2);
-        let height = (details as u16).min(frame.area().height / 2);
-        let unlisted = self.sample.kernel_error.as_deref().map(table::unlisted);
+        let details = chosen.map(|process| {
+            let words = match process.command_line.as_str() {
+                "" => &process.command,
+                line => line,
+            };
+            let block = Block::bordered().title(format!(" {} {words} ", process.pid));
+            let inside = block.inner(frame.area()).width;
+            (details_of(process, inside.into()), block)
+        });
+        let height = details.as_ref().map_or(0, |details| details.0.len() + 2);
+        let height = (height as u16).min(frame.area().height / 2);
+        let below = table::below(&self.sample);
         let [top, middle, bottom, note, foot, keys] = Layout::vertical([
             Constraint::Length(1),
             Constraint::Min(3),
             Constraint::Length(height),
-            Constraint::Length(unlisted.is_some().into()),
+            Constraint::Length(below.len() as u16),
             Constraint::Length(1),
             Constraint::Length(1),
         ])
         .areas(frame.area());
         frame.render_widget(Line::from(table::summary(&self.sample)), top);
-        if let Some(process) = chosen {
-            details_of(process, frame, bottom);
+        if let Some((lines, block)) = details {
+            frame.render_widget(Paragraph::new(lines).block(block), bottom);
         }
         self.draw_table(frame, middle);
-        if let Some(why) = unlisted {
-            frame.render_widget(Line::from(why), note);
-        }
+        frame.render_widget(Paragraph::new(below.join("\n")), note);
         frame.render_widget(self.foot(), foot);
         frame.render_widget(Line::from(KEYS).style(Modifier::DIM), keys);
     }
@@ -211,22 +218,8 @@ impl Screen {
     }
 }
 
-/// The number of lines that [`details_of`] writes.
-fn lines_of(process: &Process) -> usize {
-    process.devices.len() + table::notes(process).count() + process.limits.len()
-}
-
-/// The devices of a process, and its limits as bars.
-fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
-    let words = match process.command_line.as_str() {
-        "" => &process.command,
-        line => line,
-    };
-    let block = Block::bordered().title(format!(" {} {words} ", process.pid));
-    let inside = block.inner(area);
-    frame.render_widget(block, area);
-    let places = Layout::vertical(vec![Constraint::Length(1); lines_of(process)]).split(inside);
-    let mut places = places.iter();
+/// The devices of a process, and its limits as bars, in lines of this width.
+fn details_of(process: &Process, width: usize) -> Vec<Line<'static>> {
     let devices = process.devices.iter().map(|of| {
         let mut words = format!(
             "{}: {}, {}; {} idle, {}",
@@ -241,21 +234,19 @@ fn details_of(process: &Process, frame: &mut Frame, area: Rect) {
         }
         words
     });
-    for (words, &place) in devices.chain(table::notes(process)).zip(&mut places) {
-        frame.render_widget(Line::from(words), place);
-    }
-    for (limit, &place) in process.limits.iter().zip(places) {
-        let label = format!("{:<24} {:<26}", table::name(limit), table::words(limit));
-        let width = usize::from(place.width).saturating_sub(label.chars().count() + 1);
+    let limits = process.limits.iter().map(|limit| {
+        let label = format!("{:<24} {:<26} ", table::name(limit), limit.to_string());
+        let width = width.saturating_sub(label.chars().count());
         let filled = (table::share(limit) * width as f64) as usize;
         let colour = painted(Severity::of_limit(limit), Color::Green);
-        let bar = [
-            Span::raw(label + " "),
+        Line::from_iter([
+            Span::raw(label),
             Span::styled("█".repeat(filled), colour),
             Span::raw("░".repeat(width - filled)),
-        ];
-        frame.render_widget(Line::from_iter(bar), place);
-    }
+        ])
+    });
+    let words = devices.chain(table::notes(process)).map(Line::from);
+    words.chain(limits).collect()
 }
 
 /// Whether the user wants colours (no-color.org).

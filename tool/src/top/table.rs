@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The table of processes: its order, its filter, its cells.
 
-use super::limits::Limit;
 use super::sample::{Process, Sample};
+use crate::limit::Limit;
 use crate::report::units;
 use crate::style;
 use anstyle::Style;
@@ -218,18 +218,6 @@ fn short(rate: f64) -> String {
     }
 }
 
-/// A limit in words: the used amount, and the most.
-pub fn words(limit: &Limit) -> String {
-    let amount = |amount: u64| {
-        if limit.bytes {
-            units::bytes(amount)
-        } else {
-            amount.to_string()
-        }
-    };
-    format!("{} of {}", amount(limit.used), amount(limit.most))
-}
-
 /// The name of a limit, and of its device.
 pub fn name(limit: &Limit) -> String {
     let device = limit.device.iter().map(|device| format!(" of {device}"));
@@ -281,9 +269,15 @@ pub fn summary(sample: &Sample) -> String {
     )
 }
 
-/// That the kernel lists no regions, and why.
-pub fn unlisted(why: &str) -> String {
-    format!("The kernel does not list regions: {why}")
+/// The lines below the processes: each device's pools of keys, and why the kernel lists no regions.
+pub fn below(sample: &Sample) -> Vec<String> {
+    let pools = sample.devices.iter().filter_map(|device| {
+        let pools = device.key_pools.as_ref()?;
+        Some(format!("{}: {}", device.name, pools.words()))
+    });
+    let why = sample.kernel_error.iter();
+    let why = why.map(|why| format!("The kernel does not list regions: {why}"));
+    pools.chain(why).collect()
 }
 
 /// The table as text, for `--once`.
@@ -324,18 +318,20 @@ pub fn text(sample: &Sample) -> String {
             let _ = writeln!(text, "{}: {words}", process.pid);
         }
         for limit in &process.limits {
-            let (pid, name, words) = (process.pid, name(limit), words(limit));
-            let _ = writeln!(text, "{pid}: {name}: {words}");
+            let _ = writeln!(text, "{}: {}: {limit}", process.pid, name(limit));
         }
     }
-    if let Some(why) = &sample.kernel_error {
-        let _ = writeln!(text, "{}", unlisted(why));
+    for line in below(sample) {
+        let _ = writeln!(text, "{line}");
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::kernel::Pools;
+    use super::super::limits::Devices;
+    use super::super::sample::Device;
     use super::*;
 
     #[test]
@@ -432,6 +428,40 @@ mod tests {
     }
 
     #[test]
+    fn pools_of_keys_have_a_line_and_are_in_the_json() {
+        let mut sample = Sample::take(&mut Devices::default());
+        sample.kernel_error = Some("why".into());
+        let mut device = Device {
+            name: "mlx5_0".into(),
+            regions: 3,
+            bytes: 4096,
+            most_regions: None,
+            key_pools: None,
+        };
+        let json = |device: &Device| serde_json::to_value(device).unwrap()["key_pools"].clone();
+        assert!(json(&device).is_null());
+        device.key_pools = Some(Pools {
+            pools: 2,
+            queue: 8,
+            in_use: 3,
+            max_in_use: 5,
+            pinned: 1,
+        });
+        let names = ["pools", "queue", "in_use", "max_in_use", "pinned"];
+        assert_eq!(
+            names.map(|name| json(&device)[name].as_u64().unwrap()),
+            [2, 8, 3, 5, 1]
+        );
+        sample.devices = vec![device];
+        let lines = [
+            "mlx5_0: 8 keys at hand in 2 pools, 1 pinned; 3 in use, at most 5 so far",
+            "The kernel does not list regions: why",
+        ];
+        assert_eq!(below(&sample), lines);
+        assert!(text(&sample).ends_with(&(lines.join("\n") + "\n")));
+    }
+
+    #[test]
     fn a_limit_of_nothing_is_used_up() {
         let limit = |used, most| Limit {
             name: "memory.max",
@@ -443,6 +473,6 @@ mod tests {
         assert_eq!(share(&limit(0, 0)), 1.0);
         assert_eq!(share(&limit(3, 2)), 1.0);
         assert_eq!(share(&limit(1, 4)), 0.25);
-        assert_eq!(words(&limit(1 << 20, 1 << 30)), "1 MiB of 1 GiB");
+        assert_eq!(limit(1 << 20, 1 << 30).to_string(), "1 MiB of 1 GiB");
     }
 }

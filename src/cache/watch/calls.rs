@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether the program's memory calls reach this library. userfaultfd reports neither guard pages
-//! nor protection, so without these calls the cache watches no memory.
+//! Calls of the program on which the watch depends. Who must be told of its memory calls: without a
+//! listener, such a call costs one load. Whether the program filters its system calls: then no thread
+//! of it makes one for the cache.
+//!
+//! Whether the memory calls reach this library: userfaultfd reports neither guard pages nor
+//! protection, so without these calls the cache watches no memory.
 //!
 //! And whether the providers' deregistrations do. A provider frees the object of each region that it
 //! deregisters, and an object of the cache is no memory of malloc. So without these calls the cache
 //! gives out no region. They do not come if dlopen loaded the library, and in a program that is
 //! linked with `-libverbs` before `-lrdmamr`: it calls libibverbs' own functions.
 
-use crate::watch::listeners::{CACHE, listen};
 use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ptr::with_exposed_provenance;
@@ -16,6 +19,42 @@ use rdmamr_sys::helper_thread;
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Library, Scope};
+
+/// A sum of the bits below.
+static LISTENERS: AtomicU8 = AtomicU8::new(0);
+/// The cache, of this process or of the process that it was forked from.
+pub const CACHE: u8 = 1;
+/// The table of the ranges that were released, under `RDMAMR_CACHE`.
+pub const RANGES: u8 = 2;
+
+/// Whether any of these listens.
+#[inline(always)]
+pub fn listens(who: u8) -> bool {
+    LISTENERS.load(Relaxed) & who != 0
+}
+
+/// These listen from now on. Only the first call writes, because a store of each call would move
+/// the cache line from processor to processor.
+#[inline(always)]
+pub fn listen(who: u8) {
+    if !listens(who) {
+        LISTENERS.fetch_or(who, Relaxed);
+    }
+}
+
+/// Whether the program filters its system calls.
+static FILTERED: AtomicBool = AtomicBool::new(false);
+
+/// From now on no watch starts, and no thread makes a system call for the cache.
+pub fn set_filtered() {
+    FILTERED.store(true, SeqCst);
+}
+
+/// Whether [`set_filtered`] was called.
+#[inline(always)]
+pub fn is_filtered() -> bool {
+    FILTERED.load(Relaxed)
+}
 
 /// The address that [`are_in_place`] unmaps; [`SEEN`] once that call has reached this library.
 static PROBE: AtomicUsize = AtomicUsize::new(0);

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Registers memory that was never touched on a machine whose free memory lies in single pages between
+ * used ones: by libibverbs, and by the library with RDMAMR_PREFAULT. The library must not take longer by
+ * more than 2 %. The times of memory for which the program itself asks for huge pages stand beside, since
+ * they show what the kernel's moving of pages costs there.
+ *
+ * Run by fragmented.sh, in a machine that it has to itself.
+ */
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <time.h>
+#include "../lib/device.h"
+#include "../lib/tap.h"
+
+enum { MIB = 1 << 20, LENGTH = 1024 * MIB, ROUNDS = 7, HUGE_BLOCKS = LENGTH / (2 * MIB) / 2 };
+enum way { THEIRS, OURS, ASKED, WAYS };
+
+static const char *const names[WAYS] = { "libibverbs", "the library", "libibverbs, the program asks for huge pages" };
+static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
+static int (*their_dereg)(struct ibv_mr *);
+static struct ibv_pd *pd;
+
+static unsigned long field(const char *path, const char *name)
+{
+	FILE *file = fopen(path, "r");
+	unsigned long value = 0;
+	char line[256];
+
+	must(file);
+	while (fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, strlen(name)))
+			value = strtoul(line + strlen(name), NULL, 10);
+	must(fclose(file) == 0);
+	return value;
+}
+
+/* How many blocks of 2 MiB and more are free. */
+static unsigned long huge_blocks(void)
+{
+	FILE *file = fopen("/proc/buddyinfo", "r");
+	unsigned long counts[11], free = 0;
+	char line[512];
+
+	must(file);
+	while (fgets(line, sizeof(line), file)) {
+		char *at = strstr(line, "zone");
+
+		must(at);
+		at += strlen("zone");
+		at += strspn(at, " ");
+		at += strcspn(at, " ");
+		for (int order = 0; order < 11; order++)
+			counts[order] = strtoul(at, &at, 10);
+		free += counts[9] + 2 * counts[10];
+	}
+	must(fclose(file) == 0);
+	return free;
+}
+
+/* Takes nearly all free memory in single pages, and gives every other page back: movable ones remain. */
+static void fragment(void)
+{
+	size_t length = (field("/proc/meminfo", "MemAvailable:") - 256 * 1024) * 1024 / PAGE * PAGE;
+	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(memory != MAP_FAILED && madvise(memory, length, MADV_NOHUGEPAGE) == 0);
+	for (size_t at = 0; at < length; at += PAGE)
+		memory[at] = 1;
+	for (size_t at = 0; at < length; at += 2ul * PAGE)
+		must(madvise(memory + at, PAGE, MADV_DONTNEED) == 0);
+}
+
+static double seconds(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static double registered(enum way way)
+{
+	char *memory = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	double start, took;
+	struct ibv_mr *mr;
+
+	must(memory != MAP_FAILED);
+	must(way != ASKED || madvise(memory, LENGTH, MADV_HUGEPAGE) == 0);
+	start = seconds();
+	mr = way == OURS ? ibv_reg_mr(pd, memory, LENGTH, IBV_ACCESS_LOCAL_WRITE) :
+			   their_reg(pd, memory, LENGTH, (uintptr_t)memory, IBV_ACCESS_LOCAL_WRITE);
+	took = seconds() - start;
+	must(mr && (way == OURS ? ibv_dereg_mr(mr) : their_dereg(mr)) == 0);
+	must(munmap(memory, LENGTH) == 0);
+	return took;
+}
+
+static int by_value(const void *one, const void *other)
+{
+	double a = *(const double *)one, b = *(const double *)other;
+
+	return (a > b) - (a < b);
+}
+
+int main(void)
+{
+	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
+	double took[WAYS][ROUNDS], median[WAYS];
+	unsigned long stalls[WAYS] = { 0 };
+
+	must(handle);
+	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
+	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
+	must(their_reg && their_dereg);
+	if (field("/proc/meminfo", "MemAvailable:") < 3ul * LENGTH / 1024)
+		skip_all("less than 3 GiB of memory are available");
+	pd = ibv_alloc_pd(open_device());
+	must(pd);
+	fragment();
+	ok(huge_blocks() < HUGE_BLOCKS, "the memory is fragmented: %lu huge pages are free", huge_blocks());
+	for (int round = 0; round < ROUNDS; round++)
+		for (int turn = 0; turn < WAYS; turn++) {
+			enum way way = (enum way)((turn + round) % WAYS);
+			unsigned long before = field("/proc/vmstat", "compact_stall ");
+
+			took[way][round] = registered(way);
+			stalls[way] += field("/proc/vmstat", "compact_stall ") - before;
+		}
+	for (int way = 0; way < WAYS; way++) {
+		qsort(took[way], ROUNDS, sizeof(double), by_value);
+		median[way] = took[way][ROUNDS / 2];
+		printf("# %.3f s, from %.3f to %.3f, %lu stalls: %s\n", median[way], took[way][0], took[way][ROUNDS - 1], stalls[way],
+		       names[way]);
+	}
+	ok(median[OURS] <= 1.02 * median[THEIRS], "the library is not slower by more than 2 %%: %.3f times",
+	   median[OURS] / median[THEIRS]);
+	return done_testing();
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A limit, and how much of it is used.
+
+use crate::report::units;
+use serde::Serialize;
+use std::fmt;
+
+#[derive(Serialize, Clone, PartialEq, Debug)]
+pub struct Limit {
+    /// RLIMIT_MEMLOCK; memory.max, hca_object and mr_mem of a control group; max_mr of a device.
+    pub name: &'static str,
+    /// The device, if the limit is about one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Whether both numbers are bytes.
+    pub bytes: bool,
+    pub used: u64,
+    pub most: u64,
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes {
+            true => write!(
+                f,
+                "{} of {}",
+                units::bytes(self.used),
+                units::bytes(self.most)
+            ),
+            false => write!(f, "{} of {}", self.used, self.most),
+        }
+    }
+}
