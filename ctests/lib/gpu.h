@@ -17,7 +17,7 @@ extern struct gpu {
 	uint64_t (*allocate)(enum gpu_kind kind, size_t size);
 	/* As the driver, unmaps the addresses first. The next allocation of that size gets them again. */
 	void (*free)(uint64_t address);
-	/* Other memory at the same addresses, as cuMemUnmap and cuMemMap. */
+	/* Other memory at the same addresses, as cuMemUnmap and cuMemMap. That of managed memory keeps its number. */
 	void (*remap)(uint64_t address);
 	void *(*bytes)(uint64_t address);
 	void (*rules)(int rules);

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MOST = 64, HANDLE = 2 << 20, DEVICE = 3 };
@@ -45,6 +46,10 @@ static bool has_memory(struct allocation *made)
 		return false;
 	made->bytes = mmap(NULL, made->size, PROT_READ | PROT_WRITE, MAP_SHARED, made->file, 0);
 	made->id = ++last_id;
+	/* Maps without a call that the library sees. */
+	if (rules & GPU_BY_ADDRESS &&
+	    syscall(SYS_mmap, made->start, made->size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, made->file, 0) == -1)
+		return false;
 	return made->bytes != MAP_FAILED;
 }
 
@@ -104,12 +109,16 @@ void gpu_free(uint64_t address)
 void gpu_remap(uint64_t address)
 {
 	struct allocation *of;
+	uint64_t id;
 
 	pthread_mutex_lock(&lock);
 	of = at(address);
+	id = of->id;
 	end_memory(of);
 	if (!has_memory(of))
 		of->id = 0;
+	else if (of->kind == GPU_MANAGED)
+		of->id = id;
 	pthread_mutex_unlock(&lock);
 }
 
@@ -269,7 +278,7 @@ static bool tell(void *data, int attribute, const struct allocation *of, uint64_
 	bool is_two = of->kind == GPU_TWO_HANDLES;
 
 	switch (attribute) {
-	case 1: *(void **)data = of->id && of->kind == GPU_PLAIN ? &own_context : NULL; return true;
+	case 1: *(void **)data = of->id && (of->kind == GPU_PLAIN || of->kind == GPU_MANAGED) ? &own_context : NULL; return true;
 	case 2: *(unsigned int *)data = of->id ? 2 : 0; return true;
 	case 7: *(uint64_t *)data = of->id; return true;
 	case 8: *(unsigned int *)data = of->kind == GPU_MANAGED; return true;

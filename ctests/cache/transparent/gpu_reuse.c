@@ -4,7 +4,10 @@
  * the allocation in which the region was made, and not after it was freed. Data decides: the device
  * (vm/hca) writes and reads the memory of the stand-in (plain/gpu_runtime.c) through each region.
  */
+#include <sched.h>
 #include <stdatomic.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
 #include "../../lib/device.h"
 #include "../../lib/gpu.h"
 #include "../../lib/hca.h"
@@ -15,6 +18,7 @@ enum { SIZE = 8 << 20, SMALL = 4 * PAGE, USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PAR
 static const char *device;
 static struct ibv_pd *pd;
 static bool makes_room;
+static int usual = USUAL;
 
 /* A region whose data lies in the memory. */
 static struct ibv_mr *region(uint64_t at, size_t length, int access)
@@ -50,10 +54,12 @@ static void exact(bool whole)
 	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
 	struct ibv_mr *first, *second;
 	int before = gpu.exports();
+	bool by_address = usual & GPU_BY_ADDRESS;
 
 	case_begin("a region comes back");
-	is(hits_of(5, at, SIZE, LOCAL_AND_REMOTE), 3, "the first is plain, the second is kept, and the others are hits");
-	is(gpu.exports() - before, 2, "a hit exports nothing");
+	/* The kernel takes the address as it takes any other: the second registration finds whose it is. */
+	is(hits_of(5, at, SIZE, LOCAL_AND_REMOTE), by_address ? 2 : 3, "the first is plain, the next is kept, and the others are hits");
+	is(gpu.exports() - before, by_address ? 0 : 2, "a hit exports nothing");
 	case_end();
 	case_begin("two tensors of an allocation");
 	hits_of(2, at + PAGE, SMALL, LOCAL_AND_REMOTE);
@@ -99,7 +105,7 @@ static void freed(const char *name, int rules, int access)
 	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE), again;
 	unsigned long long ended;
 
-	gpu.rules(USUAL | rules);
+	gpu.rules(usual | rules);
 	case_begin("an address that was freed and allocated again, %s", name);
 	is(hits_of(4, at, SIZE, access), 2, "hits before");
 	ended = stats().live + stats().idle;
@@ -115,7 +121,7 @@ static void freed(const char *name, int rules, int access)
 		is((long long)(stats().live + stats().idle), (long long)ended, "the old one has ended");
 	case_end();
 	gpu.free(at);
-	gpu.rules(USUAL);
+	gpu.rules(usual);
 }
 
 static void never_kept(const char *name, enum gpu_kind kind)
@@ -135,13 +141,13 @@ static void under_another_gpu(void)
 {
 	uint64_t at = gpu.allocate(GPU_PLAIN, SIZE);
 
-	gpu.rules(USUAL | GPU_NEEDS_CONTEXT);
+	gpu.rules(usual | GPU_NEEDS_CONTEXT);
 	gpu.other(1);
 	case_begin("under a context of another GPU");
 	is(hits_of(5, at, SIZE, LOCAL_AND_REMOTE), 3, "the first is plain, the second is kept, and the others are hits");
 	is(gpu.other(0), 1, "the other context is current afterwards");
 	case_end();
-	gpu.rules(USUAL);
+	gpu.rules(usual);
 	gpu.free(at);
 }
 
@@ -247,7 +253,7 @@ static void race(const char *name, int rules, long rounds)
 	unsigned long long before = stats().hits;
 	pthread_t thread;
 
-	gpu.rules(USUAL | rules);
+	gpu.rules(usual | rules);
 	is_over = false;
 	case_begin("a thread frees and allocates, another registers, %s, %ld rounds", name, rounds);
 	thread = must_start(frees_and_allocates, (void *)at);
@@ -275,7 +281,27 @@ static void race(const char *name, int rules, long rounds)
 	printf("# %ld of %ld rounds checked, %llu hits\n", checked, rounds, (unsigned long long)(stats().hits - before));
 	case_end();
 	gpu.free(at);
-	gpu.rules(USUAL);
+	gpu.rules(usual);
+}
+
+/* The kernel registers the memory by its address, as with the module nvidia_peermem, which the library looks for. */
+static void by_address(void)
+{
+	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+	    mount("none", "/sys/module", "tmpfs", 0, NULL) || mkdir("/sys/module/nvidia_peermem", 0700)) {
+		skip("memory that the kernel registers by its address", "no mount namespace");
+		return;
+	}
+	usual = USUAL | GPU_BY_ADDRESS;
+	gpu.rules(usual);
+	exact(false);
+	freed("remote access, by address", 0, LOCAL_AND_REMOTE);
+	freed("by a driver that unmaps nothing, by address", GPU_FREES_QUIETLY, LOCAL_AND_REMOTE);
+	never_kept("memory of a pool, by address,", GPU_POOL);
+	never_kept("memory of cuMemMap, by address,", GPU_VMM);
+	never_kept("managed memory, by address,", GPU_MANAGED);
+	race("by address", 0, 500);
+	race("by address, by a driver that unmaps nothing", GPU_FREES_QUIETLY, 500);
 }
 
 int main(int argc, char **argv)
@@ -291,6 +317,10 @@ int main(int argc, char **argv)
 	context = open_device();
 	pd = ibv_alloc_pd(context);
 	must(pd);
+	if (getenv("CHECK_BY_ADDRESS") && !whole) {
+		by_address();
+		go_on_with(argv, "RDMAMR_GPU", "whole");
+	}
 	exact(whole);
 	if (whole)
 		return done_testing();
@@ -306,5 +336,5 @@ int main(int argc, char **argv)
 	ends_by_age();
 	race("by a driver that unmaps", 0, 1500);
 	race("by one that unmaps nothing", GPU_FREES_QUIETLY, 1500);
-	go_on_with(argv, "RDMAMR_GPU", "whole");
+	go_on_with(argv, "CHECK_BY_ADDRESS", "1");
 }

@@ -96,31 +96,34 @@ impl Cuda {
 
     /// The allocation that the memory lies in, if it is the GPU's, of `cuMemAlloc`. Such memory belongs
     /// to a context; that of pools and of `cuMemMap` does not. Pools hand the same memory out under new
-    /// numbers, and CUDA frees both without a call that unmaps their addresses.
+    /// numbers, and CUDA frees both without a call that unmaps their addresses. The pages of managed
+    /// memory move under one number.
     ///
     /// On an H200 (driver 580) the call took 0.12 us. No number came back in 20 000 allocations, also at
     /// the same address, from a pool, and after another `cuMemMap` of the same handle.
     pub fn numbered(&self, addr: u64, length: u64) -> Option<Allocation> {
         let (mut kind, mut context, mut id): (c_uint, Context, u64) = (0, null_mut(), 0);
-        let (mut start, mut size) = (0u64, 0usize);
+        let (mut start, mut size, mut is_managed) = (0u64, 0usize, 0 as c_uint);
         let mut attributes = [
             pointer::MEMORY_TYPE,
+            pointer::IS_MANAGED,
             pointer::CONTEXT,
             pointer::BUFFER_ID,
             pointer::RANGE_START_ADDR,
             pointer::RANGE_SIZE,
         ];
-        let mut data: [*mut c_void; 5] = [
+        let mut data: [*mut c_void; 6] = [
             (&raw mut kind).cast(),
+            (&raw mut is_managed).cast(),
             (&raw mut context).cast(),
             (&raw mut id).cast(),
             (&raw mut start).cast(),
             (&raw mut size).cast(),
         ];
-        let asked = self.pointer_attributes(5, attributes.as_mut_ptr(), data.as_mut_ptr(), addr)?;
-        let is_numbered = kind == DEVICE_MEMORY && !context.is_null() && id != 0;
+        let asked = self.pointer_attributes(6, attributes.as_mut_ptr(), data.as_mut_ptr(), addr)?;
+        let is_fixed = kind == DEVICE_MEMORY && is_managed == 0 && !context.is_null();
         let (end, ends) = (start.checked_add(size as u64)?, addr.checked_add(length)?);
-        if asked != SUCCESS || !is_numbered || addr < start || ends > end {
+        if asked != SUCCESS || !is_fixed || id == 0 || addr < start || ends > end {
             return None;
         }
         let pages = PageRange::around(start, size as u64)?;
