@@ -23,6 +23,7 @@ use rdmamr_cache::dispatch::changes::{self, UnderWay};
 use rdmamr_cache::dispatch::{self, End};
 use rdmamr_sys::function::Function;
 use rdmamr_sys::loaded_files::Object;
+use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::thread;
@@ -197,10 +198,7 @@ unsafe extern "C" fn mremap(
 /// that case this function reserves nothing. Returns whether the target is reserved. Leaves errno
 /// unchanged.
 fn reserve(source: Address, target: Address, length: usize) -> bool {
-    let mut page = 0u8;
-    let to = &raw mut page;
-    // SAFETY: the kernel writes a byte for the page, or returns an error.
-    let is_mapped = || unsafe { libc::syscall(libc::SYS_mincore, source, 1, to) == 0 };
+    let is_mapped = || has_page(source.addr()).is_some();
     let none = libc::PROT_NONE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let flags = flags | libc::MAP_FIXED_NOREPLACE;

@@ -71,17 +71,6 @@ impl Pages {
         })
     }
 
-    /// Whether the page is in memory, mapped or not. False if the kernel does not tell.
-    pub fn is_in_memory(self) -> bool {
-        let mut there = 0u8;
-        // Uses a raw system call, as the threads do, because this library's own wrappers of the
-        // memory calls must not see it.
-        // SAFETY: one page has one byte.
-        let failed =
-            unsafe { libc::syscall(libc::SYS_mincore, self.start, self.size, &raw mut there) } != 0;
-        !failed && there & 1 == 1
-    }
-
     /// The percentage of pages that the pin finds as it needs them, estimated from 100 samples.
     /// `None` if the kernel does not tell.
     pub fn percent_there(self, kind: Kind) -> Option<usize> {

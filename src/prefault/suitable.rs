@@ -10,6 +10,7 @@
 use super::huge;
 use super::kind::Kind;
 use super::pages::{Pages, Pin};
+use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pagemap::{Entry, PageMap};
 use rdmamr_sys::{cgroup, proc};
 
@@ -93,7 +94,7 @@ impl Pages {
         let looks = 1 + self.bytes().div_ceil(APART);
         let absent = self
             .samples(looks)
-            .filter(|page| !page.is_in_memory())
+            .filter(|page| has_page(page.start) != Some(true))
             .count();
         // mincore(2) does not tell whether a file's page is mapped, nor whether a page is the
         // shared zero page. To ask the page map costs 3 us.

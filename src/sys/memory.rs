@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of this process that may not be mapped.
 
-use super::thread;
+use super::{pages, thread};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance_mut;
 use errno::{Errno, errno};
@@ -29,6 +29,17 @@ pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
     })
 }
 
+/// Whether the page at this address is in memory, mapped or not. `None` if the process has no mapping
+/// there, or the kernel does not tell. It holds the mmap lock for reading meanwhile (`do_mincore`,
+/// mm/mincore.c).
+pub fn has_page(page: usize) -> Option<bool> {
+    let (mut there, length) = (0u8, pages::page_size());
+    // A raw system call, which the library's own wrappers of the memory calls do not see.
+    // SAFETY: the kernel reads no memory, and one page has one byte.
+    let ask = || unsafe { libc::syscall(libc::SYS_mincore, page, length, &raw mut there) };
+    (thread::keep_errno(ask) == 0).then_some(there & 1 == 1)
+}
+
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
@@ -39,5 +50,7 @@ mod tests {
         let address = (&raw const word).expose_provenance() as u64;
         assert_eq!(read(address), Ok([word]));
         assert_eq!(read::<2>(8), Err(Errno(libc::EFAULT)));
+        let page = (&raw const word).addr() & !(pages::page_size() as usize - 1);
+        assert_eq!([has_page(page), has_page(0)], [Some(true), None]);
     }
 }

@@ -10,6 +10,7 @@ use crate::watch::userfaultfd::{Fence, Message, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::time::Duration;
 use rdmamr_sys::helper_thread::{self, Ending};
+use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::{futex, kernel};
 
@@ -57,9 +58,7 @@ impl Unmapping {
 
     /// The kernel marks the change before it unmaps the page.
     fn has_begun(&self) -> bool {
-        let mut there = 0u8;
-        // SAFETY: the kernel reads no memory, and writes one byte.
-        unsafe { libc::syscall(libc::SYS_mincore, self.page, 1, &raw mut there) != 0 }
+        has_page(self.page.addr()).is_none()
     }
 }
 

@@ -29,6 +29,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
 use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::words::InWords;
 use rdmamr_sys::{helper_thread, process, thread};
@@ -283,16 +284,9 @@ impl WatchFd {
     }
 }
 
-/// Takes the mmap lock for reading, and releases it: mincore(2) holds it while it looks at a page
-/// (`do_mincore`, mm/mincore.c). False if the kernel refuses the call.
+/// Takes the mmap lock for reading, and releases it. False if the kernel refuses the call.
 fn hold_mmap_lock() -> bool {
-    let mut there = 0u8;
-    let page = (&raw const WATCH_FD).addr() & !(page_size() as usize - 1);
-    let before = errno();
-    // SAFETY: the kernel reads no memory, and writes one byte.
-    let answer = unsafe { libc::syscall(libc::SYS_mincore, page, 1, &raw mut there) };
-    set_errno(before);
-    answer == 0
+    has_page((&raw const WATCH_FD).addr() & !(page_size() as usize - 1)).is_some()
 }
 
 thread_local! {

@@ -15,9 +15,9 @@ use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::symbols::{self, Scope};
-use rdmamr_sys::thread::keep_errno;
 use rdmamr_sys::{aside, clock, loaded_files, proc};
 
 /// The watch of a process.
@@ -180,7 +180,12 @@ impl Watch {
     pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
         let number = self.watch_fd().ok_or(Unwatched::Refused)?;
         match number.memory(page_range) {
-            Ok(Memory::Private) if has_no_page(page_range) => Err(Unwatched::Memory),
+            // The module of a GPU's vendor has registered it (`nvidia_peermem`): a GPU's addresses are
+            // reserved as private memory without pages, and its runtime gives them other memory
+            // without an event.
+            Ok(Memory::Private) if has_page(page_range.start as usize) != Some(true) => {
+                Err(Unwatched::Memory)
+            }
             Ok(Memory::Private) => Ok(()),
             Ok(Memory::Shared) => Err(Unwatched::Memory),
             Ok(Memory::Unknown) => Err(Unwatched::Busy),
@@ -277,18 +282,6 @@ impl Watch {
             true
         });
     }
-}
-
-/// Whether a range that the kernel has registered has no page at its start: the module of a GPU's vendor
-/// has registered it then (`nvidia_peermem`). A GPU's addresses are reserved as private memory without
-/// pages, and its runtime gives them other memory without an event. False if the kernel does not tell.
-fn has_no_page(page_range: PageRange) -> bool {
-    let mut there = 1u8;
-    // SAFETY: the kernel reads no memory, and writes one byte.
-    let asked = keep_errno(|| unsafe {
-        libc::syscall(libc::SYS_mincore, page_range.start, 1, &raw mut there)
-    });
-    asked == 0 && there & 1 == 0
 }
 
 /// Whether the process has one thread, so that a hit needs no fence (W3): the words that show it.
