@@ -128,6 +128,8 @@ if has redis-check-rdb; then
 fi
 
 sanitized gcc g++
+starts "a script that sets the sanitizer's options" sh -c 'ASAN_OPTIONS=detect_leaks=0 ./gcc_address; exit 4'
+starts "one that takes them away" env -u ASAN_OPTIONS ./gcc_address
 for sanitizer in asan tsan lsan ubsan; do
 	path=$(at lib$sanitizer.so) || { fail "lib$sanitizer.so is installed (vm/packages starts)"; continue; }
 	LD_PRELOAD=$path starts "lib$sanitizer.so preloaded by the user" ./threads_c++

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Starts the program again if it cannot start beside a module for LD_AUDIT. Two kinds cannot:
+//! Starts the program again if it cannot start beside the preloaded library, or beside a module for
+//! LD_AUDIT. Three kinds cannot:
 //!
 //! - With a module the linker lays out the threads' static storage before it has seen the libraries,
 //!   so what they need must fit into `glibc.rtld.optional_static_tls`. The program gets as much more
 //!   as they need, up to [`MOST`]; if that does not suffice it starts without the module.
 //! - With a module the linker calls the program's own `calloc` before the program's first
 //!   instruction. The sanitizers that a program contains crash there: it starts without the module.
+//! - The shared runtime of AddressSanitizer ends a program in which a preloaded library comes before
+//!   it. An option of its own lets the program start; a script may have replaced the launcher's.
 //!
 //! Valgrind starts without the module too, and so does the program under it: at the program's end
 //! valgrind has the linker free what the linker has allocated, and with a module reports that as an
@@ -37,6 +40,9 @@ const DIGITS: usize = 16;
 /// The kind of the path by which the kernel executed the program, getauxval(3).
 const AT_EXECFN: usize = 31;
 const MODULE: &CStr = c"librdmamr-audit.so";
+/// The option of AddressSanitizer's runtime.
+const ORDER: &CStr = c"ASAN_OPTIONS=verify_asan_link_order=0";
+const OPTIONS: &CStr = c"ASAN_OPTIONS=";
 
 const MESSAGE: &[u8] = b"rdmamr: the program cannot start beside librdmamr-audit.so (a sanitizer, or thread-local \
 variables of its libraries), so it starts without: functions that it looks up in libibverbs by dlsym, or binds \
@@ -46,6 +52,7 @@ with RTLD_DEEPBIND, bypass the library\n";
 static NEEDED: AtomicUsize = AtomicUsize::new(0);
 static HAS_PROGRAM: AtomicBool = AtomicBool::new(false);
 static HAS_SANITIZER: AtomicBool = AtomicBool::new(false);
+static HAS_RUNTIME: AtomicBool = AtomicBool::new(false);
 static IS_VALGRIND: AtomicBool = AtomicBool::new(false);
 /// The address of the linker's `__libc_stack_end`, which points to the arguments.
 static STACK: AtomicUsize = AtomicUsize::new(0);
@@ -64,10 +71,14 @@ pub fn opened(file: &File) {
         let is_valgrind = STACK.load(Relaxed) != 0 && Start::find().is_valgrind();
         IS_VALGRIND.store(is_valgrind, Relaxed);
     }
+    if defines(c"__asan_init").is_some() {
+        HAS_RUNTIME.store(true, Relaxed);
+    }
     let own = file.static_storage();
     let needed = NEEDED.fetch_add(own, Relaxed) + own;
     let without = HAS_SANITIZER.load(Relaxed) || IS_VALGRIND.load(Relaxed);
-    if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT) {
+    let is_in_order = !HAS_RUNTIME.load(Relaxed);
+    if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT || !is_in_order) {
         restart_if_needed(needed, without);
     }
 }
@@ -136,10 +147,15 @@ impl Start {
         path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
     }
 
+    /// Whether a variable has a word in its value: its first byte, and the rest.
+    fn has(&self, name: &CStr, first: u8, rest: &CStr) -> bool {
+        let values = self.variables().map(|text| text.after(name));
+        let mut all = values.flat_map(|it| core::iter::successors(it, |it| it.behind(first)));
+        all.any(|text| text.after(rest).is_some())
+    }
+
     fn preloads_library(&self) -> bool {
-        let lists = self.variables().map(|text| text.after(c"LD_PRELOAD="));
-        let mut all = lists.flat_map(|list| core::iter::successors(list, |rest| rest.behind(b'l')));
-        all.any(|rest| rest.after(c"ibrdmamr.so").is_some())
+        self.has(c"LD_PRELOAD=", b'l', c"ibrdmamr.so")
     }
 
     /// Whether the kernel was told to execute a script of that path: it is an argument of the interpreter.
@@ -216,27 +232,43 @@ fn restart_if_needed(needed: usize, without: bool) {
     // Valgrind would lose sight of a program that it runs. A linker that was run by its own name (AT_BASE is 0)
     // has shifted the arguments.
     const AT_BASE: usize = 7;
-    if !without && needed <= optional || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
+    let fits = needed <= optional;
+    let mut orders = HAS_RUNTIME.load(Relaxed)
+        && start.preloads_library()
+        && !start.has(OPTIONS, b'v', c"erify_asan_link_order=");
+    let is_ready = !without && fits && !orders;
+    if is_ready || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
         return;
     }
-    let wanted = needed + DEFAULT;
-    let raise = !without && may_raise && wanted <= MOST;
-    // Pointers to all variables and one more, and the text of the changed one.
+    let raised = start.raised();
+    let wanted = (needed + DEFAULT).max(optional);
+    let raise = !without && may_raise && wanted <= MOST && (!fits || raised.is_some());
+    let without = without || !fits && !raise;
+    // Pointers to all variables and two more, and the texts of the changed ones.
     let lengths = start.variables().map(|text| text.bytes().count() + 1);
     let length: usize = lengths.sum();
-    let pointers = size_of::<usize>() * (start.count + 2);
-    let Some(memory) = system::map(pointers + length + RAISED.count_bytes() + DIGITS + 1) else {
+    let pointers = size_of::<usize>() * (start.count + 3);
+    let more = RAISED.count_bytes() + DIGITS + 1 + ORDER.count_bytes() + 1;
+    let Some(memory) = system::map(pointers + length + more) else {
         return;
     };
     let mut text = Writer(memory + pointers);
     let mut list = Writer(memory);
-    let mut is_changed = raise;
-    let raised = start.raised();
+    let mut is_changed = raise || orders;
     for (number, variable) in start.variables().enumerate() {
         if raised == Some(number) {
             continue;
         }
-        let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| !raise) else {
+        if orders && variable.after(OPTIONS).is_some() {
+            orders = false;
+            list.word(text.0);
+            text.bytes(variable.bytes());
+            text.bytes([b':']);
+            text.bytes(Text::of(ORDER).bytes().skip(OPTIONS.count_bytes()));
+            text.bytes([0]);
+            continue;
+        }
+        let Some(modules) = variable.after(c"LD_AUDIT=").filter(|_| without) else {
             list.word(variable.address());
             continue;
         };
@@ -261,6 +293,9 @@ fn restart_if_needed(needed: usize, without: bool) {
         }
         text.bytes([0]);
     }
+    if orders {
+        list.word(Text::of(ORDER).address());
+    }
     if raise {
         list.word(text.0);
         text.bytes(RAISED.to_bytes().iter().copied());
@@ -274,7 +309,7 @@ fn restart_if_needed(needed: usize, without: bool) {
     let is_quiet = start.variables().any(|text| text.is(quiet));
     // Without the library nothing bypasses it. It may not be loaded yet.
     let is_used = LIBRARY.load(Relaxed) != 0 || start.preloads_library();
-    if !raise && !is_quiet && is_used && !IS_VALGRIND.load(Relaxed) {
+    if without && !is_quiet && is_used && !IS_VALGRIND.load(Relaxed) {
         system::write_error(MESSAGE);
     }
     // The kernel names the process after the path. A script's path is not that of its interpreter.
