@@ -10,10 +10,15 @@ use core::ffi::CStr;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{disabled, variable};
 use rdmamr_stats::log;
-use rdmamr_sys::loaded_files;
+use rdmamr_sys::{loaded_files, thread};
 
 unsafe extern "C" fn load() {
     ret::always((), || {
+        let is_audited = is_audited();
+        // Beside the module the linker takes its lock at the first access of any thread to the library's
+        // thread-local variables (`tls_get_addr_tail`, glibc's elf/dl-tls.c). ThreadSanitizer, beside
+        // which there is no module, does not serve that access yet.
+        let _ = is_audited && thread::is_inside();
         loaded_files::find_next();
         memory::find_all();
         descriptors::find_next();
@@ -21,7 +26,7 @@ unsafe extern "C" fn load() {
         cuda::find_next();
         rdmamr_next::find_all();
         let is_behind_libibverbs = dispatch::at_load();
-        if is_behind_libibverbs && !disabled() && !is_audited() {
+        if is_behind_libibverbs && !disabled() && !is_audited {
             log::always(format_args!(
                 "the program is linked to libibverbs before librdmamr, so its ibv_reg_mr bypasses the library, and \
                  regions of ibv_reg_mr_relaxed are not reused. Link -lrdmamr before -libverbs, or preload the library \
