@@ -177,6 +177,7 @@ check "if standard error cannot be written, the exit status stays" bash -c '"$1"
 cp /bin/true busy
 gives "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
 gives "and no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
+check "what is closed stays closed" [ "$(cat <&- 2>/dev/null; echo $?) $(sh -c 'echo x 2>/dev/null' >&-; echo $?)" = "$("$tool" run cat <&- 2>/dev/null; echo $?) $("$tool" run sh -c 'echo x 2>/dev/null' >&-; echo $?)" ]
 gives "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 
 # Traces.

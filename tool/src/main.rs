@@ -13,6 +13,7 @@ mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
+mod inherited;
 mod library;
 mod limit;
 mod report;
@@ -20,7 +21,6 @@ mod run;
 #[cfg(test)]
 #[path = "sample_tests.rs"]
 mod sample;
-mod signals;
 mod style;
 mod top;
 mod trace;
@@ -82,7 +82,7 @@ Examples:
 }
 
 fn main() -> ExitCode {
-    signals::restore();
+    inherited::restore_sigpipe();
     let usage = usage_status();
     if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);

@@ -11,6 +11,7 @@ pub mod traces;
 mod wait;
 
 use crate::choices;
+use crate::inherited;
 use crate::library;
 use crate::report;
 use crate::report::units::{self, shown};
@@ -338,6 +339,7 @@ fn become_program(
         strings.chain([std::ptr::null()]).collect()
     };
     let (argv, envp) = (pointers(&arguments), pointers(&environment));
+    inherited::close_again();
     // SAFETY: the strings and the null-terminated arrays live until the end of this function.
     unsafe { libc::execvpe(path.as_ptr(), argv.as_ptr(), envp.as_ptr()) };
     io::Error::last_os_error()

@@ -57,7 +57,8 @@ fn kernel(root: &Path) -> Option<Check> {
         Check::warning(SUBJECT, format!("built without {}", lacking.join(" and ")))
             .meaning(
                 "A registration of a GPU's memory as a dma-buf may succeed, and its transfers fail or take the way \
-                 through the processor's memory.",
+                 through the processor's memory. Without CONFIG_DMABUF_MOVE_NOTIFY the memory stays pinned as long as \
+                 it is registered.",
             )
             .fix("a kernel that is built with it")
     })
