@@ -147,11 +147,11 @@ static void domains(void)
 		must(ibv_dereg_mr(many[n]) == 0);
 	second = ibv_alloc_pd(context);
 	must(second);
-	is_busy(pd, "the 2 domains of this process have 1 region");
+	is_busy(pd, "the domain still has 1 region");
 	more = ibv_reg_mr(second, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
 	srq = make_srq(false);
 	must(more && srq);
-	is_busy(second, "the 2 domains of this process have 2 regions, 1 shared receive queue");
+	is_busy(second, "2 domains of this process have 2 regions, 1 shared receive queue");
 	must(ibv_destroy_srq(srq) == 0 && ibv_dereg_mr(more) == 0);
 	is(ibv_dealloc_pd(second), 0, "a domain without objects is deallocated");
 	if (!refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The objects that keep a protection domain from being deallocated, by the kernel's lists (RDMA
 //! netlink), as `rdma resource show` prints them. The kernel's numbers of domains are not those of
-//! the program: if the process has several domains on the device, they count together.
+//! the program: if several domains of the process have objects on the device, they count together.
 //!
 //! This file allocates nothing and waits for no other process.
 
@@ -44,7 +44,7 @@ const MESSAGE: usize = 4096 << cfg!(target_arch = "aarch64") as usize;
 /// The time for all questions, in ns: a machine may have very many objects.
 const TIME: u64 = 200_000_000;
 
-/// The domains of this process on a device, and their objects.
+/// The domains of this process on a device that have objects, and these.
 #[derive(Default)]
 struct Held {
     domains: usize,
@@ -79,8 +79,9 @@ impl Held {
         let mut held = Held::default();
         dump(DOMAINS.0, index, until, &mut |message| {
             for domain in own(message, DOMAINS) {
-                held.domains += 1;
-                held.uses += value(domain, ATTR_RES_USECNT).unwrap_or(0);
+                let uses = value(domain, ATTR_RES_USECNT).unwrap_or(0);
+                held.domains += usize::from(uses != 0);
+                held.uses += uses;
             }
         })?;
         for (kind, (list, _)) in KINDS.into_iter().enumerate() {
@@ -101,7 +102,7 @@ impl Held {
     fn write(&self, out: &mut dyn Write) -> fmt::Result {
         match self.domains {
             1 => out.write_str("the domain still has")?,
-            count => write!(out, "the {count} domains of this process have")?,
+            count => write!(out, "{count} domains of this process have")?,
         }
         let mut comma = "";
         // The kernel lists no address handles and no windows.
