@@ -105,7 +105,9 @@ fn make_calls() {
     }
     let kind = libc::SOCK_SEQPACKET.into();
     let socket = call(libc::SYS_socket, [libc::AF_UNIX.into(), kind, 0, 0]);
+    call(libc::SYS_connect, [socket, 0, 0, 0]);
     call(libc::SYS_close, [socket, 0, 0, 0]);
+    call(libc::SYS_faccessat, [libc::AT_FDCWD.into(), 0, 0, 0]);
     helper_thread::run_anywhere();
     let _ = (
         clock::monotonic_by_kernel(),
