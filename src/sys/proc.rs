@@ -75,6 +75,24 @@ pub fn memory_kib<const N: usize>(names: [&[u8]; N]) -> [u64; N] {
     if read { found } else { [0; N] }
 }
 
+/// Whether the machine has memory that the kernel keeps movable, ZONE_MOVABLE or CMA: before it pins a
+/// page there for long it moves the page elsewhere (`check_and_migrate_movable_pages`, mm/gup.c).
+pub fn has_movable_memory() -> bool {
+    let mut is_movable = false;
+    let mut found = memory_kib([b"CmaTotal:"]) != [0];
+    let read = each_line(c"/proc/zoneinfo", |line| {
+        match line.strip_prefix(b"Node ") {
+            Some(zone) => is_movable = zone.ends_with(b"Movable"),
+            None => {
+                let present = field(line.trim_ascii_start(), b"present");
+                found |= is_movable && present.is_some_and(|pages| decimal(pages) != 0);
+            }
+        }
+        !found
+    });
+    read && found
+}
+
 /// Whether a seccomp filter may be in force: it is unknown if the file cannot be read. prctl(2) would
 /// be a call that the filter may not allow.
 pub fn is_filtered() -> bool {
