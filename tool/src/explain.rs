@@ -12,7 +12,7 @@ use crate::doctor::check::Check;
 use crate::style::{self, wrap};
 use anyhow::bail;
 use std::fmt::Write as _;
-use std::io::Read as _;
+use std::io::Read;
 use std::process::ExitCode;
 
 const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
@@ -22,9 +22,13 @@ const INDENT: usize = 4;
 const OTHERS: &str = "Other errors";
 const COMPLETIONS: &str = "Completion errors";
 const LINES: &str = "Lines of other programs";
+const MESSAGES: &str = "Messages of the library";
 
-/// So much of standard input is read, in bytes.
-const MOST: u64 = 64 << 10;
+/// The end of standard input that is read, in bytes.
+const MOST: usize = 64 << 10;
+
+/// So much of a text without an explanation is printed, in characters.
+const ECHOED: usize = 160;
 
 /// Explain an error of a registration or of a completion, with this machine's limits
 #[derive(clap::Args)]
@@ -72,24 +76,53 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     }
     let mut pasted = args.words.join(" ");
     if pasted == "-" {
-        pasted.clear();
-        std::io::stdin().take(MOST).read_to_string(&mut pasted)?;
+        pasted = end_of(std::io::stdin())?;
     }
-    let found = pasted::find(&pasted, rows(LINES));
+    let (own, others) = own_lines(&pasted);
+    let found = pasted::find(&others, rows(LINES));
     let statuses = found.statuses.iter().filter_map(|status| of_status(status));
     let lines = found.lines.iter().map(|cells| of_line(cells));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
-    let texts: Vec<_> = statuses.chain(lines).chain(errnos).collect();
+    let others = statuses.chain(lines).chain(errnos);
+    let texts: Vec<_> = own.into_iter().chain(others).collect();
     if texts.is_empty() {
         bail!(
-            "there is no explanation of {}. There are: {}. Or paste the whole line, or let the library say \
-             the reason: rdmamr run --log=warn -- PROGRAM",
-            pasted.trim(),
+            "there is no explanation of {:.ECHOED$}. There are: {}. Or paste the whole line, of which in \
+             other languages the number (errno) decides, or let the library say the reason: \
+             rdmamr run --log=warn -- PROGRAM",
+            pasted.lines().last().unwrap_or_default().trim(),
             names().join(", ")
         );
     }
     style::print(&texts.join("\n"))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The last lines of an input, of `MOST` bytes at most.
+fn end_of(mut input: impl Read) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    while input.by_ref().take(MOST as u64).read_to_end(&mut bytes)? > 0 {
+        if let Some(more) = bytes.len().checked_sub(MOST + 1) {
+            let last = bytes.len() - 1;
+            let line = bytes[more..last].iter().position(|&byte| byte == b'\n');
+            bytes.drain(..more + line.map_or(1, |at| at + 1));
+        }
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// What the library's own messages mean, and the text without their lines.
+fn own_lines(pasted: &str) -> (Vec<String>, String) {
+    let (mut own, mut others) = (Vec::new(), Vec::new());
+    let messages: Vec<_> = rows(MESSAGES).collect();
+    for line in pasted.lines() {
+        match messages.iter().find(|cells| line.contains(&cells[0])) {
+            Some(cells) => own.push(entry("", &cells[0], &cells[1..2], Some(&cells[2]))),
+            None => others.push(line),
+        }
+    }
+    own.dedup();
+    (own, others.join("\n"))
 }
 
 /// The section of an errno with what the doctor finds, or its rows.
@@ -220,7 +253,7 @@ fn plain(text: &str) -> String {
         rest = after.split_once(')').map_or("", |(_, rest)| rest);
     }
     plain += rest;
-    let plain = plain.replace(['`', '*'], "");
+    let plain = plain.replace('`', "").replace("**", "");
     plain.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -250,8 +283,91 @@ mod tests {
     #[test]
     fn markdown_becomes_plain() {
         assert_eq!(
-            plain("see [the\nsection](#x) of `it`, **now**"),
-            "see the section of it, now"
+            plain("see [the\nsection](#x) of `it`, **now**: `hugetlb.*.max`"),
+            "see the section of it, now: hugetlb.*.max"
         );
+        assert!(explain("EFAULT").unwrap().contains("hugetlb.*.max"));
     }
+
+    #[test]
+    fn the_end_of_an_input_is_read() {
+        let end = |input: &[u8]| end_of(input).unwrap();
+        assert_eq!(end(b"one\xff\ntwo"), "one\u{fffd}\ntwo");
+        let long = format!("{}errno 14\n", "a line\n".repeat(MOST));
+        let read = end(long.as_bytes());
+        assert!(read.starts_with("a line\n") && read.ends_with("\nerrno 14\n"));
+        assert!(read.len() <= MOST && read.len() > MOST - 8);
+        let one = format!("{}\n", "a".repeat(3 * MOST));
+        assert_eq!(end(one.as_bytes()).len(), MOST);
+    }
+
+    #[test]
+    fn the_librarys_own_lines_are_explained() {
+        let (own, others) = own_lines(
+            "rdmamr: valgrind does not support the library's threads: all is plain\n\
+             ibv_reg_mr: Bad address",
+        );
+        assert!(own[0].contains("every registration is plain") && own.len() == 1);
+        assert_eq!(others, "ibv_reg_mr: Bad address");
+    }
+
+    #[test]
+    fn lines_get_the_rows_of_their_call() {
+        let meant = |pasted: &str| {
+            let found = pasted::find(pasted, rows(LINES));
+            let lines = found.lines.iter().map(|cells| format!("<{}>", cells[0]));
+            let statuses = found.statuses.iter().map(|status| (*status).to_owned());
+            let all = statuses.chain(lines).chain(found.errnos);
+            all.collect::<Vec<_>>().join(" ")
+        };
+        for (pasted, means) in ROWS {
+            assert_eq!(meant(pasted), *means, "{pasted}");
+        }
+    }
+
+    #[rustfmt::skip]
+    const ROWS: &[(&str, &str)] = &[
+        ("mlx5_core 0000:05:00.0: print_health_info:424:(pid 0): synd 0x1: firmware internal error", "<print_health_info>"),
+        ("CREATE_MKEY(0x200) op_mod(0x0) failed, status no resources(0xf), syndrome (0x7a6f3), err(-11)", "<status no resources>"),
+        ("DESTROY_MKEY(0x202) op_mod(0x0) failed, status resource busy(0x6), syndrome (0x0), err(-16)", "<status resource busy>"),
+        ("CREATE_MKEY(0x200) op_mod(0x0) failed, status bad operation(0x2), syndrome (0x13), err(-22)", "<status bad>"),
+        ("mlx5_common: DevX create MKEY failed errno=121 status=0x5 syndrome=0x389cdb", "<devx>"),
+        ("mlx5_common: Failed to create mkey: errno=22 status=0x4 syndrome=0x6f0cd5", "<create mkey>"),
+        ("mlx5dv_devx_umem_reg: Bad address", "<devx> EFAULT"),
+        ("UCX ERROR ibv_create_ah(dlid=49152 sl=0 port=1) failed: Connection timed out", "<ibv_create_ah>"),
+        ("RDMA_CM_EVENT_ROUTE_ERROR, error: -110", "<RDMA_CM_EVENT_ROUTE_ERROR>"),
+        ("RDMA_CM_EVENT_ADDR_ERROR, error -19", "ENODEV"),
+        ("raw packet qp: ibv_create_qp: Operation not permitted", "<ibv_create_qp>"),
+        ("failed to create queue pair: Cannot allocate memory", "<create queue pair> ENOMEM"),
+        ("NCCL WARN Call to ibv_create_qp failed with error Invalid argument errno 22", "<ibv_create_qp>"),
+        ("ibv_create_flow: Operation not permitted", "<ibv_create_flow>"),
+        ("fi_domain: Invalid argument", "<fi_domain>"),
+        ("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument", "<nvidia_peermem>"),
+        ("cuMemGetHandleForAddressRange failed: invalid argument", "<cuMemGetHandleForAddressRange>"),
+        ("nvidia_p2p_get_pages -> error -14", "<nvidia_p2p_get_pages>"),
+        ("efa: Failed to process command REG_MR (opcode 7) comp_status 6 err -22", "<REG_MR (opcode 7)>"),
+        ("ibv_alloc_mw failed: Operation not supported", "<ibv_alloc_mw>"),
+        ("ibv_destroy_cq: Device or resource busy", "<ibv_destroy_cq>"),
+        ("ibv_dereg_mr: Device or resource busy", "EBUSY"),
+        ("OCI runtime create failed: error setting rlimit type 8: operation not permitted", "<rlimit type 8>"),
+        ("mlock: Cannot allocate memory", "<mlock: Cannot allocate>"),
+        ("UCX ERROR ibv_reg_dmabuf_mr(fd=73 length=2097152) failed: Bad address", "<ibv_reg_dmabuf_mr>"),
+        ("vfio_pin_pages_remote: RLIMIT_MEMLOCK (65536) exceeded", "<memlock>"),
+        ("ibv_reg_mr: Cannot allocate memory, ulimit -l 64", "ENOMEM"),
+        ("mca_btl_ofi_reg_mem: fi_mr_reg failed with error", "<fi_mr_reg>"),
+        ("NCCL WARN NET/IB : No device found.", "<no device found>"),
+        ("/dev/infiniband/uverbs0: Operation not permitted", "</dev/infiniband>"),
+        ("EAL: No free hugepages reported in hugepages-2048kB", "<no free hugepages>"),
+        ("Signal: Bus error (7)", "<Bus error>"),
+        ("RuntimeError: NCCL Error 2: unhandled system error", "<NCCL error>"),
+        ("Cuda failure 1 'invalid argument'", "<Cuda failure>"),
+        ("ucp_mem_map failed: -1", "<ucp_mem_map>"),
+        ("NA_NOMEM", "<NA_NOMEM>"),
+        ("-FI_EAVAIL", "<FI_EAVAIL>"),
+        ("IBV_EVENT_QP_FATAL", "<IBV_EVENT_QP_FATAL>"),
+        ("local access violation", "<local access violation>"),
+        ("ibv_reg_mr: No such device or address", "ENXIO"),
+        ("ibv_reg_mr: No such device", "ENODEV"),
+        ("ibv_create_comp_channel: Too many open files in system", "ENFILE"),
+    ];
 }

@@ -26,8 +26,8 @@ const STATUSES: &[Status] = &[
     Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, 0x8a, &["remote invalid request"]),
     Status("IBV_WC_REM_ACCESS_ERR", 10, 0x13, 0x88, &["remote access", "bad rkey"]),
     Status("IBV_WC_REM_OP_ERR", 11, 0x14, 0x89, &["remote operation", "remote qp"]),
-    Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, 0x81, &["transport retry"]),
-    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, NONE, &["rnr retry", "receive-no-ready"]),
+    Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, 0x81, &["transport retry", "status retry exceeded"]),
+    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, NONE, &["rnr retry", "receive-no-ready", "receiver not ready"]),
     Status("IBV_WC_LOC_RDD_VIOL_ERR", 14, NONE, NONE, &["local rdd violation"]),
     Status("IBV_WC_REM_INV_RD_REQ_ERR", 15, NONE, NONE, &["remote invalid rd request"]),
     Status("IBV_WC_REM_ABORT_ERR", 16, 0x22, NONE, &["aborted error"]),
@@ -62,9 +62,16 @@ const OF_COMPLETION: &[&str] = &[
     "wc.status",
 ];
 
+/// In a line with one of these, statuses and syndromes are of a command, or of the device's health.
+#[rustfmt::skip]
+const OF_COMMAND: &[&str] = &[
+    "_cmd_", "op_mod", "cmd_work", "devx", " errno=", "print_health_info", "assert_var", "firmware internal error",
+];
+
 /// The number after these is a status in a line about a completion.
 const STATUS: &[&str] = &[
     "status",
+    "status number",
     "prov_errno",
     "prov_err",
     "with error",
@@ -83,9 +90,17 @@ const VENDOR: &[&str] = &[
     "vendor_err",
     "vendor error",
     "vendor syndrome",
+    "vendor_err_synd",
     "vend",
     "vend_err",
     "syndrom",
+];
+
+/// A number that comes after one of these in its line is of another system, unless `errno` precedes it.
+#[rustfmt::skip]
+const FOREIGN: &[&str] = &[
+    "exit code", "exitcode", "exit status", "exited with code", "errorcode", "signal:", "signal code",
+    "nccl error", "ncclinvalid", "ncclunhandled", "cuda error", "cuda failure", "qp event", "async event", "fatal event", "event type",
 ];
 
 /// The kernel's own ENOTSUPP, which no library has a word for.
@@ -110,7 +125,7 @@ const ALONE: &str = "none";
 /// nothing beside them.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     let text = pasted.trim().to_lowercase();
-    let numbers = numbers(&text);
+    let numbers: Vec<_> = text.lines().flat_map(numbers).collect();
     let statuses = statuses(&text, &numbers);
     let lines = rows.filter_map(|mut cells| {
         let has = |words: &&str| text.contains(&words.to_lowercase());
@@ -144,8 +159,10 @@ fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
         .replace("completion queue", "")
         .replace("completion channel", "");
     let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
-    let may_be_status =
-        of_completion || text.split_whitespace().count() == 2 || text.contains("status: (");
+    let may_be_status = of_completion
+        || text.split_whitespace().count() == 2
+        || text.starts_with("status=")
+        || text.contains("status: (");
     // EFA has codes of its own.
     let of_efa = text.contains("efa");
     let is_status = |number: &Number<'_>| {
@@ -159,13 +176,17 @@ fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
     let is_syndrome = |number: &Number<'_>| {
         number.hex
             && number.follows(&["synd", "syndrome"])
-            && !number.follows(&["vendor syndrome", "hw_synd"])
+            && !number.follows(&["vendor syndrome", "vendor_err_synd", "hw_synd"])
     };
+    let of_command = |number: &&Number<'_>| OF_COMMAND.iter().any(|it| number.line.contains(it));
+    let numbers: Vec<_> = numbers.iter().filter(|it| !of_command(it)).collect();
+    let is_said =
+        |words: &&str| text.contains(words) || text.contains(&(words.replace(' ', "_") + "_err"));
     let dumped = dumped_syndrome(text);
     let is_there = |Status(name, status, syndrome, _, words): &&Status| {
         let short = name.trim_start_matches("IBV_WC_").to_lowercase();
         has_words(text, &short)
-            || words.iter().any(|words| text.contains(words))
+            || words.iter().any(is_said)
             || dumped == Some(*syndrome)
             || numbers.iter().any(|number| match is_status(number) {
                 true => number.value == *status,
@@ -197,20 +218,31 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
 }
 
 fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
+    // "No such device" and "too many open files" are of other errnos.
+    let text = text.replace("no such device or address", "enxio");
+    let text = text.replace("too many open files in system", "enfile");
     let is_named = |number: &u16| {
         let words = Error::from_raw_os_error((*number).into()).to_string();
         let words = words.to_lowercase();
         let words = words.split(" (os error").next().unwrap_or_default();
-        has_words(text, &errno::name(*number).to_lowercase())
-            || !words.starts_with("unknown error") && has_words(text, words)
+        has_words(&text, &errno::name(*number).to_lowercase())
+            || !words.starts_with("unknown error") && has_words(&text, words)
     };
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
-        let named = number.follows(&["errno", "error", "code", "err", "ret", "ret is"])
-            && !number.follows(VENDOR)
+        let named = number.follows(&[
+            "errno", "errno is", "error", "code", "errcode", "err", "ret", "ret is",
+        ]) && !number.follows(VENDOR)
             && !number.follows(PROVIDER);
-        !number.hex && (number.negative || named || number.ends || is_all)
+        let is_before = |words: &&str| number.before.contains(words);
+        let of_ucx = number.follows(&["status"]) && ["ucx", "ucs_", "ucp_"].iter().any(is_before);
+        let foreign = number.hex || of_ucx || FOREIGN.iter().any(is_before);
+        // What -1 says is that another number has the reason.
+        let signed = number.negative && number.value != 1;
+        is_all
+            || named && number.follows(&["errno", "errno is"])
+            || !foreign && (signed || named && !number.negative || number.ends)
     };
     let values = numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
@@ -245,16 +277,20 @@ struct Number<'a> {
     hex: bool,
     /// It ends the line in brackets, as after strerror's words, which are in the user's language.
     ends: bool,
-    /// What precedes it, without the marks between the two.
+    /// What precedes it in its line, without the marks between the two.
     before: &'a str,
+    line: &'a str,
 }
 
 impl Number<'_> {
     fn follows(&self, words: &[&str]) -> bool {
-        words.iter().any(|words| self.before.ends_with(words))
+        let is_word = |before: &str| !before.ends_with(|last: char| last.is_ascii_alphanumeric());
+        let mut words = words.iter().filter_map(|it| self.before.strip_suffix(it));
+        words.any(is_word)
     }
 }
 
+/// The numbers of a line.
 fn numbers(text: &str) -> Vec<Number<'_>> {
     let bytes = text.as_bytes();
     let mut numbers = Vec::new();
@@ -292,6 +328,7 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
                 hex: hex && errno.is_none(),
                 ends,
                 before,
+                line: text,
             });
         }
         at = digits + length;
@@ -477,6 +514,64 @@ mod tests {
                 "rdma_helper.cpp:426] Fail to ibv_fork_init: No such file or directory [2]",
                 "ibv_fork_init",
             ),
+            (
+                "from a to: b error polling LP CQ with status RECEIVER NOT READY RETRY EXCEEDED ERROR \
+                 status number 13 for wr_id 3b2 opcode 1 vendor error 135 qp_idx 0",
+                "IBV_WC_RNR_RETRY_EXC_ERR",
+            ),
+            (
+                "error polling LP CQ with status RETRY EXCEEDED ERROR status number 12 for wr_id 3b2",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            ("with status RETRY EXCEEDED ERROR", "IBV_WC_RETRY_EXC_ERR"),
+            ("status=4", "IBV_WC_LOC_PROT_ERR"),
+            (
+                "completion failed with status: REMOTE_ACCESS_ERROR",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            ("vendor_err_synd 0x51", "IBV_WC_LOC_PROT_ERR"),
+            ("syndrome=0x4 vendor_err_synd=0x13", "IBV_WC_LOC_PROT_ERR"),
+            // A line of a command beside one of a completion.
+            (
+                "op_mod(0x0) failed, syndrome (0x13)\nmlx5_poll_one: syndrome 0x4",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            ("errno is 12", "ENOMEM"),
+            ("errno 0xc", "ENOMEM"),
+            // -1 says that another number, or word, has the reason.
+            ("-1", "EPERM"),
+            ("errno -1", "EPERM"),
+            ("ret -1: Operation not permitted", "EPERM"),
+            ("ret=-1 errno=12", "ENOMEM"),
+            ("rc=-1 errno 14", "EFAULT"),
+            ("numa_node -1: ibv_reg_mr failed: Bad address", "EFAULT"),
+            ("gid_index=-1, fd=-1, error -1", ""),
+            ("returned 4294967295", ""),
+            // A mark is a word, and longer words of strerror win.
+            ("errno 14 (Bad address), opcode 12", "EFAULT"),
+            ("errcode 14", "EFAULT"),
+            ("stderr 12", ""),
+            ("http_status=10", ""),
+            ("open: No such device or address", "ENXIO"),
+            (
+                "No such device\nToo many open files in system",
+                "ENODEV ENFILE",
+            ),
+            // The numbers of other systems.
+            ("NCCL Error 2: unhandled system error", ""),
+            (
+                "ncclUnhandledCudaError: Call to CUDA function failed. error 1",
+                "",
+            ),
+            ("CUDA error 2: out of memory", ""),
+            ("NCCL Error 2\nibv_reg_mr failed: errno 12", "ENOMEM"),
+            ("UCX: status -2 Unsupported operation", ""),
+            ("ncclInvalidUsage: invalid usage error 5", ""),
+            ("Signal: Segmentation fault (11)", ""),
+            ("received IB QP event: last WQE reached (16)", ""),
+            ("process exited with code 14", ""),
+            ("exitcode: -9 (pid: 123)", ""),
+            ("MPI_ABORT was invoked on rank 0 with errorcode 14", ""),
             // Nothing of these is an errno or a status.
             ("umem get failed (-131668346275144)", ""),
             (
