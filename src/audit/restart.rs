@@ -77,8 +77,8 @@ pub fn opened(file: &File) {
     let own = file.static_storage();
     let needed = NEEDED.fetch_add(own, Relaxed) + own;
     let without = HAS_SANITIZER.load(Relaxed) || IS_VALGRIND.load(Relaxed);
-    let is_in_order = !HAS_RUNTIME.load(Relaxed);
-    if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT || !is_in_order) {
+    let has_runtime = HAS_RUNTIME.load(Relaxed);
+    if STACK.load(Relaxed) != 0 && (without || needed > DEFAULT || has_runtime) {
         restart_if_needed(needed, without);
     }
 }
@@ -147,15 +147,14 @@ impl Start {
         path != 0 && (is(c"valgrind") || is(c"valgrind.bin"))
     }
 
-    /// Whether a variable has a word in its value: its first byte, and the rest.
-    fn has(&self, name: &CStr, first: u8, rest: &CStr) -> bool {
-        let values = self.variables().map(|text| text.after(name));
-        let mut all = values.flat_map(|it| core::iter::successors(it, |it| it.behind(first)));
-        all.any(|text| text.after(rest).is_some())
+    /// Whether a variable has a part in its value.
+    fn has(&self, name: &CStr, part: &CStr) -> bool {
+        let mut values = self.variables().filter_map(|text| text.after(name));
+        values.any(|value| value.contains(part))
     }
 
     fn preloads_library(&self) -> bool {
-        self.has(c"LD_PRELOAD=", b'l', c"ibrdmamr.so")
+        self.has(c"LD_PRELOAD=", c"librdmamr.so")
     }
 
     /// Whether the kernel was told to execute a script of that path: it is an argument of the interpreter.
@@ -235,7 +234,7 @@ fn restart_if_needed(needed: usize, without: bool) {
     let fits = needed <= optional;
     let mut orders = HAS_RUNTIME.load(Relaxed)
         && start.preloads_library()
-        && !start.has(OPTIONS, b'v', c"erify_asan_link_order=");
+        && !start.has(OPTIONS, c"verify_asan_link_order=");
     let is_ready = !without && fits && !orders;
     if is_ready || valgrind::is_running() || start.auxiliary(AT_BASE) == 0 {
         return;

@@ -81,6 +81,11 @@ impl Text {
         begins.then_some(Text(self.0 + prefix.len()))
     }
 
+    pub fn contains(self, part: &CStr) -> bool {
+        let mut places = 0..self.bytes().count();
+        places.any(|at| Text(self.0 + at).after(part).is_some())
+    }
+
     /// The text after the first such byte.
     pub fn behind(self, byte: u8) -> Option<Text> {
         let place = self.bytes().position(|it| it == byte)?;
