@@ -18,7 +18,9 @@ unsafe extern "C" fn load() {
         // Beside the module the linker takes its lock at the first access of any thread to the library's
         // thread-local variables (`tls_get_addr_tail`, glibc's elf/dl-tls.c). ThreadSanitizer, beside
         // which there is no module, does not serve that access yet.
-        let _ = is_audited && thread::is_inside();
+        if is_audited {
+            drop(thread::enter());
+        }
         loaded_files::find_next();
         memory::find_all();
         descriptors::find_next();
