@@ -105,13 +105,11 @@ impl Limits {
             let (used, most) = (used / 1024, most / 1024);
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }
-        if proc::has_movable_memory() {
-            out.write_str(
-                "; likely a page of a movable zone (ZONE_MOVABLE, CMA) that the kernel could not move before it \
-                 pins, or not known: what else the kernel ran out of",
-            )?;
-            return Ok(());
-        }
-        out.write_str("; not known: what else the kernel ran out of")
+        out.write_str(if proc::has_movable_memory() {
+            "; likely a page of a movable zone (ZONE_MOVABLE, CMA) that the kernel could not move before it pins, or"
+        } else {
+            ";"
+        })?;
+        out.write_str(" not known: what else the kernel ran out of")
     }
 }
