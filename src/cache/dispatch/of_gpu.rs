@@ -12,7 +12,7 @@
 use crate::admission::{self, Unserved};
 use crate::instance::existing;
 use crate::life::hit::hit_by;
-use crate::life::miss;
+use crate::life::{miss, owners};
 use crate::region::slot::{Domain, LookupKey, range};
 use crate::released::{self, RELEASED};
 use rdmamr_config::{Gpu, config};
@@ -49,11 +49,7 @@ fn remembered(key: &LookupKey) -> rdmamr_policy::Range {
 /// Whether the cached region that this object stands for is of a GPU's memory. For the trace.
 #[cold]
 pub fn is_of_gpu(mr: Mr) -> bool {
-    let Some(regions) = existing().map(|cache| cache.regions) else {
-        return false;
-    };
-    let handle = mr.cached().and_then(|object| regions.handle(object));
-    handle.is_some_and(|handle| regions.region(handle.region).is_of_gpu())
+    mr.cached().is_some_and(owners::is_of_gpu)
 }
 
 /// A plain registration of a GPU's memory has succeeded: the next one that the same region would serve
