@@ -117,7 +117,7 @@ fn own_lines(pasted: &str) -> (Vec<String>, String) {
     let messages: Vec<_> = rows(MESSAGES).collect();
     for line in pasted.lines() {
         match messages.iter().find(|cells| line.contains(&cells[0])) {
-            Some(cells) => own.push(entry("", &cells[0], &cells[1..2], Some(&cells[2]))),
+            Some(cells) => own.push(meaning(cells)),
             None => others.push(line),
         }
     }
@@ -145,8 +145,13 @@ fn of_errno(errno: &str) -> Option<String> {
 /// The row of a completion's status: what is known, and what to look at.
 fn of_status(status: &str) -> Option<String> {
     rows_of(COMPLETIONS, status)
-        .map(|cells| entry("", &cells[0], &cells[1..2], Some(&cells[2])))
+        .map(|cells| meaning(&cells))
         .next()
+}
+
+/// A row of three cells: what is said, what it means, and what to do.
+fn meaning(cells: &[String]) -> String {
+    entry("", &cells[0], &cells[1..2], Some(&cells[2]))
 }
 
 /// What the line of another program means.
