@@ -26,8 +26,8 @@ enum gpu_rule {
 	GPU_NEEDS_CONTEXT = 1 << 3, /* the calling thread must have a current context of this GPU */
 	GPU_IS_COHERENT = 1 << 4,   /* and takes the flag that maps by PCIe */
 	GPU_REFUSES_PCIE = 1 << 5,  /* an older driver, which does not know that flag */
-	GPU_BY_ADDRESS = 1 << 7,    /* the kernel registers the memory by its address, as with nvidia_peermem */
 	GPU_FREES_QUIETLY = 1 << 6, /* memory that was freed stays mapped in the program, as small allocations do */
+	GPU_BY_ADDRESS = 1 << 7,    /* the kernel registers the memory by its address, as with nvidia_peermem */
 };
 
 #endif

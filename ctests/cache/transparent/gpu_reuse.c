@@ -285,7 +285,7 @@ static void race(const char *name, int rules, long rounds)
 }
 
 /* The kernel registers the memory by its address, as with the module nvidia_peermem, which the library looks for. */
-static void by_address(void)
+static void registered_by_address(void)
 {
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mount("none", "/sys/module", "tmpfs", 0, NULL) || mkdir("/sys/module/nvidia_peermem", 0700)) {
@@ -318,7 +318,7 @@ int main(int argc, char **argv)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 	if (getenv("CHECK_BY_ADDRESS") && !whole) {
-		by_address();
+		registered_by_address();
 		go_on_with(argv, "RDMAMR_GPU", "whole");
 	}
 	exact(whole);
