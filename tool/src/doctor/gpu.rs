@@ -9,13 +9,15 @@ mod libcuda;
 mod pci;
 
 use super::check::Check;
-use crate::files::read;
+use crate::files::{of_system, read};
 use crate::report::units::bytes;
 use crate::verbs::{Context, Verbs};
 use exports::Exports;
+use flate2::read::GzDecoder;
 use imports::Imports;
 pub use libcuda::as_child;
 use pci::{Gpu, NVIDIA, Place};
+use std::io::Read as _;
 use std::path::Path;
 
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
@@ -37,30 +39,58 @@ pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)
         checks.extend(exports.iter().map(verdict));
         places.extend(nic);
     }
-    checks.extend(kernel(root));
+    checks.push(kernel(root));
     checks.push(iommu(&places));
     checks
 }
 
 /// What the kernel was built without, and transfers between a GPU and another device need. Without it
-/// a registration may succeed. `None` if the kernel's configuration is not here.
-fn kernel(root: &Path) -> Option<Check> {
+/// a registration may succeed.
+fn kernel(root: &Path) -> Check {
     const SUBJECT: &str = "gpu kernel";
+    let Some(config) = configuration(root) else {
+        return Check::ok(
+            SUBJECT,
+            "not known: the kernel's configuration is neither in /boot and /lib/modules nor at /proc/config.gz",
+        );
+    };
+    let mut lacking = Vec::new();
+    // A kernel without device memory (ZONE_DEVICE) does not name this option.
+    if !config.contains("CONFIG_PCI_P2PDMA=y") {
+        lacking.push("CONFIG_PCI_P2PDMA");
+    }
+    // A kernel that always moves dma-bufs does not name this one.
+    if config.contains("# CONFIG_DMABUF_MOVE_NOTIFY is not set") {
+        lacking.push("CONFIG_DMABUF_MOVE_NOTIFY");
+    }
+    if lacking.is_empty() {
+        return Check::ok(SUBJECT, "built with what transfers between devices need");
+    }
+    Check::warning(SUBJECT, format!("built without {}", lacking.join(" and ")))
+        .meaning(
+            "A registration of a GPU's memory as a dma-buf may succeed, and its transfers fail or take the way \
+             through the processor's memory. Without CONFIG_DMABUF_MOVE_NOTIFY the memory stays pinned as long as \
+             it is registered.",
+        )
+        .fix("a kernel that is built with it")
+}
+
+/// The running kernel's configuration. A container sees that of its image in /boot, if any, under
+/// another release.
+fn configuration(root: &Path) -> Option<String> {
     let release = read(root.join("proc/sys/kernel/osrelease"))?;
-    let config = read(root.join(format!("boot/config-{release}")))?;
-    let lacks = |option: &&&str| config.contains(&format!("# {option} is not set"));
-    let options = ["CONFIG_PCI_P2PDMA", "CONFIG_DMABUF_MOVE_NOTIFY"];
-    let lacking: Vec<&str> = options.iter().filter(lacks).copied().collect();
-    Some(if lacking.is_empty() {
-        Check::ok(SUBJECT, "built with what transfers between devices need")
-    } else {
-        Check::warning(SUBJECT, format!("built without {}", lacking.join(" and ")))
-            .meaning(
-                "A registration of a GPU's memory as a dma-buf may succeed, and its transfers fail or take the way \
-                 through the processor's memory. Without CONFIG_DMABUF_MOVE_NOTIFY the memory stays pinned as long as \
-                 it is registered.",
-            )
-            .fix("a kernel that is built with it")
+    let mut paths = [
+        format!("boot/config-{release}"),
+        format!("lib/modules/{release}/config"),
+    ]
+    .into_iter();
+    paths.find_map(|path| read(root.join(path))).or_else(|| {
+        let compressed = of_system(root.join("proc/config.gz"), false).ok()?;
+        let mut config = String::new();
+        GzDecoder::new(compressed)
+            .read_to_string(&mut config)
+            .ok()?;
+        Some(config)
     })
 }
 
@@ -175,6 +205,8 @@ mod tests {
     use super::super::check::{State, obstacle};
     use super::pci::{AMD, tests::Fake};
     use super::*;
+    use flate2::{Compression, write::GzEncoder};
+    use std::io::Write as _;
 
     fn exports(dma_buf: bool, has_peer_memory: bool) -> Exports {
         let fake = Fake::new();
@@ -205,17 +237,27 @@ mod tests {
     #[test]
     fn a_kernel_without_transfers_between_devices_is_named() {
         let fake = Fake::new();
-        assert!(kernel(fake.root()).is_none());
-        fake.write("proc/sys/kernel/osrelease", "7.2.0\n");
-        let config = |text: &str| {
-            fake.write("boot/config-7.2.0", text);
-            kernel(fake.root()).map(|check| (check.state, check.found))
+        let found = || {
+            let check = kernel(fake.root());
+            (check.state, check.found)
         };
-        let has = config("CONFIG_PCI_P2PDMA=y\n").unwrap();
-        assert_eq!(has.0, State::Ok);
-        let lacks = config("# CONFIG_PCI_P2PDMA is not set\n").unwrap();
-        assert_eq!(lacks.0, State::Warning);
-        assert_eq!(lacks.1, "built without CONFIG_PCI_P2PDMA");
+        assert!(found().1.starts_with("not known: "));
+        fake.write("proc/sys/kernel/osrelease", "7.2.0\n");
+        assert!(found().1.starts_with("not known: "));
+        // One place after another, each before the last one: the first that is there decides.
+        let mut compressed = GzEncoder::new(Vec::new(), Compression::fast());
+        let both = b"# CONFIG_PCI_P2PDMA is not set\n# CONFIG_DMABUF_MOVE_NOTIFY is not set\n";
+        compressed.write_all(both).unwrap();
+        fake.write("proc/config.gz", compressed.finish().unwrap());
+        let lacks = "built without CONFIG_PCI_P2PDMA and CONFIG_DMABUF_MOVE_NOTIFY";
+        assert_eq!(found(), (State::Warning, lacks.into()));
+        fake.write("lib/modules/7.2.0/config", "CONFIG_ZONE_DEVICE=n\n");
+        assert_eq!(
+            found(),
+            (State::Warning, "built without CONFIG_PCI_P2PDMA".into())
+        );
+        fake.write("boot/config-7.2.0", "CONFIG_PCI_P2PDMA=y\n");
+        assert_eq!(found().0, State::Ok);
     }
 
     #[test]
