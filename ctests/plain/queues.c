@@ -122,6 +122,38 @@ static void is_busy(struct ibv_pd *domain, const char *words)
 	ok(!strcmp(reason, expected), "%s", reason);
 }
 
+/* Another thread, which lives on, has made the region. */
+static struct ibv_mr *of_thread;
+static pid_t thread_id;
+
+static void *makes_region(void *lives)
+{
+	of_thread = ibv_reg_mr(pd, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
+	thread_id = gettid();
+	pthread_barrier_wait(lives);
+	pthread_barrier_wait(lives);
+	return NULL;
+}
+
+static void made_by_thread(void)
+{
+	pthread_barrier_t lives;
+	pthread_t thread;
+	char words[128];
+
+	pthread_barrier_init(&lives, NULL, 2);
+	thread = must_start(makes_region, &lives);
+	pthread_barrier_wait(&lives);
+	must(of_thread);
+	snprintf(words, sizeof(words), "the domain still has 1 region; thread %d made the first", thread_id);
+	is_busy(pd, words);
+	pthread_barrier_wait(&lives);
+	pthread_join(thread, NULL);
+	must(comes(syscall(SYS_tgkill, getpid(), thread_id, 0) != 0));
+	is_busy(pd, "the domain still has 1 region");
+	must(ibv_dereg_mr(of_thread) == 0);
+}
+
 /* The objects of a domain. */
 static void domains(void)
 {
@@ -154,6 +186,9 @@ static void domains(void)
 	is_busy(second, "2 domains of this process have 2 regions, 1 shared receive queue");
 	must(ibv_destroy_srq(srq) == 0 && ibv_dereg_mr(more) == 0);
 	is(ibv_dealloc_pd(second), 0, "a domain without objects is deallocated");
+	must(ibv_dereg_mr(mr) == 0);
+	made_by_thread();
+	must((mr = ibv_reg_mr(pd, pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE)));
 	if (!refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES))
 		skip("without netlink", "no seccomp filter");
 	else

@@ -51,6 +51,8 @@ struct Held {
     uses: u64,
     /// How many of each kind.
     objects: [u64; KINDS.len()],
+    /// The thread that made the first object. The kernel does not name a thread that has ended.
+    maker: Option<u64>,
 }
 
 /// Writes which objects a domain on the device of this name still has.
@@ -86,8 +88,12 @@ impl Held {
         })?;
         for (kind, (list, _)) in KINDS.into_iter().enumerate() {
             if held.others() != 0 {
-                let count = &mut held.objects[kind];
-                let mut add = |message: &[u8]| *count += own(message, list).count() as u64;
+                let mut add = |message: &[u8]| {
+                    for object in own(message, list) {
+                        held.objects[kind] += 1;
+                        held.maker = held.maker.or(value(object, ATTR_RES_PID));
+                    }
+                };
                 // If a kernel lacks a list, or time is up, the objects count as unlisted.
                 let _ = dump(list.0, index, until, &mut add);
             }
@@ -113,7 +119,12 @@ impl Held {
             write!(out, "{comma} {count} {name}{plural}")?;
             comma = ",";
         }
-        Ok(())
+        match self.maker {
+            Some(id) if id != thread::id_by_kernel().into() => {
+                write!(out, "; thread {id} made the first")
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -192,18 +203,22 @@ mod tests {
 
     #[test]
     fn objects_are_counted_in_words() {
-        let mut text = String::new();
-        let (domains, uses, objects) = (1, 4, [2, 0, 1]);
-        let _ = Held {
-            domains,
-            uses,
-            objects,
-        }
-        .write(&mut text);
-        assert_eq!(
-            text,
-            "the domain still has 2 regions, 1 queue pair, 1 unlisted object"
-        );
+        let words = |maker| {
+            let mut text = String::new();
+            let (domains, uses, objects) = (1, 4, [2, 0, 1]);
+            let held = Held {
+                domains,
+                uses,
+                objects,
+                maker,
+            };
+            held.write(&mut text).unwrap();
+            text
+        };
+        let counts = "the domain still has 2 regions, 1 queue pair, 1 unlisted object";
+        assert_eq!(words(None), counts);
+        assert_eq!(words(Some(thread::id_by_kernel().into())), counts);
+        assert_eq!(words(Some(1)), format!("{counts}; thread 1 made the first"));
     }
 
     #[test]
