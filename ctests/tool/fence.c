@@ -89,8 +89,10 @@ static int find_line(void)
 	static bool stays[LINES];
 	int left = 0;
 
-	for (int tries = 0; tries < 100 && left != 1; tries++) {
+	for (int tries = 0; tries < 1000 && left != 1; tries++) {
 		char *at = watched(PAGE);
+		uint64_t gaps_before = gaps();
+		bool skips = open_now() != 0;
 
 		for (uint32_t n = 0; n < LINES; n++) {
 			stays[n] = stays[n] && left;
@@ -103,6 +105,9 @@ static int find_line(void)
 			if (!stays[n])
 				left++, place = n;
 		}
+		/* This process's own count may have been skipped. */
+		if (skips || gaps() != gaps_before)
+			left = 0;
 	}
 	mine = counters + 8 * (1 + place);
 	return left == 1;
