@@ -362,20 +362,19 @@ impl Asked {
     /// The reason why a mapping is refused.
     #[inline(never)]
     fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) -> bool {
-        let (memory, name) = (format_args!("memory at {at:#x}"), Name(at));
-        let mut why = why;
+        let (mut why, name) = (why, Name(at));
         proc::name_at(at, &mut |name| {
             if why == OF_DEVICE && name.starts_with(b"[") {
                 why = OF_KERNEL;
             }
         });
         if why != NOT_WRITTEN {
-            return say(words, true, format_args!("{memory}{name} {why}"));
+            return say(words, true, format_args!("memory at {at:#x}{name} {why}"));
         }
         let kind = core::str::from_utf8(kind).unwrap_or_default();
         let is_known = TRACKED.split(' ').any(|it| it == kind) || kind.starts_with("fuse.");
         let likely = if is_known { "" } else { "likely: " };
-        let _ = write!(words, "{likely}{memory}{name} on {kind} {why}");
+        let _ = write!(words, "{likely}memory at {at:#x}{name} on {kind} {why}");
         if let Some((Some(length), ..)) = vma.length() {
             let last = self.end.min(vma.mapping.range.end) - 1;
             self.beyond_end(last, vma, length, "; and ", words);
@@ -505,18 +504,22 @@ fn huge(size: u64, words: &mut Words) -> bool {
     } else {
         (kib >> 10, "MiB")
     };
-    let page = format_args!("huge page of {count} {unit}");
     if let Some((used, most)) = cgroup::huge_pages_reached(size) {
         let (used, most) = (used >> 10, most >> 10);
-        let group = format_args!(
-            "no free {page}: a cgroup has {used} of {most} KiB of them (hugetlb.*.max)"
+        return say(
+            words,
+            true,
+            format_args!(
+                "no free huge page of {count} {unit}: a cgroup has {used} of {most} KiB of them (hugetlb.*.max)"
+            ),
         );
-        return say(words, true, group);
     }
     let figures = ["nr", "free", "resv", "nr_overcommit", "surplus"].map(|name| {
         let mut path_of = Text::<96>::new();
-        let path = format_args!("/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}_hugepages");
-        proc::of_first(path_of.set(path)?, proc::number)
+        let path = path_of.set(format_args!(
+            "/sys/kernel/mm/hugepages/hugepages-{kib}kB/{name}_hugepages"
+        ));
+        proc::of_first(path?, proc::number)
     });
     let [
         Some(all),
@@ -529,7 +532,9 @@ fn huge(size: u64, words: &mut Words) -> bool {
         return say(
             words,
             false,
-            format_args!("likely: no free {page} (/sys/kernel/mm cannot be read)"),
+            format_args!(
+                "likely: no free huge page of {count} {unit} (/sys/kernel/mm cannot be read)"
+            ),
         );
     };
     let (sure, no) = match free <= reserved && more <= surplus {
@@ -539,9 +544,13 @@ fn huge(size: u64, words: &mut Words) -> bool {
             "not known: a memory policy or a cpuset may have kept it from a",
         ),
     };
-    let figures =
-        format_args!("nr_hugepages {all}, free {free}, reserved {reserved}, overcommit {more}");
-    say(words, sure, format_args!("{no} {page}: {figures}"))
+    say(
+        words,
+        sure,
+        format_args!(
+            "{no} huge page of {count} {unit}: nr_hugepages {all}, free {free}, reserved {reserved}, overcommit {more}"
+        ),
+    )
 }
 
 #[cfg(all(test, not(any(loom, miri))))]
