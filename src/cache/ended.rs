@@ -11,6 +11,7 @@ use crate::lock::{LONG, MOMENT};
 use crate::watch::calls::{self, is_filtered};
 use crate::watch::event_reader;
 use crate::watch::watch_fd::WATCH_FD;
+use core::fmt;
 use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*, fence};
 use rdmamr_config::disable_for_good;
 use rdmamr_mr::{Error, PANICKED};
@@ -61,11 +62,14 @@ impl End {
     }
 
     fn say(self) {
-        let message = format_args!("regions are not reused from now on: {}", self.words());
-        match self {
+        let say = |message: fmt::Arguments<'_>| match self {
             End::Filter => log::line(Level::Info, message),
             End::Task | End::Key => log::always(message),
-        }
+        };
+        say(format_args!(
+            "regions are not reused from now on: {}",
+            self.words()
+        ));
     }
 }
 
