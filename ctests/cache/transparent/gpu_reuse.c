@@ -3,6 +3,8 @@
  * RDMAMR_CACHE on memory of a GPU: a region serves again as long as CUDA says that the memory lies in
  * the allocation in which the region was made, and not after it was freed. Data decides: the device
  * (vm/hca) writes and reads the memory of the stand-in (plain/gpu_runtime.c) through each region.
+ *
+ * Usage: gpu_reuse [ROUNDS]   of each race
  */
 #include <sched.h>
 #include <stdatomic.h>
@@ -285,7 +287,7 @@ static void race(const char *name, int rules, long rounds)
 }
 
 /* The kernel registers the memory by its address, as with the module nvidia_peermem, which the library looks for. */
-static void registered_by_address(void)
+static void registered_by_address(long rounds)
 {
 	if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
 	    mount("none", "/sys/module", "tmpfs", 0, NULL) || mkdir("/sys/module/nvidia_peermem", 0700)) {
@@ -300,16 +302,16 @@ static void registered_by_address(void)
 	never_kept("memory of a pool, by address,", GPU_POOL);
 	never_kept("memory of cuMemMap, by address,", GPU_VMM);
 	never_kept("managed memory, by address,", GPU_MANAGED);
-	race("by address", 0, 500);
-	race("by address, by a driver that unmaps nothing", GPU_FREES_QUIETLY, 500);
+	race("by address", 0, rounds / 3);
+	race("by address, by a driver that unmaps nothing", GPU_FREES_QUIETLY, rounds / 3);
 }
 
 int main(int argc, char **argv)
 {
+	long rounds = argc > 1 ? atol(argv[1]) : 1500;
 	struct ibv_context *context;
 	bool whole;
 
-	(void)argc;
 	continue_report();
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	whole = getenv("RDMAMR_GPU") && strcmp(getenv("RDMAMR_GPU"), "whole") == 0;
@@ -318,7 +320,7 @@ int main(int argc, char **argv)
 	pd = ibv_alloc_pd(context);
 	must(pd);
 	if (getenv("CHECK_BY_ADDRESS") && !whole) {
-		registered_by_address();
+		registered_by_address(rounds);
 		go_on_with(argv, "RDMAMR_GPU", "whole");
 	}
 	exact(whole);
@@ -334,7 +336,7 @@ int main(int argc, char **argv)
 	refused();
 	ends(context);
 	ends_by_age();
-	race("by a driver that unmaps", 0, 1500);
-	race("by one that unmaps nothing", GPU_FREES_QUIETLY, 1500);
+	race("by a driver that unmaps", 0, rounds);
+	race("by one that unmaps nothing", GPU_FREES_QUIETLY, rounds);
 	go_on_with(argv, "CHECK_BY_ADDRESS", "1");
 }
