@@ -89,16 +89,20 @@ impl Held {
         for (kind, (list, _)) in KINDS.into_iter().enumerate() {
             if held.others() != 0 {
                 let mut add = |message: &[u8]| {
-                    for object in own(message, list) {
-                        held.objects[kind] += 1;
-                        held.maker = held.maker.or(value(object, ATTR_RES_PID));
-                    }
+                    own(message, list).for_each(|object| held.add(kind, object));
                 };
                 // If a kernel lacks a list, or time is up, the objects count as unlisted.
                 let _ = dump(list.0, index, until, &mut add);
             }
         }
         Some(held)
+    }
+
+    fn add(&mut self, kind: usize, object: &[u8]) {
+        if self.objects.iter().all(|&count| count == 0) {
+            self.maker = value(object, ATTR_RES_PID);
+        }
+        self.objects[kind] += 1;
     }
 
     fn others(&self) -> u64 {
@@ -219,6 +223,22 @@ mod tests {
         assert_eq!(words(None), counts);
         assert_eq!(words(Some(thread::id_by_kernel().into())), counts);
         assert_eq!(words(Some(1)), format!("{counts}; thread 1 made the first"));
+    }
+
+    #[test]
+    fn the_maker_is_that_of_the_first_object() {
+        let (ended, lives) = (
+            attribute(ATTR_RES_USECNT, &[0; 8]),
+            attribute(ATTR_RES_PID, &[7, 0, 0, 0]),
+        );
+        let mut held = Held::default();
+        held.add(2, &lives);
+        held.add(0, &ended);
+        assert_eq!((held.maker, held.objects), (Some(7), [1, 0, 1]));
+        let mut held = Held::default();
+        held.add(0, &ended);
+        held.add(0, &lives);
+        assert_eq!((held.maker, held.objects), (None, [2, 0, 0]));
     }
 
     #[test]
