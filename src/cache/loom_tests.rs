@@ -8,7 +8,7 @@
 //! again.
 
 use crate::life::hit::{Miss, Steps, in_order};
-use crate::noted::Noted;
+use crate::noted::{Noted, Number};
 use crate::region::state::{Grant, Left, Seen, State};
 use crate::watch::counts::{Counters, Kept, NONE};
 use crate::watch::ring::{Event, Kind, Ring};
@@ -77,29 +77,24 @@ impl World {
         Arc::new(world)
     }
 
-    /// `munmap` through the interposed call. Without the lock it records a loss.
-    fn unmap_by_call(&self, gets_lock: bool) {
-        let invalidates = || {
-            if gets_lock {
-                let _lock = self.lock.lock().unwrap();
-                self.state.invalidate();
-                self.noted.add(MEMORY)
-            } else {
+    /// `munmap` through the interposed call, which gets the lock before the real call, and after it, or
+    /// not. Without the lock it records a loss.
+    fn unmap_by_call(&self, [before, after]: [bool; 2]) {
+        let invalidates = |gets_lock: bool, note: &dyn Fn() -> Option<Number>| {
+            if !gets_lock {
                 self.ring.lose();
-                None
+                return None;
             }
+            let _lock = self.lock.lock().unwrap();
+            self.state.invalidate();
+            note()
         };
-        let noted = invalidates();
+        let noted = invalidates(before, &|| self.noted.add(MEMORY));
         {
             let _kernel = self.kernel.lock().unwrap();
             self.mapped.store(1, Release);
         }
-        if gets_lock {
-            let _lock = self.lock.lock().unwrap();
-            self.state.invalidate();
-        } else {
-            self.ring.lose();
-        }
+        invalidates(after, &|| None);
         noted
             .into_iter()
             .for_each(|number| self.noted.remove(number));
@@ -277,12 +272,12 @@ fn changed_beside_hits(
 
 #[test]
 fn loom_a_call_that_changes_memory() {
-    changed_beside_hits(None, false, |world| world.unmap_by_call(true));
+    changed_beside_hits(None, false, |world| world.unmap_by_call([true; 2]));
 }
 
 #[test]
 fn loom_a_call_without_the_lock() {
-    changed_beside_hits(None, false, |world| world.unmap_by_call(false));
+    changed_beside_hits(None, false, |world| world.unmap_by_call([false; 2]));
 }
 
 #[test]
@@ -379,8 +374,8 @@ fn loom_two_calls_at_once() {
         let world = World::new();
         let (first, second) = (world.clone(), world.clone());
         let threads = [
-            thread::spawn(move || first.unmap_by_call(false)),
-            thread::spawn(move || second.unmap_by_call(false)),
+            thread::spawn(move || first.unmap_by_call([false; 2])),
+            thread::spawn(move || second.unmap_by_call([false; 2])),
         ];
         world.register();
         world.apply();
@@ -424,7 +419,7 @@ fn loom_invalidated_while_used() {
         let (unmap, flush) = (world.clone(), world.clone());
         let threads = [
             thread::spawn(move || {
-                unmap.unmap_by_call(false);
+                unmap.unmap_by_call([false; 2]);
                 unmap.apply();
                 unmap.end_if_unused();
             }),
@@ -444,13 +439,23 @@ fn loom_invalidated_while_used() {
 
 #[test]
 fn loom_kept_while_its_memory_changes() {
-    explore(Some(3), || {
+    kept_while_its_memory_changes([true; 2]);
+}
+
+/// The call has stopped the watch, so there is no event.
+#[test]
+fn loom_kept_while_a_call_loses_the_lock() {
+    kept_while_its_memory_changes([true, false]);
+}
+
+fn kept_while_its_memory_changes(locks: [bool; 2]) {
+    explore(Some(3), move || {
         let world = World::new();
         world.end_if_unused();
         world.mapped.store(0, Release);
         // A new region is linked, then pinned, then kept, while its memory is unmapped.
         let other = world.clone();
-        let unmapping = thread::spawn(move || other.unmap_by_call(true));
+        let unmapping = thread::spawn(move || other.unmap_by_call(locks));
         {
             let _lock = world.lock.lock().unwrap();
             world.state.make();
@@ -463,7 +468,7 @@ fn loom_kept_while_its_memory_changes() {
         world.apply();
         let kept = {
             let _lock = world.lock.lock().unwrap();
-            !world.noted.overlap(MEMORY) && world.state.keep()
+            !world.noted.overlap(MEMORY) && world.ring.is_settled() && world.state.keep()
         };
         if kept && pinned == 0 {
             world.register();

@@ -87,6 +87,8 @@ MUTANTS = [
      "suite", "regions_ended"),
     ("W5", "cache/life/change.rs", "                cache.regions.ring.lose();\n", "",
      "suite", "regions_ended"),
+    ("W5", "cache/life/change.rs", "if !self.is_reported || self.noted.is_some() {", "if !self.is_reported {",
+     "unit", "a_call_that_gets_no_lock_afterwards_is_a_loss"),
     ("W5", "cache/life/change.rs", "    !CALLS.is_none()\n", "    false\n",
      "suite", "regions_ended"),
     ("W7", "cache/locked.rs", "            part.start = part.start.max(needed.end);\n", "",

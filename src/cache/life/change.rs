@@ -165,14 +165,15 @@ impl UnderWay {
     /// are invalidated. Preserves errno.
     fn inside<T>(&self, cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
         // A signal handler may have interrupted this thread inside the cache, or the cache itself
-        // may free memory. Or the thread has too little stack.
+        // may free memory. Or the thread has too little stack, and gets no other one.
         let done = if thread::is_inside() {
             None
         } else {
             in_call(body).flatten()
         };
         if done.is_none() {
-            if !self.is_reported {
+            // Once the range is noted, the memory may be watched no more: no event comes.
+            if !self.is_reported || self.noted.is_some() {
                 cache.regions.ring.lose();
             }
             // The cleaner ends the idle regions.
@@ -277,6 +278,19 @@ mod tests {
             let good = is_stale() && is_noted();
             drop(under_way);
             good && !is_noted()
+        }));
+    }
+
+    /// The call has stopped the watch, so no event tells of a region that was linked meanwhile.
+    #[test]
+    fn a_call_that_gets_no_lock_afterwards_is_a_loss() {
+        assert!(with_a_region(|cache, range, is_stale| {
+            let under_way = begin(range, true, None);
+            let good = is_stale() && !cache.regions.ring.is_behind();
+            let locked = cache.regions.lock();
+            drop(under_way);
+            drop(locked);
+            good && cache.regions.ring.is_behind()
         }));
     }
 
