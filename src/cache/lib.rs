@@ -5,13 +5,16 @@
 //! A relaxed region is an ordinary kernel region over whole pages. When the program releases the
 //! region, the region stays registered, idle in this process's cache. The cache hands it out again
 //! as long as its translation is provably unchanged. `docs/proof.md` has the argument, in numbered
-//! lemmas, each with the code that upholds it and the test that fails without that code.
+//! lemmas, each with the code that upholds it and the test that fails without that code. Under
+//! `RDMAMR_CACHE` the cache also serves `ibv_reg_mr` (`dispatch/reuse.rs`): the program then holds an
+//! object that stands for a region (`mr/object.rs`).
 //!
 //! - `dispatch/`: the entry of each call that the cache may serve. `admission.rs`: whether it may.
 //! - `region/`: a slot with the key by which it is found, and its state (one atomic).
 //! - `find/`: the look-up without a lock, the tree by address, the filter of memory without
 //!   regions.
-//! - `life/`: the events in the life of a region, a file for each: hit, miss, change, release, end.
+//! - `life/`: the events in the life of a region (hit, miss, change, release, end, flush), its owner, and
+//!   the cleaner.
 //! - `watch/`: userfaultfd, the reader of its events, the ring, the fence.
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
 //! - `regions.rs`: the memory that all threads share, and the operations on it without the lock.

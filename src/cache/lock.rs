@@ -8,7 +8,7 @@
 //! The lock is tried: no thread waits for it without a limit, and who does not get it goes on
 //! without. A garbage collector may stop the thread that holds it, by a signal, and a task that
 //! shares the memory may be killed while it holds it. A thread that has waited in vain marks the
-//! word: until the lock is free again, no other thread waits.
+//! word: until the lock is free again, only calls that cannot do without the lock wait ([`LONG`]).
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
@@ -21,7 +21,7 @@ const WANTED: u32 = 2;
 /// A thread has waited in vain for the present holder.
 const IN_VAIN: u32 = 4;
 
-/// How long an interposed call waits for the lock. Threads hold it for microseconds.
+/// How long an interposed call or a helper thread waits for the lock. Threads hold it for microseconds.
 pub const MOMENT: Duration = Duration::from_millis(20);
 
 /// How long a registration or a release waits for the lock: a region that is not kept costs it more

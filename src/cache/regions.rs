@@ -493,7 +493,7 @@ impl Regions {
         self.many_hits.load(Relaxed) + hits.sum::<u64>()
     }
 
-    /// The idle regions.
+    /// The regions without users, those that are being ended included.
     pub fn each_idle(&self) -> impl Iterator<Item = &Slot> {
         let regions = self.each().map(|(_, region)| region);
         regions.filter(|region| {

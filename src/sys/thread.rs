@@ -72,7 +72,8 @@ impl Drop for Inside {
     }
 }
 
-/// Whether this thread was interrupted while it was inside.
+/// Whether this thread is inside: the caller is a signal handler that interrupted it there, or a call
+/// that the library made itself.
 #[inline]
 pub fn is_inside() -> bool {
     THREAD.with(|thread| thread.inside.load(Relaxed))

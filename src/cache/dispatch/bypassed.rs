@@ -66,8 +66,8 @@ fn refuse() {
     );
 }
 
-/// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves becomes
-/// the program's own before, which the cache neither reuses nor deregisters. A relaxed region cannot
+/// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves first
+/// becomes the program's own, which the cache neither reuses nor deregisters. A relaxed region cannot
 /// be changed: others may use it, now or later.
 ///
 /// # Safety

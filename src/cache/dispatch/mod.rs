@@ -180,8 +180,8 @@ pub fn unimport_mr(mr: Mr) {
     }
 }
 
-/// Changes a region. A region that the cache serves becomes the program's own before, with its keys,
-/// which remote peers may hold: the cache neither reuses nor deregisters it from then on.
+/// Changes a region. A region that the cache serves first becomes the program's own, with its keys,
+/// which remote peers may hold: from then on the cache neither reuses nor deregisters it.
 ///
 /// # Safety
 /// As for [`mr::rereg`].

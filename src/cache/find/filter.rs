@@ -49,9 +49,10 @@ fn place(number: u64, places: usize) -> usize {
 }
 
 impl Filter {
-    /// Counts a new region. Under the cache's lock. The kernel's mmap lock orders a hook's check of
-    /// the count after this store: the region's pages are pinned after it, and a hook that changes
-    /// them after that checks again.
+    /// Counts a new region. Under the cache's lock. The region's memory is watched and pinned after
+    /// this store. A reported call that found 0 before it does nothing more: if it changes the memory
+    /// after the pin, the kernel has an event. A call that is not reported is counted, and looks here
+    /// once more when it ends.
     pub fn add(&self, range: PageRange) {
         self.count(range, 1);
     }

@@ -30,7 +30,7 @@ pub struct DeviceFiles {
 }
 
 impl DeviceFiles {
-    /// A region is about to be cached.
+    /// The kernel has registered a region by this number.
     pub fn add(&self, fd: i32) {
         let (word, bit) = place(fd as u32);
         match self.numbers.get(word) {

@@ -17,7 +17,7 @@ use rdmamr_sys::{aside, helper_thread, probe, thread};
 use rdmamr_trace::{self as trace, format::Call};
 
 /// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
-/// Preserves errno. `None` if the thread has too little stack.
+/// Preserves errno. `None` if the thread has too little stack and no other could be mapped.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
     aside::run_blocked(|| {
         let _inside = thread::enter();
@@ -236,8 +236,8 @@ pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
     Some(())
 }
 
-/// How long an interposed memory call waits for another thread that ends a region of the memory, in
-/// ms.
+/// How often an interposed memory call waits, for 1 ms at most, for another thread that ends a region of
+/// the memory.
 const PATIENCE: u32 = 20;
 
 /// Deregisters a region that its last user has released, on the releasing thread of the program. If

@@ -17,11 +17,11 @@
 //! ```text
 //!    63         32  31  30   28  27 26  25  24  23       0
 //!   +-------------+---+-------+------+---+---+-----------+
-//!   | generation  | G | state |      | S | O |   users   |
+//!   | generation  | M | phase |      | S | O |   users   |
 //!   +-------------+---+-------+------+---+---+-----------+
-//!    G      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no
+//!    M      MONITORED: memory that is watched for `src/monitor/`, without a region. It has no
 //!           user, and no thread takes or claims it: the statements here on regions exclude it
-//!    state  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
+//!    phase  FREE, UNKEPT, KEPT, ENDING, or HANDLE: a further handle of another slot's region
 //!    S      STALE: invalidated; set once, and never cleared while the region lives
 //!    O      OWN: a user has the slot's own handle
 //!    users  the number of registrations that use the region
@@ -30,11 +30,12 @@
 //! | thread | may change | when |
 //! | --- | --- | --- |
 //! | the thread that makes the region, under the lock | FREE to UNKEPT, UNKEPT to KEPT | it makes and keeps it |
-//! | any thread, under the lock | sets S | it applies a change |
+//! | any thread, as a rule under the lock | sets S | it applies a change, or cannot keep the region |
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
+//! | the thread that makes the region, under the lock | UNKEPT to FREE | the kernel has refused it |
 //! | the claiming thread, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
-//! | the memory monitor, under the lock | FREE to UNKEPT with G, to KEPT, to FREE; sets S | it watches a monitored range |
+//! | the memory monitor, under the lock | FREE to UNKEPT with M, to KEPT, to FREE; sets S | it watches a monitored range |
 //! | the thread that took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
 //! | the releasing thread | HANDLE to FREE | a release |
 //!

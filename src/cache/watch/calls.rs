@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Calls of the program on which the watch depends. Who must be told of its memory calls: without a
-//! listener, such a call costs one load. Whether the program filters its system calls: then no thread
-//! of it makes one for the cache.
+//! Calls of the program on which the watch depends:
 //!
-//! Whether the memory calls reach this library: userfaultfd reports neither guard pages nor
-//! protection, so without these calls the cache watches no memory.
+//! 1. Who must be told of its memory calls. Without a listener, such a call costs one load.
+//! 2. Whether the program filters its system calls. Then no thread of it makes one for the cache.
+//! 3. Whether the memory calls reach this library. userfaultfd reports neither guard pages nor
+//!    protection, so without these calls the cache watches no memory.
+//! 4. Whether the providers' deregistrations reach it.
 //!
-//! And whether the providers' deregistrations do. A provider frees the object of each region that it
-//! deregisters, and an object of the cache is no memory of malloc. So without these calls the cache
-//! gives out no region. They do not come if dlopen loaded the library, and in a program that is
-//! linked with `-libverbs` before `-lrdmamr`: it calls libibverbs' own functions.
+//! A provider frees the object of each region that it deregisters, and an object of the cache is no
+//! memory of malloc. So without these calls the cache gives out no region. They do not come if
+//! dlopen loaded the library, and in a program that is linked with `-libverbs` before `-lrdmamr`:
+//! it calls libibverbs' own functions.
 
 use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;

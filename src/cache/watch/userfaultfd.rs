@@ -283,7 +283,8 @@ impl Userfaultfd {
     }
 
     /// Has the kernel report changes of these pages from now on. The range may have holes. The
-    /// explicit huge pages of hugetlb are told: a machine has few, and an idle region would hold them.
+    /// explicit huge pages of hugetlb are watched too, and told from other memory ([`HUGE_PAGES`]): a
+    /// machine has few, and an idle region would hold them.
     ///
     /// The kernel's answer has the ioctls that work on all of the range. Huge pages are recognised
     /// by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros.
@@ -348,8 +349,8 @@ impl Userfaultfd {
         Memory::Shared
     }
 
-    /// Whether [`Userfaultfd::memory`] tells shared memory from private memory, as from Linux 5.14 on,
-    /// or else shared memory cannot be watched, as before 5.19.
+    /// Whether no shared memory passes for private: [`Userfaultfd::memory`] tells them apart (from Linux
+    /// 5.14 on), or userfaultfd cannot watch shared memory (before 5.19).
     pub fn tells_shared_memory(self) -> bool {
         let (size, flags) = (page_size(), libc::MAP_SHARED | libc::MAP_ANONYMOUS);
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.

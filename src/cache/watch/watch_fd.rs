@@ -13,7 +13,8 @@
 //! userfaultfd give the same answers, EINVAL or EAGAIN. Therefore fstat(2) shows the device and the
 //! inode of our file each time memory has been registered: each userfaultfd has an inode of its own
 //! since Linux 5.12, and the reader keeps the file open, so no other file gets that inode. Once the
-//! number is found to be another's, no fence passes any more.
+//! number is found to be another's, the fence asks the kernel no more. A hit passes by the counters
+//! until they show a change: the reader, which has the file, still reads every event.
 //!
 //! Two cases remain (docs/limits.md). In the first, a raw dup2 replaces our number directly by a
 //! file that answers EINVAL, and no miss comes between that and a hit. In the second, a thread that
@@ -55,7 +56,7 @@ const _: () = assert!(core::mem::offset_of!(WatchFd, device) <= 64);
 
 /// There is no watch.
 const NONE: i32 = -1;
-/// There is one, and another file took its number, so no fence passes any more.
+/// There is one, and another file took its number: the fence cannot ask any more.
 const LOST: i32 = -2;
 
 /// The number means another file, or none.

@@ -176,7 +176,8 @@ impl Watch {
 
     /// Whether these pages, which are watched and pinned, are private memory: other processes change
     /// shared memory without an event, and a GPU's runtime its own. The kernel describes the mapping that
-    /// was pinned, or its change has been reported since.
+    /// was pinned, or its change has been reported since. Also fails if some of it is watched no more: a
+    /// mapping that was made there since has no watch.
     pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
         let number = self.watch_fd().ok_or(Unwatched::Refused)?;
         match number.memory(page_range) {
