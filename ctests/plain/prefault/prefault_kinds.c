@@ -342,8 +342,8 @@ static void each_kind(void)
 		/* Nothing reports a guard page before the pin reaches it. */
 		if (kind->prepare != guarded)
 			is(helped.after - helped.outside, alone.after - alone.outside, "as many pages afterwards");
-		/* A huge page covers the pages beside the memory too. Whether one is free at either time is chance. */
-		if (kind->from != HUGE_WANTED && kind->from != UNDECIDED)
+		/* A transparent huge page covers the pages beside the memory too, and whether one is free is chance. */
+		if ((kind->from != HUGE_WANTED && kind->from != UNDECIDED) || kind->flags & LARGE_PAGES)
 			is(helped.outside, alone.outside, "as many beside it");
 		/* Pages of the file that were only copied are not mapped, and the kernel may drop them. */
 		if (kind->from == MEMFD && kind->flags == PRIVATE)
