@@ -32,6 +32,10 @@ all: $(so) $(archive) $(audit) $(program) ## build the libraries, shared and sta
 cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
 remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr --remap-path-prefix=$(cargo_home)=/usr/src/cargo"
 here     = CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO)
+# Cargo links with cc, unless a variable of its own names another linker, as conda's does.
+linker: FORCE
+	@command -v cc >/dev/null || env | grep -q '^CARGO_TARGET_.*_LINKER=' || vm/packages build
+$(so) $(program) $(audit): | linker
 $(so): FORCE
 	+$(if $(for_package),$(remapped)) $(CARGO) build --release
 $(program): FORCE
@@ -197,4 +201,4 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' Makefile | awk -F '|' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 FORCE:
-.PHONY: all headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen mdbook FORCE
+.PHONY: all linker headers site man check check-all hardware ctests demo bench peers install uninstall dist deb rpm wheel audit clean help cargo cbindgen mdbook FORCE
