@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Translates the access bits of fi_mr_reg(3) into a device's access flags.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::refusals::UNKNOWN_ACCESS;
 use rdmamr_abi::libfabric::*;
 use rdmamr_mr::Access;
@@ -26,7 +26,7 @@ pub struct Rights {
 /// right. With an access of 0, which the verbs provider accepts too, the region allows local reads
 /// only. A device without atomic operations, which `granted` lacks, grants FI_REMOTE_WRITE without
 /// them.
-pub fn map(access: u64, iwarp: bool, granted: Access) -> Result<Rights, Failure> {
+pub fn map(access: u64, iwarp: bool, granted: Access) -> Result<Rights> {
     ensure(access & !KNOWN == 0, UNKNOWN_ACCESS)?;
     let (local, remote) = flags_of(access, iwarp);
     Ok(Rights {

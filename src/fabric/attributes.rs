@@ -6,7 +6,7 @@
 //! the interface for which the application was written decides which fields the library reads.
 //! libfabric 1.17's `ofi_mr_regattr` reads past the end of an old application's structure.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::raw_key::IOV_LIMIT;
 use super::refusals::*;
 use core::ffi::c_void;
@@ -21,7 +21,7 @@ pub const MR_OFFSET: u64 = 1 << 59;
 
 /// Refuses flags that this library does not know.
 #[inline(always)]
-pub fn check_flags(flags: u64) -> Result<(), Failure> {
+pub fn check_flags(flags: u64) -> Result<()> {
     ensure(flags & !(MR_KEY | MR_OFFSET) == 0, REGISTER_FLAGS)
 }
 
@@ -74,7 +74,7 @@ pub struct Wish {
 
 /// The buffer of fi_mr_reg().
 #[inline(always)]
-pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
+pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers> {
     ensure(length != 0, NO_LENGTH)?;
     ensure(addr.addr().checked_add(length).is_some(), BUFFER_PAST_END)?;
     Ok(Buffers::One(Buffer { addr, length }))
@@ -84,7 +84,7 @@ pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers, Failure> {
 ///
 /// # Safety
 /// `iov` is NULL or points to `count` elements.
-pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers, Failure> {
+pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers> {
     ensure(!iov.is_null(), NULL_BUFFERS)?;
     ensure((1..=IOV_LIMIT).contains(&count), BUFFER_COUNT)?;
     // SAFETY: `iov` is not NULL, and the caller promised that it points to `count` elements.
@@ -119,7 +119,7 @@ pub unsafe fn read(
     attr: *const fi_mr_attr,
     flags: u64,
     api_version: u32,
-) -> Result<(Buffers, Wish), Failure> {
+) -> Result<(Buffers, Wish)> {
     ensure(!attr.is_null(), NULL_ATTRIBUTES)?;
     // Flags decide what `mr_iov` points to (FI_MR_DMABUF).
     check_flags(flags)?;

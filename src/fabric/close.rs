@@ -2,7 +2,7 @@
 //! Closing a region, fi_close(3).
 
 use super::domain::Domain;
-use super::errors::Failure;
+use super::errors::Result;
 use super::region::Region;
 use super::workers;
 use core::sync::atomic::Ordering::Relaxed;
@@ -43,7 +43,7 @@ pub fn release(region: &Region) -> bool {
 /// holds its registration), no event of the region can be read, and its key is free. Returns the
 /// way in which the last of its registrations ended.
 #[inline(always)]
-pub fn close(region: &Region) -> Result<How, Failure> {
+pub fn close(region: &Region) -> Result<How> {
     region.check()?;
     let domain = settle(region);
     let before = {

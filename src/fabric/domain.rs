@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A domain: a verbs protection domain, as `struct fid_domain`, with the rules of its regions.
 
-use super::errors::{Failure, ensure, may_allocate};
+use super::errors::{Result, ensure, may_allocate};
 use super::keys::Keys;
 use super::mode::Mode;
 use super::object::{Hold, Process, Tables};
@@ -71,8 +71,8 @@ impl Domain {
         mode: Mode,
         context: *mut c_void,
         opened: Option<DeviceOfDomain>,
-    ) -> Result<*mut fid_domain, Failure> {
-        let begin = || -> Result<(), Failure> {
+    ) -> Result<*mut fid_domain> {
+        let begin = || -> Result<()> {
             may_allocate()?;
             if mode.on_demand {
                 try_on_demand(pd)?;
@@ -172,7 +172,7 @@ impl Domain {
     ///
     /// # Safety
     /// `fid` is an open domain of this library. After success the caller does not use it again.
-    pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
+    pub unsafe fn close(fid: *mut fid) -> Result<()> {
         // SAFETY: the caller promised an open domain of this library.
         let domain = unsafe { &*fid.cast::<Domain>() };
         domain.process.check()?;
@@ -190,7 +190,7 @@ impl Domain {
     ///
     /// # Safety
     /// `queue` is NULL or an open object.
-    pub unsafe fn bind(&self, queue: *mut fid, flags: u64) -> Result<(), Failure> {
+    pub unsafe fn bind(&self, queue: *mut fid, flags: u64) -> Result<()> {
         // SAFETY: the caller promised NULL or an open object.
         let class = unsafe { queue.as_ref() }.ok_or(NULL_QUEUE)?.fclass;
         ensure(class == FI_CLASS_EQ, NOT_A_QUEUE)?;
@@ -208,20 +208,14 @@ impl Domain {
     }
 
     /// Maps a raw key that a remote peer has sent: fi_mr_map_raw(3).
-    pub fn map(&self, bytes: &[u8], base: u64, flags: u64) -> Result<u64, Failure> {
+    pub fn map(&self, bytes: &[u8], base: u64, flags: u64) -> Result<u64> {
         ensure(flags == 0, MAP_FLAGS)?;
         may_allocate()?;
         self.keys.map(RawKey::read(bytes, base)?)
     }
 
     /// Finds a range of a remote peer's memory: `rdmamr_resolve`.
-    pub fn resolve(
-        &self,
-        key: u64,
-        start: u64,
-        length: u64,
-        found: &mut Found,
-    ) -> Result<(), Failure> {
+    pub fn resolve(&self, key: u64, start: u64, length: u64, found: &mut Found) -> Result<()> {
         match u32::try_from(key) {
             // The device's key. The keys of mapped raw keys are larger.
             Ok(rkey) if self.mode.provider_keys => {
@@ -241,7 +235,7 @@ impl Domain {
 }
 
 /// Registers a little memory to find out whether the device pages on demand.
-fn try_on_demand(pd: Pd) -> Result<(), Failure> {
+fn try_on_demand(pd: Pd) -> Result<()> {
     let mut page = Box::new([0u8; 64]);
     let addr = page.as_mut_ptr().cast();
     let request = Request::at_address(addr, page.len(), Access::ON_DEMAND);

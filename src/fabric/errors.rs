@@ -14,6 +14,9 @@ pub struct Failure {
     pub subject: Subject,
 }
 
+/// The result of a call of the libfabric family.
+pub type Result<T, E = Failure> = core::result::Result<T, E>;
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Failure {
         let subject = Subject::Other;
@@ -33,13 +36,13 @@ impl Failure {
 }
 
 /// Fails with FI_ENOMEM if the call may not allocate. Called before the call changes anything.
-pub fn may_allocate() -> Result<(), Failure> {
+pub fn may_allocate() -> Result<()> {
     ensure(has_memory(), Error::Memory)
 }
 
 /// Fails unless a condition holds.
 #[inline(always)]
-pub fn ensure(holds: bool, failure: impl Into<Failure>) -> Result<(), Failure> {
+pub fn ensure(holds: bool, failure: impl Into<Failure>) -> Result<()> {
     if holds { Ok(()) } else { Err(failure.into()) }
 }
 

@@ -2,7 +2,7 @@
 //! The keys of a domain: the keys that the application chose for its regions, the keys that stand
 //! for raw keys of remote peers, and the addresses of the regions that the application has placed.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::piece::{Piece, Side};
 use super::raw_key::RawKey;
 use super::refusals::*;
@@ -70,7 +70,7 @@ impl Keys {
     }
 
     /// Gives a key to a region that is not placed.
-    pub fn reserve(&self, key: u64, region: &Region) -> Result<(), Failure> {
+    pub fn reserve(&self, key: u64, region: &Region) -> Result<()> {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         match table.keys.entry(key) {
@@ -83,13 +83,13 @@ impl Keys {
     }
 
     /// A key up to `last` that names nothing.
-    pub fn unused(&self, last: u64) -> Result<u64, Failure> {
+    pub fn unused(&self, last: u64) -> Result<u64> {
         self.lock().unused(last)
     }
 
     /// Puts a registered region at the address that the application chose, and makes the region
     /// usable. Returns the registrations of the regions that it replaces. The caller must end them.
-    pub fn place(&self, new: &Region) -> Result<Vec<Piece>, Failure> {
+    pub fn place(&self, new: &Region) -> Result<Vec<Piece>> {
         // `register` has refused a region that runs past the end of the addresses.
         let end = new.base + new.length;
         let mut table = self.lock();
@@ -132,7 +132,7 @@ impl Keys {
     }
 
     /// Maps a remote peer's raw key to a key that no region has.
-    pub fn map(&self, raw: RawKey) -> Result<u64, Failure> {
+    pub fn map(&self, raw: RawKey) -> Result<u64> {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         let key = table.unused(u64::MAX - 1)?;
@@ -142,7 +142,7 @@ impl Keys {
     }
 
     /// Ends the mapping of a raw key.
-    pub fn unmap(&self, key: u64) -> Result<(), Failure> {
+    pub fn unmap(&self, key: u64) -> Result<()> {
         let mut table = self.lock();
         let mapped = matches!(table.keys.get(&key), Some(Meaning::Mapped(_)));
         ensure(mapped, NOT_MAPPED)?;
@@ -159,13 +159,7 @@ impl Keys {
     /// Finds the memory behind a range of a key's addresses. With the provider's keys, a key
     /// outside this table is the device's, and so is the address: `Domain::resolve` handles
     /// that case.
-    pub fn resolve(
-        &self,
-        key: u64,
-        start: u64,
-        length: u64,
-        found: &mut Found,
-    ) -> Result<(), Failure> {
+    pub fn resolve(&self, key: u64, start: u64, length: u64, found: &mut Found) -> Result<()> {
         let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let mut locate =
             |base, pieces: &[_]| locate(base, pieces, start, length, |segment| found.push(segment));
@@ -182,7 +176,7 @@ impl Keys {
 }
 
 impl KeyTable {
-    fn unused(&mut self, last: u64) -> Result<u64, Failure> {
+    fn unused(&mut self, last: u64) -> Result<u64> {
         ensure(self.keys.len() as u64 <= last, NO_KEY_LEFT)?;
         loop {
             let key = self.next % (last + 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The rules on which the application and the library agree when a domain is opened.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::refusals::*;
 use rdmamr_abi::libfabric::*;
 
@@ -28,7 +28,7 @@ pub struct Mode {
 
 impl Mode {
     /// Translates libfabric's `mr_mode`.
-    pub fn agreed(api_version: u32, mr_mode: i32) -> Result<Mode, Failure> {
+    pub fn agreed(api_version: u32, mr_mode: i32) -> Result<Mode> {
         const KNOWN: i32 =
             FI_MR_LOCAL | FI_MR_RAW | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
         let bits = match mr_mode {
@@ -54,7 +54,7 @@ impl Mode {
     }
 
     /// Limits the application's keys to a number of bytes, 1 to 8.
-    pub fn with_key_size(self, bytes: usize) -> Result<Mode, Failure> {
+    pub fn with_key_size(self, bytes: usize) -> Result<Mode> {
         let last_key = match bytes {
             8 => FI_KEY_NOTAVAIL - 1,
             1..8 => (1 << (8 * bytes)) - 1,

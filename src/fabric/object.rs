@@ -2,7 +2,7 @@
 //! The common parts of the objects of this family: the tables of functions, the process that made
 //! the object, and the count of the objects that keep it open.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::refusals::OTHER_PROCESS;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
@@ -33,7 +33,7 @@ impl Process {
     /// concern the parent's memory, and a thread that does not exist in the child may hold its
     /// locks.
     #[inline(always)]
-    pub fn check(self) -> Result<(), Failure> {
+    pub fn check(self) -> Result<()> {
         let same = state::existing().is_some_and(|state| core::ptr::eq(state, self.0));
         ensure(same, OTHER_PROCESS)
     }

@@ -2,7 +2,7 @@
 //! An event queue, fi_eq(3). It holds the results of asynchronous registrations, and the events
 //! that the application writes.
 
-use super::errors::{self, Failure, ensure, may_allocate};
+use super::errors::{self, Failure, Result, ensure, may_allocate};
 use super::object::{Hold, Process, Tables};
 use super::refusals::*;
 use core::ffi::c_void;
@@ -108,7 +108,7 @@ impl Queue {
         attr: *const fi_eq_attr,
         context: *mut c_void,
         fabric: Option<Hold>,
-    ) -> Result<*mut fid_eq, Failure> {
+    ) -> Result<*mut fid_eq> {
         may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or readable.
         let attr = unsafe { attr.as_ref() };
@@ -140,7 +140,7 @@ impl Queue {
     ///
     /// # Safety
     /// `eq` is an open queue of this library.
-    pub unsafe fn from_c<'a>(eq: *mut fid_eq) -> Result<&'a Queue, Failure> {
+    pub unsafe fn from_c<'a>(eq: *mut fid_eq) -> Result<&'a Queue> {
         // SAFETY: the caller promised an open queue: only queues have the table that led here.
         let queue = unsafe { &*eq.cast::<Queue>() };
         queue.process.check()?;
@@ -161,7 +161,7 @@ impl Queue {
     ///
     /// # Safety
     /// `eq` is an open queue of this library. After success the caller does not use it again.
-    pub unsafe fn close(eq: *mut fid_eq) -> Result<(), Failure> {
+    pub unsafe fn close(eq: *mut fid_eq) -> Result<()> {
         // SAFETY: the caller promised an open queue of this library.
         let queue = unsafe { Queue::from_c(eq) }?;
         ensure(queue.holds.load(Acquire) == 0, QUEUE_IN_USE)?;
@@ -180,7 +180,7 @@ impl Queue {
     }
 
     /// Reserves room for the event of one more registration. The event then cannot be lost.
-    pub fn promise(&self) -> Result<(), Failure> {
+    pub fn promise(&self) -> Result<()> {
         let mut events = self.lock();
         events.reserve()?;
         events.promised += 1;
@@ -261,16 +261,11 @@ impl Queue {
     }
 
     /// Reads the next event. Returns its number and its size in bytes.
-    pub fn read(&self, out: &mut [u8], flags: u64) -> Result<(u32, usize), Failure> {
+    pub fn read(&self, out: &mut [u8], flags: u64) -> Result<(u32, usize)> {
         self.read_locked(&mut self.lock(), out, flags)
     }
 
-    fn read_locked(
-        &self,
-        events: &mut Events,
-        out: &mut [u8],
-        flags: u64,
-    ) -> Result<(u32, usize), Failure> {
+    fn read_locked(&self, events: &mut Events, out: &mut [u8], flags: u64) -> Result<(u32, usize)> {
         ensure(flags & !FI_PEEK == 0, READ_FLAGS)?;
         let completed;
         let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(QUEUE_EMPTY)? {
@@ -292,12 +287,7 @@ impl Queue {
 
     /// Reads the next event. Waits up to `timeout` milliseconds for it, or for ever if `timeout` is
     /// negative.
-    pub fn read_waiting(
-        &self,
-        out: &mut [u8],
-        timeout: i32,
-        flags: u64,
-    ) -> Result<(u32, usize), Failure> {
+    pub fn read_waiting(&self, out: &mut [u8], timeout: i32, flags: u64) -> Result<(u32, usize)> {
         ensure(self.fd.is_some(), NO_WAITING)?;
         let empty = |events: &mut Events| events.waiting.is_empty();
         let mut events = match u64::try_from(timeout) {
@@ -320,11 +310,7 @@ impl Queue {
     /// # Safety
     /// `out` is writable. For applications of version 1.5 and later, its `err_data` and
     /// `err_data_size` are set.
-    pub unsafe fn read_error(
-        &self,
-        out: *mut fi_eq_err_entry,
-        flags: u64,
-    ) -> Result<usize, Failure> {
+    pub unsafe fn read_error(&self, out: *mut fi_eq_err_entry, flags: u64) -> Result<usize> {
         ensure(!out.is_null(), NULL_BUFFER)?;
         ensure(flags & !FI_PEEK == 0, READ_ERROR_FLAGS)?;
         let mut events = self.lock();
@@ -367,7 +353,7 @@ impl Queue {
     }
 
     /// Puts in an event of the application.
-    pub fn write(&self, event: u32, bytes: &[u8], flags: u64) -> Result<(), Failure> {
+    pub fn write(&self, event: u32, bytes: &[u8], flags: u64) -> Result<()> {
         ensure(self.may_write, NOT_WRITABLE)?;
         ensure(flags == 0, WRITE_FLAGS)?;
         let mut events = self.lock();
@@ -382,7 +368,7 @@ impl Queue {
     }
 
     /// The descriptor that is readable while the queue is not empty.
-    pub fn fd(&self) -> Result<i32, Failure> {
+    pub fn fd(&self) -> Result<i32> {
         let fd = self.fd.as_ref().map(AsRawFd::as_raw_fd);
         fd.ok_or(NO_DESCRIPTOR.into())
     }
@@ -402,7 +388,7 @@ impl Queue {
     }
 }
 
-fn event_fd() -> Result<OwnedFd, Failure> {
+fn event_fd() -> Result<OwnedFd> {
     // SAFETY: eventfd takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {

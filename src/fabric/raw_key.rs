@@ -14,7 +14,7 @@
 //! check sum finds damage, not malice. A remote peer that lies about its rkeys reaches nothing that
 //! it could not reach anyway.)
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::refusals::*;
 use super::segment::Segment;
 
@@ -46,7 +46,7 @@ fn sum(bytes: &[u8]) -> u64 {
 
 /// Writes a raw key to the beginning of `out`, and returns its size. If `out` is too small, nothing
 /// is written.
-pub fn write(base: u64, pieces: &[Segment], out: &mut [u8]) -> Result<usize, Failure> {
+pub fn write(base: u64, pieces: &[Segment], out: &mut [u8]) -> Result<usize> {
     let size = size(pieces.len());
     let out = out.get_mut(..size).ok_or(RAW_KEY_TOO_SMALL)?;
     let (body, check) = out.split_at_mut(size - SUM);
@@ -75,13 +75,13 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 impl RawKey {
     /// Reads a raw key that a remote peer has sent, and compares its base address with `base`, which
     /// came with it.
-    pub fn read(bytes: &[u8], base: u64) -> Result<RawKey, Failure> {
+    pub fn read(bytes: &[u8], base: u64) -> Result<RawKey> {
         let key = Self::parse(bytes)?;
         ensure(key.base == base, RAW_KEY_BASE)?;
         Ok(key)
     }
 
-    fn parse(bytes: &[u8]) -> Result<RawKey, Failure> {
+    fn parse(bytes: &[u8]) -> Result<RawKey> {
         ensure(bytes.get(..4) == Some(&MAGIC), RAW_KEY_FOREIGN)?;
         let count = u32_at(bytes, 4).ok_or(RAW_KEY_SIZE)? as usize;
         let whole = (1..=IOV_LIMIT).contains(&count) && bytes.len() == size(count);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A memory region: `struct fid_mr`, and the library's private fields behind it.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Failure, Result, ensure};
 use super::object::Process;
 use super::piece::{Piece, Pieces, Side};
 use super::raw_key;
@@ -185,13 +185,13 @@ impl Region {
     }
 
     /// Refuses a region that is closed, and a region that the parent process made before fork.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<()> {
         ensure(self.state() != Phase::Closed, CLOSED)?;
         self.process.check()
     }
 
     /// Refuses the same regions as `check`, and a region that is not registered.
-    pub fn check_registered(&self) -> Result<(), Failure> {
+    pub fn check_registered(&self) -> Result<()> {
         self.check()?;
         let refusal = match self.state() {
             Phase::Registered => return Ok(()),
@@ -284,13 +284,13 @@ impl Region {
 
     /// Fails if a region has no piece because another region has replaced it since the caller
     /// looked at its state.
-    fn check_pieces(&self, segments: &[Segment]) -> Result<(), Failure> {
+    fn check_pieces(&self, segments: &[Segment]) -> Result<()> {
         let is_whole = !segments.is_empty() || self.state() == Phase::Registered;
         ensure(is_whole || !self.is_placed, REPLACED)
     }
 
     /// Writes the pieces to `found`, at the addresses that this process uses.
-    pub fn segments(&self, found: &mut Found) -> Result<(), Failure> {
+    pub fn segments(&self, found: &mut Found) -> Result<()> {
         self.with_segments(Side::Local, |segments| {
             segments.iter().for_each(|&segment| found.push(segment));
             self.check_pieces(segments)
@@ -337,7 +337,7 @@ impl Region {
     }
 
     /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.
-    pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize, Failure>) {
+    pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize>) {
         self.with_segments(Side::Remote, |segments| {
             let written = self
                 .check_pieces(segments)
@@ -401,7 +401,7 @@ impl Region {
     /// close it. (For a placed region the caller has locked the table of keys.) Returns the state
     /// for [`Region::end`].
     #[inline(always)]
-    pub fn begin_to_close(&self) -> Result<Phase, Failure> {
+    pub fn begin_to_close(&self) -> Result<Phase> {
         let from = [Phase::Registered, Phase::Failed, Phase::Replaced];
         let mut from = from.into_iter();
         let claimed = from.find(|&from| self.change(from, Phase::Closing));
@@ -411,7 +411,7 @@ impl Region {
     /// Ends the registrations of a claimed region. After an error the region is as it was before.
     /// If some registrations are gone, the region can only be closed again.
     #[inline(always)]
-    pub fn end(&self, before: Phase) -> Result<How, Failure> {
+    pub fn end(&self, before: Phase) -> Result<How> {
         let mut some_gone = false;
         self.end_pieces(&mut some_gone).map_err(|error| {
             let now = if some_gone { Phase::Failed } else { before };

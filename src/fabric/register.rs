@@ -6,7 +6,7 @@
 use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::domain::Domain;
-use super::errors::{Failure, ensure, may_allocate};
+use super::errors::{Failure, Result, ensure, may_allocate};
 use super::piece::{Piece, Pieces};
 use super::refusals::*;
 use super::region::{Plan, Region};
@@ -80,7 +80,7 @@ pub fn register(
     (buffers, wish): (Buffers, Wish),
     publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
-) -> Result<(), Failure> {
+) -> Result<()> {
     may_allocate()?;
     let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
     let table_key = table_key(domain, &wish)?;
@@ -113,7 +113,7 @@ pub fn register(
 
 /// The key in the domain's table, if the device does not choose the keys.
 #[inline(always)]
-fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
+fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>> {
     check_flags(wish.flags)?;
     let mode = &domain.mode;
     if mode.provider_keys {
@@ -129,7 +129,7 @@ fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>, Failure> {
 
 /// Refuses a base address that the application chose and the domain cannot have.
 #[inline(always)]
-fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<(), Failure> {
+fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<()> {
     if wish.flags & MR_OFFSET == 0 {
         return ensure(
             domain.mode.by_flags || wish.offset == 0,
@@ -163,7 +163,7 @@ fn complete_or_submit(
     memory: (Buffers, Rights),
     publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
-) -> Result<(), Failure> {
+) -> Result<()> {
     if let (Some(key), false) = (region.table_key, region.is_placed) {
         domain.keys.reserve(key, region)?;
     }
@@ -203,7 +203,7 @@ fn complete(
     domain: &Domain,
     region: &Region,
     (buffers, rights): &(Buffers, Rights),
-) -> Result<How, Failure> {
+) -> Result<How> {
     // The cache does not serve placed regions: a region that replaces a placed one must end the old
     // registration at once, and the cache may end a registration later.
     let cached = domain.mode.cached && !region.is_placed;
@@ -248,7 +248,7 @@ struct Pinning<'a> {
 
 impl Pinning<'_> {
     #[inline(never)]
-    fn pin_all(&self, buffers: &[Buffer]) -> Result<Vec<Piece>, Failure> {
+    fn pin_all(&self, buffers: &[Buffer]) -> Result<Vec<Piece>> {
         let mut pieces = Vec::with_capacity(buffers.len());
         for buffer in buffers {
             match self.pin(buffer, None) {
@@ -262,7 +262,7 @@ impl Pinning<'_> {
     /// Registers a buffer. `at` is the device's address for remote use, if the caller needs a
     /// specific one.
     #[inline(always)]
-    fn pin(&self, buffer: &Buffer, at: Option<u64>) -> Result<Piece, Failure> {
+    fn pin(&self, buffer: &Buffer, at: Option<u64>) -> Result<Piece> {
         let (rights, mode) = (self.rights, &self.domain.mode);
         let addr = buffer.addr.addr() as u64;
         let remote = match at {
@@ -313,7 +313,7 @@ impl Pinning<'_> {
         access: Access,
         iova: u64,
         register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
-    ) -> Result<Registered, Failure> {
+    ) -> Result<Registered> {
         let on_demand = match self.domain.mode.on_demand {
             true => Access::ON_DEMAND,
             false => Access::empty(),

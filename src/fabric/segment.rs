@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A piece of a region, and the search for a range of a region's addresses.
 
-use super::errors::{Failure, ensure};
+use super::errors::{Result, ensure};
 use super::refusals::*;
 
 /// A piece of memory as a work request names it: `struct rdmamr_segment`.
@@ -24,7 +24,7 @@ pub fn locate(
     start: u64,
     length: u64,
     mut found: impl FnMut(Segment),
-) -> Result<(), Failure> {
+) -> Result<()> {
     ensure(length != 0, NO_LENGTH)?;
     let mut skip = start.checked_sub(base).ok_or(OUTSIDE_REGION)?;
     let mut remaining = length;
@@ -70,7 +70,7 @@ impl Found<'_> {
     }
 
     /// Fails if the array is too small for all segments.
-    pub fn check(&self) -> Result<(), Failure> {
+    pub fn check(&self) -> Result<()> {
         ensure(self.count <= self.segments.len(), SEGMENTS_TOO_SMALL)
     }
 }

@@ -3,7 +3,7 @@
 //! ends when none waits.
 
 use super::background::{self, Background};
-use super::errors::{self, Failure};
+use super::errors::{self, Failure, Result};
 use super::queue::Queue;
 use super::refusals::CANCELLED;
 use super::region::Region;
@@ -31,7 +31,7 @@ pub struct Job {
     pub queue: &'static Queue,
     /// The trace's record of the call, if the trace is on.
     pub pending: Option<Pending>,
-    pub register: Box<dyn Fn(&'static Region) -> Result<How, Failure> + Send>,
+    pub register: Box<dyn Fn(&'static Region) -> Result<How> + Send>,
 }
 
 #[derive(Default)]
@@ -117,7 +117,7 @@ impl Job {
     }
 
     /// Writes the call and its result to the trace. The region cannot have been closed yet.
-    fn write_down(&self, began: Option<Began>, result: Result<How, Failure>) {
+    fn write_down(&self, began: Option<Began>, result: Result<How>) {
         let (Some(began), Some(pending)) = (began, self.pending) else {
             return;
         };

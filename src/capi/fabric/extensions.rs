@@ -20,7 +20,7 @@ use rdmamr_abi::libfabric_provider::{FI_LOCAL_MR, FI_VERSION_1_0, FI_VERSION_1_5
 use rdmamr_abi::rdma_core::ibv_pd;
 use rdmamr_fabric::attributes::{MR_KEY, MR_OFFSET};
 use rdmamr_fabric::domain::Domain;
-use rdmamr_fabric::errors::{Failure, ensure};
+use rdmamr_fabric::errors::{Result, ensure};
 use rdmamr_fabric::mode::Mode;
 use rdmamr_fabric::queue::Queue;
 use rdmamr_fabric::raw_key::IOV_LIMIT;
@@ -116,7 +116,7 @@ const _: () =
 const LEAST: usize = core::mem::offset_of!(rdmamr_domain_attr, mr_mode);
 
 /// Reads the attributes. The program may know fewer fields than this library, or more.
-unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_attr>, Failure> {
+unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_attr>> {
     if attr.is_null() {
         return Ok(None);
     }
@@ -138,7 +138,7 @@ unsafe fn read(attr: *const rdmamr_domain_attr) -> Result<Option<rdmamr_domain_a
     Ok(Some(whole))
 }
 
-fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode, Failure> {
+fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode> {
     let Some(attr) = attr else {
         return Mode::agreed(FI_VERSION_1_0, FI_MR_PROV_KEY | FI_MR_VIRT_ADDR);
     };
@@ -234,8 +234,8 @@ versioned!(rdmamr_eq_open, "RDMAMR_1.0");
 unsafe fn with_segments(
     segments: *mut rdmamr_segment,
     count: *mut usize,
-    fill: impl FnOnce(&mut Found) -> Result<(), Failure>,
-) -> Result<(), Failure> {
+    fill: impl FnOnce(&mut Found) -> Result<()>,
+) -> Result<()> {
     // SAFETY: caller's memory: `count` is NULL or points to a writable number.
     let count = unsafe { count.as_mut() }.ok_or(NULL_COUNT)?;
     let segments = if segments.is_null() || *count == 0 {
@@ -254,7 +254,7 @@ unsafe fn with_segments(
 }
 
 /// The domain, if this library made it in this process.
-unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Domain, Failure> {
+unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Domain> {
     // SAFETY: open objects: `domain` is NULL or an open object, which begins with a `struct fid`.
     let class = unsafe { domain.as_ref() }.ok_or(NULL_DOMAIN)?.fid.fclass;
     // SAFETY: the class of this open object says that it is a domain.

@@ -22,7 +22,7 @@ use rdmamr_abi::libfabric_provider::Slot;
 use rdmamr_fabric::attributes::{self, Buffers, Wish};
 use rdmamr_fabric::close::{close, release, settle};
 use rdmamr_fabric::domain::Domain;
-use rdmamr_fabric::errors::{self, Failure, ensure};
+use rdmamr_fabric::errors::{self, Result, ensure};
 use rdmamr_fabric::queue::Queue;
 use rdmamr_fabric::raw_key;
 use rdmamr_fabric::refusals::*;
@@ -54,7 +54,7 @@ pub unsafe fn open_domain(fid: *mut fid) -> &'static Domain {
 /// # Safety
 /// As for `open_domain`.
 #[inline(always)]
-pub unsafe fn domain_of_this_process(fid: *mut fid) -> Result<&'static Domain, Failure> {
+pub unsafe fn domain_of_this_process(fid: *mut fid) -> Result<&'static Domain> {
     // SAFETY: the caller promised an open domain of this library.
     let domain = unsafe { open_domain(fid) };
     domain.process.check()?;
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut
     }
 }
 
-unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<(), Failure> {
+unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<()> {
     // SAFETY: our object: `fid` is an open domain of this library.
     let domain = unsafe { domain_of_this_process(fid) }?;
     // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
@@ -142,7 +142,7 @@ unsafe fn register_in(
     mr: *mut *mut fid_mr,
     (addr, length, access): Named,
     caller: Caller,
-    what: impl FnOnce(&Domain) -> Result<(Buffers, Wish), Failure>,
+    what: impl FnOnce(&Domain) -> Result<(Buffers, Wish)>,
 ) -> c_int {
     let name = call::NAMES[usize::from(call)];
     let mut pending = traced::begin(call, caller);
@@ -326,7 +326,7 @@ pub unsafe extern "C" fn region_control(fid: *mut fid, command: c_int, arg: *mut
     }
 }
 
-unsafe fn raw_attr(region: &Region, arg: *const fi_mr_raw_attr) -> Result<(), Failure> {
+unsafe fn raw_attr(region: &Region, arg: *const fi_mr_raw_attr) -> Result<()> {
     region.check_registered()?;
     // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
     let arg = unsafe { arg.as_ref() }.ok_or(NULL_ARGUMENT)?;
@@ -385,7 +385,7 @@ unsafe fn read_event(
     eq: *mut fid_eq,
     out: *mut u32,
     (buf, len): (*mut c_void, usize),
-    read: impl FnOnce(&Queue, &mut [u8]) -> Result<(u32, usize), Failure>,
+    read: impl FnOnce(&Queue, &mut [u8]) -> Result<(u32, usize)>,
 ) -> ssize_t {
     silent(call, || {
         // SAFETY: our object: `eq` is an open queue of this library.
@@ -464,7 +464,7 @@ pub unsafe extern "C" fn queue_write(
 
 /// The body of a call that reads a queue. An empty queue, or an error as the next event, is an
 /// answer and not a failure: the thread's last reason stays.
-fn silent(call: &'static str, body: impl FnOnce() -> Result<usize, Failure>) -> ssize_t {
+fn silent(call: &'static str, body: impl FnOnce() -> Result<usize>) -> ssize_t {
     ret::code(call, None, || match body() {
         Err(failure) if [FI_EAGAIN, FI_EAVAIL].contains(&errors::code(failure.error)) => {
             Ok(-errors::code(failure.error) as ssize_t)

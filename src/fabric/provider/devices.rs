@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The verbs devices of this machine, as the underlying libibverbs lists them.
 
-use crate::errors::Failure;
+use crate::errors::{Failure, Result};
 use crate::object::Hold;
 use crate::refusals::NO_DEVICE;
 use core::ffi::{CStr, c_int};
@@ -22,7 +22,7 @@ unsafe impl Send for OpenDevice {}
 unsafe impl Sync for OpenDevice {}
 
 /// A function of libibverbs.
-fn function<F: Copy>(next: &Next<F>) -> Result<F, Failure> {
+fn function<F: Copy>(next: &Next<F>) -> Result<F> {
     next.get().ok_or(Failure::from(Error::NoNext(next.name())))
 }
 
@@ -32,9 +32,7 @@ fn failed() -> Failure {
 }
 
 /// Calls `look` for each device, until `look` returns a result.
-pub fn find<R>(
-    mut look: impl FnMut(&CStr, *mut ibv_device) -> Option<R>,
-) -> Result<Option<R>, Failure> {
+pub fn find<R>(mut look: impl FnMut(&CStr, *mut ibv_device) -> Option<R>) -> Result<Option<R>> {
     let list = function(&next::GET_DEVICE_LIST)?;
     let free = function(&next::FREE_DEVICE_LIST)?;
     let _uncancelled = thread::uncancelled();
@@ -61,7 +59,7 @@ pub fn find<R>(
 
 impl OpenDevice {
     /// Opens a device.
-    pub fn open(device: *mut ibv_device) -> Result<OpenDevice, Failure> {
+    pub fn open(device: *mut ibv_device) -> Result<OpenDevice> {
         let open = function(&next::OPEN_DEVICE)?;
         let _uncancelled = thread::uncancelled();
         // SAFETY: `device` is in a list that is not freed yet.
@@ -72,7 +70,7 @@ impl OpenDevice {
     }
 
     /// Opens the device of that name.
-    pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice, Failure> {
+    pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice> {
         find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?
             .unwrap_or(Err(NO_DEVICE.into()))
     }
@@ -83,7 +81,7 @@ impl OpenDevice {
     }
 
     /// Allocates a protection domain.
-    pub fn allocate_pd(&self) -> Result<Pd, Failure> {
+    pub fn allocate_pd(&self) -> Result<Pd> {
         let allocate = function(&next::ALLOC_PD)?;
         let _uncancelled = thread::uncancelled();
         // SAFETY: the device is open.

@@ -4,7 +4,7 @@
 use super::NAME;
 use super::devices::{DeviceOfDomain, OpenDevice};
 use crate::domain::Domain;
-use crate::errors::{Failure, ensure, may_allocate};
+use crate::errors::{Result, ensure, may_allocate};
 use crate::mode::Mode;
 use crate::object::{Hold, Process, Tables};
 use crate::queue::Queue;
@@ -48,7 +48,7 @@ impl Fabric {
         cached: bool,
         attr: *const fi_fabric_attr,
         context: *mut c_void,
-    ) -> Result<*mut fid_fabric, Failure> {
+    ) -> Result<*mut fid_fabric> {
         may_allocate()?;
         // SAFETY: the caller promised that `attr` is NULL or valid.
         let attr = unsafe { attr.as_ref() }.ok_or(NULL_ATTRIBUTES)?;
@@ -73,7 +73,7 @@ impl Fabric {
     ///
     /// # Safety
     /// `fabric` is an open fabric of this library.
-    pub unsafe fn from_c(fabric: *mut fid_fabric) -> Result<&'static Fabric, Failure> {
+    pub unsafe fn from_c(fabric: *mut fid_fabric) -> Result<&'static Fabric> {
         // SAFETY: the caller promised an open fabric: only fabrics have the table that led here.
         // `close` refuses a fabric that counts a holder.
         let fabric = unsafe { &*fabric.cast::<Fabric>() };
@@ -85,7 +85,7 @@ impl Fabric {
     ///
     /// # Safety
     /// `fid` is an open fabric of this library. After success the caller does not use it again.
-    pub unsafe fn close(fid: *mut fid) -> Result<(), Failure> {
+    pub unsafe fn close(fid: *mut fid) -> Result<()> {
         // SAFETY: the caller promised an open fabric of this library.
         let fabric = unsafe { Fabric::from_c(fid.cast()) }?;
         ensure(fabric.holds.load(Acquire) == 0, FABRIC_IN_USE)?;
@@ -102,7 +102,7 @@ impl Fabric {
         &'static self,
         info: *const fi_info,
         context: *mut c_void,
-    ) -> Result<*mut fid_domain, Failure> {
+    ) -> Result<*mut fid_domain> {
         // SAFETY: the caller promised that `info` is NULL or valid.
         let info = unsafe { info.as_ref() }.ok_or(NULL_INFO)?;
         // SAFETY: `domain_attr` of a valid info is NULL or valid.
@@ -135,7 +135,7 @@ impl Fabric {
         &'static self,
         attr: *const fi_eq_attr,
         context: *mut c_void,
-    ) -> Result<*mut fid_eq, Failure> {
+    ) -> Result<*mut fid_eq> {
         let version = self.api_version.load(Relaxed);
         // SAFETY: the caller promised what `Queue::open` demands: `attr` is NULL or readable.
         unsafe {

@@ -4,7 +4,7 @@
 use super::NAME;
 use super::devices::{self, OpenDevice};
 use super::libfabric;
-use crate::errors::{Failure, ensure};
+use crate::errors::{Result, ensure};
 use crate::raw_key::{self, IOV_LIMIT};
 use crate::refusals::*;
 use core::ffi::{CStr, c_char};
@@ -59,7 +59,7 @@ pub unsafe fn getinfo(
     has_address: bool,
     flags: u64,
     hints: *const fi_info,
-) -> Result<*mut fi_info, Failure> {
+) -> Result<*mut fi_info> {
     // SAFETY: the caller keeps the promise of `by_name`.
     let by_name = unsafe { by_name(hints) };
     // SAFETY: the caller keeps the promise of `offer`.
@@ -82,7 +82,7 @@ unsafe fn offer(
     flags: u64,
     hints: *const fi_info,
     by_name: bool,
-) -> Result<*mut fi_info, Failure> {
+) -> Result<*mut fi_info> {
     ensure(flags & CORE_PROV_ONLY == 0, OFFER_NO_STACKING)?;
     // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
     let wanted = unsafe { read(version, hints, by_name) }?;
@@ -113,11 +113,7 @@ unsafe fn offer(
 
 /// # Safety
 /// `hints` is NULL or a `struct fi_info` of `version`, which lives for `'a`.
-unsafe fn read<'a>(
-    version: u32,
-    hints: *const fi_info,
-    by_name: bool,
-) -> Result<Wanted<'a>, Failure> {
+unsafe fn read<'a>(version: u32, hints: *const fi_info, by_name: bool) -> Result<Wanted<'a>> {
     let mut wanted = Wanted {
         version,
         caps: 0,
@@ -184,7 +180,7 @@ fn is_in_environment() -> bool {
 
 impl Wanted<'_> {
     /// The mr_mode that application and provider can agree on.
-    fn agree(&self) -> Result<i32, Failure> {
+    fn agree(&self) -> Result<i32> {
         ensure(self.caps & !CAPS == 0, OFFER_CAPS)?;
         // An application that wants to send messages would otherwise find a provider without
         // endpoints.
