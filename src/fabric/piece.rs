@@ -75,7 +75,7 @@ impl Piece {
     }
 
     /// The number of bytes that the registrations have pinned.
-    fn pinned(&self) -> u64 {
+    pub fn pinned(&self) -> u64 {
         let times = if self.for_remote == 0 { 1 } else { 2 };
         self.local().map_or(0, |mr| {
             let mr = mr.read();
@@ -108,39 +108,11 @@ impl Piece {
     }
 }
 
-/// The registrations of a region.
-pub enum Pieces {
-    One(Piece),
-    Many(Vec<Piece>),
-}
-
-impl Pieces {
-    /// The way in which the last piece was registered.
-    pub fn how(&self) -> How {
-        match self {
-            Pieces::One(piece) => piece.how,
-            Pieces::Many(pieces) => pieces.last().map_or(How::Kernel, |piece| piece.how),
-        }
-    }
-
-    fn all(&mut self) -> &mut [Piece] {
-        match self {
-            Pieces::One(piece) => core::slice::from_mut(piece),
-            Pieces::Many(pieces) => pieces,
-        }
-    }
-
-    /// The number of bytes that the registrations have pinned.
-    pub fn pinned(&mut self) -> u64 {
-        self.all().iter().map(|piece| piece.pinned()).sum()
-    }
-
-    /// Ends all registrations.
-    pub fn end(&mut self) {
-        for piece in self.all().iter_mut().rev() {
-            // If the kernel refuses to end a registration, the domain keeps it and cannot be
-            // deallocated.
-            let _ = piece.end();
-        }
+/// Ends all registrations.
+pub fn end_all(pieces: &mut [Piece]) {
+    for piece in pieces.iter_mut().rev() {
+        // If the kernel refuses to end a registration, the domain keeps it and cannot be
+        // deallocated.
+        let _ = piece.end();
     }
 }

@@ -3,7 +3,7 @@
 
 use super::errors::{Failure, Result, ensure};
 use super::object::Process;
-use super::piece::{Piece, Pieces, Side};
+use super::piece::{Piece, Side, end_all};
 use super::raw_key;
 use super::refusals::*;
 use super::segment::{Found, Segment};
@@ -203,23 +203,22 @@ impl Region {
         Err(refusal.into())
     }
 
-    /// Hands the region its registrations.
+    /// Hands the region its only piece.
     #[inline(always)]
-    pub fn fill(&self, pieces: Pieces) {
-        match pieces {
-            Pieces::One(piece) => {
-                let lkey = piece.lkey().unwrap_or(0);
-                let desc = without_provenance_mut(lkey as usize);
-                self.desc.store(desc, Relaxed);
-                if piece.for_remote == 0 {
-                    self.remote.store(piece.remote, Relaxed);
-                    self.single.store(piece.mr, Release);
-                } else {
-                    *self.lock() = vec![piece];
-                }
-            }
-            Pieces::Many(pieces) => *self.lock() = pieces,
+    pub fn fill(&self, piece: Piece) {
+        let lkey = piece.lkey().unwrap_or(0);
+        let desc = without_provenance_mut(lkey as usize);
+        self.desc.store(desc, Relaxed);
+        if piece.for_remote == 0 {
+            self.remote.store(piece.remote, Relaxed);
+            self.single.store(piece.mr, Release);
+        } else {
+            self.fill_composite(vec![piece]);
         }
+    }
+
+    pub fn fill_composite(&self, pieces: Vec<Piece>) {
+        *self.lock() = pieces;
     }
 
     /// Makes the region usable. A thread that sees the state `Registered` also sees all earlier
@@ -369,7 +368,7 @@ impl Region {
 
     /// Ends the registrations of a region that is still in the state `UnderWay`.
     pub fn empty(&self) {
-        Pieces::Many(self.take()).end();
+        end_all(&mut self.take());
     }
 
     fn take(&self) -> Vec<Piece> {

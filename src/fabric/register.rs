@@ -7,7 +7,7 @@ use super::access::{self, Rights};
 use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::domain::Domain;
 use super::errors::{Failure, Result, ensure, may_allocate};
-use super::piece::{Piece, Pieces};
+use super::piece::{Piece, end_all};
 use super::refusals::*;
 use super::region::{Plan, Region};
 use super::workers::{self, Job};
@@ -212,19 +212,24 @@ fn complete(
         rights,
         cached,
     };
-    let pieces = match buffers {
+    let how = match buffers {
         Buffers::One(buffer) => {
             let at = region.is_placed.then_some(region.base);
             let at = at.filter(|&at| in_step(buffer, at) && !domain.is_at_own_address());
-            Pieces::One(pinning.pin(buffer, at)?)
+            let piece = pinning.pin(buffer, at)?;
+            region.fill(piece);
+            piece.how
         }
-        Buffers::Many(buffers) => Pieces::Many(pinning.pin_all(buffers)?),
+        Buffers::Many(buffers) => {
+            let pieces = pinning.pin_all(buffers)?;
+            let how = pieces.last().map_or(How::Kernel, |last| last.how);
+            region.fill_composite(pieces);
+            how
+        }
     };
-    let how = pieces.how();
-    region.fill(pieces);
     if region.is_placed {
-        let replaced = domain.keys.place(region).inspect_err(|_| region.empty())?;
-        Pieces::Many(replaced).end();
+        let placed = domain.keys.place(region);
+        end_all(&mut placed.inspect_err(|_| region.empty())?);
     } else {
         region.is_now_registered();
     }
@@ -232,9 +237,9 @@ fn complete(
 }
 
 /// Ends the registrations that a call had made before it failed.
-fn ended(mut pieces: Pieces, failure: Failure) -> Failure {
-    let before = pieces.pinned();
-    pieces.end();
+fn ended(pieces: &mut [Piece], failure: Failure) -> Failure {
+    let before = pieces.iter().map(Piece::pinned).sum();
+    end_all(pieces);
     failure.beside(before)
 }
 
@@ -253,7 +258,7 @@ impl Pinning<'_> {
         for buffer in buffers {
             match self.pin(buffer, None) {
                 Ok(piece) => pieces.push(piece),
-                Err(failure) => return Err(ended(Pieces::Many(pieces), failure)),
+                Err(failure) => return Err(ended(&mut pieces, failure)),
             }
         }
         Ok(pieces)
@@ -301,7 +306,7 @@ impl Pinning<'_> {
                 remote,
                 ..piece
             }),
-            Err(failure) => Err(ended(Pieces::One(piece), failure)),
+            Err(failure) => Err(ended(&mut [piece], failure)),
         }
     }
 
