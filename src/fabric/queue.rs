@@ -290,17 +290,10 @@ impl Queue {
     pub fn read_waiting(&self, out: &mut [u8], timeout: i32, flags: u64) -> Result<(u32, usize)> {
         ensure(self.fd.is_some(), NO_WAITING)?;
         let empty = |events: &mut Events| events.waiting.is_empty();
-        let mut events = match u64::try_from(timeout) {
-            Err(_) => {
-                let waited = self.filled.wait_while(self.lock(), empty);
-                waited.unwrap_or_else(PoisonError::into_inner)
-            }
-            Ok(ms) => {
-                let limit = Duration::from_millis(ms);
-                let waited = self.filled.wait_timeout_while(self.lock(), limit, empty);
-                waited.unwrap_or_else(PoisonError::into_inner).0
-            }
-        };
+        // A wait that ends beyond what the clock counts to has no end (std's futex).
+        let limit = u64::try_from(timeout).map_or(Duration::MAX, Duration::from_millis);
+        let waited = self.filled.wait_timeout_while(self.lock(), limit, empty);
+        let mut events = waited.unwrap_or_else(PoisonError::into_inner).0;
         ensure(!empty(&mut events), QUEUE_EMPTY)?;
         self.read_locked(&mut events, out, flags)
     }
