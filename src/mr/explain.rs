@@ -10,7 +10,7 @@ use super::outcome::{Address, Error, Obstacle, PANICKED, RuntimeKind, Why};
 use super::refused::{self, OnDevice, Refused, Wrong};
 use super::request::Request;
 use super::unpinned::{self, Words};
-use super::{held, queue};
+use super::{gpu, held, queue};
 use core::cell::{Cell, RefCell};
 use core::fmt::{self, Write};
 use errno::Errno;
@@ -436,9 +436,7 @@ impl Obstacle {
             " from the kernel: it is memory of a GPU, says {name}, and "
         )?;
         self.why(out)?;
-        // SAFETY: the path ends with a NUL.
-        let loaded =
-            unsafe { libc::access(c"/sys/module/nvidia_peermem".as_ptr(), libc::F_OK) == 0 };
+        let loaded = gpu::has_peer_memory();
         out.write_str(match self.runtime {
             RuntimeKind::Cuda if loaded => ". (nvidia_peermem is loaded)",
             RuntimeKind::Cuda => ". Without a dma-buf it takes nvidia_peermem, which is not loaded",

@@ -15,17 +15,17 @@ use super::forwarded;
 use super::outcome::{Error, How, Obstacle, Registered, RuntimeKind, Why};
 use super::refused::{OnDevice, Refused, says};
 use super::request::Request;
-use core::ffi::CStr;
+use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use errno::Errno;
 use rdmamr_config::{Gpu, config, disabled};
 use rdmamr_next::Pd;
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
-use rdmamr_sys::clock;
+use rdmamr_sys::budget::Attempts;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// A dma-buf.
 pub struct Export {
@@ -34,7 +34,27 @@ pub struct Export {
     offset: u64,
 }
 
+/// A runtime's own code of success.
+const SUCCESS: c_int = 0;
+
 impl Export {
+    /// The outcome of a runtime's call that exports memory into a new file; its answer is `None` if there is
+    /// no such call.
+    ///
+    /// # Safety
+    /// After success the call has just opened `file` for its caller.
+    unsafe fn made(answer: Option<c_int>, file: c_int, offset: u64) -> Result<Export, Why> {
+        match answer {
+            None => Err(Why::NoFunction),
+            Some(SUCCESS) if file >= 0 => Ok(Export {
+                // SAFETY: as this function's contract says.
+                file: unsafe { OwnedFd::from_raw_fd(file) },
+                offset,
+            }),
+            Some(error) => Err(Why::Export(error)),
+        }
+    }
+
     /// The descriptor of the file, and where memory at `within` bytes behind the start of the exported
     /// range lies in the dma-buf.
     pub fn at(&self, within: u64) -> (i32, u64) {
@@ -52,13 +72,11 @@ pub struct Allocation {
 }
 
 /// A runtime that exports memory of its GPUs.
-trait Runtime {
+trait Runtime: Sized {
     const KIND: RuntimeKind;
 
     /// The runtime, if the program has loaded it.
-    fn find() -> Option<Self>
-    where
-        Self: Sized;
+    fn find() -> Option<Self>;
 
     /// Whether the address is memory of a GPU.
     fn has(&self, addr: u64) -> bool;
@@ -67,8 +85,7 @@ trait Runtime {
     fn export(&self, range: PageRange, way: Way) -> Result<Export, Why>;
 
     /// Whether the ways of an export differ for the memory at `addr`.
-    fn has_second_way(&self, addr: u64) -> bool {
-        let _ = addr;
+    fn has_second_way(&self, _addr: u64) -> bool {
         false
     }
 
@@ -76,11 +93,12 @@ trait Runtime {
     fn allocation(&self, addr: u64) -> Option<PageRange>;
 
     /// The cause of a refused export, for people, if the runtime tells one.
-    fn cause(&self, addr: u64, length: u64) -> Option<Why>;
+    fn cause(&self, _addr: u64, _length: u64) -> Option<Why> {
+        None
+    }
 
     /// Runs `body` while the GPU's context that the memory at `addr` belongs to is current.
-    fn in_context<T>(&self, addr: u64, body: impl FnOnce() -> T) -> T {
-        let _ = addr;
+    fn in_context<T>(&self, _addr: u64, body: impl FnOnce() -> T) -> T {
         body()
     }
 }
@@ -226,29 +244,22 @@ pub fn was_refused() -> bool {
     REFUSED.load(Relaxed)
 }
 
-const SECOND: u64 = 1_000_000_000;
+/// Whether `nvidia_peermem` is loaded.
+pub fn has_peer_memory() -> bool {
+    let module = c"/sys/module/nvidia_peermem".as_ptr();
+    // SAFETY: the path ends with a NUL.
+    unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, module, libc::F_OK) == 0 }
+}
 
 /// Whether a look at memory that has come back may show that it is a GPU's: if `nvidia_peermem` is
 /// loaded, the kernel registers such memory by its address. To look for CUDA takes as long as some
 /// registrations, so it is done once a second until memory of a GPU is found.
 pub fn may_be_unseen() -> bool {
-    const MODULE: &CStr = c"/sys/module/nvidia_peermem";
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    let next = NEXT.load(Relaxed);
-    let now = clock::monotonic();
-    if next > now
-        || NEXT
-            .compare_exchange(next, now + SECOND, Relaxed, Relaxed)
-            .is_err()
-    {
-        return false;
-    }
-    let is_loaded = thread::keep_errno(|| {
-        // SAFETY: the path ends with a NUL.
-        unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, MODULE.as_ptr(), 0) == 0 }
-    });
-    if !is_loaded {
-        NEXT.store(u64::MAX, Relaxed);
+    static LOOKS: Attempts = Attempts::new();
+    let is_loaded = LOOKS.begin() && thread::keep_errno(has_peer_memory);
+    if is_loaded {
+        // Another look in a second.
+        LOOKS.failed_for_now();
     }
     is_loaded
 }

@@ -17,6 +17,13 @@ pub struct Attempts {
 impl Attempts {
     const NEVER: u64 = u64::MAX;
 
+    /// The first attempt may begin at once.
+    pub const fn new() -> Attempts {
+        Attempts {
+            next: AtomicU64::new(0),
+        }
+    }
+
     /// Whether the caller is to make an attempt now.
     pub fn begin(&self) -> bool {
         let next = self.next.load(Relaxed);

@@ -2,19 +2,16 @@
 //! CUDA, by the functions of its driver's library (cuda.h, "Memory Management", "Unified
 //! Addressing").
 
-use super::runtime::find;
-use super::{Allocation, Export, Runtime, Way};
+use super::runtime::{calls, find};
+use super::{Allocation, Export, Runtime, SUCCESS, Way};
 use crate::outcome::{Address, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use rdmamr_sys::loaded_files::Object;
 use rdmamr_sys::pages::PageRange;
-use std::os::fd::{FromRawFd, OwnedFd};
 
 type Context = *mut c_void;
-
-const SUCCESS: c_int = 0;
 
 /// `CUpointer_attribute`.
 mod pointer {
@@ -50,23 +47,7 @@ const BY_PCIE: c_ulonglong = 1;
 /// The driver's library.
 pub struct Cuda(Object);
 
-/// Declares a function of the library. `None` if this version of the library lacks it.
-macro_rules! calls {
-    ($( fn $name:ident($($arg:ident: $type:ty),*) = $symbol:literal; )*) => {
-        impl Cuda {
-            $( fn $name(&self, $($arg: $type),*) -> Option<c_int> {
-                type Call = unsafe extern "C" fn($($type),*) -> c_int;
-                // SAFETY: cuda.h declares the function so.
-                let call: Call = unsafe { self.0.function($symbol) }?;
-                // SAFETY: the callers below pass pointers to what the function writes; it takes any
-                // address and any number.
-                Some(unsafe { call($($arg),*) })
-            } )*
-        }
-    };
-}
-
-calls! {
+calls! { Cuda:
     fn pointer_attribute(data: *mut c_void, attribute: c_int, addr: u64) = c"cuPointerGetAttribute";
     fn pointer_attributes(
         count: c_uint, attributes: *mut c_int, data: *mut *mut c_void, addr: u64
@@ -104,22 +85,15 @@ impl Cuda {
     pub fn numbered(&self, addr: u64, length: u64) -> Option<Allocation> {
         let (mut kind, mut context, mut id): (c_uint, Context, u64) = (0, null_mut(), 0);
         let (mut start, mut size, mut is_managed) = (0u64, 0usize, 0 as c_uint);
-        let mut attributes = [
-            pointer::MEMORY_TYPE,
-            pointer::IS_MANAGED,
-            pointer::CONTEXT,
-            pointer::BUFFER_ID,
-            pointer::RANGE_START_ADDR,
-            pointer::RANGE_SIZE,
+        let wanted: [(c_int, *mut c_void); 6] = [
+            (pointer::MEMORY_TYPE, (&raw mut kind).cast()),
+            (pointer::IS_MANAGED, (&raw mut is_managed).cast()),
+            (pointer::CONTEXT, (&raw mut context).cast()),
+            (pointer::BUFFER_ID, (&raw mut id).cast()),
+            (pointer::RANGE_START_ADDR, (&raw mut start).cast()),
+            (pointer::RANGE_SIZE, (&raw mut size).cast()),
         ];
-        let mut data: [*mut c_void; 6] = [
-            (&raw mut kind).cast(),
-            (&raw mut is_managed).cast(),
-            (&raw mut context).cast(),
-            (&raw mut id).cast(),
-            (&raw mut start).cast(),
-            (&raw mut size).cast(),
-        ];
+        let (mut attributes, mut data) = (wanted.map(|it| it.0), wanted.map(|it| it.1));
         let asked = self.pointer_attributes(6, attributes.as_mut_ptr(), data.as_mut_ptr(), addr)?;
         let is_fixed = kind == DEVICE_MEMORY && is_managed == 0 && !context.is_null();
         let (end, ends) = (start.checked_add(size as u64)?, addr.checked_add(length)?);
@@ -161,15 +135,9 @@ impl Cuda {
     fn export_by(&self, range: PageRange, flags: c_ulonglong) -> Result<Export, Why> {
         let mut file = -1;
         let size = range.bytes() as usize;
-        match self.handle_for_range(&raw mut file, range.start, size, DMA_BUF_FD, flags) {
-            None => Err(Why::NoFunction),
-            Some(SUCCESS) if file >= 0 => Ok(Export {
-                // SAFETY: the call has just opened this file for its caller.
-                file: unsafe { OwnedFd::from_raw_fd(file) },
-                offset: 0,
-            }),
-            Some(error) => Err(Why::Export(error)),
-        }
+        let answer = self.handle_for_range(&raw mut file, range.start, size, DMA_BUF_FD, flags);
+        // SAFETY: `file` is what the call has opened.
+        unsafe { Export::made(answer, file, 0) }
     }
 }
 
