@@ -28,30 +28,19 @@ pub struct KernelMr {
     pub handle: u32,
 }
 
-/// Registers pinned memory, in a process whose children get all memory. libibverbs is not told of
-/// it: see [`is_fork_protected`].
+/// Registers pinned memory, in a process whose children get all memory: libibverbs is not told of it
+/// (see [`is_fork_protected`]). Or registers memory of a GPU, all of an export.
 pub fn register(
     direct: &Direct,
     request: &Request,
+    export: Option<&Export>,
     is_watched: bool,
 ) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
-    let answer = direct
-        .ask_kernel(request, is_watched)
-        .map_err(Error::Kernel)?;
-    Ok(registered(direct, answer))
-}
-
-/// Registers memory of a GPU, all of an export.
-pub fn register_export(
-    direct: &Direct,
-    request: &Request,
-    export: &Export,
-) -> Result<(KernelMr, ib_uverbs_reg_mr_resp), Error> {
-    let answer = direct.ask_kernel_for_dmabuf(request, export.at(0));
-    Ok(registered(direct, answer.map_err(Error::Kernel)?))
-}
-
-fn registered(direct: &Direct, answer: ib_uverbs_reg_mr_resp) -> (KernelMr, ib_uverbs_reg_mr_resp) {
+    let answer = match export {
+        Some(export) => direct.ask_kernel_for_dmabuf(request, export.at(0)),
+        None => direct.ask_kernel(request, is_watched),
+    };
+    let answer = answer.map_err(Error::Kernel)?;
     // A region of ours with the same handle has ended elsewhere.
     direct.device.rows.forget(answer.mr_handle);
     let registered = KernelMr {
@@ -59,7 +48,7 @@ fn registered(direct: &Direct, answer: ib_uverbs_reg_mr_resp) -> (KernelMr, ib_u
         fd: direct.fd,
         handle: answer.mr_handle,
     };
-    (registered, answer)
+    Ok((registered, answer))
 }
 
 impl KernelMr {

@@ -276,10 +276,8 @@ impl Cache {
         let unwatched = needs_watch.then(|| self.watch_memory(id).err()).flatten();
         let start = with_exposed_provenance_mut(page_range.start as usize);
         let pages = Request::at_address(start, page_range.bytes() as usize, request.access);
-        let (made, answer) = match export {
-            Some(export) => kernel_mr::register_export(direct, &pages, export),
-            None => kernel_mr::register(direct, &pages, needs_watch && unwatched.is_none()),
-        }?;
+        let is_watched = needs_watch && unwatched.is_none();
+        let (made, answer) = kernel_mr::register(direct, &pages, export, is_watched)?;
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
