@@ -14,7 +14,6 @@ use super::rows::Known;
 use super::state::{self, State};
 use super::{fork, forwarded, gpu, large};
 use errno::{Errno, errno};
-use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
 use rdmamr_config::disabled;
 use rdmamr_next::{Context, Pd};
 use rdmamr_stats::log::{self, Level};
@@ -164,11 +163,7 @@ impl Direct {
 
     /// Has the kernel register memory, and no more.
     #[inline(always)]
-    pub fn ask_kernel(
-        &self,
-        request: &Request,
-        is_watched: bool,
-    ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    pub fn ask_kernel(&self, request: &Request, is_watched: bool) -> mr::Answered {
         let (thread, counters) = (thread::number(), stats::counters());
         trace::switch::look();
         let (addr, length) = (request.addr.addr() as u64, request.length as u64);
@@ -188,17 +183,13 @@ impl Direct {
     /// The start of prefault's threads needs more stack than the smallest one has.
     #[cold]
     #[inline(never)]
-    fn ask_kernel_for_large(
-        &self,
-        request: &Request,
-        is_watched: bool,
-    ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    fn ask_kernel_for_large(&self, request: &Request, is_watched: bool) -> mr::Answered {
         let large = || large::around(request, is_watched, || self.ask_kernel_now(request));
         aside::run(large).unwrap_or_else(|| self.ask_kernel_now(request))
     }
 
     #[inline(always)]
-    fn ask_kernel_now(&self, request: &Request) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    fn ask_kernel_now(&self, request: &Request) -> mr::Answered {
         let registration = mr::Registration {
             start: request.addr.addr() as u64,
             length: request.length as u64,
@@ -217,7 +208,7 @@ impl Direct {
         &self,
         request: &Request,
         (file, offset): (i32, u64),
-    ) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    ) -> mr::Answered {
         let registration = mr::Registration {
             start: offset,
             length: request.length as u64,
@@ -232,7 +223,7 @@ impl Direct {
     /// Checks the driver number after EINVAL: a wrong number causes EINVAL too. A registration that
     /// has failed anyway can afford the check.
     #[cold]
-    fn ask_again(&self, registration: &mr::Registration) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+    fn ask_again(&self, registration: &mr::Registration) -> mr::Answered {
         const REFUSED: Errno = Errno(libc::EINVAL);
         if context::still_holds(&Uverbs, self.fd, self.device.facts.get()) {
             return Err(REFUSED);

@@ -21,6 +21,9 @@ pub struct Registration {
     pub access: u32,
 }
 
+/// The kernel's answer to a registration.
+pub type Answered = Result<ib_uverbs_reg_mr_resp, Errno>;
+
 /// The core's answer, followed by the driver's if rdma-core's siw provider has one too.
 #[repr(C)]
 struct Answer {
@@ -35,7 +38,7 @@ pub fn register(
     fd: i32,
     facts: Facts,
     registration: &Registration,
-) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+) -> Answered {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     // SAFETY: an answer consists of numbers.
     let mut answer: Answer = unsafe { core::mem::zeroed() };
@@ -81,7 +84,7 @@ pub fn register_dmabuf(
     facts: Facts,
     registration: &Registration,
     file: i32,
-) -> Result<ib_uverbs_reg_mr_resp, Errno> {
+) -> Answered {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     let (mut lkey, mut rkey) = (0u32, 0u32);
     let mut bundle = Bundle::<9>::new(driver.id, UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR);
