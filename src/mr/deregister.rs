@@ -6,7 +6,7 @@ use super::devices::Device;
 use super::fork;
 use super::object::{Mr, Object};
 use super::outcome::{Error, How};
-use super::require::require;
+use super::require::{done, require};
 use super::state;
 use core::ffi::c_int;
 use errno::Errno;
@@ -126,11 +126,7 @@ fn forward(mr: Mr) -> Result<How, Error> {
     let next = require(&next::DEREG_MR, mr.provider())?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
-    match unsafe { next(mr.as_ptr()) } {
-        0 => {
-            stats::counters().count(counter!(dereg_next));
-            Ok(How::Forwarded)
-        }
-        errno => Err(Error::Next(Errno(errno))),
-    }
+    done(unsafe { next(mr.as_ptr()) })?;
+    stats::counters().count(counter!(dereg_next));
+    Ok(How::Forwarded)
 }

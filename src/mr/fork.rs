@@ -7,7 +7,7 @@
 //! without fork support: the call tells libibverbs that a later `ibv_fork_init` comes too late.
 
 use super::outcome::Error;
-use super::require::require;
+use super::require::{done, require};
 use core::ffi::c_void;
 use core::ptr::without_provenance_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -33,13 +33,9 @@ pub fn init() -> Result<(), Error> {
         return Ok(());
     }
     // SAFETY: ibv_fork_init(3) may be called at any time.
-    match unsafe { require(&next::FORK_INIT, Provider::ORDINARY)?() } {
-        0 => {
-            MARKS.store(true, Relaxed);
-            Ok(())
-        }
-        errno => Err(Error::Next(Errno(errno))),
-    }
+    done(unsafe { require(&next::FORK_INIT, Provider::ORDINARY)?() })?;
+    MARKS.store(true, Relaxed);
+    Ok(())
 }
 
 /// Whether the kernel copies registered pages for a child, as it does since Linux 5.12. libibverbs

@@ -3,9 +3,8 @@
 //! a later domain or device at the same address counts as new.
 
 use super::outcome::Error;
-use super::require::require;
+use super::require::{done, require};
 use super::state;
-use errno::Errno;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
@@ -19,15 +18,11 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let orphans = device.map(|device| device.rows.of_pd(pd.address()));
     let _uncancelled = thread::uncancelled();
     // SAFETY: `Pd::from_c` was promised a live domain, and `next` is libibverbs' `ibv_dealloc_pd`.
-    match unsafe { next(pd.as_ptr()) } {
-        0 => {
-            if let (Some(device), Some(orphans)) = (device, orphans) {
-                device.rows.forget_those(&orphans);
-            }
-            Ok(())
-        }
-        errno => Err(Error::Next(Errno(errno))),
+    done(unsafe { next(pd.as_ptr()) })?;
+    if let (Some(device), Some(orphans)) = (device, orphans) {
+        device.rows.forget_those(&orphans);
     }
+    Ok(())
 }
 
 pub fn close_device(context: Context) -> Result<(), Error> {
@@ -49,8 +44,5 @@ pub fn close_device(context: Context) -> Result<(), Error> {
             state.devices.put_back(address, device);
         }
     }
-    match result {
-        0 => Ok(()),
-        errno => Err(Error::Next(Errno(errno))),
-    }
+    done(result)
 }
