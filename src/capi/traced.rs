@@ -123,16 +123,15 @@ pub fn umem_end(umem: *mut c_void, outcome: &Result<How, Error>) -> Call {
 
 /// The record of a change of a region, `ibv_rereg_mr`: a registration of the region's new state.
 pub fn changed(mr: Option<Mr>, change: &Reregistration, outcome: &Result<(), Error>) -> Call {
-    let access = change.access;
+    let asked = change.request;
     match (mr, outcome) {
         (Some(mr), Ok(())) => {
             let now = mr.read();
-            let request = Request::at_address(now.addr, now.length, access);
+            let request = Request::at_address(now.addr, now.length, asked.access);
             let done = Registered::by(How::Kernel, mr.as_ptr());
             registered(call::REREG_MR, now.pd, &request, &Ok(done))
         }
         _ => {
-            let asked = Request::at_address(change.addr, change.length, access);
             let failed = outcome.map(|()| Registered::by(How::Kernel, null_mut()));
             registered(call::REREG_MR, change.pd, &asked, &failed)
         }

@@ -194,16 +194,10 @@ unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
-    let access = Access::from_bits_retain(access as u32);
+    let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `mr` is NULL, a live region, or an ended region of this library.
     let mr = unsafe { Mr::from_c(mr) };
-    let change = Reregistration {
-        flags,
-        pd,
-        addr,
-        length,
-        access,
-    };
+    let change = Reregistration { flags, pd, request };
     let record = || |outcome: &_| traced::changed(mr, &change, outcome);
     let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
     // C gets the call's own code. -1 (IBV_REREG_MR_ERR_INPUT) means that the region is unchanged.

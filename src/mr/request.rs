@@ -37,7 +37,6 @@ impl Request {
 pub struct Reregistration {
     pub flags: c_int,
     pub pd: *mut ibv_pd,
-    pub addr: *mut c_void,
-    pub length: usize,
-    pub access: Access,
+    /// The memory and the access.
+    pub request: Request,
 }

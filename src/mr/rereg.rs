@@ -26,12 +26,12 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
     if claimed.is_some() {
         mr.unretire();
     }
-    let (flags, pd, addr, length) = (change.flags, change.pd, change.addr, change.length);
-    let access = change.access.bits() as c_int;
+    let (flags, pd, asked) = (change.flags, change.pd, &change.request);
+    let access = asked.access.bits() as c_int;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `mr` is live (`Mr::from_c`), the other arguments are valid by this function's
     // contract, and `next` is libibverbs' `ibv_rereg_mr`.
-    let code = unsafe { next(mr.as_ptr(), flags, pd, addr, length, access) };
+    let code = unsafe { next(mr.as_ptr(), flags, pd, asked.addr, asked.length, access) };
     if let Some(claimed) = claimed {
         follow(claimed.device, mr);
     }
