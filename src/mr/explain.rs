@@ -18,6 +18,7 @@ use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
 use rdmamr_sys::cgroup;
+use rdmamr_sys::descriptor::Descriptor;
 use rdmamr_sys::proc;
 use rdmamr_uverbs::driver::Driver;
 
@@ -419,12 +420,7 @@ const ENOTSUPP: i32 = 524;
 fn is_out_of_descriptors() -> bool {
     // SAFETY: the call takes no pointers.
     let file = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) };
-    if file < 0 {
-        return errno::errno().0 == libc::EMFILE;
-    }
-    // SAFETY: the file is new, and nothing else knows it.
-    unsafe { libc::syscall(libc::SYS_close, file) };
-    false
+    Descriptor::made(file).is_err_and(|errno| errno.0 == libc::EMFILE)
 }
 
 impl Obstacle {
