@@ -41,26 +41,32 @@ struct Underneath {
     load: Load,
 }
 
-static LIBIBVERBS: Underneath = Underneath::new(
-    (c"libibverbs.so.1", b"libibverbs"),
-    (c"ibv_node_type_str", c"IBVERBS_1.1"),
-    Load::IfNeeded,
-);
+static LIBIBVERBS: Underneath = Underneath {
+    file: c"libibverbs.so.1",
+    stem: b"libibverbs",
+    mark: (c"ibv_node_type_str", c"IBVERBS_1.1"),
+    at_load: [const { AtomicUsize::new(0) }; 2],
+    load: Load::IfNeeded,
+};
 
 /// This library never loads it: a program that calls a libfabric function of this library has
 /// loaded libfabric.
-static LIBFABRIC: Underneath = Underneath::new(
-    (c"libfabric.so.1", b"libfabric"),
-    (c"fi_version", c"FABRIC_1.0"),
-    Load::Never,
-);
+static LIBFABRIC: Underneath = Underneath {
+    file: c"libfabric.so.1",
+    stem: b"libfabric",
+    mark: (c"fi_version", c"FABRIC_1.0"),
+    at_load: [const { AtomicUsize::new(0) }; 2],
+    load: Load::Never,
+};
 
 /// Never loaded by us: its functions are called on devices that it has opened.
-static LIBMLX5: Underneath = Underneath::new(
-    (c"libmlx5.so.1", b"libmlx5"),
-    (c"mlx5dv_query_device", c"MLX5_1.0"),
-    Load::Never,
-);
+static LIBMLX5: Underneath = Underneath {
+    file: c"libmlx5.so.1",
+    stem: b"libmlx5",
+    mark: (c"mlx5dv_query_device", c"MLX5_1.0"),
+    at_load: [const { AtomicUsize::new(0) }; 2],
+    load: Load::Never,
+};
 
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
 pub const PROVIDERS: usize = 4;
@@ -244,20 +250,6 @@ impl Symbol {
 }
 
 impl Underneath {
-    const fn new(
-        (file, stem): (&'static CStr, &'static [u8]),
-        mark: (&'static CStr, &'static CStr),
-        load: Load,
-    ) -> Underneath {
-        Underneath {
-            file,
-            stem,
-            mark,
-            at_load: [const { AtomicUsize::new(0) }; 2],
-            load,
-        }
-    }
-
     /// Whether the file is such a library.
     fn is(&self, file: &Object) -> bool {
         file.find(self.mark.0, Some(self.mark.1)).is_some()
