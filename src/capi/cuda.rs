@@ -102,41 +102,35 @@ fn register(
         .unwrap_or_else(|| unsafe { next(addr, size, flags) })
 }
 
-/// Takes over a call. `read_only` is the flag by which the GPU only reads.
+/// Takes over calls, and declares `find_next`, which looks up the next functions if the program was
+/// started with the GPU's libraries. The last word of a row is the flag by which the GPU only reads.
 macro_rules! host_register {
-    ($symbol:ident, $name:literal, $next:ident, $read_only:expr) => {
-        // SAFETY: cuda.h, cuda_runtime_api.h and hip_runtime_api.h declare the function so.
-        static $next: Function<HostRegister> = unsafe { Function::new() };
+    ($( $symbol:ident, $name:literal, $next:ident, $read_only:expr; )*) => {
+        $(
+            // SAFETY: cuda.h, cuda_runtime_api.h and hip_runtime_api.h declare the function so.
+            static $next: Function<HostRegister> = unsafe { Function::new() };
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
-            // SAFETY: as above.
-            static LAST: Function<HostRegister> = unsafe { Function::new() };
-            let caller = match $next.get() {
-                Some(_) => Caller::UNKNOWN,
-                None => Caller::of_caller(),
-            };
-            let search = || ret::always(None, || next($name, &LAST, caller));
-            register($next.get().or_else(search), $read_only, (addr, size, flags))
+            #[cfg_attr(not(test), unsafe(no_mangle))]
+            unsafe extern "C" fn $symbol(addr: *mut c_void, size: usize, flags: c_uint) -> c_int {
+                // SAFETY: as above.
+                static LAST: Function<HostRegister> = unsafe { Function::new() };
+                let caller = match $next.get() {
+                    Some(_) => Caller::UNKNOWN,
+                    None => Caller::of_caller(),
+                };
+                let search = || ret::always(None, || next($name, &LAST, caller));
+                register($next.get().or_else(search), $read_only, (addr, size, flags))
+            }
+        )*
+        pub fn find_next() {
+            $( $next.set(symbols::find(Scope::Next, $name, None)); )*
         }
     };
 }
 
-host_register!(cudaHostRegister, c"cudaHostRegister", RUNTIME, READ_ONLY);
-host_register!(cuMemHostRegister, c"cuMemHostRegister", DRIVER, READ_ONLY);
-host_register!(
-    cuMemHostRegister_v2,
-    c"cuMemHostRegister_v2",
-    DRIVER_2,
-    READ_ONLY
-);
-host_register!(hipHostRegister, c"hipHostRegister", HIP, 0);
-
-/// Looks up the next functions, if the program was started with the GPU's libraries.
-pub fn find_next() {
-    let next = |name| symbols::find(Scope::Next, name, None);
-    RUNTIME.set(next(c"cudaHostRegister"));
-    DRIVER.set(next(c"cuMemHostRegister"));
-    DRIVER_2.set(next(c"cuMemHostRegister_v2"));
-    HIP.set(next(c"hipHostRegister"));
+host_register! {
+    cudaHostRegister, c"cudaHostRegister", RUNTIME, READ_ONLY;
+    cuMemHostRegister, c"cuMemHostRegister", DRIVER, READ_ONLY;
+    cuMemHostRegister_v2, c"cuMemHostRegister_v2", DRIVER_2, READ_ONLY;
+    hipHostRegister, c"hipHostRegister", HIP, 0;
 }
