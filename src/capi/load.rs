@@ -5,7 +5,7 @@
 
 #![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 
-use super::{cuda, descriptors, memory, ret, tasks};
+use super::{cuda, descriptors, memory, rdmamr, ret, tasks};
 use core::ffi::CStr;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{disabled, variable};
@@ -36,7 +36,8 @@ unsafe extern "C" fn load() {
             ));
         }
         dispatch::ask_filter();
-    })
+    });
+    rdmamr::loaded();
 }
 
 /// Whether the module for LD_AUDIT binds the program's calls to this library, whatever the order.

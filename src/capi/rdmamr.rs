@@ -181,10 +181,12 @@ static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 /// program that leaves by _exit(2) does not come there.
 static REMOVED_AT_END: OnceBox<CString> = OnceBox::new();
 
-unsafe extern "C" fn loaded() {
+/// The last step of the library's load: from then on the C library's `malloc` serves it.
+pub fn loaded() {
     ret::always((), || {
         LOADED_BY.store(process::id(), Relaxed);
         standard_error::remember();
+        // Reads the settings, before the program can change its environment or its directory.
         if config().trace.is_some() {
             trace::turn_on();
         }
@@ -259,11 +261,6 @@ fn write_statistics() {
 
 #[cfg(not(test))]
 #[used]
-#[unsafe(link_section = ".init_array")]
-static LOADED: unsafe extern "C" fn() = loaded;
-
-#[cfg(not(test))]
-#[used]
 #[unsafe(link_section = ".fini_array")]
 static EXITING: unsafe extern "C" fn() = exiting;
 
@@ -271,7 +268,7 @@ static EXITING: unsafe extern "C" fn() = exiting;
 mod tests {
     use super::*;
 
-    const _: [unsafe extern "C" fn(); 2] = [loaded, exiting];
+    const _: unsafe extern "C" fn() = exiting;
 
     #[test]
     fn the_headers_version_is_the_packages() {

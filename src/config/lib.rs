@@ -542,20 +542,6 @@ fn distance(from: &str, to: &str) -> usize {
     row[to.len()]
 }
 
-/// Reads the settings when the library is loaded, before the program can change its environment or
-/// its directory.
-unsafe extern "C" fn load() {
-    config();
-}
-
-#[cfg(not(test))]
-#[used]
-#[unsafe(link_section = ".init_array")]
-static LOAD: unsafe extern "C" fn() = load;
-
-#[cfg(test)]
-const _: unsafe extern "C" fn() = load;
-
 #[cfg(test)]
 mod tests {
     use super::*;
