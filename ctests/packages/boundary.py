@@ -10,7 +10,7 @@ import re
 # The forms of a function that C calls: a call of the boundary in capi/ret.rs, of a function or
 # macro that is one, or a jump to a function that is checked as well.
 BOUNDARY = re.compile(
-    r"\bret::(verbs|traced|code|done|always)\b|\bnot_there\(|\bsilent\(|\bclose_slowly\("
+    r"\bret::(run|traced|code|done|always)\b|\bnot_there\(|\bsilent\(|\bclose_slowly\("
     r"|\bmake_queue\(|\bregister_in\(|\bread_event\(|\b(de)?reg\(|\b(changing|around|kept_in|duplicating|unregister|map|advising(_unreported)?)\(|\b(slot|command)!"
 )
 # These neither allocate nor index, and call nothing that could panic.

@@ -19,7 +19,7 @@ use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
-use rdmamr_mr::{Access, Request};
+use rdmamr_mr::{Access, Error, Request};
 use rdmamr_next::{self as next, Provider};
 use rdmamr_trace::format::call;
 
@@ -37,10 +37,10 @@ unsafe extern "C" fn mlx5dv_reg_dmabuf_mr(
     let record =
         || move |outcome: &_| traced::registered(call::MLX5DV_REG_DMABUF_MR, pd, &request, outcome);
     let failing = || Entry::of(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
-    ret::traced(ret::as_region, failing, (caller(), record), || {
+    ret::as_region(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
-    })
+    }))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -53,14 +53,14 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg(
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let record = || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
-    ret::traced(ret::as_umem, failing, (caller(), record), || {
+    ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
         let provider = unsafe { Provider::of_c(context) };
         mlx5::umem(provider, &next::MLX5DV_DEVX_UMEM_REG, size, |next| {
             // SAFETY: same contract.
             unsafe { next(context, addr, size, access) }
         })
-    })
+    }))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -87,7 +87,7 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
         Subject::OtherMemory
     };
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
-    ret::traced(ret::as_umem, failing, (caller(), record), || {
+    ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
         let provider = unsafe { Provider::of_c(context) };
         let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
@@ -95,15 +95,17 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
             // SAFETY: same contract.
             unsafe { next(context, umem_in) }
         })
-    })
+    }))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mlx5dv_devx_umem_dereg(umem: *mut c_void) -> c_int {
     let record = || move |outcome: &_| traced::umem_end(umem, outcome);
     let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
-    ret::traced(ret::as_code, failing, (caller(), record), || {
+    let ended = ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_dereg(umem) }
-    })
+    });
+    // The call itself sets no errno.
+    ended.map_or_else(Error::errno, |_| 0)
 }

@@ -12,7 +12,7 @@ use super::ret::{self, Entry};
 use super::verbs::{NULL_PD, dereg, reg};
 use core::ffi::{c_int, c_void};
 use rdmamr_abi::rdma_core::*;
-use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_cache::dispatch::{self, Mr, register_relaxed};
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Request};
 use rdmamr_next::Pd;
@@ -97,15 +97,7 @@ unsafe fn reg_mr_relaxed_missed(
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, access);
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe {
-        reg(
-            call::REG_MR_RELAXED,
-            pd,
-            request,
-            caller,
-            dispatch::register_relaxed,
-        )
-    }
+    unsafe { reg(call::REG_MR_RELAXED, pd, request, caller, register_relaxed) }
 }
 
 /// Ends the caller's use of a region.
@@ -163,10 +155,10 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
     let failing = || Entry::new("ibv_flush_relaxed_mr", Subject::Region, None);
-    ret::verbs(ret::as_errno, failing, || {
+    ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::flush(pd)
-    })
+    }))
 }
 versioned!(ibv_flush_relaxed_mr, "IBVERBS_1.1");

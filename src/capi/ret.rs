@@ -2,7 +2,7 @@
 //! The frame of every exported function: the boundary that no panic crosses, and the return
 //! convention of the function's family.
 //!
-//! Each `extern "C"` body under `capi/` is one call of a function in this file
+//! In each `extern "C"` body under `capi/` what may panic runs inside a function of this file
 //! (`ctests/packages/boundary.py` checks this rule). A panic disables the library for good: from then
 //! on the library forwards every call, and the cache hands out no region again.
 
@@ -15,7 +15,7 @@ use rdmamr_cache::dispatch;
 use rdmamr_fabric::errors::{self, Failure};
 use rdmamr_mr::explain::{self, Reason, Subject};
 use rdmamr_mr::mlx5::Umem;
-use rdmamr_mr::{Error, How, Registered};
+use rdmamr_mr::{Error, Registered};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter};
 use rdmamr_sys::caller::Caller;
@@ -79,37 +79,35 @@ pub fn as_errno<T>(outcome: Result<T, Error>) -> c_int {
     outcome.map_or_else(keep_errno, |_| 0)
 }
 
-/// The convention of `mlx5dv_devx_umem_dereg`: 0, or a positive errno. The call itself sets none.
-pub fn as_code(outcome: Result<How, Error>) -> c_int {
-    outcome.map_or_else(Error::errno, |_| 0)
-}
-
-/// Runs the body of a function of libibverbs' family, whose convention is `to_c`.
+/// Runs the body of a function: stops a panic, and stores the reason of a failure.
 #[inline(always)]
-pub fn verbs<T, C>(
-    to_c: impl FnOnce(Result<T, Error>) -> C,
+pub fn run<T>(
     entry: impl FnOnce() -> Entry,
     body: impl FnOnce() -> Result<T, Error>,
-) -> C {
-    to_c(run(entry, body))
+) -> Result<T, Error> {
+    let outcome = guard(body).unwrap_or_else(Err);
+    if let Err(error) = outcome {
+        // The reason is in words, which read the memory and the limits of the process.
+        let _ = guard(|| failed(entry(), error));
+    }
+    outcome
 }
 
-/// As [`verbs`], for a function that the trace records. `record` runs before the body, and what it
+/// As [`run`], for a function that the trace records. `record` runs before the body, and what it
 /// returns makes the record of the outcome, after the reason of a failure has been stored. A record
 /// that panics leaves the outcome as it is.
 #[inline(always)]
-pub fn traced<T, C, R: FnOnce(&Result<T, Error>) -> Call>(
-    to_c: impl FnOnce(Result<T, Error>) -> C,
+pub fn traced<T, R: FnOnce(&Result<T, Error>) -> Call>(
     entry: impl FnOnce() -> Entry,
     (caller, record): (Caller, impl FnOnce() -> R),
     body: impl FnOnce() -> Result<T, Error>,
-) -> C {
+) -> Result<T, Error> {
     let began = guard(|| trace::begin().map(|began| (began, record()))).unwrap_or_default();
     let outcome = run(entry, body);
     if let Some((began, record)) = began {
         let _ = guard(|| began.write(record(&outcome), caller, explain::last_as_text));
     }
-    to_c(outcome)
+    outcome
 }
 
 /// Runs the body of a function of the libfabric family, which returns 0 or more, or a negative
@@ -145,20 +143,6 @@ pub fn always<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     guard(body).unwrap_or(otherwise)
 }
 
-/// Runs a body, stops a panic, and stores the reason of a failure.
-#[inline(always)]
-fn run<T>(
-    entry: impl FnOnce() -> Entry,
-    body: impl FnOnce() -> Result<T, Error>,
-) -> Result<T, Error> {
-    let outcome = guard(body).unwrap_or_else(Err);
-    if let Err(error) = outcome {
-        // The reason is in words, which read the memory and the limits of the process.
-        let _ = guard(|| failed(entry(), error));
-    }
-    outcome
-}
-
 /// The panic boundary.
 #[inline(always)]
 fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
@@ -177,9 +161,7 @@ fn failed(entry: Entry, error: Error) {
         stats::counters().count(counter);
     }
     explain::remember(reason);
-    if log::wants(Level::Warn) {
-        log::always(format_args!("{reason}"));
-    }
+    log::line(Level::Warn, format_args!("{reason}"));
 }
 
 #[cfg(all(test, not(loom)))]
@@ -210,21 +192,21 @@ mod tests {
         let entry = || Entry::new("call", Subject::Other, None);
         let was_enabled = !disabled();
         set_errno(Errno(0));
-        let region = verbs(as_region, entry, || panic!());
+        let region = as_region(run(entry, || panic!()));
         let no_region = region.is_null() && errno::errno().0 == libc::ENOMEM;
         trace::turn_on();
         let early = |outcome: Result<(), Error>| {
             let record = || -> fn(&Result<(), Error>) -> Call { panic!() };
-            traced(as_errno, || panic!(), (Caller::UNKNOWN, record), || outcome)
+            as_errno(traced(|| panic!(), (Caller::UNKNOWN, record), || outcome))
         };
         let late = |outcome: Result<(), Error>| {
             let record = || |_: &_| -> Call { panic!() };
-            traced(as_errno, || panic!(), (Caller::UNKNOWN, record), || outcome)
+            as_errno(traced(|| panic!(), (Caller::UNKNOWN, record), || outcome))
         };
         was_enabled
             && no_region
             && disabled()
-            && verbs(as_errno::<()>, entry, || panic!()) == libc::ENOMEM
+            && as_errno::<()>(run(entry, || panic!())) == libc::ENOMEM
             && code::<c_int>("call", None, || panic!()) == -libc::ENOMEM
             && always(7, || panic!()) == 7
             && [early(Err(Error::Memory)), late(Err(Error::Memory))] == [libc::ENOMEM; 2]

@@ -25,20 +25,14 @@ pub fn registered(
     request: &Request,
     outcome: &Result<Registered, Error>,
 ) -> Call {
-    let (mr, how) = match outcome {
-        Ok(done) => (done.mr, done.how.code()),
-        Err(_) => (null_mut(), how::NONE),
-    };
-    // SAFETY: `mr` is the region that the call has just registered, or NULL.
-    let mr = unsafe { Mr::from_c(mr) };
-    let reason = match outcome {
-        Ok(done) => unserved_reason(call, request, done.how, mr),
-        Err(_) => unserved::UNKNOWN,
-    };
+    let done = outcome.ok();
+    // SAFETY: the region is the one that the call has just registered, or NULL.
+    let mr = done.and_then(|done| unsafe { Mr::from_c(done.mr) });
+    let reason = |done: Registered| unserved_reason(call, request, done.how, mr);
     Call {
         call,
-        how,
-        reason,
+        how: done.map_or(how::NONE, |done| done.how.code()),
+        reason: done.map_or(unserved::UNKNOWN, reason),
         errno: errno(outcome),
         pd: pd.addr() as u64,
         lkey: mr.map_or(0, |mr| mr.read().lkey),

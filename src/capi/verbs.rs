@@ -13,12 +13,11 @@
 use super::export::{caller, interpose};
 use super::ret::{self, Entry};
 use super::traced;
-use core::cell::Cell;
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use errno::errno;
 use rdmamr_abi::rdma_core::*;
-use rdmamr_cache::dispatch::{self, Mr};
+use rdmamr_cache::dispatch::{self, Mr, register_for};
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Error, Registered, Request, Reregistration, queue};
 use rdmamr_next::{self as next, Context, Next, Pd};
@@ -54,9 +53,9 @@ pub unsafe fn reg(
     // SAFETY: live objects, by this function's contract.
     let domain = unsafe { Pd::from_c(pd) };
     let failing = || Entry::of(call, Subject::of_memory(domain, request), REG_FAILED);
-    ret::traced(ret::as_region, failing, (caller, record), || {
+    ret::as_region(ret::traced(failing, (caller, record), || {
         register(domain.ok_or(NULL_PD)?, &request)
-    })
+    }))
 }
 
 /// The common body of the calls that deregister a region.
@@ -67,9 +66,9 @@ pub fn dereg(call: u8, mr: Option<Mr>, caller: Caller) -> c_int {
         move |outcome: &_| traced::deregistered(before, outcome)
     };
     let failing = || Entry::of(call, Subject::Region, Some(counter!(dereg_failed)));
-    ret::traced(ret::as_errno, failing, (caller, record), || {
+    ret::as_errno(ret::traced(failing, (caller, record), || {
         dispatch::deregister(mr.ok_or(NULL_MR)?)
-    })
+    }))
 }
 
 unsafe extern "C" fn ibv_reg_mr(
@@ -81,7 +80,7 @@ unsafe extern "C" fn ibv_reg_mr(
 ) -> *mut ibv_mr {
     let request = Request::at_address(addr, length, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe { reg(call::REG_MR, pd, request, caller, dispatch::register_for) }
+    unsafe { reg(call::REG_MR, pd, request, caller, register_for) }
 }
 interpose!(ibv_reg_mr, "IBVERBS_1.1", caller in "r8" "x4" "a4");
 
@@ -95,15 +94,7 @@ unsafe extern "C" fn ibv_reg_mr_iova(
 ) -> *mut ibv_mr {
     let request = Request::new(addr, length, iova, Access::from_bits_retain(access as u32));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe {
-        reg(
-            call::REG_MR_IOVA,
-            pd,
-            request,
-            caller,
-            dispatch::register_for,
-        )
-    }
+    unsafe { reg(call::REG_MR_IOVA, pd, request, caller, register_for) }
 }
 interpose!(ibv_reg_mr_iova, "IBVERBS_1.7", caller in "r9" "x5" "a5");
 
@@ -117,15 +108,7 @@ unsafe extern "C" fn ibv_reg_mr_iova2(
 ) -> *mut ibv_mr {
     let request = Request::new(addr, length, iova, Access::from_bits_retain(access));
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    unsafe {
-        reg(
-            call::REG_MR_IOVA2,
-            pd,
-            request,
-            caller,
-            dispatch::register_for,
-        )
-    }
+    unsafe { reg(call::REG_MR_IOVA2, pd, request, caller, register_for) }
 }
 interpose!(ibv_reg_mr_iova2, "IBVERBS_1.8", caller in "r9" "x5" "a5");
 
@@ -143,7 +126,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     let ordinary = |buffer: &Request| unsafe { dispatch::is_ordinary(pd, mr_init_attr, buffer) };
     if let Some(request) = plain.or(buffer.filter(ordinary)) {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
-        return unsafe { reg(call::REG_MR_EX, pd, request, caller, dispatch::register_for) };
+        return unsafe { reg(call::REG_MR_EX, pd, request, caller, register_for) };
     }
     // Of other attributes the tracer records no address: only libibverbs knows all the ways in which
     // they name memory.
@@ -151,7 +134,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     let request = buffer.unwrap_or_else(unknown);
     let record = || move |outcome: &_| traced::registered(call::REG_MR_EX, pd, &request, outcome);
     let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
-    ret::traced(ret::as_region, failing, (caller, record), || {
+    ret::as_region(ret::traced(failing, (caller, record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         if mr_init_attr.is_null() {
@@ -160,7 +143,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
         // SAFETY: set attributes: `mr_init_attr` is not NULL, so the fields that its `comp_mask`
         // names are set.
         unsafe { dispatch::reg_other_memory(pd, mr_init_attr) }
-    })
+    }))
 }
 interpose!(ibv_reg_mr_ex, "IBVERBS_1.15", caller in "rdx" "x2" "a2");
 
@@ -177,12 +160,12 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let record =
         || move |outcome: &_| traced::registered(call::REG_DMABUF_MR, pd, &request, outcome);
     let failing = || Entry::of(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
-    ret::traced(ret::as_region, failing, (caller(), record), || {
+    ret::as_region(ret::traced(failing, (caller(), record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         // SAFETY: `fd` is the program's own file descriptor, and the call forwards it unchanged.
         unsafe { dispatch::reg_dmabuf_mr(pd, (offset, length, iova), fd, access) }
-    })
+    }))
 }
 interpose!(ibv_reg_dmabuf_mr, "IBVERBS_1.12");
 
@@ -201,22 +184,22 @@ unsafe extern "C" fn ibv_rereg_mr(
     let record = || |outcome: &_| traced::changed(mr, &change, outcome);
     let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
     // C gets the call's own code. -1 (IBV_REREG_MR_ERR_INPUT) means that the region is unchanged.
-    let code = Cell::new(-1);
-    let to_c = |outcome| match ret::as_errno(outcome) {
-        0 => 0,
-        _ => code.get(),
-    };
-    ret::traced(to_c, failing, (caller(), record), || {
+    let mut code = -1;
+    let outcome = ret::traced(failing, (caller(), record), || {
         // SAFETY: live objects: `mr` is a live region, and `change.pd` is NULL or a domain that
         // exists.
         match unsafe { dispatch::rereg(mr.ok_or(NULL_MR)?, &change) }? {
             0 => Ok(()),
             refused => {
-                code.set(refused);
+                code = refused;
                 Err(Error::Next(errno()))
             }
         }
-    })
+    });
+    match ret::as_errno(outcome) {
+        0 => 0,
+        _ => code,
+    }
 }
 interpose!(ibv_rereg_mr, "IBVERBS_1.1");
 
@@ -234,8 +217,7 @@ fn make_queue<F: Copy, T>(
     call: impl FnOnce(F) -> *mut T,
 ) -> *mut T {
     let failing = || Entry::new(next.name(), Subject::Queue(queue::driver(device)), None);
-    let to_c = |made: Result<*mut T, Error>| made.unwrap_or_else(ret::null_and_errno);
-    ret::verbs(to_c, failing, || queue::make(next, device, call))
+    ret::run(failing, || queue::make(next, device, call)).unwrap_or_else(ret::null_and_errno)
 }
 
 /// The device of a domain.
@@ -287,27 +269,27 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
         Entry::new("ibv_dealloc_pd", Subject::Domain(device), None)
     };
-    ret::verbs(ret::as_errno, failing, || {
+    ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
         dispatch::dealloc_pd(pd)
-    })
+    }))
 }
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
     let failing = || Entry::new("ibv_close_device", Subject::Device, None);
-    ret::verbs(ret::as_errno, failing, || {
+    ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
         dispatch::close_device(context.ok_or(Error::Argument("the device is NULL"))?)
-    })
+    }))
 }
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
     let failing = || Entry::new("ibv_fork_init", Subject::Other, None);
-    ret::verbs(ret::as_errno, failing, dispatch::fork_init)
+    ret::as_errno(ret::run(failing, dispatch::fork_init))
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");
 
@@ -333,8 +315,11 @@ interpose!(ibv_unimport_mr, "IBVERBS_1.10");
 
 /// The functions of libibverbs' private interface that providers call. These symbols have no
 /// version node, since the name of the private node contains rdma-core's release.
+#[cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 mod private {
     use super::*;
+
+    const _: next::CmdRereg = ibv_cmd_rereg_mr;
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
@@ -397,15 +382,3 @@ mod private {
         ret::always((), close)
     }
 }
-#[cfg(test)]
-const _: (
-    unsafe extern "C" fn(*mut verbs_mr) -> c_int,
-    rdmamr_next::CmdRereg,
-    unsafe extern "C" fn(*mut ibv_pd) -> c_int,
-    unsafe extern "C" fn(*mut c_void),
-) = (
-    private::ibv_cmd_dereg_mr,
-    private::ibv_cmd_rereg_mr,
-    private::ibv_cmd_dealloc_pd,
-    private::verbs_uninit_context,
-);
