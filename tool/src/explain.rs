@@ -13,7 +13,6 @@ use crate::style::{self, wrap};
 use anyhow::bail;
 use std::fmt::Write as _;
 use std::io::Read;
-use std::process::ExitCode;
 
 const DOCUMENT: &str = include_str!("../../docs/troubleshooting.md");
 const INDENT: usize = 4;
@@ -69,10 +68,9 @@ const SECTIONS: &[(&str, Checks)] = &[
 ];
 
 /// Prints what is known of the error, and what the doctor finds.
-pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
+pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.key.trace.is_some() {
-        style::print(&key::explain(&args.key)?)?;
-        return Ok(ExitCode::SUCCESS);
+        return style::print(&key::explain(&args.key)?);
     }
     let mut pasted = args.words.join(" ");
     if pasted == "-" {
@@ -94,8 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
             names().join(", ")
         );
     }
-    style::print(&texts.join("\n"))?;
-    Ok(ExitCode::SUCCESS)
+    style::print(&texts.join("\n"))
 }
 
 /// The last lines of an input, of `MOST` bytes at most.

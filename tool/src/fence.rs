@@ -25,7 +25,6 @@ use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
-use std::process::ExitCode;
 use std::time::Duration;
 use trial::View;
 
@@ -58,7 +57,7 @@ struct Fence {
 }
 
 /// The exit status is 2 if the service cannot run.
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<()> {
     let namespace = std::fs::read_link("/proc/self/ns/pid").context("/proc/self/ns/pid")?;
     ensure!(
         namespace.to_str() == Some(INITIAL),
@@ -81,7 +80,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         let files = std::iter::once(&fence.counters).chain(&fence.programs);
         service.serve(&files.collect::<Vec<_>>())?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
 
 /// What the running kernel lacks, as far as any user can see it.

@@ -107,16 +107,17 @@ fn main() -> ExitCode {
             };
         }
     };
+    let success = |()| ExitCode::SUCCESS;
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
-        Command::Report(args) => report::run(args),
+        Command::Report(args) => report::run(args).map(success),
         Command::Doctor(args) => doctor::run(args),
-        Command::Explain(args) => explain::run(args),
-        Command::Top(args) => top::run(args),
+        Command::Explain(args) => explain::run(args).map(success),
+        Command::Top(args) => top::run(args).map(success),
         Command::Trace(args) => attach::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Fence(args) => fence::run(args),
-        Command::Completions { shell } => completions(*shell).map(|()| ExitCode::SUCCESS),
+        Command::Fence(args) => fence::run(args).map(success),
+        Command::Completions { shell } => completions(*shell).map(success),
     };
     end(result, usage)
 }

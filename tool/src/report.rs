@@ -6,7 +6,6 @@ use anyhow::{Context, Result, bail};
 use shape::Report;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 pub mod access;
 mod advice;
@@ -82,11 +81,7 @@ pub struct Args {
 }
 
 /// An error means that no report could be made.
-pub fn run(args: &Args) -> Result<ExitCode> {
-    write(args).map(|()| ExitCode::SUCCESS)
-}
-
-fn write(args: &Args) -> Result<()> {
+pub fn run(args: &Args) -> Result<()> {
     if args.diff {
         return compare(args);
     }

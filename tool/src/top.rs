@@ -18,7 +18,6 @@ use openmetrics::Format;
 use sample::Sample;
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Duration;
 use table::View;
 
@@ -69,7 +68,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 /// The exit status is 2 if nothing could be shown.
-pub fn run(args: &Args) -> Result<ExitCode> {
+pub fn run(args: &Args) -> Result<()> {
     let mut devices = limits::Devices::default();
     let view = View {
         sort: args.sort,
@@ -108,5 +107,5 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             "not on a terminal: --once prints a table, --json and --openmetrics are for programs"
         );
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(())
 }
