@@ -79,7 +79,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let (own, others) = own_lines(&pasted);
     let found = pasted::find(&others, rows(LINES));
     let statuses = found.statuses.iter().filter_map(|status| of_status(status));
-    let lines = found.lines.iter().map(|cells| of_line(cells));
+    let lines = found.lines.iter();
+    let lines = lines.map(|cells| entry(&cells[0], &cells[2..], None));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
     let others = statuses.chain(lines).chain(errnos);
     let texts: Vec<_> = own.into_iter().chain(others).collect();
@@ -148,19 +149,14 @@ fn of_status(status: &str) -> Option<String> {
 
 /// A row of three cells: what is said, what it means, and what to do.
 fn meaning(cells: &[String]) -> String {
-    entry("", &cells[0], &cells[1..2], Some(&cells[2]))
+    entry(&cells[0], &cells[1..2], Some(&cells[2]))
 }
 
-/// What the line of another program means.
-fn of_line(cells: &[String]) -> String {
-    entry("", &cells[0], &cells[2..], None)
-}
-
-/// A heading after `before`, text below it, and what to do.
-fn entry(before: &str, heading: &str, below: &[String], to_do: Option<&String>) -> String {
+/// A heading, text below it, and what to do.
+fn entry(heading: &str, below: &[String], to_do: Option<&String>) -> String {
     let strong = style::STRONG;
     let heading = wrap(heading, INDENT);
-    let mut text = format!("{before}{strong}{heading}{strong:#}\n");
+    let mut text = format!("{strong}{heading}{strong:#}\n");
     for part in below {
         let _ = writeln!(text, "{:INDENT$}{}", "", wrap(part, INDENT));
     }
@@ -203,7 +199,7 @@ fn explain(errno: &str) -> Option<String> {
 fn cause(number: usize, cells: &[String]) -> String {
     let (says, rest) = cells.split_first().expect("a row has a cell");
     let (to_do, causes) = rest.split_last().expect("a row has two cells");
-    entry(&format!("\n{number:2}. "), says, causes, Some(to_do))
+    format!("\n{number:2}. {}", entry(says, causes, Some(to_do)))
 }
 
 /// The row of an errno that has no section.

@@ -322,12 +322,8 @@ impl Asked {
                 "Likely its bytes are in the wrong order: a region had the key {swapped:#x} (ntohl)."
             ));
         }
-        Ok(entry(
-            "",
-            &format!("No region of the trace had the key {:#x}", self.key),
-            &below,
-            None,
-        ))
+        let heading = format!("No region of the trace had the key {:#x}", self.key);
+        Ok(entry(&heading, &below, None))
     }
 
     fn region(&self, trace: &Trace, names: &mut Resolver, region: &Region) -> String {
@@ -335,14 +331,11 @@ impl Asked {
         let process = &trace.processes[process as usize];
         let number = region.first.call.call;
         let rights = region.access.map(|it| access::words(number, it));
-        let heading = format!(
-            "Key {lkey:#x} of {} {}: {} bytes at {:#x}, {}",
-            printable(&program(&process.command)),
-            process.pid,
-            region.memory.1,
-            region.memory.0,
-            rights.unwrap_or("access not known".into()),
-        );
+        let rights = rights.unwrap_or("access not known".into());
+        let (pid, name) = (process.pid, printable(&program(&process.command)));
+        let (start, length) = region.memory;
+        let heading =
+            format!("Key {lkey:#x} of {name} {pid}: {length} bytes at {start:#x}, {rights}");
         let mut below = vec![self.life(trace, names, region)];
         if lkey != self.key {
             below.push("This key, not the one of the request, is that of the memory.".to_owned());
@@ -350,7 +343,7 @@ impl Asked {
             below.extend(self.wanted.map(|wanted| of_bytes(region, wanted)));
             below.extend(region.access.and_then(|it| of_rights(number, it)));
         }
-        entry("", &heading, &below, None)
+        entry(&heading, &below, None)
     }
 
     /// When the region began, and when it ended.
