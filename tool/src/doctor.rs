@@ -5,31 +5,25 @@
 mod attributes;
 pub mod cgroup;
 pub mod check;
-mod container;
+pub mod container;
 mod devices;
 mod driver;
 mod fence;
 mod fork;
 mod gpu;
-mod hugepages;
+pub mod hugepages;
 mod instruments;
 mod kernel;
 mod libfabric;
-mod mappings;
-mod memlock;
+pub mod mappings;
+pub mod memlock;
 mod preload;
 mod print;
 pub mod rdma_core;
-mod userfaultfd;
+pub mod userfaultfd;
 
-pub use self::cgroup::check as cgroup;
-pub use self::container::check as container;
 pub use self::gpu::as_child;
-pub use self::hugepages::check as hugepages;
-pub use self::mappings::check as mappings;
-pub use self::memlock::check as memlock;
 pub use self::print::paragraphs;
-pub use self::userfaultfd::check as userfaultfd;
 use crate::files::names;
 use crate::verbs::{Context, Verbs};
 use check::{Check, State};
@@ -95,9 +89,8 @@ pub fn of_devices(errno: &str) -> Vec<Check> {
     let verbs = Verbs::load();
     let open = |device: &String| verbs.as_ref().ok()?.open(device).ok();
     let devices = names("/sys/class/infiniband").into_iter();
-    let opened: Vec<_> = devices
-        .map(|device| (device.clone(), open(&device)))
-        .collect();
+    let opened = devices.map(|device| (device.clone(), open(&device)));
+    let opened: Vec<_> = opened.collect();
     if errno == "EFAULT" {
         return gpu::check(&verbs, &opened);
     }

@@ -7,8 +7,8 @@
 mod key;
 mod pasted;
 
-use crate::doctor;
 use crate::doctor::check::Check;
+use crate::doctor::{self, cgroup, container, hugepages, mappings, memlock, userfaultfd};
 use crate::style::{self, wrap};
 use anyhow::bail;
 use std::fmt::Write as _;
@@ -60,11 +60,11 @@ type Checks = &'static [fn() -> Check];
 /// The errnos that have a section, with the doctor's checks for each.
 #[rustfmt::skip]
 const SECTIONS: &[(&str, Checks)] = &[
-    ("ENOMEM", &[doctor::container, doctor::memlock, doctor::cgroup, doctor::mappings]),
-    ("EFAULT", &[doctor::cgroup, doctor::hugepages]),
-    ("EPERM", &[doctor::container, doctor::memlock, doctor::userfaultfd]),
+    ("ENOMEM", &[container::check, memlock::check, cgroup::check, mappings::check]),
+    ("EFAULT", &[cgroup::check, hugepages::check]),
+    ("EPERM", &[container::check, memlock::check, userfaultfd::check]),
     ("EINVAL", &[]),
-    ("EAGAIN", &[doctor::container, doctor::cgroup]),
+    ("EAGAIN", &[container::check, cgroup::check]),
 ];
 
 /// Prints what is known of the error, and what the doctor finds.
