@@ -129,6 +129,12 @@ pub struct Event {
     pub stack: u32,
 }
 
+/// How long after its beginning a call takes effect: [`Event::effect`].
+pub fn delay(call: &Call) -> u64 {
+    let at_its_end = call.errno != 0 || registers(call.call);
+    u64::from(at_its_end) * u64::from(call.duration)
+}
+
 fn header(bytes: &[u8]) -> Option<Header> {
     Header::read(bytes).filter(|header| header.magic == MAGIC && header.header as usize >= HEADER)
 }
@@ -176,12 +182,7 @@ impl Process {
     }
 
     fn effect(&self, call: &Call) -> u64 {
-        let began = self.wall(call.time);
-        if call.errno != 0 || registers(call.call) {
-            began + u64::from(call.duration)
-        } else {
-            began
-        }
+        self.wall(call.time) + delay(call)
     }
 
     fn start(&mut self, content: &[u8]) {
@@ -243,6 +244,12 @@ impl Trace {
         let calls = self.runs.iter().map(|run| run.of_program).sum();
         let dropped = self.processes.iter().map(|process| process.dropped);
         (calls, dropped.fold(0, u64::saturating_add))
+    }
+
+    /// The earliest moment of the trace, CLOCK_REALTIME in ns.
+    pub fn begin(&self) -> u64 {
+        let begins = self.processes.iter().map(|process| process.begin);
+        begins.min().unwrap_or(0)
     }
 
     /// Whether one of the trace's files is at that path, through any links.

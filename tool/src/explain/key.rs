@@ -349,18 +349,10 @@ impl Asked {
     /// When the region began, and when it ended.
     fn life(&self, trace: &Trace, names: &mut Resolver, region: &Region) -> String {
         let process = &trace.processes[region.key.0 as usize];
-        let begin = trace
-            .processes
-            .iter()
-            .map(|process| process.begin)
-            .min()
-            .unwrap_or(0);
         let at = |moment: u64| {
             let clock = humantime::format_rfc3339_millis(UNIX_EPOCH + Duration::from_nanos(moment));
-            format!(
-                "{} after the beginning ({clock})",
-                time(moment.saturating_sub(begin))
-            )
+            let since = time(moment.saturating_sub(trace.begin()));
+            format!("{since} after the beginning ({clock})")
         };
         let event = &region.first;
         let mut text = match region.is_made {

@@ -7,7 +7,7 @@ use super::figures;
 use super::json::escaped;
 use super::shape::Report;
 use super::units::name_of;
-use crate::trace::{Event, Process, Trace};
+use crate::trace::{Event, Process, Trace, delay};
 use anyhow::Result;
 use rdmamr_trace_format::{call, how};
 use rustc_hash::FxHashMap;
@@ -19,8 +19,7 @@ use std::io::{self, Write};
 const ALL: usize = 0;
 
 pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
-    let begin = trace.processes.iter().map(|process| process.begin).min();
-    let begin = begin.unwrap_or(0);
+    let begin = trace.begin();
     let name = |pid: usize, name: &str| json!({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}});
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     write!(out, "{}", name(ALL, "all processes"))?;
@@ -85,9 +84,7 @@ pub fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> Vec<Fram
 fn of_call(event: &Event, begin: u64, caller: &str) -> Value {
     let of = &event.call;
     let how = how::NAMES.get(usize::from(of.how)).copied();
-    // A call that counts at its end has begun earlier.
-    let ends = of.errno != 0 || call::registers(of.call);
-    let began = event.effect - if ends { u64::from(of.duration) } else { 0 };
+    let began = event.effect - delay(of);
     let mut value = json!({
         "name": figures::name_of(of.call),
         "cat": how.filter(|how| !how.is_empty()).unwrap_or("none"),

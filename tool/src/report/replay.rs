@@ -133,8 +133,7 @@ impl Replay<'_> {
     /// Replays a trace from its beginning to its end.
     pub fn of(trace: &Trace) -> Result<Replay<'_>> {
         let processes = trace.processes.iter();
-        let begin = processes.clone().map(|process| process.begin).min();
-        let begin = begin.unwrap_or(0);
+        let begin = trace.begin();
         let end = processes.clone().map(|process| process.end).max();
         let span = end.unwrap_or(0) - begin;
         let ended = processes.enumerate().filter(|(_, process)| process.ended);
