@@ -23,14 +23,13 @@ const LISTED: usize = 100;
 impl Report {
     /// Replays a trace and makes the report.
     pub fn new(trace: &Trace, path: &Path) -> Result<Report> {
-        Ok(Replay::of(trace)?.report(path))
+        Ok(Replay::of(trace)?.report(trace, path))
     }
 }
 
-impl Replay<'_> {
-    fn report(mut self, path: &Path) -> Report {
+impl Replay {
+    fn report(mut self, trace: &Trace, path: &Path) -> Report {
         let mut resolver = Resolver::default();
-        let trace = self.trace;
         let sites = std::mem::take(&mut self.site_totals);
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
@@ -61,9 +60,9 @@ impl Replay<'_> {
         });
         let callers = callers.collect();
         let past = self.past(&mut caller);
-        let leaks = self.leaks(&mut caller);
+        let leaks = self.leaks(trace, &mut caller);
         let failures = self.failed(&mut caller);
-        let processes = self.process_totals();
+        let processes = self.process_totals(trace);
         let peaks = self.processes.iter().map(|process| process.peak);
         self.totals.process_peak_bytes = peaks.max().unwrap_or(0);
         let ending = || self.processes.iter().map(|process| process.ending);
@@ -77,7 +76,7 @@ impl Replay<'_> {
         let ranks = ranks::ranks(&trace.processes, &self.processes);
         let advice = self.advice(&processes, &ranks, path);
         let again = self.again(&mut caller);
-        let notes = self.notes(&processes, &resolver.changed);
+        let notes = self.notes(trace, &processes, &resolver.changed);
         let latencies = self.latencies();
         let (pinned, activity, lanes) = self.timeline.finish(self.totals.span_ns);
         Report {
@@ -142,41 +141,36 @@ impl Replay<'_> {
         let mut again = Vec::from_iter(std::mem::take(&mut self.ranges.by_caller));
         again.sort_by_key(|(of, again)| (Reverse(again.time_ns), *of));
         self.totals.repeating_callers = again.len() as u64;
-        let list = again.into_iter().take(LISTED);
-        let list = list.map(|((site, _), again)| Again {
+        let row = |((site, _), again)| Again {
             caller: caller(site),
             ..again
-        });
-        list.collect()
+        };
+        again.into_iter().take(LISTED).map(row).collect()
     }
 
     /// The largest sums first.
     fn past(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Past> {
-        let mut past: Vec<_> = std::mem::take(&mut self.past).into_iter().collect();
+        let mut past = Vec::from_iter(std::mem::take(&mut self.past));
         past.sort_by_key(|(of, past)| (Reverse(past.bytes), *of));
         self.totals.past_callers = past.len() as u64;
-        let list = past.into_iter().take(LISTED);
-        let list = list.map(|((site, call), past)| Past {
+        let row = |((site, call), past)| Past {
             caller: caller(site),
             call: name_of(call),
             ..past
-        });
-        list.collect()
+        };
+        past.into_iter().take(LISTED).map(row).collect()
     }
 
-    fn leaks(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
+    fn leaks(&mut self, trace: &Trace, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
         let is_known = |process: &Process| process.ended && process.tells_leaks();
-        self.totals.leaks_known = self.trace.processes.iter().all(is_known);
+        self.totals.leaks_known = trace.processes.iter().all(is_known);
         let mut leaks: FxHashMap<(u32, bool), Leak> = FxHashMap::default();
-        for ((process, ..), region) in &self.regions {
-            let process = &self.trace.processes[*process as usize];
-            if !process.tells_leaks() {
-                continue;
-            }
-            let ended = process.ended;
+        let regions = self.regions.iter();
+        let regions = regions.map(|(key, region)| (&trace.processes[key.0 as usize], region));
+        for (process, region) in regions.filter(|(process, _)| process.tells_leaks()) {
             for (memory, sites) in &region.holders {
                 for &site in sites {
-                    let leak = leaks.entry((site, ended)).or_default();
+                    let leak = leaks.entry((site, process.ended)).or_default();
                     leak.regions += 1;
                     leak.bytes = leak.bytes.saturating_add(memory.1);
                 }
@@ -184,49 +178,38 @@ impl Replay<'_> {
         }
         let mut leaks = Vec::from_iter(leaks);
         leaks.sort_by_key(|(of, leak)| (Reverse(leak.bytes), Reverse(leak.regions), *of));
-        let totals = &mut self.totals;
-        for ((_, ended), leak) in &leaks {
-            let (callers, regions, bytes) = match ended {
-                true => (
-                    &mut totals.leaking_callers,
-                    &mut totals.leaked_regions,
-                    &mut totals.leaked_bytes,
-                ),
-                false => (
-                    &mut totals.cut_off_callers,
-                    &mut totals.cut_off_regions,
-                    &mut totals.cut_off_bytes,
-                ),
-            };
-            *callers += 1;
-            *regions += leak.regions;
-            *bytes = bytes.saturating_add(leak.bytes);
-        }
-        let list = leaks.into_iter().take(LISTED);
-        let list = list.map(|((site, ended), leak)| Leak {
+        let sums = |of_ended: bool| {
+            let of = leaks.iter().filter(|((_, ended), _)| *ended == of_ended);
+            let callers = of.clone().count() as u64;
+            let regions: u64 = of.clone().map(|(_, leak)| leak.regions).sum();
+            (callers, regions, total(of.map(|(_, leak)| leak.bytes)))
+        };
+        let of = &mut self.totals;
+        (of.leaking_callers, of.leaked_regions, of.leaked_bytes) = sums(true);
+        (of.cut_off_callers, of.cut_off_regions, of.cut_off_bytes) = sums(false);
+        let row = |((site, ended), leak)| Leak {
             caller: caller(site),
             ended,
             ..leak
-        });
-        list.collect()
+        };
+        leaks.into_iter().take(LISTED).map(row).collect()
     }
 
     /// The most frequent first.
     fn failed(&mut self, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Failure> {
         let mut failures = Vec::from_iter(std::mem::take(&mut self.failures));
         failures.sort_by_key(|(what, (failure, _))| (Reverse(failure.count), *what));
-        let list = failures.into_iter();
-        let list = list.map(|((call, errno), (failure, site))| Failure {
+        let row = |((call, errno), (failure, site))| Failure {
             call: name_of(call),
             errno,
             name: errno::name(errno),
             caller: caller(site),
             ..failure
-        });
-        list.collect()
+        };
+        failures.into_iter().map(row).collect()
     }
 
-    fn process_totals(&self) -> Vec<ProcessTotals> {
+    fn process_totals(&self, trace: &Trace) -> Vec<ProcessTotals> {
         let totals = |(process, counts): (&Process, &ProcessCounts)| ProcessTotals {
             pid: process.pid,
             host: process.host.clone(),
@@ -246,12 +229,12 @@ impl Replay<'_> {
             ended: process.ended,
             stopped: process.stopped,
         };
-        let mut processes: Vec<_> = self.trace.processes.iter().zip(&self.processes).collect();
+        let mut processes: Vec<_> = trace.processes.iter().zip(&self.processes).collect();
         processes.sort_by_key(|(process, _)| process.begin);
         processes.into_iter().map(totals).collect()
     }
 
-    fn notes(&self, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {
+    fn notes(&self, trace: &Trace, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
@@ -267,10 +250,8 @@ impl Replay<'_> {
                 process.pid
             ));
         }
-        let killed: Vec<_> = processes
-            .iter()
-            .filter(|process| !process.ended && !process.stopped)
-            .collect();
+        let killed = processes.iter().filter(|of| !of.ended && !of.stopped);
+        let killed: Vec<_> = killed.collect();
         match killed[..] {
             [] => {}
             [one] => notes.push(format!(
@@ -285,15 +266,12 @@ impl Replay<'_> {
                 processes.len()
             )),
         }
-        notes.extend(self.trace.damage.iter().cloned());
+        notes.extend(trace.damage.iter().cloned());
         if self.unknown > 0 {
+            let (one, many) = ("hit or deregistration", "hits or deregistrations");
             notes.push(format!(
                 "{} of regions whose registration is not in the trace.",
-                units::plural(
-                    self.unknown,
-                    "hit or deregistration",
-                    "hits or deregistrations"
-                )
+                units::plural(self.unknown, one, many)
             ));
         }
         if self.taken > 0 {
@@ -318,14 +296,12 @@ pub fn name_of(call: u8) -> &'static str {
 /// The time of a process's threads. At least that of the process: its main thread may not register.
 fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
     let run = process.end - process.begin;
-    let threads = counts.threads.iter().map(|(&thread, &(begin, end))| {
-        if thread == process.pid {
-            run
-        } else {
-            end.saturating_sub(begin)
-        }
+    let threads = counts.threads.iter();
+    let threads = threads.map(|(&thread, &(begin, end))| match thread == process.pid {
+        true => run,
+        false => end.saturating_sub(begin),
     });
-    threads.fold(0u64, u64::saturating_add).max(run)
+    total(threads).max(run)
 }
 
 fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {

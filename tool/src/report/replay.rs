@@ -7,7 +7,7 @@ use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
 use super::stacks::{Places, Stacks};
 use super::timeline::Timeline;
-use crate::trace::{Event, Trace};
+use crate::trace::{Event, Process, Trace};
 use anyhow::Result;
 use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
@@ -65,6 +65,17 @@ fn key(process: u32, call: &Call) -> Key {
     (process, call::is_on_umem(call.call), call.lkey, call.pd)
 }
 
+/// The whole pages around the memory of a call: the range by which the cache's rule knows it.
+fn range(process: &Process, call: &Call) -> Range {
+    let (start, end) = process.pages(call);
+    Range {
+        pd: call.pd,
+        start,
+        end: if call.length == 0 { start } else { end },
+        access: call.access,
+    }
+}
+
 /// A region that is pinned.
 pub struct Region {
     /// For a plain region that the cache may serve.
@@ -98,8 +109,8 @@ pub struct ProcessCounts {
 }
 
 /// The state after the calls so far.
-pub struct Replay<'a> {
-    pub trace: &'a Trace,
+#[derive(Default)]
+pub struct Replay {
     pub begin: u64,
     pub totals: Totals,
     pub processes: Vec<ProcessCounts>,
@@ -129,76 +140,52 @@ pub struct Replay<'a> {
     gpu_bytes: u64,
 }
 
-impl Replay<'_> {
+impl Replay {
     /// Replays a trace from its beginning to its end.
-    pub fn of(trace: &Trace) -> Result<Replay<'_>> {
+    pub fn of(trace: &Trace) -> Result<Replay> {
         let processes = trace.processes.iter();
         let begin = trace.begin();
         let end = processes.clone().map(|process| process.end).max();
         let span = end.unwrap_or(0) - begin;
         let ended = processes.enumerate().filter(|(_, process)| process.ended);
-        let mut ends: Vec<_> = ended
-            .map(|(number, process)| (process.end - begin, number))
-            .collect();
+        let ends = ended.map(|(number, process)| (process.end - begin, number));
+        let mut ends: Vec<_> = ends.collect();
         ends.sort_by_key(|&end| Reverse(end));
         let mut replay = Replay {
-            trace,
             begin,
-            totals: Totals {
-                span_ns: span,
-                ..Totals::default()
-            },
             processes: vec![ProcessCounts::default(); trace.processes.len()],
-            sites: FxHashMap::default(),
-            stacks: Stacks::default(),
-            site_numbers: FxHashMap::default(),
-            site_totals: Vec::new(),
-            regions: Regions::default(),
-            ended_before: FxHashMap::default(),
-            ranges: Ranges::default(),
-            large: Bound::default(),
-            sizes: FxHashMap::default(),
             timeline: Timeline::new(&trace.processes, begin, span),
             ends,
-            failures: FxHashMap::default(),
-            past: FxHashMap::default(),
-            unknown: 0,
-            taken: 0,
-            gpu_bytes: 0,
+            ..Replay::default()
         };
-        trace.calls(|event| replay.see(event))?;
+        replay.totals.span_ns = span;
+        trace.calls(|event| replay.see(trace, event))?;
         replay.end_processes(span);
         Ok(replay)
     }
 
-    fn see(&mut self, event: &Event) {
-        let Event {
-            process,
-            modules,
-            effect,
-            call,
-            stack,
-        } = event;
-        let since = effect - self.begin;
+    fn see(&mut self, trace: &Trace, event: &Event) {
+        let (process, call) = (event.process, &event.call);
+        let since = event.effect - self.begin;
         self.end_processes(since);
         if call.call == call::CACHE {
             self.totals.cache_deregistrations += 1;
-            self.cache_ended(since, key(*process, call));
+            self.cache_ended(since, key(process, call));
             return;
         }
         // A change of memory, which earlier releases recorded.
         if !call::is_of_program(call.call) {
             return;
         }
-        self.totals.calls_with_stack += u64::from(*stack != 0);
-        let site = self.site((*process, *modules, call.caller, *stack));
-        self.count(*process, site, call);
-        self.timeline.call(*process, since, call);
+        self.totals.calls_with_stack += u64::from(event.stack != 0);
+        let site = self.site(trace, (process, event.modules, call.caller, event.stack));
+        self.count(process, site, call);
+        self.timeline.call(process, since, call);
         if call.errno != 0 {
-            self.fail(*process, site, call);
+            self.fail(trace, process, site, call);
             return;
         }
-        let length = self.length(*process, call);
+        let length = self.length(process, call);
         let durations = self.sizes.entry((ranges::bits(length), What::of(call)));
         durations.or_default().add(call.duration);
         let is_pinned = registers(call.call) && call.how != how::HIT && access::pins(call);
@@ -206,19 +193,20 @@ impl Replay<'_> {
             self.large.registrations += 1;
             self.large.most_ns += u64::from(call.duration);
         }
-        let ending = &mut self.processes[*process as usize].ending;
+        let ending = &mut self.processes[process as usize].ending;
         if registers(call.call) {
             *ending = Tally::default();
         } else if call.how != how::KEPT {
             ending.add(call);
         }
-        if call.call == call::REREG_MR && self.reregister(*process, since, call) {
+        let range = range(&trace.processes[process as usize], call);
+        if call.call == call::REREG_MR && self.reregister(process, range, since, call) {
             self.totals.registrations += 1;
-            self.processes[*process as usize].registrations += 1;
+            self.processes[process as usize].registrations += 1;
         } else if registers(call.call) {
-            self.register(*process, site, since, call);
+            self.register(process, range, site, since, call);
         } else {
-            self.deregister(*process, since, call);
+            self.deregister(process, since, call);
         }
     }
 
@@ -245,16 +233,16 @@ impl Replay<'_> {
         }
     }
 
-    fn site(&mut self, address: (u32, u32, u64, u32)) -> u32 {
+    fn site(&mut self, trace: &Trace, address: (u32, u32, u64, u32)) -> u32 {
         let (process, modules, caller, stack) = address;
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
-        let (path, offset) = self.trace.locate(process, modules, caller);
+        let (path, offset) = trace.locate(process, modules, caller);
         let mut site = Site {
             path,
             offset,
-            stack: self.stacks.of(self.trace, process, stack),
+            stack: self.stacks.of(trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
             // All further sites are one.
@@ -289,30 +277,19 @@ impl Replay<'_> {
         of_site.called |= 1u32.checked_shl(u32::from(call.call)).unwrap_or(0);
     }
 
-    /// The whole pages around the memory of a call: the range by which the cache's rule knows it.
-    fn range(&self, process: u32, call: &Call) -> Range {
-        let (start, end) = self.trace.processes[process as usize].pages(call);
-        Range {
-            pd: call.pd,
-            start,
-            end: if call.length == 0 { start } else { end },
-            access: call.access,
-        }
-    }
-
-    fn fail(&mut self, process: u32, site: u32, call: &Call) {
+    fn fail(&mut self, trace: &Trace, process: u32, site: u32, call: &Call) {
         let failure = self.failures.entry((call.call, call.errno));
         let (failure, site_of_example) = failure.or_insert((Failure::default(), site));
         failure.count += 1;
         if failure.example.is_none() {
-            failure.example = self.trace.reason(process, call.reason);
+            failure.example = trace.reason(process, call.reason);
             if failure.example.is_some() {
                 *site_of_example = site;
             }
         }
     }
 
-    fn register(&mut self, process: u32, site: u32, since: u64, call: &Call) {
+    fn register(&mut self, process: u32, range: Range, site: u32, since: u64, call: &Call) {
         self.totals.registrations += 1;
         self.totals.hits += u64::from(call.how == how::HIT);
         let of_process = &mut self.processes[process as usize];
@@ -332,15 +309,8 @@ impl Replay<'_> {
             }
             self.unknown += 1;
         }
-        let range = self.range(process, call);
-        let pinned = match access::pins(call) {
-            true => range.end - range.start,
-            false => 0,
-        };
-        let gpu = match access::is_of_gpu(call) {
-            true => call.length,
-            false => 0,
-        };
+        let pinned = u64::from(access::pins(call)) * (range.end - range.start);
+        let gpu = u64::from(access::is_of_gpu(call)) * call.length;
         if call.how == how::GPU {
             self.totals.gpu += 1;
             self.totals.gpu_ns += u64::from(call.duration);
@@ -375,24 +345,20 @@ impl Replay<'_> {
     }
 
     /// Returns whether the trace has the registration of the region.
-    fn reregister(&mut self, process: u32, since: u64, call: &Call) -> bool {
-        // The region may have left its domain.
+    fn reregister(&mut self, process: u32, range: Range, since: u64, call: &Call) -> bool {
         let key = key(process, call);
-        let before = match self.regions.contains_key(&key) {
-            true => key,
-            false => {
-                let same = (process, false, call.lkey, 0)..=(process, false, call.lkey, u64::MAX);
-                let other = self.regions.range(same).next();
-                other.map_or(key, |(&other, _)| other)
-            }
-        };
-        let Some(mut region) = self.regions.remove(&before) else {
+        let before = self.regions.remove(&key).or_else(|| {
+            // The region may have left its domain.
+            let same = (process, false, call.lkey, 0)..=(process, false, call.lkey, u64::MAX);
+            let (&other, _) = self.regions.range(same).next()?;
+            self.regions.remove(&other)
+        });
+        let Some(mut region) = before else {
             return false;
         };
         self.ranges.release(region.of_range.take(), None);
         self.unpin(process, since, &region);
         if call.length != 0 {
-            let range = self.range(process, call);
             region.pinned = range.end - range.start;
             region.moved((call.addr, call.length));
         }
@@ -408,24 +374,17 @@ impl Replay<'_> {
             return;
         }
         let key = key(process, call);
-        if call.how == how::KEPT {
-            self.totals.kept += 1;
-            match self.regions.get_mut(&key) {
-                Some(region) => region.release(call),
-                None => self.unknown += 1,
-            }
-            return;
-        }
+        let is_kept = call.how == how::KEPT;
+        self.totals.kept += u64::from(is_kept);
         let Some(region) = self.regions.get_mut(&key) else {
             self.unknown += 1;
             return;
         };
         region.release(call);
-        if !region.holders.is_empty() {
-            return;
-        }
-        if let Some(region) = self.regions.remove(&key) {
-            self.release(process, since, region, Some(call));
+        if region.holders.is_empty() && !is_kept {
+            if let Some(region) = self.regions.remove(&key) {
+                self.release(process, since, region, Some(call));
+            }
         }
     }
 
@@ -489,10 +448,8 @@ impl Region {
 
     /// A re-registration has given all holders this memory.
     fn moved(&mut self, memory: (u64, u64)) {
-        let sites: Vec<u32> = std::mem::take(&mut self.holders)
-            .into_values()
-            .flatten()
-            .collect();
+        let holders = std::mem::take(&mut self.holders).into_values();
+        let sites: Vec<u32> = holders.flatten().collect();
         if !sites.is_empty() {
             self.holders.insert(memory, sites);
         }

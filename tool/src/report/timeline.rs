@@ -12,6 +12,7 @@ const LANE_STEP: u64 = 4;
 /// The most processes that have a lane, so that the memory for them has a bound.
 const MOST_LANES: usize = 1024;
 
+#[derive(Default)]
 pub struct Timeline {
     /// The length of a point in time.
     step: u64,
