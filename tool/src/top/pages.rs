@@ -55,10 +55,19 @@ pub fn find() -> Vec<Found> {
             let Some(named) = parse_name(file.as_bytes()) else {
                 continue;
             };
-            match in_folder(&folder, &file, named, user, here, &inside) {
-                Ok(found) if seen.insert(found.pid) => pages.push(found),
-                Ok(_) | Err(Gone::Unknown) => {}
-                Err(Gone::Ended) => drop(fs::remove_file(path.join(file))),
+            let (namespace, number, began) = named;
+            let is_here = namespace == here;
+            let pid = match is_here {
+                true => Some(number),
+                false => inside.get(&(namespace, number)).copied(),
+            };
+            let Some(pid) = pid else { continue };
+            if start(pid) == Some(began) {
+                let found = in_folder(&folder, &file, named, user, pid);
+                pages.extend(found.filter(|found| seen.insert(found.pid)));
+            } else if is_here {
+                // What is gone in another namespace cannot be told from here.
+                let _ = fs::remove_file(path.join(file));
             }
         }
     }
@@ -120,89 +129,61 @@ fn folders(elsewhere: &[(u64, u32)]) -> Vec<(PathBuf, String, u32)> {
 /// Opens a folder that is the user's own, and no mount of his.
 fn open_folder(parent: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
     const FOLDER: i32 = libc::O_PATH | libc::O_DIRECTORY;
-    let (path, name) = (
-        CString::new(parent.as_os_str().as_bytes())?,
-        CString::new(name)?,
-    );
+    let path = CString::new(parent.as_os_str().as_bytes())?;
+    let name = CString::new(name)?;
     let parent = open_at(libc::AT_FDCWD, &path, FOLDER, 0)?;
     let folder = open_at(parent.as_raw_fd(), &name, FOLDER | libc::O_NOFOLLOW, 0)?;
-    let (about, above) = (About::of(&folder)?, About::of(&parent)?);
-    if about.user == user && about.mode & 0o7777 == 0o700 && about.device == above.device {
-        Ok(folder)
-    } else {
-        Err(io::ErrorKind::PermissionDenied.into())
+    let (about, above) = (about(&folder)?, about(&parent)?);
+    let is_own = about.stx_uid == user && about.stx_mode & 0o7777 == 0o700;
+    match is_own && device(&about) == device(&above) {
+        true => Ok(folder),
+        false => Err(io::ErrorKind::PermissionDenied.into()),
     }
 }
 
-/// Attributes of a file.
-struct About {
-    user: u32,
-    mode: u32,
-    size: u64,
-    /// The major and the minor number.
-    device: (u32, u32),
+/// Attributes of a file. Asks the kernel, and no file system: the answer of one may not come.
+fn about(file: &OwnedFd) -> io::Result<libc::statx> {
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: zeros are the structure, which consists of numbers.
+    let mut about: libc::statx = unsafe { std::mem::zeroed() };
+    let (file, wanted) = (file.as_raw_fd(), libc::STATX_BASIC_STATS);
+    // SAFETY: the empty path is the file itself, and the structure is writable.
+    result(unsafe { libc::statx(file, c"".as_ptr(), flags, wanted, &mut about) })?;
+    Ok(about)
 }
 
-impl About {
-    /// Asks the kernel, and no file system: the answer of one may not come.
-    fn of(file: &OwnedFd) -> io::Result<About> {
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-        // SAFETY: zeros are the structure, which consists of numbers.
-        let mut about: libc::statx = unsafe { std::mem::zeroed() };
-        let (file, wanted) = (file.as_raw_fd(), libc::STATX_BASIC_STATS);
-        // SAFETY: the empty path is the file itself, and the structure is writable.
-        result(unsafe { libc::statx(file, c"".as_ptr(), flags, wanted, &mut about) })?;
-        Ok(About {
-            user: about.stx_uid,
-            mode: about.stx_mode.into(),
-            size: about.stx_size,
-            device: (about.stx_dev_major, about.stx_dev_minor),
-        })
-    }
-
-    fn is_page(&self, user: u32) -> bool {
-        let is_file = self.mode & libc::S_IFMT == libc::S_IFREG;
-        let is_own = self.user == user && self.mode & 0o777 == 0o600;
-        is_file && is_own && self.size == size_of::<Page>() as u64
-    }
+/// The major and the minor number.
+fn device(about: &libc::statx) -> (u32, u32) {
+    (about.stx_dev_major, about.stx_dev_minor)
 }
 
-/// The page of that name in a user's folder.
+fn is_page(about: &libc::statx, user: u32) -> bool {
+    let mode = u32::from(about.stx_mode);
+    let is_file = mode & libc::S_IFMT == libc::S_IFREG;
+    let is_own = about.stx_uid == user && mode & 0o777 == 0o600;
+    is_file && is_own && about.stx_size == size_of::<Page>() as u64
+}
+
+/// The page of that name, which is of that process, in a user's folder.
 fn in_folder(
     folder: &OwnedFd,
     file: &str,
     named: (u64, u32, u64),
     user: u32,
-    here: u64,
-    inside: &HashMap<(u64, u32), u32>,
-) -> Result<Found, Gone> {
-    let (namespace, number, began) = named;
-    let pid = match namespace == here {
-        true => number,
-        false => *inside.get(&(namespace, number)).ok_or(Gone::Unknown)?,
-    };
-    if start(pid) != Some(began) {
-        // What is gone in another namespace cannot be told from here.
-        return Err(match namespace == here {
-            true => Gone::Ended,
-            false => Gone::Unknown,
-        });
-    }
+    pid: u32,
+) -> Option<Found> {
     // A process of root may have given up its rights since.
     if user != 0 && user_of(pid) != Some(user) {
-        return Err(Gone::Unknown);
+        return None;
     }
-    let path = CString::new(file).map_err(|_| Gone::Unknown)?;
+    let path = CString::new(file).ok()?;
     let flags = libc::O_PATH | libc::O_NOFOLLOW;
-    let file = open_at(folder.as_raw_fd(), &path, flags, 0).map_err(|_| Gone::Unknown)?;
-    let about = About::of(&file).map_err(|_| Gone::Unknown)?;
-    let found = about
-        .is_page(user)
-        .then(|| read(&file, pid, user))
-        .flatten();
-    found
-        .filter(|found| identity(&found.page) == named && counts_in(pid, &found.page))
-        .ok_or(Gone::Unknown)
+    let file = open_at(folder.as_raw_fd(), &path, flags, 0).ok()?;
+    if !is_page(&about(&file).ok()?, user) {
+        return None;
+    }
+    let found = read(&file, pid, user)?;
+    (identity(&found.page) == named && counts_in(pid, &found.page)).then_some(found)
 }
 
 /// The page that a process of another mount namespace has mapped. This needs CAP_CHECKPOINT_RESTORE
@@ -210,8 +191,8 @@ fn in_folder(
 fn mapped(pid: u32) -> Option<Found> {
     let path = CString::new(mapping(pid, PLACE as u64)).ok()?;
     let file = open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0).ok()?;
-    let (user, about) = (user_of(pid)?, About::of(&file).ok()?);
-    if !about.is_page(user) || !is_tmpfs_of(pid, about.device) {
+    let (user, about) = (user_of(pid)?, about(&file).ok()?);
+    if !is_page(&about, user) || !is_tmpfs_of(pid, device(&about)) {
         return None;
     }
     let found = read(&file, pid, user)?;
@@ -229,14 +210,12 @@ fn is_tmpfs_of(pid: u32, (major, minor): (u32, u32)) -> bool {
         return false;
     };
     let device = format!("{major}:{minor}");
-    BufReader::new(mounts.take(MOST_MOUNTS))
-        .split(b'\n')
-        .map_while(Result::ok)
-        .any(|line| {
-            let line = String::from_utf8_lossy(&line);
-            let is_it = line.split(' ').nth(2) == Some(&device);
-            is_it && line.contains(" - tmpfs ")
-        })
+    let lines = BufReader::new(mounts.take(MOST_MOUNTS)).split(b'\n');
+    lines.map_while(Result::ok).any(|line| {
+        let line = String::from_utf8_lossy(&line);
+        let is_it = line.split(' ').nth(2) == Some(&device);
+        is_it && line.contains(" - tmpfs ")
+    })
 }
 
 /// Reads a page; the file is open for writing if this user may.
@@ -260,14 +239,6 @@ fn read(file: &OwnedFd, pid: u32, user: u32) -> Option<Found> {
         page,
         file: may_write.then_some(file),
     })
-}
-
-/// Why a page is not shown.
-enum Gone {
-    /// Its process has ended: the file can be removed.
-    Ended,
-    /// Its process is another program by now, or cannot be seen from here.
-    Unknown,
 }
 
 /// The process that a page names: its namespace, its number there, and its start.
