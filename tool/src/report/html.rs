@@ -98,14 +98,13 @@ fn legend(entries: &[(&str, &str, bool)]) -> Markup {
 
 pub fn render(report: &Report) -> String {
     let first = report.processes.first();
-    let program = match first.map_or(String::new(), |first| units::program(&first.command)) {
-        name if name.is_empty() => "a program".to_string(),
-        name => name,
-    };
+    let program = first.map(|first| units::program(&first.command));
+    let program = program.filter(|name| !name.is_empty());
+    let program = program.unwrap_or("a program".into());
     let title = format!("Memory registration of {program}");
     let body = html! {
         (head(report, &program))
-        (why(report))
+        (folded("why", "Why", "the reasons, and the price", html! { p { (with_commands(&report.advice.sentence)) } }))
         (over_time(report))
         @for of in tables::sections(report) {
             (folded(of.id, &of.heading, &of.figure, match of.id {
@@ -115,7 +114,7 @@ pub fn render(report: &Report) -> String {
                 _ => content(&of, SHOWN, html! {}),
             }))
         }
-        (latencies(report))
+        (folded("latencies", "Latencies of registrations", "how many took how long", plots::latencies(&report.latencies)))
         (foot("from the trace ", &report.trace, ". Durations are medians and 99th percentiles to 2 %."))
     };
     document(&title, body)
@@ -221,35 +220,23 @@ fn folded(id: &str, heading: &str, figure: &str, body: Markup) -> Markup {
     } } }
 }
 
-fn why(report: &Report) -> Markup {
-    folded(
-        "why",
-        "Why",
-        "the reasons, and the price",
-        html! { p { (with_commands(&report.advice.sentence)) } },
-    )
-}
-
 fn over_time(report: &Report) -> Markup {
     let pinned = &report.pinned;
     let any = |bytes: &dyn Fn(&Point) -> u64| pinned.points.iter().any(|point| bytes(point) > 0);
-    folded(
-        "pinned",
-        "Over time",
-        &format!("at most {} pinned", bytes(pinned.peak_bytes)),
-        html! {
-            (legend(&[
-                ("plain", "plain regions", any(&|point| point.plain_bytes)),
-                ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
-            ]))
-            (plots::over_time(report))
-            (more(plots::LANES, report.lanes.len() as u64))
-            p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
-                A region that a process never deregisters counts until the process ends. Each point is the maximum \
-                of its interval; the dot is the peak. \
-                The clocks of all hosts are assumed to agree." }
-        },
-    )
+    let figure = format!("at most {} pinned", bytes(pinned.peak_bytes));
+    let body = html! {
+        (legend(&[
+            ("plain", "plain regions", any(&|point| point.plain_bytes)),
+            ("cache", "regions of the cache", any(&|point| point.cache_bytes)),
+        ]))
+        (plots::over_time(report))
+        (more(plots::LANES, report.lanes.len() as u64))
+        p.aside { "Whole pages of all processes. A page that is registered several times counts several times, as the kernel counts it against RLIMIT_MEMLOCK. \
+            A region that a process never deregisters counts until the process ends. Each point is the maximum \
+            of its interval; the dot is the peak. \
+            The clocks of all hosts are assumed to agree." }
+    };
+    folded("pinned", "Over time", &figure, body)
 }
 
 fn plots_of_sizes(report: &Report) -> Markup {
@@ -261,23 +248,6 @@ fn plots_of_sizes(report: &Report) -> Markup {
             ("cache", "misses of the cache", totals.misses > 0),
             ("gpu", "memory of a GPU", totals.gpu > 0),
         ]))
-        div.pair {
-            (plots::by_size(&report.sizes, "Registrations by length", false))
-            (plots::by_size(&report.sizes, "Time in registrations by length", true))
-        }
+        (plots::by_size(&report.sizes))
     }
-}
-
-fn latencies(report: &Report) -> Markup {
-    folded(
-        "latencies",
-        "Latencies of registrations",
-        "how many took how long",
-        html! {
-            div.pair {
-                (plots::latencies(&report.latencies, "Registrations by latency", false))
-                (plots::latencies(&report.latencies, "Time in registrations by latency", true))
-            }
-        },
-    )
 }

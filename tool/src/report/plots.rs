@@ -73,9 +73,8 @@ impl Plot {
 /// Ticks from 0 to `top`, a step apart.
 fn heights(top: f64, step: u64, words: fn(u64) -> String) -> Vec<(f64, String)> {
     let numbers = (0..=top as u64 / step).map(|n| n * step);
-    numbers
-        .map(|number| (number as f64 / top, tick(words(number))))
-        .collect()
+    let ticks = numbers.map(|number| (number as f64 / top, tick(words(number))));
+    ticks.collect()
 }
 
 /// The outline of heights from 0 to 1, each from a place of 0 to [`POINTS`] up to the next.
@@ -177,19 +176,15 @@ fn latency(activity: &Activity) -> Plot {
         let steps = (0..STEPS).filter(|&at| calls[at] > 0);
         columns(steps.map(|at| (at, height(of(at)).max(0.001))))
     };
+    let means = shape(&|at| sums[at] / calls[at]);
+    let worst = shape(&|at| longest[at]);
+    let place = |n: u32| f64::from(n) / f64::from(decades);
+    let ticks = (0..=decades).map(|n| (place(n), time(10u64.pow(bottom + n))));
     Plot {
         title: "Latency of calls",
         more: "mean, and the longest behind it",
-        ticks: (0..=decades)
-            .map(|n| {
-                let height = f64::from(n) / f64::from(decades);
-                (height, time(10u64.pow(bottom + n)))
-            })
-            .collect(),
-        shapes: vec![
-            ("longest", shape(&|at| longest[at])),
-            ("plain", shape(&|at| sums[at] / calls[at].max(1))),
-        ],
+        ticks: ticks.collect(),
+        shapes: vec![("longest", worst), ("plain", means)],
         dot: None,
     }
 }
@@ -221,14 +216,11 @@ fn times(span: u64) -> Vec<(f64, u8, String)> {
         n if n % 5 == 0 => 1,
         _ => 2,
     };
-    (0..=span / finest)
-        .map(|n| {
-            let at = (n * finest) as f64 / span.max(1) as f64;
-            (at, level(n), time(n * finest))
-        })
-        // The last label would stand outside.
-        .filter(|(at, ..)| *at < 0.97)
-        .collect()
+    let at = |n: u64| (n * finest) as f64 / span.max(1) as f64;
+    // The last label would stand outside.
+    let shown = (0..=span / finest).filter(|&n| at(n) < 0.97);
+    let labels = shown.map(|n| (at(n), level(n), time(n * finest)));
+    labels.collect()
 }
 
 /// All plots over time, which are zoomed and moved together.
@@ -291,43 +283,43 @@ fn part_of(what: What) -> Option<usize> {
     }
 }
 
+/// Calls of one effect: their label, the effect, how many there are, and the time in them.
+type Row = (String, What, u64, u64);
+
 /// Adds rows of the same label, which follow each other.
-fn rows<T>(
-    list: &[T],
-    of: impl Fn(&T) -> (String, What, u64),
-    number: impl Fn(u64) -> String,
-) -> Vec<Bar> {
-    let mut rows: Vec<Bar> = Vec::new();
-    for (label, what, amount) in list.iter().map(of) {
-        let Some(part) = part_of(what) else { continue };
-        if rows.last().is_none_or(|row| row.label != label) {
-            rows.push(Bar {
-                label,
+fn rows(list: &[Row], of: fn(&Row) -> u64, number: fn(u64) -> String) -> Vec<Bar> {
+    let mut bars: Vec<Bar> = Vec::new();
+    for row in list {
+        let Some(part) = part_of(row.1) else { continue };
+        if bars.last().is_none_or(|bar| bar.label != row.0) {
+            bars.push(Bar {
+                label: row.0.clone(),
                 parts: vec![("plain", 0), ("hit", 0), ("cache", 0), ("gpu", 0)],
                 number: String::new(),
             });
         }
-        let row = rows.last_mut().expect("it has just been made sure");
-        row.parts[part].1 += amount;
-        row.number = number(row.parts.iter().map(|part| part.1).sum());
+        let bar = bars.last_mut().expect("it has just been made sure");
+        bar.parts[part].1 += of(row);
+        bar.number = number(bar.parts.iter().map(|part| part.1).sum());
     }
-    rows
+    bars
 }
 
-/// Registrations by length, or the time in them.
-pub fn by_size(list: &[Size], title: &str, of_time: bool) -> Markup {
-    let amount = |row: &Size| if of_time { row.time_ns } else { row.calls };
-    let of = |row: &Size| (units::bytes(row.from_bytes), row.what, amount(row));
-    let number = if of_time { units::time } else { units::count };
-    bars(title, "from", &rows(list, of, number))
+/// How many registrations there are, and the time in them.
+fn pair(by: &str, list: &[Row]) -> Markup {
+    html! { div.pair {
+        (bars(&format!("Registrations by {by}"), "from", &rows(list, |row| row.2, units::count)))
+        (bars(&format!("Time in registrations by {by}"), "from", &rows(list, |row| row.3, units::time)))
+    } }
 }
 
-/// A histogram of latencies, of calls or of the time in them.
-pub fn latencies(list: &[Latency], title: &str, of_time: bool) -> Markup {
-    let of = |row: &Latency| {
-        let amount = if of_time { row.time_ns } else { row.calls };
-        (time(row.from_ns), row.what, amount)
-    };
-    let number = if of_time { units::time } else { units::count };
-    bars(title, "from", &rows(list, of, number))
+pub fn by_size(list: &[Size]) -> Markup {
+    let row = |of: &Size| (units::bytes(of.from_bytes), of.what, of.calls, of.time_ns);
+    pair("length", &list.iter().map(row).collect::<Vec<_>>())
+}
+
+/// Histograms of latencies.
+pub fn latencies(list: &[Latency]) -> Markup {
+    let row = |of: &Latency| (time(of.from_ns), of.what, of.calls, of.time_ns);
+    pair("latency", &list.iter().map(row).collect::<Vec<_>>())
 }

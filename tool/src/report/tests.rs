@@ -1013,11 +1013,12 @@ fn a_bar_for_each_size_and_the_longest_fills_its_row() {
             .map(|n| register(n * MS, n as u32 + 1, n << 30, 4096 << n))
             .collect();
         let sizes = report(&calls).sizes;
-        let plot = plots::by_size(&sizes, "Registrations by length", false).into_string();
+        let plot = plots::by_size(&sizes).into_string();
         let bars = plot
             .matches("class=\"plain\" style=\"width:100.00%\"")
             .count();
-        assert_eq!(bars as u64, count, "{plot}");
+        // In the plot of registrations and in that of their time.
+        assert_eq!(bars as u64, 2 * count, "{plot}");
     }
 }
 
