@@ -13,7 +13,6 @@ use rdmamr_trace_format::{Call, call, how, unserved};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -128,10 +127,8 @@ impl Regions {
         let mut before = self.live.remove(&key);
         if before.is_none() && call.call == call::REREG_MR {
             // It may have brought another domain.
-            let mut keys = self.live.keys();
-            let other = keys
-                .find(|other| (other.0, other.1) == (key.0, key.1))
-                .copied();
+            let mut keys = self.live.keys().copied();
+            let other = keys.find(|other| (other.0, other.1) == (key.0, key.1));
             before = other.and_then(|other| self.live.remove(&other));
         }
         let mut region = match before {
@@ -166,11 +163,8 @@ impl Regions {
 
     /// The last one comes first.
     fn list(self) -> Vec<Region> {
-        let mut list: Vec<_> = self
-            .ended
-            .into_iter()
-            .chain(self.live.into_values())
-            .collect();
+        let mut list = Vec::from(self.ended);
+        list.extend(self.live.into_values());
         list.sort_by_key(|region| Reverse(region.first.effect));
         list
     }
@@ -233,11 +227,8 @@ impl Region {
 
     /// The address of the first byte for a work request, and whether that is certain.
     fn base(&self) -> (Option<u64>, bool) {
-        let Event { call: first, .. } = &self.first;
-        let is_zero_based = self
-            .access
-            .is_some_and(|it| it & IBV_ACCESS_ZERO_BASED != 0);
-        if is_zero_based && !access::of_fabric(first.call) {
+        let (first, flags) = (&self.first.call, self.access.unwrap_or(0));
+        if flags & IBV_ACCESS_ZERO_BASED != 0 && !access::of_fabric(first.call) {
             return (Some(0), true);
         }
         if self.is_made && first.reason == unserved::ADDRESS || self.memory.0 == 0 {
@@ -252,10 +243,8 @@ impl Region {
     fn outside(&self, (start, length): (u64, u64)) -> Option<(u64, u64)> {
         let base = self.base().0?;
         let end = base.saturating_add(self.memory.1);
-        Some((
-            base.saturating_sub(start),
-            (start + length).saturating_sub(end),
-        ))
+        let beyond = (start + length).saturating_sub(end);
+        Some((base.saturating_sub(start), beyond))
     }
 
     /// By how many bytes an access is outside, as far as that is known.
@@ -275,10 +264,8 @@ impl Asked {
         list.sort_by_key(|region| region.distance(self.wanted));
         let fits = |region: &Region| region.ended.is_none() && region.distance(self.wanted) == 0;
         let fit = list.iter().any(fits);
-        let shown = list.iter().take(SHOWN);
-        let mut texts: Vec<_> = shown
-            .map(|region| self.region(trace, &mut names, region))
-            .collect();
+        let mut text = |region: &Region| self.region(trace, &mut names, region);
+        let mut texts: Vec<_> = list.iter().take(SHOWN).map(&mut text).collect();
         let more = forgotten + list.len().saturating_sub(SHOWN) as u64;
         if more > 0 {
             let regions = plural(more, "other region", "other regions");
@@ -293,8 +280,7 @@ impl Asked {
                 call.lkey != self.key && memory.contains(&start)
             };
             let others = Regions::of(trace, contains)?.list();
-            let others = others.iter().take(SHOWN);
-            texts.extend(others.map(|region| self.region(trace, &mut names, region)));
+            texts.extend(others.iter().take(SHOWN).map(text));
         }
         Ok(texts.join("\n"))
     }
@@ -361,56 +347,32 @@ impl Asked {
             true => {
                 let callers = perfetto::caller(trace, names, event);
                 let callers: Vec<_> = callers.iter().map(Frame::words).collect();
-                format!(
-                    "Registered {} by {} in {}.",
-                    at(event.effect),
-                    call::NAMES[usize::from(event.call.call)],
-                    printable(&callers.join(" < "))
-                )
+                let callers = printable(&callers.join(" < "));
+                let name = call::NAMES[usize::from(event.call.call)];
+                format!("Registered {} by {name} in {callers}.", at(event.effect))
             }
         };
         if region.served > 1 {
-            let _ = write!(
-                text,
-                " The cache served {} registrations by it.",
-                region.served
-            );
+            text += &format!(" The cache served {} registrations by it.", region.served);
         }
-        if let Some(moment) = region.released {
-            let _ = write!(
-                text,
-                " The last one was deregistered {}; the cache kept the region.",
-                at(moment)
-            );
+        if let Some(end) = region.released.map(at) {
+            text += &format!(" The last one was deregistered {end}; the cache kept the region.");
         }
-        match region.ended {
-            Some((moment, call::NONE)) => {
-                let _ = write!(
-                    text,
-                    " Ended before {}, when its key was assigned again.",
-                    at(moment)
-                );
+        let (end, by) = region.ended.unzip();
+        let end = at(end.unwrap_or(process.end));
+        text + &match (by, process.ended, process.stopped) {
+            (Some(call::NONE), ..) => {
+                format!(" Ended before {end}, when its key was assigned again.")
             }
-            Some((moment, call::CACHE)) => {
-                let _ = write!(text, " The cache ended it {}.", at(moment));
-            }
-            Some((moment, number)) => {
-                let name = call::NAMES[usize::from(number)];
-                let _ = write!(text, " Ended {} by {name}.", at(moment));
-            }
-            None => {
-                let end = at(process.end);
-                text += &match (process.ended, process.stopped) {
-                    (true, _) => format!(" It ended with the process, {end}."),
-                    (_, true) => format!(" It was registered when the recording stopped, {end}."),
-                    _ => format!(
-                        " Not known when it ended: the trace of the process has no end, its last call is {end}. The \
-                         process ran on, was killed, or the trace is cut off."
-                    ),
-                };
-            }
+            (Some(call::CACHE), ..) => format!(" The cache ended it {end}."),
+            (Some(by), ..) => format!(" Ended {end} by {}.", call::NAMES[usize::from(by)]),
+            (_, true, _) => format!(" It ended with the process, {end}."),
+            (_, _, true) => format!(" It was registered when the recording stopped, {end}."),
+            _ => format!(
+                " Not known when it ended: the trace of the process has no end, its last call is {end}. The \
+                 process ran on, was killed, or the trace is cut off."
+            ),
         }
-        text
     }
 }
 
@@ -423,24 +385,19 @@ fn of_bytes(region: &Region, wanted: (u64, u64)) -> String {
     };
     let all = wanted.1;
     let bytes = |count| plural(count, "byte", "bytes");
+    let (early, late) = (bytes(before), bytes(beyond));
     let text = match (before, beyond) {
         (0, 0) => "The access is inside the region.".to_owned(),
-        (0, beyond) if beyond >= all => {
-            format!(
-                "The access begins {} beyond the end of the region.",
-                bytes(beyond - all)
-            )
+        (0, _) if beyond >= all => {
+            let far = bytes(beyond - all);
+            format!("The access begins {far} beyond the end of the region.")
         }
-        (before, 0) if before >= all => {
+        (_, 0) if before >= all => {
             format!("The access ends {} before the region.", bytes(before - all))
         }
-        (0, beyond) => format!("The access ends {} beyond the region.", bytes(beyond)),
-        (before, 0) => format!("The access begins {} before the region.", bytes(before)),
-        (before, beyond) => format!(
-            "The access begins {} before the region, and ends {} beyond it.",
-            bytes(before),
-            bytes(beyond)
-        ),
+        (0, _) => format!("The access ends {late} beyond the region."),
+        (_, 0) => format!("The access begins {early} before the region."),
+        _ => format!("The access begins {early} before the region, and ends {late} beyond it."),
     };
     match region.base().1 {
         true => text,
@@ -453,15 +410,9 @@ fn of_bytes(region: &Region, wanted: (u64, u64)) -> String {
 /// The rights that a remote access needs and the region lacks.
 fn of_rights(number: u8, access: u32) -> Option<String> {
     let missing = access::missing(number, access);
-    let missing: Vec<_> = missing
-        .map(|(operation, right)| format!("{operation} needs {right}"))
-        .collect();
-    (!missing.is_empty()).then(|| {
-        format!(
-            "Its rights refuse: a remote {}.",
-            missing.join("; a remote ")
-        )
-    })
+    let missing = missing.map(|(operation, right)| format!("{operation} needs {right}"));
+    let missing = missing.collect::<Vec<_>>().join("; a remote ");
+    (!missing.is_empty()).then(|| format!("Its rights refuse: a remote {missing}."))
 }
 
 #[cfg(test)]
