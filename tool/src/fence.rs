@@ -90,10 +90,8 @@ pub fn lacks() -> Option<&'static str> {
     }
     // The kernel finds variables by this list, which has them only with that option.
     let symbols = BufReader::new(of_system("/proc/kallsyms", false).ok()?);
-    let is_there = symbols
-        .split(b'\n')
-        .map_while(Result::ok)
-        .any(|line| line.ends_with(b" runqueues"));
+    let mut lines = symbols.split(b'\n').map_while(Result::ok);
+    let is_there = lines.any(|line| line.ends_with(b" runqueues"));
     (!is_there).then_some("the names of its variables (CONFIG_KALLSYMS_ALL)")
 }
 
@@ -141,9 +139,8 @@ fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
         let mut about = About::default();
         let text = std::fs::read_to_string(&path).with_context(|| path.clone())?;
         text.lines().for_each(|line| about.read(line.as_bytes()));
-        about
-            .link()
-            .with_context(|| format!("{path} has no id of a link"))
+        let id = about.link();
+        id.with_context(|| format!("{path} has no id of a link"))
     });
     let ids = ids.collect::<Result<Vec<_>>>()?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
@@ -161,10 +158,8 @@ fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
 /// The number of processors that this machine can have.
 fn processors() -> Result<u32> {
     let possible = read("/sys/devices/system/cpu/possible").unwrap_or_default();
-    let last = possible
-        .rsplit(['-', ','])
-        .next()
-        .and_then(|last| last.parse::<u32>().ok());
+    let last = possible.rsplit(['-', ',']).next();
+    let last: Option<u32> = last.and_then(|last| last.parse().ok());
     Ok(last.context("/sys/devices/system/cpu/possible")? + 1)
 }
 

@@ -57,12 +57,9 @@ pub fn array(size: usize, flags: u32) -> Result<OwnedFd> {
 /// The number that is an array's only element.
 pub fn number(array: &OwnedFd) -> Result<u64> {
     let (key, mut value) = (0u32, 0u64);
+    let key_at = (&raw const key).expose_provenance() as u64;
     let value_at = (&raw mut value).expose_provenance() as u64;
-    let lookup = [
-        array.as_raw_fd() as u64,
-        (&raw const key).expose_provenance() as u64,
-        value_at,
-    ];
+    let lookup = [array.as_raw_fd() as u64, key_at, value_at];
     // SAFETY: the structure of BPF_MAP_LOOKUP_ELEM is the file, the key and where the value goes,
     // which has the size of the element.
     unsafe { bpf(MAP_LOOKUP, &lookup) }.map_err(reason)?;
@@ -109,10 +106,8 @@ pub fn attach(program: &Program) -> Result<OwnedFd> {
         target: program.target,
         ..Load::default()
     };
-    for (to, from) in load.name[..15]
-        .iter_mut()
-        .zip("rdmamr_".bytes().chain(program.name.bytes()))
-    {
+    let name = "rdmamr_".bytes().chain(program.name.bytes());
+    for (to, from) in load.name[..15].iter_mut().zip(name) {
         *to = from;
     }
     // SAFETY: the structure is the one of BPF_PROG_LOAD, and its pointers lead to what outlives it.

@@ -113,16 +113,14 @@ impl Btf {
             return None;
         };
         // With this flag the upper byte is the size of a bit field.
-        let has_bit_fields = self.word(at + 4)? >> 31 == 1;
+        let mask = match self.word(at + 4)? >> 31 {
+            0 => u32::MAX,
+            _ => 0x00ff_ffff,
+        };
         (0..count).find_map(|number| {
             let member = at + 12 + 12 * number;
             let (name, inner) = (self.word(member)?, self.word(member + 4)?);
-            let bits = self.word(member + 8)?;
-            let bits = if has_bit_fields {
-                bits & 0x00ff_ffff
-            } else {
-                bits
-            };
+            let bits = self.word(member + 8)? & mask;
             if self.is_called(member, field) == Some(true) {
                 return Some(bits);
             }

@@ -48,9 +48,8 @@ impl Closers {
                     }
                 }
             };
-            std::thread::Builder::new()
-                .spawn(closes)
-                .context("starting a thread")?;
+            let started = std::thread::Builder::new().spawn(closes);
+            started.context("starting a thread")?;
         }
         Ok(Closers { close, closed })
     }
@@ -103,17 +102,9 @@ impl Interrupter {
             it_interval: time,
             it_value: time,
         };
-        let (flags, none) = (0, null_mut::<libc::itimerspec>());
+        let (call, times) = (libc::SYS_timer_settime, &raw const times);
         // SAFETY: the timer is this value's, and the kernel reads the times.
-        unsafe {
-            libc::syscall(
-                libc::SYS_timer_settime,
-                self.0,
-                flags,
-                &raw const times,
-                none,
-            )
-        };
+        unsafe { libc::syscall(call, self.0, 0, times, null_mut::<libc::itimerspec>()) };
     }
 
     /// Until the result is dropped, calls that wait for long are interrupted.

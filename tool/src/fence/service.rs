@@ -24,6 +24,7 @@ use std::io::ErrorKind;
 use std::mem::{offset_of, zeroed};
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixDatagram;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -85,9 +86,8 @@ impl Service {
         directory(DIRECTORY, 0o755)?;
         let private = directory(PRIVATE, 0o700)?;
         // systemd makes both directories with one mode.
-        private
-            .set_permissions(Permissions::from_mode(0o700))
-            .context(PRIVATE)?;
+        let mode = Permissions::from_mode(0o700);
+        private.set_permissions(mode).context(PRIVATE)?;
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW;
         let lock = open_at(private.as_raw_fd(), c"lock", flags, 0o600)
             .with_context(|| format!("{LOCK} (the service needs root)"))?;
@@ -118,10 +118,8 @@ impl Service {
                 watched(if has_room { listener } else { -1 }, libc::POLLIN),
             ];
             // A process that has gone needs no answer.
-            let waiting = connections
-                .open
-                .iter()
-                .filter(|it| it.state == State::Waits);
+            let all = connections.open.iter();
+            let waiting = all.filter(|it| it.state == State::Waits);
             polled.extend(waiting.map(|it| watched(it.socket, 0)));
             let timeout = match has_room && polled.len() == 2 {
                 true => -1,
@@ -164,9 +162,8 @@ fn signals() -> Result<OwnedFd> {
     // SAFETY: the set is valid, and the old mask is not asked for.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, null_mut()) };
     // SAFETY: the set is valid.
-    Ok(owned(unsafe {
-        libc::signalfd(-1, &set, libc::SFD_CLOEXEC)
-    })?)
+    let file = owned(unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) });
+    Ok(file?)
 }
 
 /// A file for poll(2).
@@ -176,17 +173,6 @@ fn watched(fd: RawFd, events: i16) -> libc::pollfd {
         events,
         revents: 0,
     }
-}
-
-/// The socket's address, and its length.
-fn address() -> (libc::sockaddr_un, u32) {
-    // SAFETY: all zeros is a valid address.
-    let mut address: libc::sockaddr_un = unsafe { zeroed() };
-    address.sun_family = libc::AF_UNIX as u16;
-    for (to, from) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
-        *to = from as libc::c_char;
-    }
-    (address, size_of_val(&address) as u32)
 }
 
 /// Why a process of this user gets no counters.
@@ -209,15 +195,12 @@ pub fn answers() -> Result<(), Absent> {
     // SAFETY: socket takes no pointers.
     let socket = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })
         .map_err(|_| Absent::Refused("no socket can be made"))?;
-    let (address, length) = address();
-    let at = (&raw const address).cast();
-    // SAFETY: the address is valid and as long.
-    result(unsafe { libc::connect(socket.as_raw_fd(), at, length) }).map_err(
-        |error| match error.kind() {
-            ErrorKind::ConnectionRefused => Absent::NotRunning,
-            _ => Absent::Refused("it accepts no connection"),
-        },
-    )?;
+    // Its calls are those of any socket that sends packets.
+    let socket = UnixDatagram::from(socket);
+    socket.connect(SOCKET).map_err(|error| match error.kind() {
+        ErrorKind::ConnectionRefused => Absent::NotRunning,
+        _ => Absent::Refused("it accepts no connection"),
+    })?;
     if peer(socket.as_raw_fd()).is_none_or(|peer| peer.uid != 0) {
         return Err(Absent::Refused("it does not run as root"));
     }
@@ -228,10 +211,8 @@ pub fn answers() -> Result<(), Absent> {
         return Err(silent);
     }
     let mut packet = [0u8; MAGIC.len() + 1];
-    let at = packet.as_mut_ptr().cast();
-    // SAFETY: the buffer has as many bytes. Files that come along are closed.
-    let read = unsafe { libc::recv(socket.as_raw_fd(), at, packet.len(), 0) };
-    match usize::try_from(read) {
+    // Files that come along are closed.
+    match socket.recv(&mut packet) {
         Ok(0) => Err(Absent::Refused("it refuses this process")),
         Ok(read) if packet.get(..read) == Some(&MAGIC) => Ok(()),
         Ok(_) => Err(Absent::Refused("it is of another version")),
@@ -268,9 +249,15 @@ fn listen() -> Result<OwnedFd> {
     unsafe { libc::umask(0) };
     // SAFETY: fchmod takes no pointers.
     result(unsafe { libc::fchmod(listener.as_raw_fd(), 0o666) })?;
-    let (address, length) = address();
+    // SAFETY: all zeros is a valid address.
+    let mut address: libc::sockaddr_un = unsafe { zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    for (to, from) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let (at, length) = (&raw const address, size_of_val(&address) as u32);
     // SAFETY: the address is valid and as long.
-    result(unsafe { libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length) })?;
+    result(unsafe { libc::bind(listener.as_raw_fd(), at.cast(), length) })?;
     // SAFETY: listen takes no pointers.
     result(unsafe { libc::listen(listener.as_raw_fd(), 4096) })?;
     Ok(listener)
@@ -319,11 +306,8 @@ impl Connections {
     fn forget(&mut self, closers: &Closers) {
         while let Some(closed) = closers.closed() {
             // The first: a later one has the number anew.
-            let at = self.open.iter();
-            let at = at
-                .zip(0..)
-                .find(|(it, _)| it.state == State::Closes && it.socket == closed);
-            if let Some((_, at)) = at {
+            let is_it = |it: &Connection| it.state == State::Closes && it.socket == closed;
+            if let Some(at) = self.open.iter().position(is_it) {
                 self.open.remove(at);
             }
         }

@@ -30,12 +30,8 @@ pub struct View(*const u8);
 
 impl View {
     pub fn of(counters: &OwnedFd) -> Result<View> {
-        let at = map(
-            SIZE,
-            libc::PROT_READ,
-            libc::MAP_SHARED,
-            counters.as_raw_fd(),
-        )?;
+        let file = counters.as_raw_fd();
+        let at = map(SIZE, libc::PROT_READ, libc::MAP_SHARED, file)?;
         Ok(View(at))
     }
 
@@ -65,12 +61,8 @@ fn once(view: &View) -> Result<()> {
     let line = line(index(std::process::id()));
     let (watch, _) = userfaultfd::open(0).context("userfaultfd(2)")?;
     let access = libc::PROT_READ | libc::PROT_WRITE;
-    let memory = map(
-        2 * PAGE,
-        access,
-        libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-        -1,
-    )?;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let memory = map(2 * PAGE, access, flags, -1)?;
     let page = |number: usize| memory.wrapping_add(number * PAGE).cast();
     let mut register = [memory as u64, 2 * PAGE as u64, MODE_MISSING, 0];
     // SAFETY: the structure is the one of UFFDIO_REGISTER.
@@ -93,10 +85,8 @@ fn once(view: &View) -> Result<()> {
     for (call, change) in changes {
         let before = view.read(line + MOVES);
         ensure!(change(), "{call}: {}", Error::last_os_error());
-        ensure!(
-            view.read(line + MOVES) != before,
-            "the kernel did not count a change by {call}"
-        );
+        let is_counted = view.read(line + MOVES) != before;
+        ensure!(is_counted, "the kernel did not count a change by {call}");
     }
     Ok(())
 }
