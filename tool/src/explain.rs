@@ -45,11 +45,8 @@ Exit status: 0; 2: wrong usage, or nothing to explain.")]
 pub struct Args {
     /// An errno by name, number or words, a completion's status, or a line of a log; - for standard
     /// input
-    #[arg(
-        value_name = "ERROR",
-        required_unless_present = "trace",
-        allow_hyphen_values = true
-    )]
+    #[arg(value_name = "ERROR", required_unless_present = "trace")]
+    #[arg(allow_hyphen_values = true)]
     words: Vec<String>,
     #[command(flatten)]
     key: key::Args,
@@ -142,9 +139,7 @@ fn of_errno(errno: &str) -> Option<String> {
 
 /// The row of a completion's status: what is known, and what to look at.
 fn of_status(status: &str) -> Option<String> {
-    rows_of(COMPLETIONS, status)
-        .map(|cells| meaning(&cells))
-        .next()
+    Some(meaning(&rows_of(COMPLETIONS, status).next()?))
 }
 
 /// A row of three cells: what is said, what it means, and what to do.
@@ -204,9 +199,8 @@ fn cause(number: usize, cells: &[String]) -> String {
 
 /// The row of an errno that has no section.
 fn other(errno: &str) -> Option<String> {
-    let text: String = rows_of(OTHERS, errno)
-        .map(|cells| format!("{}: {}\n", cells[0], wrap(&cells[1], INDENT)))
-        .collect();
+    let row = |cells: Vec<String>| format!("{}: {}\n", cells[0], wrap(&cells[1], INDENT));
+    let text: String = rows_of(OTHERS, errno).map(row).collect();
     (!text.is_empty()).then_some(text)
 }
 

@@ -43,23 +43,10 @@ const STATUSES: &[Status] = &[
 ];
 
 /// A line with one of these is about a completion, so that its status is no errno.
+#[rustfmt::skip]
 const OF_COMPLETION: &[&str] = &[
-    "vendor",
-    "synd",
-    "vend ",
-    "wr_id",
-    "wrid",
-    "completion",
-    "wc error",
-    "wc_status",
-    "ibv_state",
-    "wqe",
-    "failed status",
-    "ib failure: ",
-    "prov_err",
-    "poll_cq",
-    "wc status",
-    "wc.status",
+    "vendor", "synd", "vend ", "wr_id", "wrid", "completion", "wc error", "wc_status", "ibv_state", "wqe",
+    "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status",
 ];
 
 /// In a line with one of these, statuses and syndromes are of a command, or of the device's health.
@@ -69,30 +56,18 @@ const OF_COMMAND: &[&str] = &[
 ];
 
 /// The number after these is a status in a line about a completion.
+#[rustfmt::skip]
 const STATUS: &[&str] = &[
-    "status",
-    "status number",
-    "prov_errno",
-    "prov_err",
-    "with error",
-    "poll_cq error",
-    "completion error",
-    "wc error",
+    "status", "status number", "prov_errno", "prov_err", "with error", "poll_cq error", "completion error", "wc error",
 ];
 
 /// The number after these is of a provider of libfabric.
 const PROVIDER: &[&str] = &["prov_errno", "prov_err"];
 
 /// The number after these is the vendor's. perftest calls it "syndrom".
+#[rustfmt::skip]
 const VENDOR: &[&str] = &[
-    "vendor",
-    "vendor err",
-    "vendor_err",
-    "vendor error",
-    "vendor syndrome",
-    "vendor_err_synd",
-    "vend",
-    "vend_err",
+    "vendor", "vendor err", "vendor_err", "vendor error", "vendor syndrome", "vendor_err_synd", "vend", "vend_err",
     "syndrom",
 ];
 
@@ -155,9 +130,8 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
 
 fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
     // To create one of these is no completion.
-    let about = text
-        .replace("completion queue", "")
-        .replace("completion channel", "");
+    let about = text.replace("completion queue", "");
+    let about = about.replace("completion channel", "");
     let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
     let may_be_status = of_completion
         || text.split_whitespace().count() == 2
@@ -304,10 +278,8 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
         }
         let hex = text[at..].starts_with("0x");
         let digits = at + if hex { 2 } else { 0 };
-        let length = bytes[digits..]
-            .iter()
-            .take_while(|byte| byte.is_ascii_alphanumeric())
-            .count();
+        let rest = bytes[digits..].iter();
+        let length = rest.take_while(|it| it.is_ascii_alphanumeric()).count();
         let value = u64::from_str_radix(&text[digits..digits + length], if hex { 16 } else { 10 });
         let sign = at.checked_sub(1).filter(|&sign| bytes[sign] == b'-');
         // A hyphen between two words is no sign.
