@@ -213,7 +213,8 @@ fn stop(found: &Found) -> Result<bool> {
 fn wait(found: &Found, number: u32, limit: Option<Duration>) -> Result<bool> {
     let began = Instant::now();
     let mut said = false;
-    while !has_answered(found, number)? {
+    while word(found, offset_of!(TraceSwitch, answered))? != number {
+        ensure!(is_alive(found), "process {} has ended", found.pid);
         let waited = began.elapsed();
         if INTERRUPTED.load(Relaxed) || limit.is_some_and(|limit| waited > limit) {
             return Ok(false);
@@ -246,14 +247,6 @@ fn ask(found: &Found, file: Option<&Path>) -> Result<u32> {
     let number = word(found, offset_of!(TraceSwitch, number))?.wrapping_add(1);
     write(&number.to_ne_bytes(), offset_of!(TraceSwitch, number))?;
     Ok(number)
-}
-
-fn has_answered(found: &Found, number: u32) -> Result<bool> {
-    let answered = word(found, offset_of!(TraceSwitch, answered))? == number;
-    if !answered && !is_alive(found) {
-        bail!("process {} has ended", found.pid);
-    }
-    Ok(answered)
 }
 
 /// A word of the page's switch.

@@ -30,6 +30,8 @@ pub struct Turn {
     pub unmap: f64,
 }
 
+type Answer = Result<Turn, String>;
+
 /// The process, as its parent sees it.
 pub struct Worker {
     child: Child,
@@ -52,11 +54,9 @@ impl Worker {
             command.env("LD_PRELOAD", path);
             command.env("RDMAMR_PREFAULT", threads.to_string());
         }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("this program cannot be started once more")?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let child = command.spawn();
+        let mut child = child.context("this program cannot be started once more")?;
         let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
             bail!("a process without its pipes");
         };
@@ -69,12 +69,7 @@ impl Worker {
 
     /// Makes the process register memory once, which is present before or not. The inner error is a
     /// registration's, or says that this machine has no such memory.
-    pub fn turn(
-        &mut self,
-        kind: Kind,
-        bytes: u64,
-        is_present: bool,
-    ) -> anyhow::Result<Result<Turn, String>> {
+    pub fn turn(&mut self, kind: Kind, bytes: u64, is_present: bool) -> anyhow::Result<Answer> {
         // If the process has ended, the pipe is broken; the read below reports that.
         let _ = writeln!(self.questions, "{} {bytes} {is_present}", name(kind));
         let mut answer = String::new();

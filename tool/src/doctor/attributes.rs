@@ -36,11 +36,8 @@ pub fn check(device: &str, context: &Context) -> Vec<Check> {
     let answer = match query(context) {
         Ok(answer) => answer,
         Err(why) => {
-            let check = Check::warning(
-                "regions",
-                format!("the device's limits cannot be queried: {why}"),
-            )
-            .meaning(
+            let found = format!("the device's limits cannot be queried: {why}");
+            let check = Check::warning("regions", found).meaning(
                 "Only a registration shows whether on-demand paging (IBV_ACCESS_ON_DEMAND) works.",
             );
             return vec![check.of(device)];
@@ -66,9 +63,8 @@ fn most(answer: &[u8; ANSWER], listed: Option<&Device>) -> Check {
     let count = listed.and_then(|device| device.most).unwrap_or(count);
     let size = u64::from_ne_bytes(part(answer, MAX_MR_SIZE));
     let used = listed.map(|device| device.regions);
-    let used = used.map_or(format!("up to {count}"), |used| {
-        format!("{used} of {count}")
-    });
+    let used = used.map_or("up to".into(), |used| format!("{used} of"));
+    let used = format!("{used} {count}");
     let found = match size {
         ANY_SIZE.. => format!("{used}, of any size"),
         size => format!("{used}, of up to {} (max_mr_size)", bytes(size)),
@@ -80,9 +76,9 @@ fn most(answer: &[u8; ANSWER], listed: Option<&Device>) -> Check {
     }
     let mut check = Check::ok("regions", found);
     if size < ANY_SIZE {
-        let meaning =
-            "A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.";
-        check = check.meaning(meaning);
+        check = check.meaning(
+            "A longer registration fails, with EINVAL or ENOMEM: register the memory in parts.",
+        );
     }
     check
 }
@@ -126,23 +122,18 @@ fn odp(answer: &[u8; ANSWER]) -> Check {
 /// Checks whether the device can reach the machine's memory (`ib_umem_get`, drivers/infiniband/core/umem.c).
 fn guest(answer: &[u8; ANSWER]) -> Option<Check> {
     let capabilities = u64::from_ne_bytes(part(answer, CAPABILITIES));
-    (capabilities & REACHES_SHARED_ALONE != 0).then(|| {
-        Check::failure(
-            "confidential guest",
-            "the device reaches only memory that this guest shares with the machine",
-        )
-        .meaning(
-            "The kernel refuses to register other memory (EOPNOTSUPP). A program needs \
-             ibv_alloc_buf (rdma-core 64) in a parent domain that allows unprotected buffers, or \
-             copies by send and receive.",
-        )
-    })
+    let found = "the device reaches only memory that this guest shares with the machine";
+    let check = Check::failure("confidential guest", found).meaning(
+        "The kernel refuses to register other memory (EOPNOTSUPP). A program needs \
+         ibv_alloc_buf (rdma-core 64) in a parent domain that allows unprotected buffers, or \
+         copies by send and receive.",
+    );
+    (capabilities & REACHES_SHARED_ALONE != 0).then_some(check)
 }
 
 fn query(context: &Context) -> Result<[u8; ANSWER], String> {
-    let driver = identify(&Uverbs, context.fd())
-        .ok()
-        .and_then(|facts| facts.driver());
+    let facts = identify(&Uverbs, context.fd()).ok();
+    let driver = facts.and_then(|facts| facts.driver());
     let driver = driver.ok_or("its driver is unknown")?;
     let mut answer = [0u8; ANSWER];
     let mut bundle = Bundle::<3>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);

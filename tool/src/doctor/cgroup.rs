@@ -36,12 +36,9 @@ pub fn check() -> Check {
         for (size, most) in huge_limits(&group) {
             let names = ["current", "usage_in_bytes"].map(|end| format!("hugetlb.{size}.{end}"));
             let used = number(&group, &names).unwrap_or(0);
-            limits.push(format!(
-                "hugetlb.{size}.max {}, {} used",
-                bytes(most),
-                bytes(used)
-            ));
-            if used >= most {
+            let (is_full, most, used) = (used >= most, bytes(most), bytes(used));
+            limits.push(format!("hugetlb.{size}.max {most}, {used} used"));
+            if is_full {
                 tight.push("Registering huge pages that are not populated yet fails with EFAULT.");
                 fixes.push(MORE_HUGE_PAGES.into());
             }
@@ -106,12 +103,11 @@ pub fn rdma(process: &str) -> Vec<Limit> {
 }
 
 fn rdma_in(max: &str, current: &str) -> Vec<Limit> {
-    let mut limits = Vec::new();
-    for line in max.lines() {
+    let limits = max.lines().flat_map(|line| {
         let device = line.split(' ').next().unwrap_or_default();
         let mut lines = current.lines();
         let used = lines.find(|line| line.split(' ').next() == Some(device));
-        limits.extend(RDMA.iter().filter_map(|&(name, bytes)| {
+        RDMA.into_iter().filter_map(move |(name, bytes)| {
             Some(Limit {
                 name,
                 device: Some(device.to_owned()),
@@ -120,9 +116,9 @@ fn rdma_in(max: &str, current: &str) -> Vec<Limit> {
                 used: used.and_then(|line| of_line(line, name)).unwrap_or(0),
                 most: of_line(line, name)?,
             })
-        }));
-    }
-    limits
+        })
+    });
+    limits.collect()
 }
 
 /// The folders of a process's group and those around it, as far as they are shown here.
@@ -157,15 +153,10 @@ fn groups_in(mine: &str, mounts: &str, controller: &str) -> Vec<PathBuf> {
         return Vec::new();
     };
     let place = Path::new(place);
-    let below = Path::new(path.1)
-        .strip_prefix(root)
-        .unwrap_or(Path::new(""));
-    let folder = place.join(below);
-    folder
-        .ancestors()
-        .take_while(|folder| folder.starts_with(place))
-        .map(Path::to_owned)
-        .collect()
+    let below = Path::new(path.1).strip_prefix(root);
+    let folder = place.join(below.unwrap_or(Path::new("")));
+    let groups = folder.ancestors().take_while(|it| it.starts_with(place));
+    groups.map(Path::to_owned).collect()
 }
 
 /// The number in the first of these files that has one; `None` for "max".
@@ -178,9 +169,8 @@ fn number(group: &Path, names: &[impl AsRef<Path>]) -> Option<u64> {
 fn huge_limits(group: &Path) -> Vec<(String, u64)> {
     let limits = names(group).into_iter().filter_map(|name| {
         let size = name.strip_prefix("hugetlb.")?;
-        let size = size
-            .strip_suffix(".max")
-            .or_else(|| size.strip_suffix(".limit_in_bytes"))?;
+        let mut ends = [".max", ".limit_in_bytes"].into_iter();
+        let size = ends.find_map(|end| size.strip_suffix(end))?;
         let most = number(group, &[&name])?;
         let is_plain = !size.contains('.') && most < 1 << 60;
         is_plain.then(|| (size.to_owned(), most))

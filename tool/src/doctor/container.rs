@@ -58,10 +58,8 @@ pub fn runtime() -> Option<&'static Runtime> {
 
 /// The name that the container's manager gives itself. systemd stores it in a file.
 fn name_of_runtime() -> Option<String> {
-    env::var("container")
-        .ok()
-        .or_else(|| read("/run/systemd/container"))
-        .or_else(|| read("/run/host/container-manager"))
+    let mut files = ["/run/systemd/container", "/run/host/container-manager"].into_iter();
+    env::var("container").ok().or_else(|| files.find_map(read))
 }
 
 /// Whether a container says of itself that this runtime runs it (systemd's CONTAINER_INTERFACE).

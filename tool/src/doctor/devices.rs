@@ -27,7 +27,11 @@ pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
     let (mut checks, mut devices) = (Vec::new(), Vec::new());
     for name in wanted {
         if !present.contains(name) {
-            let found = format!("there is no such device; there are: {}", list(&present));
+            let there = match present.is_empty() {
+                true => "none".into(),
+                false => present.join(", "),
+            };
+            let found = format!("there is no such device; there are: {there}");
             checks.push(Check::failure(SUBJECT, found).of(name));
             continue;
         }
@@ -35,14 +39,6 @@ pub fn check(wanted: &[String]) -> (Vec<Check>, Vec<String>) {
         devices.push(name.clone());
     }
     (checks, devices)
-}
-
-fn list(names: &[String]) -> String {
-    if names.is_empty() {
-        "none".into()
-    } else {
-        names.join(", ")
-    }
 }
 
 /// An interface other than the loopback, preferably one that is up.
@@ -67,10 +63,8 @@ fn ports(device: &str) -> Check {
         let state = state.rsplit(' ').next().unwrap_or_default().to_lowercase();
         let layer = read(port.join("link_layer")).unwrap_or_default();
         let netdev = read(port.join("gid_attrs/ndevs/0")).map(|name| format!(" over {name}"));
-        format!(
-            "port {number} {state}, {layer}{}",
-            netdev.unwrap_or_default()
-        )
+        let netdev = netdev.unwrap_or_default();
+        format!("port {number} {state}, {layer}{netdev}")
     });
     let words = words.collect::<Vec<_>>().join("; ");
     if numbers.is_empty() {

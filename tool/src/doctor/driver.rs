@@ -21,10 +21,9 @@ pub fn check(device: &str, context: &Context) -> Check {
     let name = facts.driver().map_or("unknown", |driver| driver.name);
     let check = match (facts.why_forwarded(), facts.driver()) {
         (None, Some(driver)) => {
-            let way = if facts.contains(Facts::REG_BY_WRITE) {
-                "write()"
-            } else {
-                "ioctl"
+            let way = match facts.contains(Facts::REG_BY_WRITE) {
+                true => "write()",
+                false => "ioctl",
             };
             let private = match driver.private_in {
                 0 => String::new(),
@@ -34,22 +33,15 @@ pub fn check(device: &str, context: &Context) -> Check {
                 Way::DirectUnlessEmpty => "; empty ranges are left to libibverbs",
                 _ => "",
             };
-            Check::ok(
-                SUBJECT,
-                format!(
-                    "{name}: the library registers by its own {way}{private}{empty} ({})",
-                    driver.why
-                ),
+            let way = format!("its own {way}{private}{empty} ({})", driver.why);
+            Check::ok(SUBJECT, format!("{name}: the library registers by {way}"))
+        }
+        (why, _) => {
+            let why = why.unwrap_or("it is unknown");
+            Check::warning(SUBJECT, format!("{name}: libibverbs registers: {why}")).meaning(
+                "The library counts and traces registrations on this device, but caches none.",
             )
         }
-        (why, _) => Check::warning(
-            SUBJECT,
-            format!(
-                "{name}: libibverbs registers: {}",
-                why.unwrap_or("it is unknown")
-            ),
-        )
-        .meaning("The library counts and traces registrations on this device, but caches none."),
     };
     check.of(device)
 }

@@ -27,15 +27,12 @@ const COPIES: &str = "A fork copies pinned private memory, which takes long; pos
 /// Asks libibverbs, which asks the kernel.
 pub fn check(verbs: &Result<Verbs, String>) -> Check {
     const SUBJECT: &str = "fork";
+    type Ask = unsafe extern "C" fn() -> c_int;
     let Ok(verbs) = verbs else {
         return Check::ok(SUBJECT, "unknown: there is no libibverbs to ask");
     };
     // SAFETY: <infiniband/verbs.h> gives this type.
-    let asked = unsafe {
-        verbs
-            .library
-            .function::<unsafe extern "C" fn() -> c_int>(c"ibv_is_fork_initialized")
-    };
+    let asked = unsafe { verbs.library.function::<Ask>(c"ibv_is_fork_initialized") };
     // SAFETY: the function may be called at any time.
     let mode = asked.map(|ask| unsafe { ask() });
     // Without an RDMA device libibverbs cannot ask the kernel, and says that fork support is off. The
@@ -45,9 +42,8 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
         Some(ENABLED) => false,
         _ => kernel_version() >= (5, 13),
     };
-    let set = VARIABLES
-        .into_iter()
-        .find(|name| env::var_os(name).is_some());
+    let mut variables = VARIABLES.into_iter();
+    let set = variables.find(|name| env::var_os(name).is_some());
     let marks = rdma_core::release_of(verbs) < MARKS_NOTHING;
     match (set, marks) {
         (Some(name), _) if unneeded => {

@@ -17,7 +17,6 @@ use flate2::read::GzDecoder;
 use imports::Imports;
 pub use libcuda::as_child;
 use pci::{Gpu, NVIDIA, Place};
-use std::io::Read as _;
 use std::path::Path;
 
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
@@ -79,18 +78,11 @@ fn kernel(root: &Path) -> Check {
 /// another release.
 fn configuration(root: &Path) -> Option<String> {
     let release = read(root.join("proc/sys/kernel/osrelease"))?;
-    let mut paths = [
-        format!("boot/config-{release}"),
-        format!("lib/modules/{release}/config"),
-    ]
-    .into_iter();
-    paths.find_map(|path| read(root.join(path))).or_else(|| {
+    let in_boot = read(root.join(format!("boot/config-{release}")));
+    let in_modules = || read(root.join(format!("lib/modules/{release}/config")));
+    in_boot.or_else(in_modules).or_else(|| {
         let compressed = of_system(root.join("proc/config.gz"), false).ok()?;
-        let mut config = String::new();
-        GzDecoder::new(compressed)
-            .read_to_string(&mut config)
-            .ok()?;
-        Some(config)
+        std::io::read_to_string(GzDecoder::new(compressed)).ok()
     })
 }
 
@@ -184,10 +176,8 @@ fn nearest(nic: Option<&Place>, gpus: &[Gpu]) -> String {
 /// Whether the IOMMU translates the addresses of these devices.
 fn iommu(places: &[Place]) -> Check {
     const SUBJECT: &str = "iommu";
-    let kinds = places
-        .iter()
-        .filter_map(|place| read(place.folder.join("iommu_group/type")));
-    let kinds: Vec<_> = kinds.collect();
+    let kinds = places.iter().map(|of| of.folder.join("iommu_group/type"));
+    let kinds: Vec<_> = kinds.filter_map(read).collect();
     match kinds.iter().find(|kind| kind.starts_with("DMA")) {
         Some(kind) => Check::warning(SUBJECT, format!("on, and it translates addresses ({kind})"))
             .meaning(

@@ -35,11 +35,7 @@ pub fn check_transparent() -> Check {
         return Check::ok(SUBJECT, "this kernel has none");
     };
     // "always [madvise] never"
-    let mode = modes
-        .split('[')
-        .nth(1)
-        .and_then(|rest| rest.split(']').next())
-        .unwrap_or(&modes);
+    let mode = modes.split(['[', ']']).nth(1).unwrap_or(&modes);
     if mode != "never" {
         return Check::ok(SUBJECT, mode);
     }

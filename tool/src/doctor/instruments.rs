@@ -28,12 +28,10 @@ pub fn check() -> Option<Check> {
     if !is_behind || options.contains("verify_asan_link_order=0") {
         return Some(Check::ok(SUBJECT, found));
     }
+    let found = format!("{found}, and LD_PRELOAD names the library first");
     Some(
-        Check::warning(
-            SUBJECT,
-            format!("{found}, and LD_PRELOAD names the library first"),
-        )
-        .meaning("AddressSanitizer ends a program in which its runtime does not come first.")
-        .fix("rdmamr run -- PROGRAM (or ASAN_OPTIONS=verify_asan_link_order=0)"),
+        Check::warning(SUBJECT, found)
+            .meaning("AddressSanitizer ends a program in which its runtime does not come first.")
+            .fix("rdmamr run -- PROGRAM (or ASAN_OPTIONS=verify_asan_link_order=0)"),
     )
 }

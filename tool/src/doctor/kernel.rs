@@ -29,12 +29,10 @@ pub fn open(
 /// The path of a device's file, and the device.
 fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Context), Check> {
     let Some(node) = node(device) else {
-        return Err(Check::failure(
-            SUBJECT,
-            "the device has no uverbs file in /sys/class/infiniband_verbs",
-        )
-        .meaning("The module ib_uverbs is not loaded.")
-        .fix("modprobe ib_uverbs"));
+        let found = "the device has no uverbs file in /sys/class/infiniband_verbs";
+        return Err(Check::failure(SUBJECT, found)
+            .meaning("The module ib_uverbs is not loaded.")
+            .fix("modprobe ib_uverbs"));
     };
     let path = format!("/dev/infiniband/{node}");
     if let Err(error) = of_system(&path, true) {
@@ -59,12 +57,10 @@ fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Cont
     }
     let opened = match verbs {
         Ok(verbs) if !verbs.names().iter().any(|name| name == device) => {
-            return Err(Check::failure(
-                SUBJECT,
-                format!("{path} opens, but libibverbs has no provider for the device"),
-            )
-            .meaning("Programs do not see it.")
-            .fix("apt-get install ibverbs-providers"));
+            let found = format!("{path} opens, but libibverbs has no provider for the device");
+            return Err(Check::failure(SUBJECT, found)
+                .meaning("Programs do not see it.")
+                .fix("apt-get install ibverbs-providers"));
         }
         Ok(verbs) => verbs.open(device),
         Err(error) => Err(error.clone()),

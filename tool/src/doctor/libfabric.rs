@@ -8,10 +8,8 @@ use crate::verbs::Loaded;
 pub fn check() -> Check {
     const SUBJECT: &str = "libfabric";
     let Ok(library) = Loaded::open(c"libfabric.so.1") else {
-        return Check::ok(
-            SUBJECT,
-            "not installed; only programs written for it need it",
-        );
+        let found = "not installed; only programs written for it need it";
+        return Check::ok(SUBJECT, found);
     };
     // SAFETY: <rdma/fabric.h> gives this type.
     let version = unsafe { library.function::<unsafe extern "C" fn() -> u32>(c"fi_version") };
@@ -21,8 +19,6 @@ pub fn check() -> Check {
     };
     // SAFETY: the function may be called at any time.
     let version = unsafe { version() };
-    Check::ok(
-        SUBJECT,
-        format!("{}.{} ({path})", version >> 16, version & 0xffff),
-    )
+    let (major, minor) = (version >> 16, version & 0xffff);
+    Check::ok(SUBJECT, format!("{major}.{minor} ({path})"))
 }

@@ -19,22 +19,17 @@ pub fn check() -> Check {
     };
     // SAFETY: the structure is writable.
     unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    let shown = |limit| {
-        if limit == libc::RLIM_INFINITY {
-            "unlimited".into()
-        } else {
-            bytes(limit)
-        }
+    let shown = |limit| match limit {
+        libc::RLIM_INFINITY => "unlimited".into(),
+        limit => bytes(limit),
     };
     let (soft, hard) = (shown(limit.rlim_cur), shown(limit.rlim_max));
     if limit.rlim_cur == libc::RLIM_INFINITY {
         return Check::ok(SUBJECT, "unlimited");
     }
     let Err(right) = right() else {
-        return Check::ok(
-            SUBJECT,
-            format!("this process may pin any memory (CAP_IPC_LOCK); without that, {soft}"),
-        );
+        let found = format!("this process may pin any memory (CAP_IPC_LOCK); without that, {soft}");
+        return Check::ok(SUBJECT, found);
     };
     let found = format!(
         "soft limit {soft}, hard limit {hard} (VmPin of each process, in /proc/PID/status)"

@@ -32,11 +32,9 @@ pub fn check() -> Check {
     if said.contains("has no statistics") {
         return Check::ok(SUBJECT, format!("{path} loads"));
     }
-    let said = said.lines().next().unwrap_or("nothing").to_owned();
-    Check::failure(
-        SUBJECT,
-        format!("{path} cannot be preloaded; the linker says: {said}"),
-    )
-    .meaning("It was built for another system, or it is damaged.")
-    .fix("make && make install PREFIX=/usr")
+    let said = said.lines().next().unwrap_or("nothing");
+    let found = format!("{path} cannot be preloaded; the linker says: {said}");
+    Check::failure(SUBJECT, found)
+        .meaning("It was built for another system, or it is damaged.")
+        .fix("make && make install PREFIX=/usr")
 }

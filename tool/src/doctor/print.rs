@@ -58,17 +58,10 @@ fn paragraph(check: &Check) -> String {
     };
     let device = check.device.iter().map(|device| format!(" {device}"));
     let device: String = device.collect();
-    let strong = style::STRONG;
-    let first = wrap(
-        &format!("{}{device}: {}", check.subject, check.found),
-        INDENT,
-    );
+    let (subject, strong) = (check.subject, style::STRONG);
+    let first = wrap(&format!("{subject}{device}: {}", check.found), INDENT);
     // The subject is printed bold; no line ends inside it.
-    let first = first.replacen(
-        check.subject,
-        &format!("{strong}{}{strong:#}", check.subject),
-        1,
-    );
+    let first = first.replacen(subject, &format!("{strong}{subject}{strong:#}"), 1);
     let mut text = format!("{style}{word:INDENT$}{style:#}{first}\n");
     if let Some(meaning) = &check.meaning {
         let _ = writeln!(text, "{:INDENT$}{}", "", wrap(meaning, INDENT));

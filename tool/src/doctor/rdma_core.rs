@@ -24,12 +24,10 @@ pub fn check(verbs: &Result<Verbs, String>) -> Check {
     let verbs = match verbs {
         Ok(verbs) => verbs,
         Err(error) => {
-            return Check::failure(
-                SUBJECT,
-                format!("libibverbs.so.1 cannot be loaded: {error}"),
-            )
-            .meaning("No program can use RDMA without it.")
-            .fix("apt-get install libibverbs1 ibverbs-providers");
+            let found = format!("libibverbs.so.1 cannot be loaded: {error}");
+            return Check::failure(SUBJECT, found)
+                .meaning("No program can use RDMA without it.")
+                .fix("apt-get install libibverbs1 ibverbs-providers");
         }
     };
     let (found, at_least) = found(verbs);

@@ -47,16 +47,14 @@ pub fn check() -> Check {
 /// How this process could get the device.
 fn device() -> String {
     let runtime = container::runtime().map(|runtime| runtime.name);
-    match (
-        of_system(DEVICE, false).map_err(|error| error.kind()),
-        runtime,
-    ) {
+    let opened = of_system(DEVICE, false).map_err(|error| error.kind());
+    match (opened, runtime) {
         (Err(std::io::ErrorKind::PermissionDenied), _) => format!(
             "chgrp GROUP {DEVICE} && chmod 660 {DEVICE} (a group that may use it: whoever opens it can hold up \
              page faults of the kernel in own memory, which helps exploits of other bugs; do not use 666)"
         ),
         (Ok(_), _) => format!("{DEVICE} refuses as well"),
-        (_, _) if kernel_version() < (6, 1) => "Linux 6.1 or later, for /dev/userfaultfd".into(),
+        _ if kernel_version() < (6, 1) => "Linux 6.1 or later, for /dev/userfaultfd".into(),
         (_, Some("Docker" | "Podman")) => format!("--device={DEVICE}"),
         (_, Some("Kubernetes")) => format!(
             "a device plugin for {DEVICE} (a hostPath volume does not help: the device cgroup refuses to open it)"

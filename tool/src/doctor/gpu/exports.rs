@@ -132,13 +132,10 @@ fn amd(root: &Path) -> Exports {
     }
     let version = read(module.join("version")).map_or(String::new(), |it| format!(" {it}"));
     let (says, dma_buf) = match kfd(&root.join("dev/kfd")) {
-        Some(kfd) if kfd < EXPORTS => (
+        Some(kfd @ (major, minor)) if kfd < EXPORTS => (
             "it exports no dma-bufs",
             obstacle(
-                format!(
-                    "amdgpu's kfd {}.{} exports none: 1.12 and later do",
-                    kfd.0, kfd.1
-                ),
+                format!("amdgpu's kfd {major}.{minor} exports none: 1.12 and later do"),
                 "a later kernel, or AMD's own driver (amdgpu-dkms)",
             ),
         ),

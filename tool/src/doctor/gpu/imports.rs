@@ -30,11 +30,9 @@ pub struct Imports {
 /// Asks an open device.
 pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
     let (Ok(verbs), Some(context)) = (verbs, context) else {
+        let fix = "rdmamr doctor (the line \"uverbs\")";
         return Imports {
-            dma_buf: obstacle(
-                "the device cannot be opened",
-                "rdmamr doctor (the line \"uverbs\")",
-            ),
+            dma_buf: obstacle("the device cannot be opened", fix),
             takes_peer_memory: false,
         };
     };
@@ -90,10 +88,8 @@ fn judge(
         ),
         (Ok(false), None) => {
             let drivers = PROVIDERS.iter().map(|row| row.0).collect::<Vec<_>>();
-            obstacle(
-                format!("{driver} takes no dma-buf"),
-                format!("a device of one of these drivers: {}", drivers.join(", ")),
-            )
+            let fix = format!("a device of one of these drivers: {}", drivers.join(", "));
+            obstacle(format!("{driver} takes no dma-buf"), fix)
         }
         (Err(why), _) => obstacle(
             format!("the device does not say whether it takes dma-bufs ({why})"),

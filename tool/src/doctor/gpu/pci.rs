@@ -35,10 +35,8 @@ pub struct Gpu {
 /// The GPUs below a root, which is "/" or a test's folder, in the order of their addresses.
 pub fn gpus(root: &Path) -> Vec<Gpu> {
     let folder = root.join("sys/bus/pci/devices");
-    let addresses = names(&folder).into_iter();
-    addresses
-        .filter_map(|address| gpu(&folder.join(address)))
-        .collect()
+    let links = names(&folder).into_iter().map(|name| folder.join(name));
+    links.filter_map(|link| gpu(&link)).collect()
 }
 
 /// The place of an RDMA device. Soft-RoCE has none.
