@@ -162,11 +162,10 @@ impl Process {
     }
 
     fn place(&mut self, content: &[u8]) {
-        let Some(rank) = u32::read(content) else {
-            return;
-        };
-        self.rank = Some(rank).filter(|&rank| rank != NO_RANK);
-        self.host = Some(String::from_utf8_lossy(&content[size_of::<u32>()..]).into_owned());
+        if let Some(rank) = u32::read(content) {
+            self.rank = Some(rank).filter(|&rank| rank != NO_RANK);
+            self.host = Some(String::from_utf8_lossy(&content[size_of::<u32>()..]).into_owned());
+        }
     }
 
     /// The whole pages around the memory of a call: their first byte, and the byte after them.
@@ -220,19 +219,16 @@ impl Trace {
         };
         let mut known = Known::default();
         for number in 0..trace.sources.len() {
-            trace
-                .index(number, &mut known)
-                .with_context(|| shown(&trace.sources[number].path))?;
+            let indexed = trace.index(number, &mut known);
+            indexed.with_context(|| shown(&trace.sources[number].path))?;
         }
-        for process in &mut trace.processes {
+        for process in &trace.processes {
             let last = process.last_sequence.saturating_add(1);
             let missing = last.saturating_sub(process.blocks);
             if missing > 0 {
-                trace.damage.push(format!(
-                    "The file lacks {} of process {}.",
-                    plural(missing, "block", "blocks"),
-                    process.pid
-                ));
+                let (pid, blocks) = (process.pid, plural(missing, "block", "blocks"));
+                let lacks = format!("The file lacks {blocks} of process {pid}.");
+                trace.damage.push(lacks);
             }
         }
         trace.runs.sort_by_key(|run| run.first);
@@ -308,13 +304,11 @@ impl Trace {
                 newer += 1;
                 continue;
             }
-            let number = *known
-                .processes
-                .entry((header.pid, header.process))
-                .or_insert_with(|| {
-                    self.processes.push(Process::new(&header));
-                    self.processes.len() - 1
-                });
+            let number = known.processes.entry((header.pid, header.process));
+            let number = *number.or_insert_with(|| {
+                self.processes.push(Process::new(&header));
+                self.processes.len() - 1
+            });
             let place = Place {
                 source: number_of_source as u32,
                 at: content,
@@ -372,6 +366,8 @@ impl Trace {
         };
         let mut bytes = Vec::new();
         file.read(at, read, &mut bytes)?;
+        // The number of the list that is valid now.
+        let modules = process.modules.len().saturating_sub(1) as u32;
         match header.kind {
             kind::START => process.start(&bytes),
             kind::MODULES => {
@@ -382,10 +378,9 @@ impl Trace {
                     })
                 };
                 let text = String::from_utf8_lossy(&bytes);
-                let mut mappings: Vec<Mapping> = text
-                    .lines()
-                    .filter_map(|line| parse_mapping(line, &mut path))
-                    .collect();
+                let lines = text.lines();
+                let mappings = lines.filter_map(|line| parse_mapping(line, &mut path));
+                let mut mappings: Vec<Mapping> = mappings.collect();
                 mappings.sort_by_key(|mapping| mapping.start);
                 if process.modules.last() != Some(&mappings) {
                     process.modules.push(mappings);
@@ -405,16 +400,14 @@ impl Trace {
                     let (mut first, mut of_program) = (u64::MAX, 0);
                     for call in bytes.chunks_exact(CALL).filter_map(Call::read) {
                         // If the first block is lost, the process counts as begun with this call.
-                        process
-                            .realtime
-                            .get_or_insert(i128::from(header.process) - i128::from(call.time));
+                        let realtime = i128::from(header.process) - i128::from(call.time);
+                        process.realtime.get_or_insert(realtime);
                         let began = process.wall(call.time);
                         process.saw(began);
                         process.saw(began + u64::from(call.duration));
                         first = first.min(process.effect(&call));
                         of_program += u64::from(is_of_program(call.call));
                     }
-                    let modules = process.modules.len().saturating_sub(1) as u32;
                     self.runs.push(Run {
                         source,
                         process: number as u32,
@@ -438,14 +431,10 @@ impl Trace {
                 }
             }
             kind::STACK => {
-                let (modules, length) = (process.modules.len(), kept as u64);
-                let stack = (
-                    Place { source, at, length },
-                    modules.saturating_sub(1) as u32,
-                );
-                if let Some(number) =
-                    u32::read(&bytes).filter(|_| process.stacks.len() < MOST_STACKS)
-                {
+                let length = kept as u64;
+                let number = u32::read(&bytes).filter(|_| process.stacks.len() < MOST_STACKS);
+                if let Some(number) = number {
+                    let stack = (Place { source, at, length }, modules);
                     process.stacks.entry(number).or_insert(stack);
                 }
             }
@@ -478,11 +467,9 @@ impl Trace {
             if let Some((number, run)) = waiting.next_if(|(_, run)| is_due(run)) {
                 let process = &self.processes[run.process as usize];
                 self.sources[run.source as usize].read(run.at, run.calls * CALL, &mut bytes)?;
-                let mut calls: Vec<_> = bytes
-                    .chunks_exact(CALL)
-                    .filter_map(Call::read)
-                    .map(|call| (order(process.effect(&call), &call), call, 0))
-                    .collect();
+                let calls = bytes.chunks_exact(CALL).filter_map(Call::read);
+                let calls = calls.map(|call| (order(process.effect(&call), &call), call, 0));
+                let mut calls: Vec<_> = calls.collect();
                 if let Some(at) = run.stacks {
                     let length = run.calls * size_of::<u32>();
                     self.sources[run.source as usize].read(at, length, &mut bytes)?;
@@ -519,10 +506,9 @@ impl Trace {
 
     fn content(&self, place: &Place) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.sources[place.source as usize]
-            .read(place.at, place.length as usize, &mut bytes)
-            .ok()?;
-        Some(bytes)
+        let source = &self.sources[place.source as usize];
+        let read = source.read(place.at, place.length as usize, &mut bytes);
+        read.ok().map(|()| bytes)
     }
 
     /// Why a call failed, in the library's words.

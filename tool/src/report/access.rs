@@ -26,24 +26,20 @@ pub fn remote(call: u8, access: u32) -> bool {
 }
 
 /// The operations of a peer, with the flags that they need: of verbs, and of libfabric.
+#[rustfmt::skip]
 const OPERATIONS: [(&str, u32, u64); 3] = [
     ("write", IBV_ACCESS_REMOTE_WRITE, FI_REMOTE_WRITE),
     ("read", IBV_ACCESS_REMOTE_READ, FI_REMOTE_READ),
-    (
-        "atomic operation",
-        IBV_ACCESS_REMOTE_ATOMIC,
-        FI_REMOTE_WRITE,
-    ),
+    ("atomic operation", IBV_ACCESS_REMOTE_ATOMIC, FI_REMOTE_WRITE),
 ];
 
 /// The operations that these flags refuse to a peer, each with the flag that it needs.
 pub fn missing(call: u8, access: u32) -> impl Iterator<Item = (&'static str, String)> {
-    let needs = OPERATIONS
-        .into_iter()
-        .map(move |(name, verbs, fabric)| match of_fabric(call) {
-            true => (name, fabric as u32),
-            false => (name, verbs),
-        });
+    let needs = OPERATIONS.into_iter();
+    let needs = needs.map(move |(name, verbs, fabric)| match of_fabric(call) {
+        true => (name, fabric as u32),
+        false => (name, verbs),
+    });
     let refused = needs.filter(move |(_, flag)| access & flag == 0);
     refused.map(move |(name, flag)| (name, words(call, flag)))
 }

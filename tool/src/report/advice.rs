@@ -104,15 +104,11 @@ fn sentence(totals: &Totals, advice: &Advice) -> String {
         );
     }
     if totals.ending_ns >= SLOW {
+        let (all, took) = (totals.ending_deregistrations, units::time(totals.ending_ns));
+        let all = units::plural(all, "deregistration", "deregistrations");
         sentence += &format!(
-            " The end took {}: {} after the last registration of a process. Skip them where the process \
-                 exits, since the kernel then does the same work, or make them by several threads.",
-            units::time(totals.ending_ns),
-            units::plural(
-                totals.ending_deregistrations,
-                "deregistration",
-                "deregistrations"
-            ),
+            " The end took {took}: {all} after the last registration of a process. Skip them where the process \
+                 exits, since the kernel then does the same work, or make them by several threads."
         );
     }
     let reason =

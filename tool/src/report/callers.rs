@@ -88,9 +88,8 @@ impl Frame {
     /// is then the function around the inline function.
     fn is_of_header(&self) -> bool {
         let line = self.source.as_deref().unwrap_or_default();
-        ["infiniband/verbs.h:", "rdma/fabric.h:", "rdma/fi_domain.h:"]
-            .iter()
-            .any(|header| line.contains(header))
+        let headers = ["infiniband/verbs.h:", "rdma/fabric.h:", "rdma/fi_domain.h:"];
+        headers.iter().any(|header| line.contains(header))
     }
 
     /// The function, or else the place.
@@ -122,31 +121,25 @@ impl Resolver {
             offset,
             ..Frame::default()
         };
-        let Some(path) = module else {
-            return vec![unnamed];
-        };
-        if !self.files.contains_key(path) {
+        if let Some(path) = module.filter(|path| !self.files.contains_key(*path)) {
             let file = self.open(path, began);
             self.files.insert(path.to_string(), file);
         }
-        let Some(Some(file)) = self.files.get(path) else {
-            return vec![unnamed];
-        };
+        let file = module.and_then(|path| self.files.get(path)?.as_ref());
         // The call instruction lies before its return address, which may belong to another line or
         // another function.
         let call = offset.wrapping_sub(1);
         let mut found: Vec<Frame> = Vec::new();
-        if let Some(mut frames) = file.frames(call) {
+        if let Some(mut frames) = file.and_then(|file| file.frames(call)) {
             while let Ok(Some(frame)) = frames.next() {
                 // Programs call through inline functions of these headers.
                 if found.last().is_some_and(|inner| inner.is_of_header()) {
                     found.pop();
                 }
                 let place = frame.location.and_then(|at| at.file.zip(at.line));
+                let name = frame.function;
                 found.push(Frame {
-                    function: frame
-                        .function
-                        .and_then(|name| Some(name.demangle().ok()?.into_owned())),
+                    function: name.and_then(|name| Some(name.demangle().ok()?.into_owned())),
                     source: place.map(|(file, line)| format!("{file}:{line}")),
                     ..unnamed.clone()
                 });
@@ -156,7 +149,8 @@ impl Resolver {
             found.push(unnamed);
         }
         if let Some(outermost) = found.last_mut().filter(|frame| frame.function.is_none()) {
-            outermost.function = file.symbol(call).map(|(name, address)| {
+            let symbol = file.and_then(|file| file.symbol(call));
+            outermost.function = symbol.map(|(name, address)| {
                 let name = addr2line::demangle_auto(name.into(), None);
                 format!("{name}+{:#x}", offset - address)
             });

@@ -261,9 +261,8 @@ fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
             cost.calls += size.calls;
         }
     }
-    let rows = rows.into_iter();
-    rows.map(|(from_bytes, cost)| OfSize { from_bytes, cost })
-        .collect()
+    let row = |(from_bytes, cost)| OfSize { from_bytes, cost };
+    rows.into_iter().map(row).collect()
 }
 
 fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {

@@ -39,11 +39,6 @@ impl Frame {
         self.within[at].add(rest, time);
     }
 
-    fn label(&self, whole: u64) -> String {
-        let part = share(self.time, whole);
-        format!("{}: {}, {part}", self.name, time(self.time))
-    }
-
     fn depth(&self) -> usize {
         1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
     }
@@ -68,7 +63,7 @@ impl Frame {
         });
         html! {
             g {
-                title { (self.label(whole)) }
+                title { (self.name) ": " (time(self.time)) ", " (share(self.time, whole)) }
                 rect x=(format!("{left:.1}")) y=(top) width=(format!("{:.1}", wide(self))) height=(ROW - 1.0) fill="#ffd9a8" stroke="#ffffff" {}
                 @if letters > 3 { text x=(format!("{:.1}", left + 3.0)) y=(top + 14.0) fill="#000000" { (shown) } }
             }
@@ -147,11 +142,9 @@ pub fn svg(report: &Report) -> String {
 pub fn folded(report: &Report) -> String {
     let mut text = String::new();
     for (stack, time) in stacks(report) {
-        let frames: Vec<String> = stack
-            .iter()
-            .map(|name| printable(name).replace(';', ":"))
-            .collect();
-        let _ = writeln!(text, "{} {time}", frames.join(";"));
+        let frames = stack.iter().map(|name| printable(name).replace(';', ":"));
+        let frames = frames.collect::<Vec<_>>().join(";");
+        let _ = writeln!(text, "{frames} {time}");
     }
     text
 }

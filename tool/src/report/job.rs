@@ -4,6 +4,11 @@
 use super::shape::{ProcessTotals, Ranks};
 use super::units::{self, count, time};
 
+/// The names of launchers.
+const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "prterun"];
+const SRUN: &[&str] = &["srun"];
+#[rustfmt::skip]
+const TORCHRUN: &[&str] = &["torchrun", "torch.distributed.run", "torch.distributed.launch"];
 /// Stands for words that differ.
 const DIFFERS: &str = "...";
 
@@ -75,12 +80,10 @@ impl Group<'_> {
         let all = || self.processes.iter();
         let runs = || all().map(|process| process.run_ns);
         let (shortest, longest) = (runs().min().unwrap_or(0), runs().max().unwrap_or(0));
+        let (shortest, longest) = (time(shortest), time(longest));
         let (who, ran) = match self.processes[..] {
-            [one] => (format!("pid {}, ", one.pid), time(longest)),
-            _ => (
-                String::new(),
-                format!("{} to {}", time(shortest), time(longest)),
-            ),
+            [one] => (format!("pid {}, ", one.pid), longest),
+            _ => (String::new(), format!("{shortest} to {longest}")),
         };
         let at_least = match all().all(|process| process.ended) {
             true => "",
@@ -146,28 +149,17 @@ pub fn commands(processes: &[ProcessTotals], ranks: &Ranks, run: &str) -> Vec<St
     let first = group.command.first().map_or("", String::as_str);
     let is_python =
         program != units::program(&group.command) && units::name_of(first).starts_with("python");
-    let each = (of_ranks as u64)
-        .checked_div(ranks.hosts)
-        .unwrap_or(0)
-        .max(1);
-    let line = |launcher: &str| format!("{launcher} {run} {program}");
+    let line = |launcher: String| format!("{launcher} {run} {program}");
     // Each launcher's line, by the launcher's names.
     let mut all = vec![
-        (
-            &["mpirun", "mpiexec", "orterun", "prterun"][..],
-            line(&format!("mpirun -np {of_ranks}")),
-        ),
-        (&["srun"][..], line(&format!("srun -n {of_ranks}"))),
+        (MPIRUN, line(format!("mpirun -np {of_ranks}"))),
+        (SRUN, line(format!("srun -n {of_ranks}"))),
     ];
     if is_python {
-        let nodes = ranks.hosts.max(1);
-        let launcher = format!("torchrun --nnodes={nodes} --nproc-per-node={each} --no-python");
-        let names = &[
-            "torchrun",
-            "torch.distributed.run",
-            "torch.distributed.launch",
-        ];
-        all.push((names, line(&launcher)));
+        let each = (of_ranks as u64).checked_div(ranks.hosts).unwrap_or(1);
+        let (nodes, each) = (ranks.hosts.max(1), each.max(1));
+        let options = format!("--nnodes={nodes} --nproc-per-node={each} --no-python");
+        all.push((TORCHRUN, line(format!("torchrun {options}"))));
     }
     // A launcher that runs under the library itself is in the trace, and registers nothing.
     let launchers = processes.iter().filter(|process| process.calls == 0);

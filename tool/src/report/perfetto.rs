@@ -48,9 +48,8 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
             return;
         }
         let address = (event.process, event.modules, event.call.caller);
-        let caller = callers
-            .entry(address)
-            .or_insert_with(|| caller(trace, &mut resolver, event)[0].name());
+        let caller = || caller(trace, &mut resolver, event)[0].name();
+        let caller = callers.entry(address).or_insert_with(caller);
         written = put(of_call(event, begin, caller));
     })?;
     written?;

@@ -89,11 +89,10 @@ fn is_interpreter(frame: &Frame) -> bool {
 
 fn of_python(frame: &PythonFrame) -> Frame {
     Frame {
-        module: None,
-        offset: 0,
         function: Some(frame.function.clone()),
         source: Some(format!("{}:{}", frame.file, frame.line)),
         is_python: true,
+        ..Frame::default()
     }
 }
 

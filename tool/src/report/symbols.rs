@@ -107,10 +107,8 @@ fn parse(path: &Path) -> Option<(Elf, SystemTime)> {
     let found = find(path).ok()?;
     let changed = found.about.modified().ok()?;
     let most = found.about.blocks().saturating_mul(16 * 512);
-    let content = found
-        .read()
-        .ok()
-        .filter(|_| found.about.len() <= most.max(1 << 20))?;
+    let is_read = found.about.len() <= most.max(1 << 20);
+    let content = found.read().ok().filter(|_| is_read)?;
     let content = Box::leak(Box::new(ReadCache::new(content)));
     Some((object::File::parse(&*content).ok()?, changed))
 }
@@ -131,9 +129,8 @@ static READ: AtomicU64 = AtomicU64::new(0);
 fn section(file: &Elf, name: Option<&'static str>) -> Result<Bytes, gimli::Error> {
     let found = name.and_then(|name| file.section_by_name(name));
     let found = found.filter(|section| {
-        let size = section
-            .compressed_file_range()
-            .map_or(0, |it| it.uncompressed_size);
+        let range = section.compressed_file_range();
+        let size = range.map_or(0, |range| range.uncompressed_size);
         READ.fetch_add(size, Relaxed).saturating_add(size) <= MOST
     });
     let content = found.and_then(|section| section.uncompressed_data().ok());

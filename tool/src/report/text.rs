@@ -78,9 +78,8 @@ fn more(out: &mut String, all: u64, shown: usize) {
 fn wrapped(out: &mut String, first: &str, text: &str) {
     let indent = first.chars().count();
     let text = printable(text);
-    let words = text
-        .split(' ')
-        .map(|word| shortened(word, columns() - indent));
+    let words = text.split(' ');
+    let words = words.map(|word| shortened(word, columns() - indent));
     let text = wrap(&words.collect::<Vec<_>>().join(" "), indent);
     let _ = writeln!(out, "{first}{text}");
 }

@@ -6,15 +6,10 @@ use std::path::Path;
 
 /// A count, with separated thousands.
 pub fn count(number: u64) -> String {
-    let digits = number.to_string();
-    let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
-            text.push(' ');
-        }
-        text.push(digit);
+    match number {
+        0..1000 => number.to_string(),
+        _ => format!("{} {:03}", count(number / 1000), number % 1000),
     }
-    text
 }
 
 /// A number to three digits.
@@ -30,19 +25,11 @@ fn three_digits(number: f64) -> String {
 /// A length in bytes; exact if the exact number is short.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
-    let mut unit = 0;
-    while unit + 1 < UNITS.len() && bytes >> (10 * unit) >= 1024 {
-        unit += 1;
-    }
-    let whole = bytes >> (10 * unit);
-    if whole << (10 * unit) == bytes {
-        format!("{whole} {}", UNITS[unit])
-    } else {
-        format!(
-            "{} {}",
-            three_digits(bytes as f64 / (1u64 << (10 * unit)) as f64),
-            UNITS[unit]
-        )
+    let unit = bytes.max(1).ilog2() as usize / 10;
+    let (size, name) = (1u64 << (10 * unit), UNITS[unit]);
+    match bytes % size {
+        0 => format!("{} {name}", bytes / size),
+        _ => format!("{} {name}", three_digits(bytes as f64 / size as f64)),
     }
 }
 
@@ -58,10 +45,9 @@ pub fn time(ns: u64) -> String {
 
 /// A part of a whole.
 pub fn share(part: u64, whole: u64) -> String {
-    let percent = if whole == 0 {
-        0.0
-    } else {
-        100.0 * part as f64 / whole as f64
+    let percent = match whole {
+        0 => 0.0,
+        _ => 100.0 * part as f64 / whole as f64,
     };
     format!("{} %", three_digits(percent))
 }
@@ -88,10 +74,7 @@ pub fn program(command: &[String]) -> String {
 pub fn script(command: &[String]) -> Option<String> {
     let (first, arguments) = command.split_first()?;
     let version = name_of(first).strip_prefix("python")?;
-    if !version
-        .bytes()
-        .all(|byte| byte.is_ascii_digit() || byte == b'.')
-    {
+    if version.contains(|c: char| !c.is_ascii_digit() && c != '.') {
         return None;
     }
     let mut arguments = arguments.iter();
@@ -149,11 +132,8 @@ pub fn shortened(text: &str, columns: usize) -> String {
     let head = columns.saturating_sub(3) / 3;
     let tail = columns.saturating_sub(3) - head;
     let end = &characters[characters.len() - tail..];
-    characters[..head]
-        .iter()
-        .chain(&['.'; 3])
-        .chain(end)
-        .collect()
+    let parts = [&characters[..head], &['.'; 3], end];
+    parts.concat().iter().collect()
 }
 
 /// A path as it is shown to people: any user may choose one.

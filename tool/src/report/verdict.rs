@@ -52,24 +52,15 @@ pub fn of(advice: &Advice, totals: &Totals) -> Verdict {
         _ => "the threads' time",
     };
     let of_run = |ns: u64| format!("{} of {run}", share(ns, totals.thread_ns));
-    let came_back = format!(
-        "{} of {} came back",
-        count(bound.registrations),
-        plural(totals.registrations, "registration", "registrations")
-    );
-    let saves = format!(
-        "`{setting}` saves at most {} ({}){}",
-        time(bound.most_ns),
-        of_run(bound.most_ns),
-        match bound.outliers {
-            0 => String::new(),
-            calls => format!(
-                ", besides {} of outliers ({})",
-                time(bound.outlier_ns),
-                plural(calls, "call", "calls")
-            ),
-        }
-    );
+    let all = plural(totals.registrations, "registration", "registrations");
+    let came_back = format!("{} of {all} came back", count(bound.registrations));
+    let (saved, part) = (time(bound.most_ns), of_run(bound.most_ns));
+    let mut saves = format!("`{setting}` saves at most {saved} ({part})");
+    if bound.outliers > 0 {
+        let calls = plural(bound.outliers, "call", "calls");
+        let beyond = time(bound.outlier_ns);
+        saves += &format!(", besides {beyond} of outliers ({calls})");
+    }
     let in_calls = format!("the calls take {}", of_run(totals.time_ns));
     let line = match kind {
         Kind::CannotKnow => format!(

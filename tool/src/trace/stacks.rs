@@ -41,15 +41,12 @@ impl Stack {
         let frames = u32::from_le_bytes(*frames) as usize;
         let (addresses, text) = bytes.split_at_checked(frames.checked_mul(8)?)?;
         let addresses = addresses.chunks_exact(8).map(<[u8; 8]>::try_from);
+        let addresses = addresses.flatten().map(u64::from_le_bytes);
         let text = String::from_utf8_lossy(text);
         let python = text.lines().filter_map(PythonFrame::parse);
         Some(Stack {
             modules,
-            addresses: addresses
-                .flatten()
-                .map(u64::from_le_bytes)
-                .take(MOST_FRAMES)
-                .collect(),
+            addresses: addresses.take(MOST_FRAMES).collect(),
             python: python.take(MOST_FRAMES).collect(),
         })
     }
