@@ -70,9 +70,8 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 /// The value of a line `NAME: VALUE` of a file.
 pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
     let text = text(path)?;
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     Some(value?.trim().to_owned())
 }
 
@@ -89,10 +88,8 @@ pub fn names(folder: impl AsRef<Path>) -> Vec<String> {
 /// The same, at most so many: of a folder that another user can fill.
 pub fn first_names(folder: impl AsRef<Path>, most: usize) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut names: Vec<String> = entries
-        .take(most)
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let name = |entry: fs::DirEntry| entry.file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = entries.take(most).map(name).collect();
     names.sort();
     names
 }
@@ -111,8 +108,7 @@ pub fn kernel_release() -> String {
 /// The version of the running kernel, such as (6, 12).
 pub fn kernel_version() -> (u32, u32) {
     let release = kernel_release();
-    let mut numbers = release
-        .split(|it: char| !it.is_ascii_digit())
-        .map(|number| number.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    let mut words = release.split(|it: char| !it.is_ascii_digit());
+    let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+    (number(), number())
 }

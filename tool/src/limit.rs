@@ -20,14 +20,10 @@ pub struct Limit {
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.bytes {
-            true => write!(
-                f,
-                "{} of {}",
-                units::bytes(self.used),
-                units::bytes(self.most)
-            ),
-            false => write!(f, "{} of {}", self.used, self.most),
-        }
+        let words = |number: u64| match self.bytes {
+            true => units::bytes(number),
+            false => number.to_string(),
+        };
+        write!(f, "{} of {}", words(self.used), words(self.most))
     }
 }

@@ -120,21 +120,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     environment.remove(OsStr::new(PROGRAM));
     let mut set = |name: &str, value: &OsStr| environment.insert(name.into(), value.to_owned());
     let given = |name: &str| env::var_os(name).unwrap_or_default();
-    set(
-        "LD_PRELOAD",
-        &environment::preloads(&library.path, &given("LD_PRELOAD")),
-    );
-    set(
-        "ASAN_OPTIONS",
-        &environment::sanitizer_options(given("ASAN_OPTIONS")),
-    );
+    let preloads = environment::preloads(&library.path, &given("LD_PRELOAD"));
+    set("LD_PRELOAD", &preloads);
+    let options = environment::sanitizer_options(given("ASAN_OPTIONS"));
+    set("ASAN_OPTIONS", &options);
     if !args.no_audit {
         match library.module() {
             Ok(module) => {
-                set(
-                    "LD_AUDIT",
-                    &environment::modules(&module, &given("LD_AUDIT")),
-                );
+                let modules = environment::modules(&module, &given("LD_AUDIT"));
+                set("LD_AUDIT", &modules);
             }
             Err(why) => say(format_args!(
                 "{why}: functions that the program looks up in libibverbs by dlsym bypass the \
@@ -142,15 +136,11 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             )),
         };
     }
-    let page = args.report.as_ref().map(|page| match page {
-        Some(page) => page.clone(),
-        None => page_of(args),
-    });
+    let page = args.report.clone();
+    let page = page.map(|page| page.unwrap_or_else(|| page_of(args)));
     // If the report is made at once, the trace need not stay.
-    let folder = match (&page, &args.trace) {
-        (Some(_), None) => Some(tempfile::tempdir()?),
-        _ => None,
-    };
+    let folder = (page.is_some() && args.trace.is_none()).then(tempfile::tempdir);
+    let folder = folder.transpose()?;
     let trace = folder.as_ref().map(|folder| folder.path().join(TRACE));
     let trace = args.trace.clone().or(trace);
     let trace = trace.map(std::path::absolute).transpose()?;
@@ -163,18 +153,12 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     // What has not grown at the end is of other runs.
     let before = trace.as_deref().map(traces::existing).unwrap_or_default();
-    // A kept trace has a command that reports on it.
-    let next = match (&args.trace, &trace) {
-        (Some(_), Some(trace)) => {
-            let of_folder = trace.parent().filter(|_| traces::is_pattern(trace));
-            Some(format!(
-                "rdmamr report {}",
-                units::quoted(of_folder.unwrap_or(trace))
-            ))
-        }
-        _ => None,
-    };
-    let next = next.filter(|_| page.is_none());
+    // A trace without a report has a command that makes one.
+    let next = trace.as_ref().filter(|_| page.is_none()).map(|trace| {
+        let of_folder = trace.parent().filter(|_| traces::is_pattern(trace));
+        let name = units::quoted(of_folder.unwrap_or(trace));
+        format!("rdmamr report {name}")
+    });
     let is_told = next.is_some() && io::stderr().is_terminal();
     if let Some(next) = next.as_ref().filter(|_| is_told) {
         say(format_args!("when the program has ended: {next}"));
@@ -196,11 +180,9 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         "some" => "1",
         all => all,
     });
+    let limit = args.trace_limit.map(|it| it.to_string());
     for (setting, value) in [
-        (
-            "RDMAMR_TRACE_LIMIT",
-            args.trace_limit.map(|it| it.to_string()),
-        ),
+        ("RDMAMR_TRACE_LIMIT", limit),
         ("RDMAMR_TRACE_STACKS", stacks.map(String::from)),
         ("RDMAMR_PREFAULT", args.prefault.map(|it| it.to_string())),
         ("RDMAMR_PROGRESS", args.progress.then(|| "1".into())),
@@ -305,15 +287,12 @@ fn report_trace(
 
 /// The default path of a report's page: beside the trace, or named after the program.
 fn page_of(args: &Args) -> PathBuf {
-    let words = args
-        .command
-        .iter()
-        .map(|word| word.to_string_lossy().into_owned());
-    let program = OsString::from(units::program(&words.collect::<Vec<_>>()));
+    let words = args.command.iter();
+    let words: Vec<String> = words.map(|word| word.to_string_lossy().into()).collect();
     let mut page = match &args.trace {
         Some(trace) if traces::is_pattern(trace) => return trace.with_file_name("report.html"),
         Some(trace) => trace.clone().into_os_string(),
-        None => program,
+        None => units::program(&words).into(),
     };
     page.push(".html");
     page.into()

@@ -46,12 +46,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     textfile: Option<PathBuf>,
     /// Sort by: calls (the part of the time in calls), bytes, idle, regions, rate, hits, time, pid
-    #[arg(
-        long,
-        value_name = "COLUMN",
-        default_value = "calls",
-        hide_possible_values = true
-    )]
+    #[arg(long, value_name = "COLUMN", default_value = "calls")]
+    #[arg(hide_possible_values = true)]
     sort: table::Column,
     /// Show the processes whose command, device, rank or number contains WORDS
     #[arg(long, value_name = "WORDS", default_value = "")]

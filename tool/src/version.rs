@@ -26,10 +26,10 @@ pub fn lines() -> String {
 /// The version that the library itself states, which `run` would preload, and its path.
 fn library() -> Result<String, String> {
     type Version = unsafe extern "C" fn() -> *const c_char;
-    let found = library::find().map_err(|error| first_line(&format!("{error:#}")))?;
-    let path =
-        CString::new(found.path.as_os_str().as_bytes()).map_err(|error| error.to_string())?;
-    let loaded = Loaded::open(&path)?;
+    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let found = library::find().map_err(|error| first_line(format!("{error:#}")))?;
+    let path = CString::new(found.path.as_os_str().as_bytes());
+    let loaded = Loaded::open(&path.map_err(|error| error.to_string())?)?;
     // SAFETY: the function has this type in rdmamr.h.
     let version = unsafe { loaded.function::<Version>(c"rdmamr_version") };
     let version = version.ok_or("it has no rdmamr_version")?;
@@ -39,8 +39,4 @@ fn library() -> Result<String, String> {
     let version = unsafe { CStr::from_ptr(version) };
     let path = shown(&found.path);
     Ok(format!("{} ({path})", version.to_string_lossy()))
-}
-
-fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().to_owned()
 }

@@ -66,9 +66,8 @@ impl Found {
     /// The names in a folder.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         let entries = fs::read_dir(by_number(&self.file))?;
-        let mut names = entries
-            .map(|entry| Ok(entry?.file_name()))
-            .collect::<io::Result<Vec<_>>>()?;
+        let names = entries.map(|entry| Ok(entry?.file_name()));
+        let mut names = names.collect::<io::Result<Vec<_>>>()?;
         names.sort();
         Ok(names)
     }
@@ -78,10 +77,8 @@ impl Found {
     pub fn ensure_mine(&self) -> Result<()> {
         let user = self.about.uid();
         ensure!(user == me(), "it belongs to user {user}");
-        ensure!(
-            self.about.nlink() == 1,
-            "it has a second name (a hard link)"
-        );
+        let names = self.about.nlink();
+        ensure!(names == 1, "it has a second name (a hard link)");
         Ok(())
     }
 }
@@ -241,19 +238,13 @@ fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> R
                 "{shown} is a link of user {user}, which root does not follow"
             );
             links += 1;
-            ensure!(
-                links <= MOST_LINKS,
-                io::Error::from_raw_os_error(libc::ELOOP)
-            );
+            let too_many = io::Error::from_raw_os_error(libc::ELOOP);
+            ensure!(links <= MOST_LINKS, too_many);
             if is_own_descriptors(&folder) {
                 // What is open there may have no path, such as a pipe.
                 ensure!(is_last, "a descriptor is no folder of a path");
-                return Ok(Found::new(open_at(
-                    folder.as_raw_fd(),
-                    &name,
-                    libc::O_PATH,
-                    0,
-                )?)?);
+                let found = open_at(folder.as_raw_fd(), &name, libc::O_PATH, 0)?;
+                return Ok(Found::new(found)?);
             }
             let target = target(&found)?;
             if target.is_absolute() {
@@ -265,10 +256,8 @@ fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> R
         } else if is_last {
             return Ok(found);
         } else {
-            ensure!(
-                found.about.is_dir(),
-                io::Error::from_raw_os_error(libc::ENOTDIR)
-            );
+            let no_folder = io::Error::from_raw_os_error(libc::ENOTDIR);
+            ensure!(found.about.is_dir(), no_folder);
             folder = found.file.into();
         }
     }
@@ -288,12 +277,10 @@ fn start_of(path: &Path) -> io::Result<OwnedFd> {
 
 fn parts(path: &Path) -> Result<VecDeque<CString>> {
     ensure!(path != Path::new(""), "the path is empty");
-    let named = path
-        .components()
-        .filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
-    Ok(named
-        .map(|part| CString::new(part.as_os_str().as_bytes()))
-        .collect::<Result<_, _>>()?)
+    let is_named = |part: &Component| matches!(part, Component::Normal(_) | Component::ParentDir);
+    let named = path.components().filter(is_named);
+    let named = named.map(|part| CString::new(part.as_os_str().as_bytes()));
+    Ok(named.collect::<Result<_, _>>()?)
 }
 
 /// Finds a name in a folder: the file, or the link.

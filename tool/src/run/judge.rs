@@ -69,9 +69,8 @@ fn is_not_readable(error: &anyhow::Error) -> bool {
 fn is_loader_of_glibc(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().as_bytes();
     // ld64.so: POWER and s390.
-    [&b"ld-linux"[..], b"ld64.so", b"ld.so"]
-        .iter()
-        .any(|known| name.starts_with(known))
+    let mut known = [&b"ld-linux"[..], b"ld64.so", b"ld.so"].into_iter();
+    known.any(|known| name.starts_with(known))
 }
 
 fn loader(interpreter: &Path) -> Result<()> {
@@ -129,15 +128,9 @@ fn privileged(program: &Path) -> Result<()> {
         "it is set-gid (to group {owners}), and {advice}"
     );
     // Root has all capabilities already.
+    let name = c"security.capability".as_ptr();
     // SAFETY: both strings end with a NUL, and the call gets no buffer.
-    let capabilities = unsafe {
-        libc::getxattr(
-            path.as_ptr(),
-            c"security.capability".as_ptr(),
-            std::ptr::null_mut(),
-            0,
-        )
-    };
+    let capabilities = unsafe { libc::getxattr(path.as_ptr(), name, std::ptr::null_mut(), 0) };
     ensure!(
         capabilities <= 0 || user == 0 || gains_nothing(),
         "it has file capabilities (getcap {}), and {advice}",
@@ -153,13 +146,10 @@ fn by_env(program: &Path, arguments: &[OsString]) -> Option<OsString> {
     }
     let is_other = |word: &&[u8]| !word.starts_with(b"-") && !word.contains(&b'=');
     // "-S" comes in one argument with the words after it.
-    let words = arguments
-        .iter()
-        .flat_map(|argument| argument.as_bytes().split(|&byte| byte == b' '));
-    words
-        .filter(|word| !word.is_empty())
-        .find(is_other)
-        .map(|word| OsStr::from_bytes(word).to_owned())
+    let words = arguments.iter().map(|argument| argument.as_bytes());
+    let words = words.flat_map(|words| words.split(|&byte| byte == b' '));
+    let mut words = words.filter(|word| !word.is_empty());
+    Some(OsStr::from_bytes(words.find(is_other)?).to_owned())
 }
 
 fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<()> {
@@ -190,24 +180,13 @@ fn judge_script(script: &Path, library: &Library, scripts: usize) -> Result<()> 
 
 /// The interpreter that a first line `#!INTERPRETER [ARGUMENT]` names.
 fn interpreter_of(start: &[u8]) -> Option<(PathBuf, Option<OsString>)> {
-    let line = start
-        .strip_prefix(b"#!")?
-        .split(|&byte| byte == b'\n')
-        .next()?
-        .trim_ascii();
-    let end = line
-        .iter()
-        .position(|byte| byte.is_ascii_whitespace())
-        .unwrap_or(line.len());
-    let (path, argument) = line.split_at(end);
+    let mut lines = start.strip_prefix(b"#!")?.split(|&byte| byte == b'\n');
+    let line = lines.next()?.trim_ascii();
+    let end = line.iter().position(u8::is_ascii_whitespace);
+    let (path, argument) = line.split_at(end.unwrap_or(line.len()));
     let owned = |bytes: &[u8]| OsString::from_vec(bytes.to_vec());
-    let argument = argument.trim_ascii();
-    (!path.is_empty()).then(|| {
-        (
-            owned(path).into(),
-            (!argument.is_empty()).then(|| owned(argument)),
-        )
-    })
+    let argument = Some(argument.trim_ascii()).filter(|argument| !argument.is_empty());
+    (!path.is_empty()).then(|| (owned(path).into(), argument.map(owned)))
 }
 
 #[cfg(test)]

@@ -22,18 +22,14 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     let mut refused = None;
-    for dir in env::split_paths(&path).filter(|_| !name.is_empty()) {
+    // A file counts as a folder that is missing.
+    let dirs = env::split_paths(&path).filter(|dir| !name.is_empty() && !dir.is_file());
+    for dir in dirs {
         // An empty entry means the working directory.
-        let dir = if dir.as_os_str().is_empty() {
-            ".".into()
-        } else {
-            dir
+        let file = match dir.as_os_str().is_empty() {
+            true => Path::new(".").join(name),
+            false => dir.join(name),
         };
-        // As a folder that is missing.
-        if dir.is_file() {
-            continue;
-        }
-        let file = dir.join(name);
         match check(&file) {
             Ok(()) => return Ok(file),
             Err(why) if why.1 == CANNOT_RUN => refused = refused.or(Some(why)),

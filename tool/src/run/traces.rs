@@ -27,14 +27,13 @@ pub fn prepare(name: &Path) -> Result<()> {
     Place::of(name, Missing::Made).context("its folder cannot be made")?;
     // Processes get new numbers: an existing trace belongs to another run, which may still write
     // it.
-    if has(name, b'p') {
+    let mut pairs = name.as_os_str().as_bytes().windows(2);
+    if pairs.any(|pair| pair == b"%p") {
         return Ok(());
     }
     for old in matching(name).into_iter().filter(|old| is_left(old)) {
-        let place = Place::of(&old, Missing::Refused)?;
-        place
-            .remove()
-            .with_context(|| format!("{} is in the way", shown(&old)))?;
+        let removed = Place::of(&old, Missing::Refused)?.remove();
+        removed.with_context(|| format!("{} is in the way", shown(&old)))?;
     }
     Ok(())
 }
@@ -57,14 +56,6 @@ pub fn is_pattern(name: &Path) -> bool {
     name.as_os_str().as_bytes().contains(&b'%')
 }
 
-fn has(name: &Path, letter: u8) -> bool {
-    let pair = [b'%', letter];
-    name.as_os_str()
-        .as_bytes()
-        .windows(2)
-        .any(|two| two == pair)
-}
-
 /// The traces of this host in the folder of a name.
 fn matching(name: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(pattern)) = (name.parent(), name.file_name()) else {
@@ -73,11 +64,9 @@ fn matching(name: &Path) -> Vec<PathBuf> {
     let (pattern, host) = (pattern.as_bytes(), host());
     let named = names(folder).into_iter();
     let named = named.filter(|name| fits(pattern, name.as_bytes(), host.as_bytes()));
-    let traces = named.map(|name| folder.join(name)).filter(|path| {
-        let header = header(path);
-        header.is_some_and(|header| header.starts_with(&MAGIC))
-    });
-    traces.collect()
+    let is_trace = |path: &PathBuf| header(path).is_some_and(|it| it.starts_with(&MAGIC));
+    let paths = named.map(|name| folder.join(name));
+    paths.filter(is_trace).collect()
 }
 
 fn host() -> String {
@@ -95,13 +84,13 @@ fn fits(pattern: &[u8], name: &[u8], host: &[u8]) -> bool {
             (1..=digits).any(|length| fits(rest, &name[length..], host))
                 || (none && fits(rest, &name[4..], host))
         }
-        [b'%', b'h', rest @ ..] => name
-            .strip_prefix(host)
-            .is_some_and(|name| fits(rest, name, host)),
-        [b'%', b'%', rest @ ..] | [b'%', rest @ ..] => {
-            name.first() == Some(&b'%') && fits(rest, &name[1..], host)
+        [b'%', b'h', rest @ ..] => {
+            let name = name.strip_prefix(host);
+            name.is_some_and(|name| fits(rest, name, host))
         }
-        [byte, rest @ ..] => name.first() == Some(byte) && fits(rest, &name[1..], host),
+        [byte @ b'%', b'%', rest @ ..] | [byte, rest @ ..] => {
+            name.first() == Some(byte) && fits(rest, &name[1..], host)
+        }
     }
 }
 
@@ -118,9 +107,7 @@ fn is_left(path: &Path) -> bool {
     let Some(pid) = header.get(20..24).and_then(|pid| pid.try_into().ok()) else {
         return true;
     };
-    !Path::new("/proc")
-        .join(u32::from_le_bytes(pid).to_string())
-        .exists()
+    !Path::new(&format!("/proc/{}", u32::from_le_bytes(pid))).exists()
 }
 
 /// Empties the file of an earlier trace, since the library appends. It

@@ -13,13 +13,9 @@ static PROGRAM: AtomicI32 = AtomicI32::new(0);
 
 /// Signals that are sent to this process alone. The last two reach the program, too, if they come from
 /// the keyboard.
+#[rustfmt::skip]
 const PASSED: [i32; 6] = [
-    libc::SIGTERM,
-    libc::SIGHUP,
-    libc::SIGUSR1,
-    libc::SIGUSR2,
-    libc::SIGINT,
-    libc::SIGQUIT,
+    libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGINT, libc::SIGQUIT,
 ];
 const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 

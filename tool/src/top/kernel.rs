@@ -6,7 +6,7 @@
 #[path = "../../../src/sys/netlink.rs"]
 mod netlink;
 
-use crate::files::owned;
+use crate::files::{owned, result};
 use netlink::{number, values};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -188,29 +188,13 @@ fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Res
     request.extend(DUMP.to_ne_bytes());
     request.extend([0; 8]);
     request.extend(attributes);
+    let (fd, at) = (socket.as_raw_fd(), request.as_ptr().cast());
     // SAFETY: the bytes are readable.
-    let sent = unsafe {
-        libc::send(
-            socket.as_raw_fd(),
-            request.as_ptr().cast(),
-            request.len(),
-            0,
-        )
-    };
-    if sent < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    result(unsafe { libc::send(fd, at, request.len(), 0) } as i64)?;
     let mut buffer = vec![0u8; 1 << 16];
     loop {
         // SAFETY: the buffer is writable.
-        let got = unsafe {
-            libc::recv(
-                socket.as_raw_fd(),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-                0,
-            )
-        };
+        let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
         if got <= 0 {
             return Err(io::Error::last_os_error());
         }
@@ -233,15 +217,13 @@ fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Res
 fn head(bytes: &[u8]) -> Option<(usize, u16)> {
     let length = number(bytes.get(..4)?)? as usize;
     let kind = number(bytes.get(4..6)?)? as u16;
-    (HEADER..=bytes.len())
-        .contains(&length)
-        .then_some((length, kind))
+    let is_whole = (HEADER..=bytes.len()).contains(&length);
+    is_whole.then_some((length, kind))
 }
 
 fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes)
-        .trim_end_matches('\0')
-        .to_owned()
+    let text = String::from_utf8_lossy(bytes);
+    text.trim_end_matches('\0').to_owned()
 }
 
 #[cfg(test)]

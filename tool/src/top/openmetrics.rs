@@ -100,10 +100,8 @@ fn states(process: &Process, of: fn(&OfDevice) -> (u64, u64)) -> Series<'_> {
         let (all, idle) = of(device);
         let states = [("in_use", all.saturating_sub(idle)), ("idle", idle)];
         states.map(|(state, value)| {
-            (
-                vec![("device", &*device.device), ("state", state)],
-                value as f64,
-            )
+            let labels = vec![("device", &*device.device), ("state", state)];
+            (labels, value as f64)
         })
     });
     states.collect()
@@ -124,11 +122,10 @@ pub fn render(sample: &Sample, format: Format) -> String {
             let _ = writeln!(text, "# UNIT {name} {unit}");
         }
         values.of(sample, |labels, value| {
-            let labels: Vec<_> = labels
-                .iter()
-                .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
-                .collect();
-            let _ = writeln!(text, "{name}{total}{{{}}} {value}", labels.join(","));
+            let labels = labels.iter();
+            let labels = labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
+            let labels = labels.collect::<Vec<_>>().join(",");
+            let _ = writeln!(text, "{name}{total}{{{labels}}} {value}");
         });
     }
     if format == Format::OpenMetrics {
@@ -143,23 +140,18 @@ impl Values {
         match self {
             Of(values) => {
                 for process in sample.processes.iter().take(MOST) {
-                    let number =
-                        |number: Option<u64>| number.map_or(String::new(), |it| it.to_string());
                     let library = match (process.library, process.library_mapped) {
                         (true, _) => "yes",
                         (_, Some(_)) => "no",
                         (_, None) => "not_known",
                     };
-                    let (pid, rank) = (process.pid.to_string(), number(process.rank));
-                    let user = number(process.user.map(u64::from));
+                    let pid = process.pid.to_string();
+                    let rank = process.rank.map_or(String::new(), |it| it.to_string());
+                    let user = process.user.map_or(String::new(), |it| it.to_string());
+                    let job = process.job.as_deref().unwrap_or_default();
                     for (more, value) in values(process) {
-                        let mut labels: Labels = vec![
-                            ("pid", &pid),
-                            ("command", &process.command),
-                            ("user", &user),
-                            ("library", library),
-                        ];
-                        let job = process.job.as_deref().unwrap_or_default();
+                        let mut labels: Labels = vec![("pid", &pid), ("command", &process.command)];
+                        labels.extend([("user", &*user), ("library", library)]);
                         let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
                         labels.extend(more.filter(|(_, value)| !value.is_empty()));
                         put(&labels, value);

@@ -122,21 +122,19 @@ impl Sample {
             }
         }
         for process in &mut processes {
-            process.limits = limits::of(process.pid);
-            process
-                .limits
-                .extend(process.devices.iter().filter_map(|of| {
-                    let device = listed.iter().find(|device| device.name == of.device);
-                    Some(Limit {
-                        name: "max_mr",
-                        device: Some(of.device.clone()),
-                        bytes: false,
-                        used: device.map_or(0, |device| device.regions).max(of.regions),
-                        most: device
-                            .and_then(|device| device.most)
-                            .or_else(|| devices.most(&of.device))?,
-                    })
-                }));
+            let of_devices = process.devices.iter().filter_map(|of| {
+                let device = listed.iter().find(|device| device.name == of.device);
+                let most = device.and_then(|device| device.most);
+                Some(Limit {
+                    name: "max_mr",
+                    device: Some(of.device.clone()),
+                    bytes: false,
+                    used: device.map_or(0, |device| device.regions).max(of.regions),
+                    most: most.or_else(|| devices.most(&of.device))?,
+                })
+            });
+            let limits = limits::of(process.pid).into_iter();
+            process.limits = limits.chain(of_devices).collect();
         }
         let devices = listed.into_iter().map(|device| {
             let of_it = table.iter().filter(|((name, _), _)| *name == device.name);
@@ -148,11 +146,10 @@ impl Sample {
                 name: device.name,
             }
         });
+        let time = SystemTime::now().duration_since(UNIX_EPOCH);
         Sample {
             schema: 1,
-            time: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0.0, |time| time.as_secs_f64()),
+            time: time.map_or(0.0, |time| time.as_secs_f64()),
             host: printable(&read("/proc/sys/kernel/hostname").unwrap_or_default()),
             devices: devices.collect(),
             processes,
@@ -173,10 +170,8 @@ impl Sample {
                 rate(process.registrations, was.and_then(|was| was.registrations));
             process.hits_per_second = rate(process.hits, was.and_then(|was| was.hits));
             let time = was.and_then(|was| was.registration_seconds);
-            process.registering = process
-                .registration_seconds
-                .zip(time)
-                .map(|(now, was)| ((now - was) / seconds).max(0.0));
+            let times = process.registration_seconds.zip(time);
+            process.registering = times.map(|(now, was)| ((now - was) / seconds).max(0.0));
         }
     }
 }
@@ -231,9 +226,8 @@ fn unknown(pid: u32) -> Process {
         String::from_utf8_lossy(&bytes).into_owned()
     };
     let environment = read("environ");
-    let job = environment
-        .split('\0')
-        .find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
+    let mut variables = environment.split('\0');
+    let job = variables.find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
     let is_number = |job: &&str| job.len() <= 20 && job.bytes().all(|byte| byte.is_ascii_digit());
     let words = read("cmdline");
     let words: Vec<String> = words.split_terminator('\0').map(printable).collect();
@@ -310,11 +304,8 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
     let entered = (page.entered.load(Relaxed) as usize).min(DEVICES);
     let mut devices: Vec<OfDevice> = Vec::new();
     for place in 0..entered {
-        let name: Vec<u8> = page.devices[place]
-            .iter()
-            .map(|byte| byte.load(Relaxed))
-            .take_while(|&byte| byte != 0)
-            .collect();
+        let bytes = page.devices[place].iter().map(|byte| byte.load(Relaxed));
+        let name: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
         let name = match printable(&String::from_utf8_lossy(&name)) {
             name if !name.is_empty() => name,
             _ if place + 1 == DEVICES => "others".into(),
@@ -322,12 +313,12 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
         };
         // While a thread counts, a sum of its parts may be short by a region.
         let of = |word: fn(&rdmamr_live_page::OfDevice) -> &AtomicU64| {
-            let number = sum(page, |shard| word(&shard.devices[place]));
-            if (number as i64) < 0 { 0 } else { number }
+            (sum(page, |shard| word(&shard.devices[place])) as i64).max(0) as u64
         };
         let cached = of(|of| &of.cache_regions);
         let cached_bytes = of(|of| &of.cache_bytes);
         let [idle, idle_bytes] = &page.idle.of_device[place];
+        let idle_bytes = idle_bytes.load(Relaxed).min(cached_bytes);
         let add = |sum: &mut u64, more: u64| *sum = sum.saturating_add(more);
         let sums = on_device(&mut devices, &name);
         add(&mut sums.regions, of(|of| &of.regions));
@@ -335,10 +326,7 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
         add(&mut sums.bytes, of(|of| &of.bytes));
         add(&mut sums.bytes, cached_bytes);
         add(&mut sums.idle_regions, idle.load(Relaxed).min(cached));
-        add(
-            &mut sums.idle_bytes,
-            idle_bytes.load(Relaxed).min(cached_bytes),
-        );
+        add(&mut sums.idle_bytes, idle_bytes);
         let registrations = sums.registrations.get_or_insert_default();
         add(registrations, of(|of| &of.registrations));
     }

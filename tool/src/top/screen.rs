@@ -61,14 +61,11 @@ fn show(
         screen.view.apply(&mut screen.shown);
         terminal.draw(|frame| screen.draw(frame))?;
         if event::poll(next.saturating_duration_since(Instant::now()))? {
-            let event = event::read()?;
-            if let Event::Key(key) = event {
-                if key.kind != KeyEventKind::Release {
-                    let ctrl_c = key.modifiers.contains(KeyModifiers::CONTROL)
-                        && key.code == KeyCode::Char('c');
-                    if ctrl_c || screen.key(key.code) {
-                        return Ok(());
-                    }
+            if let Event::Key(key) = event::read()? {
+                let is_ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
+                let ctrl_c = is_ctrl && key.code == KeyCode::Char('c');
+                if key.kind != KeyEventKind::Release && (ctrl_c || screen.key(key.code)) {
+                    return Ok(());
                 }
             }
         }
@@ -119,9 +116,8 @@ impl Screen {
 
     fn draw(&mut self, frame: &mut Frame) {
         let selected = self.selected.selected().unwrap_or(0);
-        let chosen = self
-            .shown
-            .get(selected.min(self.shown.len().saturating_sub(1)));
+        let last = self.shown.len().saturating_sub(1);
+        let chosen = self.shown.get(selected.min(last));
         let details = chosen.map(|process| {
             let words = match process.command_line.as_str() {
                 "" => &process.command,
@@ -195,26 +191,20 @@ impl Screen {
 
     fn foot(&self) -> String {
         if self.typing {
-            return format!(
-                "filter: {}_ (Enter takes it, Esc drops it)",
-                self.view.filter
-            );
+            let filter = &self.view.filter;
+            return format!("filter: {filter}_ (Enter takes it, Esc drops it)");
         }
         let filter = match &self.view.filter[..] {
             "" => String::new(),
             filter => format!(", filter: {filter}"),
         };
-        format!(
-            "sorted by {}{}, every {:.1} s{}{filter}",
-            name(self.view.sort),
-            if self.view.reversed {
-                " (reversed)"
-            } else {
-                ""
-            },
-            self.interval.as_secs_f64(),
-            if self.paused { ", paused" } else { "" },
-        )
+        let order = match self.view.reversed {
+            true => " (reversed)",
+            false => "",
+        };
+        let paused = if self.paused { ", paused" } else { "" };
+        let (sort, seconds) = (name(self.view.sort), self.interval.as_secs_f64());
+        format!("sorted by {sort}{order}, every {seconds:.1} s{paused}{filter}")
     }
 }
 

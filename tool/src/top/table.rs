@@ -53,6 +53,7 @@ impl View {
         });
         let rate = |process: &Process| process.registrations_per_second.unwrap_or(0.0);
         let busy = |process: &Process| process.registering.unwrap_or(0.0);
+        let time = |process: &Process| process.registration_seconds.unwrap_or(0.0);
         let order = |a: &Process, b: &Process| match self.sort {
             Column::Calls => busy(b).total_cmp(&busy(a)).then(b.bytes.cmp(&a.bytes)),
             Column::Bytes => b.bytes.cmp(&a.bytes),
@@ -60,10 +61,7 @@ impl View {
             Column::Regions => b.regions.cmp(&a.regions),
             Column::Rate => rate(b).total_cmp(&rate(a)),
             Column::Hits => b.hits.cmp(&a.hits),
-            Column::Time => b
-                .registration_seconds
-                .unwrap_or(0.0)
-                .total_cmp(&a.registration_seconds.unwrap_or(0.0)),
+            Column::Time => time(b).total_cmp(&time(a)),
             Column::Pid => Ordering::Equal,
         };
         processes.sort_by(|a, b| order(a, b).then(a.pid.cmp(&b.pid)));
@@ -169,24 +167,19 @@ pub fn cells(process: &Process, room: usize) -> [String; HEADS.len()] {
         0 => "-".into(),
         all => format!("{:.0} %", 100.0 * hits as f64 / all as f64),
     });
-    let time = process.registration_seconds;
+    let idle = process.library.then(|| units::bytes(process.idle_bytes));
+    let (part, time) = (process.registering, process.registration_seconds);
     [
         process.pid.to_string(),
         process.rank.map_or("-".into(), |rank| rank.to_string()),
         device,
         process.regions.to_string(),
         units::bytes(process.in_use_bytes),
-        if process.library {
-            units::bytes(process.idle_bytes)
-        } else {
-            "-".into()
-        },
+        idle.unwrap_or("-".into()),
         rate(process.registrations_per_second),
         rate(process.hits_per_second),
         hits.unwrap_or("-".into()),
-        process
-            .registering
-            .map_or("-".into(), |part| format!("{:.1} %", 100.0 * part)),
+        part.map_or("-".into(), |part| format!("{:.1} %", 100.0 * part)),
         time.map_or("-".into(), |time| units::time((time * 1e9) as u64)),
         command(process, room),
     ]
@@ -291,9 +284,8 @@ pub fn text(sample: &Sample) -> String {
     let room = room(&shown, style::columns());
     let heads = HEADS.map(|head| head.0.to_owned());
     let row = |process| (cells(process, room), Some(process));
-    let rows: Vec<_> = std::iter::once((heads, None))
-        .chain(sample.processes.iter().map(row))
-        .collect();
+    let mut rows = vec![(heads, None)];
+    rows.extend(sample.processes.iter().map(row));
     let widths = std::array::from_fn::<_, { HEADS.len() }, _>(|n| {
         let cells = rows.iter().map(|(cells, _)| cells[n].chars().count());
         cells.fold(HEADS[n].1.into(), usize::max)
