@@ -218,6 +218,36 @@ char *pages(size_t count)
 	return memory;
 }
 
+long field_of(const char *path, const char *name)
+{
+	FILE *file = fopen(path, "re");
+	size_t length = strlen(name);
+	long value = -1;
+	char line[512];
+
+	while (file && fgets(line, sizeof(line), file))
+		if (!strncmp(line, name, length) && (line[length] == ':' || line[length] == ' '))
+			value = atol(line + length + 1);
+	must(!file || fclose(file) == 0);
+	return value;
+}
+
+static int maps_where(const char *word, bool anywhere)
+{
+	FILE *maps = fopen("/proc/self/maps", "re");
+	char line[4096];
+	int found = 0;
+
+	must(maps);
+	while (fgets(line, sizeof(line), maps))
+		found += anywhere ? strstr(line, word) != NULL : !strncmp(line, word, strlen(word));
+	must(fclose(maps) == 0);
+	return found;
+}
+
+int maps_from(const char *word) { return maps_where(word, false); }
+int maps_with(const char *word) { return maps_where(word, true); }
+
 bool vm_flag(const void *page, const char *flag)
 {
 	FILE *smaps = fopen("/proc/self/smaps", "re");

@@ -64,6 +64,16 @@ void raw_remap(void *memory, size_t length);
 enum renewal { BY_MUNMAP, BY_RAW_MUNMAP, BY_FIXED, BY_MADVISE, BY_MREMAP, RENEWALS };
 void renew(enum renewal how, char *memory, size_t length);
 
+/*
+ * The number behind a name in a file of /proc, such as "VmPin" in /proc/self/status, in the unit that stands
+ * there; -1 if it is absent.
+ */
+long field_of(const char *path, const char *name);
+
+/* The number of the process's mappings whose line in /proc/self/maps begins with this word, or has it. */
+int maps_from(const char *word);
+int maps_with(const char *word);
+
 /* Whether the mapping of a page has a flag of smaps, such as "dc": its line VmFlags. */
 bool vm_flag(const void *page, const char *flag);
 

@@ -86,23 +86,9 @@ void as_root(void)
 		skip_all("only root gets the keys of the device's regions");
 }
 
-long status_of_self(const char *name)
-{
-	FILE *file = fopen("/proc/self/status", "re");
-	char line[256];
-	long value = -1;
-
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		if (!strncmp(line, name, strlen(name)) && line[strlen(name)] == ':')
-			value = atol(line + strlen(name) + 1);
-	fclose(file);
-	return value;
-}
-
 long pinned(void)
 {
-	return status_of_self("VmPin") * 1024 / PAGE;
+	return field_of("/proc/self/status", "VmPin") * 1024 / PAGE;
 }
 
 void drop_memlock_right(void)

@@ -32,9 +32,6 @@ bool kernel_has_key(struct ibv_context *context, uint32_t lkey);
 /* Skips the program unless root runs it. First in a test that asks for keys. */
 void as_root(void);
 
-/* A number of /proc/self/status, such as "VmPin", in KiB; -1 if it is absent. */
-long status_of_self(const char *name);
-
 /* The number of pages that are pinned for devices: the kernel charges them to RLIMIT_MEMLOCK. */
 long pinned(void);
 

@@ -85,7 +85,7 @@ static void queues_pinned(void)
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
 	struct ibv_mr *mr = ibv_reg_mr(pd, pages(6), 6 * PAGE, IBV_ACCESS_LOCAL_WRITE);
 	char name[32], expected[200];
-	long kib = status_of_self("VmPin");
+	long kib = field_of("/proc/self/status", "VmPin");
 
 	/* The queue made before is pinned, too. */
 	must(mr && kib > 24 && sscanf(getenv("CHECK_DEVICE"), "%31[a-z]", name) == 1);
@@ -104,7 +104,7 @@ static void queues_mapped(void)
 	struct rlimit before, limit;
 
 	must(getrlimit(RLIMIT_AS, &before) == 0);
-	limit = (struct rlimit){ (rlim_t)status_of_self("VmSize") * 1024 + 4 * PAGE, before.rlim_max };
+	limit = (struct rlimit){ (rlim_t)field_of("/proc/self/status", "VmSize") * 1024 + 4 * PAGE, before.rlim_max };
 	must(setrlimit(RLIMIT_AS, &limit) == 0);
 	for (int n = 0; n < CALLS; n++)
 		explains(n, ENOMEM, "RLIMIT_MEMLOCK is not the cause: the kernel's rxe driver allocates the queue itself; not known: what ran out (more: ");

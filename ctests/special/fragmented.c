@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <time.h>
 #include "../lib/device.h"
+#include "../lib/memory.h"
 #include "../lib/tap.h"
 
 enum { MIB = 1 << 20, LENGTH = 1024 * MIB, ROUNDS = 7, HUGE_BLOCKS = LENGTH / (2 * MIB) / 2 };
@@ -20,20 +21,6 @@ static const char *const names[WAYS] = { "libibverbs", "the library", "libibverb
 static struct ibv_mr *(*their_reg)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
 static int (*their_dereg)(struct ibv_mr *);
 static struct ibv_pd *pd;
-
-static unsigned long field(const char *path, const char *name)
-{
-	FILE *file = fopen(path, "r");
-	unsigned long value = 0;
-	char line[256];
-
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		if (!strncmp(line, name, strlen(name)))
-			value = strtoul(line + strlen(name), NULL, 10);
-	must(fclose(file) == 0);
-	return value;
-}
 
 /* How many blocks of 2 MiB and more are free. */
 static unsigned long huge_blocks(void)
@@ -61,7 +48,7 @@ static unsigned long huge_blocks(void)
 /* Takes nearly all free memory in single pages, and gives every other page back: movable ones remain. */
 static void fragment(void)
 {
-	size_t length = (field("/proc/meminfo", "MemAvailable:") - 256 * 1024) * 1024 / PAGE * PAGE;
+	size_t length = (field_of("/proc/meminfo", "MemAvailable") - 256 * 1024) * 1024 / PAGE * PAGE;
 	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	must(memory != MAP_FAILED && madvise(memory, length, MADV_NOHUGEPAGE) == 0);
@@ -107,13 +94,13 @@ int main(void)
 {
 	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
 	double took[WAYS][ROUNDS], median[WAYS];
-	unsigned long stalls[WAYS] = { 0 };
+	long stalls[WAYS] = { 0 };
 
 	must(handle);
 	*(void **)&their_reg = dlvsym(handle, "ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&their_dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
 	must(their_reg && their_dereg);
-	if (field("/proc/meminfo", "MemAvailable:") < 3ul * LENGTH / 1024)
+	if (field_of("/proc/meminfo", "MemAvailable") < 3l * LENGTH / 1024)
 		skip_all("less than 3 GiB of memory are available");
 	pd = ibv_alloc_pd(open_device());
 	must(pd);
@@ -122,15 +109,15 @@ int main(void)
 	for (int round = 0; round < ROUNDS; round++)
 		for (int turn = 0; turn < WAYS; turn++) {
 			enum way way = (enum way)((turn + round) % WAYS);
-			unsigned long before = field("/proc/vmstat", "compact_stall ");
+			long before = field_of("/proc/vmstat", "compact_stall");
 
 			took[way][round] = registered(way);
-			stalls[way] += field("/proc/vmstat", "compact_stall ") - before;
+			stalls[way] += field_of("/proc/vmstat", "compact_stall") - before;
 		}
 	for (int way = 0; way < WAYS; way++) {
 		qsort(took[way], ROUNDS, sizeof(double), by_value);
 		median[way] = took[way][ROUNDS / 2];
-		printf("# %.3f s, from %.3f to %.3f, %lu stalls: %s\n", median[way], took[way][0], took[way][ROUNDS - 1], stalls[way],
+		printf("# %.3f s, from %.3f to %.3f, %ld stalls: %s\n", median[way], took[way][0], took[way][ROUNDS - 1], stalls[way],
 		       names[way]);
 	}
 	ok(median[OURS] <= 1.02 * median[THEIRS], "the library is not slower by more than 2 %%: %.3f times",

@@ -14,6 +14,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include "../lib/device.h"
+#include "../lib/memory.h"
 #include "../lib/program.h"
 #include "../lib/stub_device.h"
 
@@ -47,18 +48,7 @@ static int files(char *last)
 }
 
 /* The number of this process's mappings of a page. */
-static int mapped(void)
-{
-	FILE *maps = fopen("/proc/self/maps", "r");
-	char line[1024];
-	int count = 0;
-
-	must(maps);
-	while (fgets(line, sizeof(line), maps))
-		count += strstr(line, "/rdmamr/") || strstr(line, "/rdmamr-0/");
-	fclose(maps);
-	return count;
-}
+static int mapped(void) { return maps_with("/rdmamr/") + maps_with("/rdmamr-0/"); }
 
 static void has_device(void)
 {

@@ -411,15 +411,9 @@ static void neighbour_changes(void)
 
 static size_t free_pages(void)
 {
-	FILE *file = fopen("/proc/meminfo", "re");
-	size_t number = 0;
-	char line[200];
+	long number = field_of("/proc/meminfo", "HugePages_Free");
 
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		sscanf(line, "HugePages_Free: %zu", &number);
-	must(fclose(file) == 0);
-	return number;
+	return number < 0 ? 0 : (size_t)number;
 }
 
 static char *map_huge(size_t length) { return mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0); }

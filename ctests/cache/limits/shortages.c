@@ -84,7 +84,7 @@ static void of_driver(void)
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
 	stub_fail(STUB_REGISTER, over, 1);
 	/* Linux 6.1 unpins the stand-in's regions some time later. */
-	ok(comes(status_of_self("VmPin") == 0), "nothing is pinned");
+	ok(comes(field_of("/proc/self/status", "VmPin") == 0), "nothing is pinned");
 	refused(plainly(memory, 20 * PAGE, LOCAL_AND_REMOTE), over, "over RLIMIT_MEMLOCK",
 		"RLIMIT_MEMLOCK: this needs 80 KiB, and 0 of 64 KiB are pinned already (VmPin)");
 	ok(!strstr(rdmamr_last_reason(), "; or "), "it is the only cause");
@@ -220,7 +220,7 @@ static void nothing_split(void)
 enum { ROOM = 1 << 20, MANY = 10000, TURNS = 40 };
 
 /* A number of /proc/self/status in bytes. */
-static long status(const char *field) { return status_of_self(field) << 10; }
+static long status(const char *field) { return field_of("/proc/self/status", field) << 10; }
 
 /*
  * Whether the page is reused: for plain calls at the third use, or later if the cache could not keep a

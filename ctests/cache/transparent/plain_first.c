@@ -60,7 +60,7 @@ static int once_each(void)
 
 		must(mr && ibv_dereg_mr(mr) == 0);
 	}
-	cost = (struct cost){ entries("/proc/self/task"), entries("/proc/self/fd"), mappings(), status_of_self("VmSize"), 0 };
+	cost = (struct cost){ entries("/proc/self/task"), entries("/proc/self/fd"), mappings(), field_of("/proc/self/status", "VmSize"), 0 };
 	must(write(STDOUT_FILENO, &cost, sizeof(cost)) == sizeof(cost));
 	return 0;
 }

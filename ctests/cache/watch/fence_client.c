@@ -209,32 +209,19 @@ static void by_setting(void)
 	is(*fence_stub.asked, 0, "the service is not asked");
 }
 
-static int mappings_of_counters(void)
-{
-	char line[PATH_MAX + 100];
-	FILE *file = fopen("/proc/self/maps", "r");
-	int found = 0;
-
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		found += strstr(line, "counters-of-test") != NULL;
-	fclose(file);
-	return found;
-}
-
 /* A forked child has no counters, and works as without. */
 static int mapped_before;
 
 static int has_none(void)
 {
 	once(page);
-	return mappings_of_counters() == mapped_before - 1 && stats().fence_asked == 0 ? 0 : 1;
+	return maps_with("counters-of-test") == mapped_before - 1 && stats().fence_asked == 0 ? 0 : 1;
 }
 
 static void forks(void)
 {
 	start_counted();
-	mapped_before = mappings_of_counters();
+	mapped_before = maps_with("counters-of-test");
 	is(in_forked(has_none), 0, "the child has no counters");
 	all_hits(HITS, 0, NULL);
 }

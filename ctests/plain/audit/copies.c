@@ -127,22 +127,11 @@ static struct ibv_pd *open_domain(void *verbs)
 }
 
 /* Whether children do not get the page. */
-static bool is_kept(void *page)
-{
-	return vm_flag(page, "dc");
-}
-
-static void *new_page(void)
-{
-	void *page = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-
-	must(page != MAP_FAILED);
-	return page;
-}
+static bool is_kept(void *page) { return vm_flag(page, "dc"); }
 
 static void by_copy(struct ibv_pd *pd, const char *when)
 {
-	void *page = new_page();
+	void *page = pages(1);
 	struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
 	struct rdmamr_stats before;
 
@@ -163,7 +152,7 @@ static void by_copy(struct ibv_pd *pd, const char *when)
 
 static void by_installed(struct ibv_pd *pd, bool first)
 {
-	void *page = new_page();
+	void *page = pages(1);
 	struct rdmamr_stats before = stats();
 
 	for (int n = 0; n < 4; n++) {

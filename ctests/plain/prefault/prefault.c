@@ -4,6 +4,7 @@
  * counts the helpers as they start. Memory that they must leave alone is registered in a protection
  * domain with an unknown number: the kernel refuses before it looks at the memory.
  */
+#include "../../lib/memory.h"
 #include "../../lib/pair.h"
 #include "../../lib/program.h"
 #include "started.h"
@@ -45,20 +46,6 @@ static char *fresh(size_t length, int advice)
 
 	must(madvise(memory, length, advice) == 0);
 	return memory;
-}
-
-/* Lines of /proc/self/maps with our own mappings: at 0x2d71... and 0x2d72... */
-static int own_mappings(void)
-{
-	FILE *maps = fopen("/proc/self/maps", "r");
-	char line[4096];
-	int count = 0;
-
-	must(maps);
-	while (fgets(line, sizeof(line), maps))
-		count += !strncmp(line, "2d71", 4) || !strncmp(line, "2d72", 4);
-	fclose(maps);
-	return count;
 }
 
 /* The page faults of other threads than this one, since the last call. */
@@ -105,7 +92,8 @@ static void is_populated(void)
 		{ "huge pages", MADV_HUGEPAGE, LOCAL_AND_REMOTE, 0, 0 },
 		{ "not aligned", MADV_NOHUGEPAGE, LOCAL_AND_REMOTE, PAGE + 100, PAGE + PAGE - 100 },
 	};
-	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = own_mappings(), before;
+	/* The library's own mappings lie at 0x2d71... and 0x2d72... */
+	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = maps_from("2d7"), before;
 	struct ibv_mr *mr;
 	char *memory;
 	long made = 0;
@@ -126,7 +114,7 @@ static void is_populated(void)
 
 	is(entries("/proc/self/task"), threads, "no thread is left");
 	is(entries("/proc/self/fd"), files, "no file");
-	is(own_mappings(), mappings, "no mapping");
+	is(maps_from("2d7"), mappings, "no mapping");
 
 	memory = fresh(SIZE, MADV_NOHUGEPAGE);
 	/* The first one starts the watch. */

@@ -37,25 +37,6 @@ static int put(const char *path, const char *content)
 	return file;
 }
 
-/* Whether huge pages were asked for at an address. */
-static bool is_asked(const char *at)
-{
-	FILE *smaps = fopen("/proc/self/smaps", "r");
-	unsigned long start, end;
-	bool inside = false, asked = false;
-	char line[512];
-
-	must(smaps);
-	while (fgets(line, sizeof(line), smaps)) {
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			inside = (unsigned long)at >= start && (unsigned long)at < end;
-		if (inside && !strncmp(line, "VmFlags:", 8))
-			asked = strstr(line, " hg") != NULL;
-	}
-	must(fclose(smaps) == 0);
-	return asked;
-}
-
 static char *fresh(size_t size)
 {
 	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -70,7 +51,7 @@ static void asks(bool wanted, const char *free, const char *defrag, const char *
 
 	must(close(put("/proc/buddyinfo", free)) == 0 && close(put(THP "defrag", defrag)) == 0);
 	is(pin(memory, SMALL, 0), 0, "registered");
-	is(is_asked(memory + SMALL / 2), wanted, "%s: huge pages are %sasked for", what, wanted ? "" : "not ");
+	is(vm_flag(memory + SMALL / 2, "hg"), wanted, "%s: huge pages are %sasked for", what, wanted ? "" : "not ");
 	must(munmap(memory, SMALL) == 0 && umount("/proc/buddyinfo") == 0 && umount(THP "defrag") == 0);
 }
 
@@ -98,8 +79,8 @@ static bool asks_for_all(bool stalled)
 	must(pin(memory, LARGE, 0) == 0);
 	if (stalled)
 		must_join(thread);
-	must(is_asked(memory + 100 * MIB) && is_asked(memory + LARGE - 100 * MIB));
-	all = is_asked(memory + LARGE / 2);
+	must(vm_flag(memory + 100 * MIB, "hg") && vm_flag(memory + LARGE - 100 * MIB, "hg"));
+	all = vm_flag(memory + LARGE / 2, "hg");
 	must(munmap(memory, LARGE) == 0);
 	return all;
 }

@@ -240,21 +240,6 @@ static int descriptors(void)
 	return fewest;
 }
 
-/* Private mappings far from the program's (FAR_AWAY in the library): helper threads' stacks. */
-static int own_mappings(void)
-{
-	FILE *file = fopen("/proc/self/maps", "re");
-	unsigned long start;
-	char line[512];
-	int count = 0;
-
-	must(file);
-	while (fgets(line, sizeof(line), file))
-		count += sscanf(line, "%lx-", &start) == 1 && start >> 32 == 0x2d71;
-	fclose(file);
-	return count;
-}
-
 /*
  * System calls that the default profiles of Docker, Podman and containerd refuse and the library
  * might make. They also refuse io_uring, but the stand-in has its own already.
@@ -298,7 +283,8 @@ int main(int argc, char **argv)
 	if (!real && stub_registered() != stub_deregistered())
 		wrong("%ld regions are left", stub_registered() - stub_deregistered());
 	if (access("/proc/self/status", R_OK) == 0)
-		printf("end descriptors=%d own=%d pinned=%ld heap=%zu ", descriptors(), own_mappings(), pinned(), mallinfo2().uordblks);
+		/* At 0x2d71... (FAR_AWAY) the library maps stacks of its threads. */
+		printf("end descriptors=%d own=%d pinned=%ld heap=%zu ", descriptors(), maps_from("2d71"), pinned(), mallinfo2().uordblks);
 	else
 		printf("end ");
 	printf("hits=%llu\n", (unsigned long long)stats().hits);
