@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * What the library's calls and threads leave to the program: errno, the cancellation of a thread, the
- * processor and the scheduling of the thread that registers first, namespaces, and the end of the process
- * (docs/limits.md has exceptions). The program has a function `clone` of its own, and the linker binds the
- * libraries to it: the cache must not make its threads by it.
+ * processor and the scheduling of the thread that registers first, namespaces, the reason of a failure, a
+ * trace that cannot grow, and the end of the process (docs/limits.md has exceptions). The program has a
+ * function `clone` of its own, and the linker binds the libraries to it: the cache must not make its
+ * threads by it.
  *
  * The device is the stand-in (stub_device.h).
  */
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/stat.h>
 #include "../../lib/observe.h"
 #include "../../lib/stub_rows.h"
 
@@ -279,6 +281,61 @@ static void descriptors(void)
 	is(hits(pages(1), 3), 0, "no region is reused");
 }
 
+/* The reason of the last failure. Its text stays as it is until the program asks again. */
+static void last_reason(void)
+{
+	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), pages(1), PAGE, IBV_ACCESS_LOCAL_WRITE);
+	const char *reason;
+	char *first;
+
+	must(mr && !ibv_reg_mr(NULL, mr, 1, 0));
+	must(strstr(rdmamr_last_reason(), "ibv_reg_mr of 1 bytes"));
+	errno = 0;
+	is(ibv_rereg_mr(mr, 1 << 20, NULL, NULL, 0, 0), IBV_REREG_MR_ERR_INPUT, "libibverbs refuses a change");
+	is(errno, EINVAL, "errno");
+	reason = rdmamr_last_reason();
+	ok(strstr(reason, "ibv_rereg_mr: EINVAL from libibverbs: the flags do not fit") != NULL, "the reason is its own: %s", reason);
+	first = strdup(reason);
+	must(first && ibv_dereg_mr(NULL) == EINVAL && !ibv_reg_mr(NULL, mr, 2, 0));
+	ok(!strcmp(first, reason), "later failures leave the text as it is");
+	ok(strstr(rdmamr_last_reason(), "ibv_reg_mr of 2 bytes") != NULL, "until the program asks again");
+	must(ibv_dereg_mr(mr) == 0);
+}
+
+/* A trace that cannot grow: the library says so, and the program goes on. Each region is soon idle for too long. */
+
+static void register_four(char *memory)
+{
+	for (int n = 0; n < 4; n++)
+		dereg(reg(memory + n * PAGE, PAGE));
+}
+
+static void full_trace(void)
+{
+	struct rlimit full = { 0, RLIM_INFINITY }, without = { RLIM_INFINITY, RLIM_INFINITY };
+	char *memory = pages(4), trace[40];
+	struct stat about;
+
+	snprintf(trace, sizeof(trace), "/tmp/callers.%d.trace", getpid());
+	register_four(memory);
+	ok(comes(stub_registered() == stub_deregistered()) && stat(trace, &about) == 0 && about.st_size > 0,
+	   "a thread of the library ends idle regions, and there is a trace");
+	/* Standard error goes to a file that fits the limit, which is the trace's length. */
+	full.rlim_cur = (rlim_t)about.st_size;
+	hear_errors();
+	must(setrlimit(RLIMIT_FSIZE, &full) == 0);
+	register_four(memory);
+	ok(comes(stub_registered() == stub_deregistered()), "it ends them also if the file cannot grow");
+	usleep(50000);
+	register_four(memory);
+	ok(comes(times_said("\n") > 0), "the library prints a message");
+	hear_no_more();
+	is(times_said("RDMAMR_TRACE: cannot be written, tracing stops: File too large"), 1, "which gives the reason");
+	register_four(memory);
+	ok(comes(stub_registered() == stub_deregistered()), "and the program goes on");
+	must(setrlimit(RLIMIT_FSIZE, &without) == 0 && unlink(trace) == 0);
+}
+
 static int last_thread_ends(void)
 {
 	must(hits(pages(1), 2));
@@ -328,6 +385,10 @@ static const struct row rows[] = {
 	{ "a user namespace is made before the first registration", user_namespace_before },
 	{ "a user namespace is made in a child", user_namespace_of_child, .then = HIT },
 	{ "the only thread leaves its table of descriptors", descriptors },
+	{ "the reason of the last failure", last_reason, .flags = NO_PINS, .settings = "RDMAMR_LOG=error" },
+	{ "the reason of the last failure, with messages", last_reason, .flags = NO_PINS, .settings = "RDMAMR_LOG=warn" },
+	{ "the reason of the last failure, with a trace", last_reason, .flags = NO_PINS, .settings = "RDMAMR_TRACE=/dev/null" },
+	{ "a trace that cannot grow", full_trace, .flags = NO_PINS, .settings = "RDMAMR_CACHE_LINGER=0.05 RDMAMR_TRACE=/tmp/callers.%p.trace" },
 	{ "the only thread ends by pthread_exit", process_ends, .of = last_thread_ends },
 	{ "the last thread but the library's returns", process_ends, .of = first_thread_ends },
 };

@@ -47,7 +47,7 @@ FAULTS = [
     ("/sys is absent or read-only", "nothing changes", HOST, "faults_places", "/sys"),
     ("no /dev/shm, no /dev, no writable folder, a deleted one", "nothing changes but the files that cannot be written", HOST, "faults_places", "/dev|/run|folder|directory|FSIZE"),
     ("the folder of live pages is missing, full, a link or another's", "no page; the program registers", HOST, "live_page", ""),
-    ("a full file system under a trace", "one line; no more is written", HOST, "trace_fails", ""),
+    ("a full file system under a trace", "one line; no more is written", HOST, "callers", "cannot grow"),
     ("the clock steps by an hour and by a year", "regions are reused", DEVICE, "faults_device", "clock"),
     ("kill -9 at a random moment, 1 000 times", "the kernel has no region of it", DEVICE, "faults_device", "killed .SIGKILL|processes work"),
     ("SIGSTOP and SIGCONT, 1 000 times under traffic", "registrations and traffic go on", DEVICE, "faults_device", "SIGSTOP"),

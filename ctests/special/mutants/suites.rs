@@ -8,7 +8,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SUITES: [&str; 13] = [
+const SUITES: [&str; 12] = [
     "unwatched",
     "regions_ended",
     "starts_later",
@@ -17,7 +17,6 @@ const SUITES: [&str; 13] = [
     "plain_first",
     "shortages",
     "moved",
-    "trace_fails",
     "filters",
     "settings",
     "live_page",
