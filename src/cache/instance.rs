@@ -124,7 +124,7 @@ impl Cache {
         pd: Pd,
         page_range: PageRange,
         access: Access,
-        unshared: bool,
+        exclusive: bool,
     ) -> LookupKey {
         let access = access.bits();
         LookupKey {
@@ -132,7 +132,7 @@ impl Cache {
             page_range,
             access,
             spare: rdmamr_policy::spare(access).min(self.spare.load(Relaxed)),
-            unshared,
+            exclusive,
             allocation: 0,
         }
     }

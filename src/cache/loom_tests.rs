@@ -9,7 +9,7 @@
 
 use crate::life::hit::{Miss, Steps, in_order};
 use crate::noted::{Noted, Number};
-use crate::region::state::{Grant, Left, Seen, State};
+use crate::region::state::{AfterRelease, Grant, Seen, State};
 use crate::watch::counts::{Counters, Kept, NONE};
 use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::userfaultfd::Fence;
@@ -73,7 +73,7 @@ impl World {
         };
         world.state.make();
         assert!(world.state.keep());
-        assert_eq!(world.state.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(world.state.release(Grant::Own), Some(AfterRelease::Idle));
         Arc::new(world)
     }
 
@@ -191,7 +191,7 @@ impl World {
 
     fn release(&self, grant: Grant) {
         assert!(self.registered.load(Acquire), "it ended while it was used");
-        if matches!(self.state.release(grant), Some(Left::Spent(_))) {
+        if matches!(self.state.release(grant), Some(AfterRelease::MustEnd(_))) {
             self.end_if_unused();
         }
     }

@@ -9,7 +9,7 @@ use crate::find::filter::CHUNK;
 use crate::life::limits::NO_LIMIT;
 use crate::locked::Locked;
 use crate::region::slot::{Cause, Domain, Id, LookupKey, Slot};
-use crate::region::state::{Grant, Left};
+use crate::region::state::{AfterRelease, Grant};
 use crate::regions::{Handle, Regions};
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::Ordering::Relaxed;
@@ -273,22 +273,22 @@ impl Test {
             }
             // No slot is free for a further handle.
             None => {
-                let left = self.regions.give_back(id, grant);
-                self.left(id, left)?;
+                let after = self.regions.give_back(id, grant);
+                self.released(id, after)?;
             }
         }
         Ok(())
     }
 
     /// Compares the outcome of a release with the model's.
-    fn left(&mut self, id: Id, left: Option<Left>) -> Result<(), TestCaseError> {
+    fn released(&mut self, id: Id, after: Option<AfterRelease>) -> Result<(), TestCaseError> {
         let known = self.known.get_mut(&id).expect("the model has it");
         known.users -= 1;
         // The cache does not know of an event that is written but not applied.
         let behind = self.regions.ring.is_behind();
-        match left {
-            Some(Left::InUse) => prop_assert!(known.users > 0),
-            Some(Left::Idle) => {
+        match after {
+            Some(AfterRelease::InUse) => prop_assert!(known.users > 0),
+            Some(AfterRelease::Idle) => {
                 prop_assert!(known.users == 0 && (!known.stale || behind));
                 if !known.stale && self.regions.account.is_full() {
                     let claimed = self.claim(Cause::Watermark, |other| other == id);
@@ -296,7 +296,7 @@ impl Test {
                     self.end(id);
                 }
             }
-            Some(Left::Spent(_)) => {
+            Some(AfterRelease::MustEnd(_)) => {
                 prop_assert!(known.users == 0 && known.stale);
                 // The cleaner claims the region before the releasing thread does; its cause is then
                 // not recorded.
@@ -343,7 +343,7 @@ impl Test {
             } => {
                 let access = ACCESS[access];
                 let lookup_key = LookupKey {
-                    unshared: false,
+                    exclusive: false,
                     domain: Domain::new(pd as usize, 0, 0),
                     page_range: range(first, count),
                     access,
@@ -366,8 +366,8 @@ impl Test {
                     let (object, handle) =
                         self.handles.swap_remove(which.index(self.handles.len()));
                     self.ended.push(object);
-                    let left = self.regions.release(handle, 0);
-                    self.left(handle.region, left)?;
+                    let after = self.regions.release(handle, 0);
+                    self.released(handle.region, after)?;
                 }
             }
             Step::Change { first, count, kind } => {
@@ -533,7 +533,7 @@ pub fn of_page(page: u64) -> LookupKey {
         page_range: range(page, 1),
         access: 0,
         spare: 0,
-        unshared: false,
+        exclusive: false,
         allocation: 0,
     }
 }
@@ -545,14 +545,14 @@ fn a_spent_region_is_told_from_a_later_one() {
     let regions = new_cache();
     let released = |id| regions.region(id).state.release(Grant::Own);
     let id = regions.lock().make(&of_page(0)).unwrap();
-    let Some(Left::Spent(generation)) = released(id) else {
+    let Some(AfterRelease::MustEnd(generation)) = released(id) else {
         panic!("it was never kept");
     };
     assert!(regions.lock().claim(id));
     regions.lock().free(id);
     assert_eq!(regions.lock().make(&of_page(1)), Some(id));
     assert!(regions.lock().keep(id));
-    assert_eq!(released(id), Some(Left::Idle));
+    assert_eq!(released(id), Some(AfterRelease::Idle));
     assert!(!regions.lock().claim_generation(id, generation));
     let later = regions.region(id).state.load();
     assert!(later.is_unused() && regions.lock().claim_generation(id, later.generation()));

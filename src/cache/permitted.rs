@@ -26,7 +26,7 @@ static KILLS: AtomicBool = AtomicBool::new(false);
 /// the library is loaded, before the program runs.
 pub fn ask_filter() {
     let may_register = || {
-        // Not by `config`, which is read at the first registration: that would cost each start 20 us.
+        // Not by `config`, which the last step of the load reads (`capi/rdmamr.rs`).
         variable(c"RDMAMR_CACHE").is_some_and(|which| which != c"off")
             || symbols::find(Scope::Program, c"ibv_open_device", None).is_some()
     };

@@ -18,7 +18,7 @@ use crate::lock::Lock;
 use crate::mapping::{HUGE_PAGE, Large, map, map_at, map_with, unmap};
 use crate::noted::Noted;
 use crate::region::slot::{Id, Link, LookupKey, OBJECT_OFFSET, Slot};
-use crate::region::state::{Grant, Left};
+use crate::region::state::{AfterRelease, Grant};
 use crate::watch::ring::Ring;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use core::time::Duration;
@@ -367,7 +367,7 @@ impl Regions {
 
     /// Ends one use of a region at the time `now` of the cache's clock. `None` if the handle is
     /// released already.
-    pub fn release(&self, handle: Handle, now: u32) -> Option<Left> {
+    pub fn release(&self, handle: Handle, now: u32) -> Option<AfterRelease> {
         let region = self.region(handle.region);
         if handle.grant == Grant::Another {
             if !self.region(handle.slot).state.release_handle() {
@@ -392,7 +392,7 @@ impl Regions {
     }
 
     /// Ends a use that `take` granted and that has no handle.
-    pub fn give_back(&self, id: Id, grant: Grant) -> Option<Left> {
+    pub fn give_back(&self, id: Id, grant: Grant) -> Option<AfterRelease> {
         self.region(id).state.release(grant)
     }
 }
@@ -434,12 +434,12 @@ impl Regions {
     /// so long that the threads that end regions are probably stopped.
     pub fn wait_for_claimed(&self, of: impl Fn(&Slot) -> bool) -> bool {
         /// The kernel may take seconds to unpin a region.
-        const PATIENCE: Duration = Duration::from_secs(5);
+        const TIMEOUT: Duration = Duration::from_secs(5);
         if !self.is_ending() {
             return true;
         }
-        let patience = || Remaining::new(PATIENCE, Duration::from_millis(100));
-        let (mut ended, mut remaining) = (self.ended.load(SeqCst), patience());
+        let timeout = || Remaining::new(TIMEOUT, Duration::from_millis(100));
+        let (mut ended, mut remaining) = (self.ended.load(SeqCst), timeout());
         self.waiting.fetch_add(1, SeqCst);
         // Each slot is looked at once: a region that is claimed from now on need not be waited for.
         let all = self.each().all(|(_, region)| {
@@ -457,7 +457,7 @@ impl Regions {
                     return true;
                 }
                 if ended != now {
-                    (ended, remaining) = (now, patience());
+                    (ended, remaining) = (now, timeout());
                 }
                 if remaining.is_over() || self.waited_in_vain.load(Relaxed) {
                     return false;
@@ -507,7 +507,7 @@ impl Regions {
         let regions = self.each().map(|(_, region)| region);
         regions.filter(|region| {
             let seen = region.state.load();
-            seen.is_registered() && seen.users() > 0 && !region.is_left()
+            seen.is_registered() && seen.users() > 0 && !region.has_no_file()
         })
     }
 }

@@ -53,7 +53,7 @@ pub fn at_load() -> bool {
 /// that has left the program's table ends, the kernel should close the files of its table. (The
 /// first thread's table is the process's.)
 pub fn would_keep_files() -> bool {
-    existing().is_none() && TABLE.is_left()
+    existing().is_none() && TABLE.this_thread_left()
 }
 
 /// Sets the cache's limits ([`rdmamr_config::set_cache_limits`]). False if the cache has started, or

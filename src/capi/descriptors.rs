@@ -99,18 +99,18 @@ unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c
         },
     };
     if flags & UNSHARE != 0 {
-        ret::always((), || TABLE.left());
+        ret::always((), || TABLE.ask_again());
     }
     closed
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn unshare(flags: c_int) -> c_int {
-    let left = call_next!(UNSHARE(flags), SYS_unshare);
+    let result = call_next!(UNSHARE(flags), SYS_unshare);
     if flags & libc::CLONE_FILES != 0 {
-        ret::always((), || TABLE.left());
+        ret::always((), || TABLE.ask_again());
     }
-    left
+    result
 }
 
 /// The call of dup2(2) or dup3(2), which replaces nothing if it fails.

@@ -324,7 +324,7 @@ mod private {
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
         // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
-        let deregister = || unsafe { dispatch::bypassed::deregister(vmr) };
+        let deregister = || unsafe { dispatch::private::deregister(vmr) };
         ret::always(libc::ENOMEM, deregister)
     }
 
@@ -363,7 +363,7 @@ mod private {
                 }
             };
             // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
-            unsafe { dispatch::bypassed::rereg(vmr, forward) }
+            unsafe { dispatch::private::rereg(vmr, forward) }
         })
     }
 
@@ -371,14 +371,14 @@ mod private {
     pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
         // SAFETY: the provider passes a domain that it is about to deallocate and that still
         // exists.
-        let deallocate = || unsafe { dispatch::bypassed::dealloc_pd(pd) };
+        let deallocate = || unsafe { dispatch::private::dealloc_pd(pd) };
         ret::always(libc::ENOMEM, deallocate)
     }
 
     #[cfg_attr(not(test), unsafe(no_mangle))]
     pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
         // SAFETY: the provider passes a device that it made and is about to close.
-        let close = || unsafe { dispatch::bypassed::close_device(verbs_context) };
+        let close = || unsafe { dispatch::private::close_device(verbs_context) };
         ret::always((), close)
     }
 }

@@ -405,8 +405,8 @@ fn names() -> impl Iterator<Item = &'static str> {
     unsafe extern "C" {
         static mut environ: *const *const libc::c_char;
     }
-    // SAFETY: the read happens while the library is loaded, before the program can change
-    // `environ`.
+    // SAFETY: the library's load is the first to read the settings (`capi/rdmamr.rs`), before the program
+    // can change `environ`.
     let mut at = unsafe { environ };
     core::iter::from_fn(move || {
         // SAFETY: `at` is null or points into an array that ends with a null.

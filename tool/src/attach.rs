@@ -51,7 +51,7 @@ pub struct Args {
 }
 
 /// The time without an answer after which the user is told that the process has not answered.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -201,7 +201,7 @@ fn begin(found: &Found, file: &Path, limit: Option<Duration>) -> Result<bool> {
 
 /// Has the process stop. False if its last calls come with its next registration.
 fn stop(found: &Found) -> Result<bool> {
-    let answered = wait(found, ask(found, None)?, Some(PATIENCE))?;
+    let answered = wait(found, ask(found, None)?, Some(TIMEOUT))?;
     if !answered {
         say("the process writes its last calls and stops recording at its next registration");
     }
@@ -219,7 +219,7 @@ fn wait(found: &Found, number: u32, limit: Option<Duration>) -> Result<bool> {
         if INTERRUPTED.load(Relaxed) || limit.is_some_and(|limit| waited > limit) {
             return Ok(false);
         }
-        if waited > PATIENCE && !said {
+        if waited > TIMEOUT && !said {
             say("waiting: recording begins with the process's next registration");
             said = true;
         }

@@ -21,8 +21,8 @@ use rdmamr_next::{self as next, Pd};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::thread;
 
-pub mod bypassed;
 mod of_gpu;
+pub mod private;
 mod reuse;
 
 pub use crate::admission::verdict;

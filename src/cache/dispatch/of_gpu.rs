@@ -33,7 +33,7 @@ fn key(pd: Pd, request: &Request, allocation: Allocation) -> Option<LookupKey> {
         page_range: if is_exact { pages } else { allocation.pages },
         access: access | OF_GPU,
         spare: 0,
-        unshared: is_exact,
+        exclusive: is_exact,
         allocation: allocation.id,
     })
 }
@@ -78,7 +78,7 @@ pub fn serve(pd: Pd, request: &Request) -> Option<Result<Registered, Counter>> {
         return Some(Ok(Registered::by(How::Hit, mr)));
     }
     let range = remembered(&key);
-    if !RELEASED.comes_back(&range) {
+    if !RELEASED.count_return(&range) {
         released::add(&range);
         return Some(Err(counter!(bypassed_first)));
     }

@@ -93,7 +93,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, O
     if !regions::objects_were_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
         match range(pd, request) {
             None => return Err(None),
-            Some(range) if !RELEASED.comes_back(&range) => {
+            Some(range) if !RELEASED.count_return(&range) => {
                 return Err(Some(counter!(bypassed_first)));
             }
             Some(_) => {}
@@ -143,7 +143,7 @@ fn missed(
 ) -> Result<Registered, Counter> {
     admission::of_process_of_plain()?;
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
-    let comes_back = RELEASED.comes_back(&range);
+    let comes_back = RELEASED.count_return(&range);
     if gpu::may_be_seen(range.start) || comes_back && gpu::may_be_unseen() {
         if let Some(served) = of_gpu::serve(pd, request) {
             return stand_for(request, served?);

@@ -211,7 +211,7 @@ mod tests {
             page_range: PageRange::new(start, start + page_size()),
             access: 0,
             spare: 0,
-            unshared: false,
+            exclusive: false,
             allocation: 0,
         }
     }

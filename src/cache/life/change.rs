@@ -55,14 +55,14 @@ fn pages(addr: usize, length: usize) -> PageRange {
 
 /// This process's cache, if it must be told of changes: unless it has given up.
 #[inline(always)]
-fn heeding() -> Option<&'static Cache> {
+fn told() -> Option<&'static Cache> {
     existing().filter(|_| !cache_gave_up())
 }
 
 /// The cache, if it may have a region in a range.
 #[inline(always)]
 fn meeting(range: PageRange) -> Option<&'static Cache> {
-    heeding().filter(|cache| cache.regions.filter.may_hold(range))
+    told().filter(|cache| cache.regions.filter.may_hold(range))
 }
 
 /// A call is about to change memory, which the kernel reports. `None` if the cache need not be told. As
@@ -78,7 +78,7 @@ pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
     if !listens(CACHE) {
         return None;
     }
-    let Some(cache) = heeding() else {
+    let Some(cache) = told() else {
         // The cache may be about to start, and to ask whether memory calls reach this library.
         calls::call_came(addr);
         return None;
@@ -213,7 +213,7 @@ impl UnderWay {
     #[cold]
     pub fn unwatch(&self) -> bool {
         let errno = errno::errno();
-        let cache = heeding().filter(|_| self.range.start < self.range.end);
+        let cache = told().filter(|_| self.range.start < self.range.end);
         let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(self.range));
         errno::set_errno(errno);
         watched
@@ -228,19 +228,19 @@ pub fn is_near(addr: usize, length: usize) -> bool {
 /// Whether the kernel moves several mappings by one mremap(2).
 pub fn several_can_move() -> bool {
     // The kernel does since Linux 6.17, and keeps userfaultfds apart since 6.16.
-    heeding().is_some() && keeps_apart()
+    told().is_some() && keeps_apart()
 }
 
 /// Whether the cache must be told of changes.
 #[inline(always)]
 pub fn are_wanted() -> bool {
-    heeding().is_some()
+    told().is_some()
 }
 
 /// A call is about to unregister memory from a userfaultfd. Its argument points to the range. Before
 /// Linux 6.16 the kernel then also ends another userfaultfd's watch of the memory.
 pub fn unregistering(argument: usize) -> Option<UnderWay> {
-    heeding().filter(|_| !keeps_apart())?;
+    told().filter(|_| !keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
     Some(unreported(start as usize, length as usize))

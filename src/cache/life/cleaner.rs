@@ -131,7 +131,7 @@ impl Cleaner {
     /// Whether the cleaner ends this region without a user now.
     pub(super) fn is_due(&self, region: &Slot, now: u64, awake: u64) -> bool {
         match region.refusals.load(Relaxed) {
-            _ if region.is_left() => true,
+            _ if region.has_no_file() => true,
             0 => region.state.load().is_spent() || self.has_lingered(region, now, awake),
             refusals => {
                 // The device may be gone, and the kernel then refuses to deregister its regions,

@@ -29,7 +29,7 @@ const LOOKS: u32 = 8;
 /// The cleaner sleeps without a time limit only after this many ticks at which it found no idle
 /// region. One tick proves little: a region that the program takes and releases all the time is
 /// sometimes in use when the cleaner looks.
-const PATIENCE: u32 = 8;
+const EMPTY_TICKS: u32 = 8;
 
 /// Starts the thread, if it does not run and it is time for an attempt.
 #[inline(always)]
@@ -42,7 +42,7 @@ pub fn start(cache: &'static Cache) {
 #[cold]
 fn try_to_start(cache: &'static Cache) {
     let cleaner = &cache.cleaner;
-    if is_filtered() || TABLE.is_left() || !cleaner.starts.begin() {
+    if is_filtered() || TABLE.this_thread_left() || !cleaner.starts.begin() {
         return;
     }
     let argument = (&raw const *cache).cast_mut();
@@ -73,7 +73,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     helper_thread::run_anywhere();
     let (regions, cleaner) = (cache.regions, &cache.cleaner);
     let mut ticks = 0u32;
-    let mut busy = PATIENCE;
+    let mut busy = EMPTY_TICKS;
     let (mut awake, mut looked_at) = (None, None);
     loop {
         // The clock has stood still, so the cleaner sets it first. Otherwise a region that is
@@ -103,7 +103,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             });
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
-            if cache.watch.mappings.have_run_short() {
+            if cache.watch.mappings.take_shortage() {
                 deregister_those(cache, Cause::Pressure, |_| true);
             }
             keep_to_limit(cache, now, awake_since);
@@ -113,7 +113,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
             trace::switch::look();
             let is_idle = is_idle || regions.is_ending();
-            busy = if is_idle { PATIENCE } else { busy - 1 };
+            busy = if is_idle { EMPTY_TICKS } else { busy - 1 };
         }
         let limit = Duration::from_millis(cleaner.tick.into());
         if busy == 0 {
@@ -122,7 +122,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 let waits = |region: &Slot| region.state.load().is_unused() || ages(region);
                 regions.is_ending() || each.any(|(_, region)| waits(region))
             };
-            busy = PATIENCE;
+            busy = EMPTY_TICKS;
             cleaner.dormant.store(1, SeqCst);
             // A thread that released a region before this fence did not see the store. This
             // thread's look at the regions sees that release. A thread that releases a region after

@@ -10,7 +10,7 @@
 use crate::instance::{Cache, existing};
 use crate::life::{ending, flush, owners};
 use crate::locked::By;
-use crate::region::slot::{Cause, LEFT, Slot};
+use crate::region::slot::{Cause, NO_FILE, Slot};
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -76,7 +76,7 @@ impl DeviceFiles {
         if has_any {
             keep_off(cache, &|region: &Slot| {
                 let fd = region.fd.load(Relaxed);
-                fd != LEFT && (first..=last).contains(&(fd as u32))
+                fd != NO_FILE && (first..=last).contains(&(fd as u32))
             });
         }
     }
@@ -91,7 +91,7 @@ fn keep_off(cache: &Cache, of: &impl Fn(&Slot) -> bool) {
         // Other threads may be ending some of them.
         cache.regions.wait_for_claimed(of);
         owners::invalidate_those(cache, of, By::Restricted, |region| {
-            region.fd.store(LEFT, Relaxed);
+            region.fd.store(NO_FILE, Relaxed);
         });
     });
 }

@@ -4,7 +4,7 @@
 use crate::instance::Cache;
 use crate::locked::{By, Locked};
 use crate::noted::Number;
-use crate::region::slot::{Cause, Id, LEFT, Slot};
+use crate::region::slot::{Cause, Id, NO_FILE, Slot};
 use crate::released;
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::Ordering::*;
@@ -66,7 +66,7 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     }
     let Some(locked) = leave(cache, id, by) else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
-        region.fd.store(LEFT, Relaxed);
+        region.fd.store(NO_FILE, Relaxed);
         regions.queue(id);
         return Ok(());
     };
@@ -97,7 +97,7 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
 
 /// Has the kernel deregister a claimed region.
 fn deregister_in_kernel(cache: &Cache, region: &Slot, by: By) -> Result<(), Errno> {
-    if region.is_left() {
+    if region.has_no_file() {
         // The kernel has ended the region, or another process owns the region now.
         return Ok(());
     }
@@ -120,7 +120,7 @@ pub fn unpin(cache: &Cache, id: Id) {
     let region = cache.regions.region(id);
     // After an error, the thread that ends the region gets the error again.
     if TABLE.is_here() && deregister_in_kernel(cache, region, By::Restricted).is_ok() {
-        region.fd.store(LEFT, Relaxed);
+        region.fd.store(NO_FILE, Relaxed);
     }
     cache.regions.queue(id);
 }
@@ -204,7 +204,7 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Number> {
     cache.count_hook(invalidated);
     deregister_evicted(cache, By::Restricted);
     // Another thread may be ending a region of this memory.
-    for _ in 0..PATIENCE {
+    for _ in 0..WAITS {
         let is_ending = || {
             let locked = regions.lock_by(By::Restricted);
             locked.is_some_and(|locked| locked.is_ending(range))
@@ -238,13 +238,13 @@ pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
 
 /// How often an interposed memory call waits, for 1 ms at most, for another thread that ends a region of
 /// the memory.
-const PATIENCE: u32 = 20;
+const WAITS: u32 = 20;
 
 /// Deregisters a region that its last user has released, on the releasing thread of the program. If
 /// that is a signal handler that interrupted its thread inside the cache, the cleaner deregisters
 /// the region. Another thread may have ended the region since: then the slot has another
 /// generation, or is free.
-pub fn spent(cache: &Cache, id: Id, generation: u32) {
+pub fn after_last_use(cache: &Cache, id: Id, generation: u32) {
     if thread::is_inside() {
         cache.cleaner.wake();
         return;

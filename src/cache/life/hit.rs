@@ -37,7 +37,7 @@
 use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::region::slot::{Id, LookupKey};
-use crate::region::state::{Grant, Left};
+use crate::region::state::{AfterRelease, Grant};
 use crate::watch::ring::Ring;
 use crate::watch::userfaultfd::Fence;
 use core::ptr::with_exposed_provenance_mut;
@@ -74,10 +74,10 @@ impl Answer {
     }
 }
 
-/// Finds a cached region that serves, and takes it for one more user. With `unshared`, takes only a
+/// Finds a cached region that serves, and takes it for one more user. With `exclusive`, takes only a
 /// region without users.
 #[inline(always)]
-pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -> Answer {
+pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, exclusive: bool) -> Answer {
     let Some(cache) = existing() else {
         return Answer::NONE;
     };
@@ -85,7 +85,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, unshared: bool) -
     let Some(page_range) = PageRange::around(addr, length) else {
         return Answer::NONE;
     };
-    let lookup_key = cache.lookup_key(pd, page_range, access, unshared);
+    let lookup_key = cache.lookup_key(pd, page_range, access, exclusive);
     hit_by(cache, &lookup_key, addr, length)
 }
 
@@ -214,8 +214,8 @@ impl Cache {
     #[inline(never)]
     pub fn return_use(&self, id: Id, grant: Grant) {
         match self.regions.give_back(id, grant) {
-            Some(Left::Spent(generation)) => ending::spent(self, id, generation),
-            Some(Left::Idle) if self.cleaner.is_dormant() => {
+            Some(AfterRelease::MustEnd(generation)) => ending::after_last_use(self, id, generation),
+            Some(AfterRelease::Idle) if self.cleaner.is_dormant() => {
                 self.cleaner.idle(self.regions.region(id));
             }
             _ => {}

@@ -56,7 +56,7 @@ pub fn is_shortage_for_dmabuf(pd: Pd, errno: i32) -> bool {
         || errno == says(OnDevice::of(pd)).full
 }
 
-/// Registers memory after [`hit()`] has given this answer and no region. If `unshared` is set, the
+/// Registers memory after [`hit()`] has given this answer and no region. If `exclusive` is set, the
 /// caller does not share its region with another user.
 ///
 /// Preserves errno, as a registration that succeeds must, be it here or later by the caller.
@@ -65,12 +65,12 @@ pub fn register(
     pd: Pd,
     request: &Request,
     answer: Answer,
-    unshared: bool,
+    exclusive: bool,
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
-    let now = || register_now(pd, request, answer, unshared);
+    let now = || register_now(pd, request, answer, exclusive);
     // A plain call has changed to the larger stack already (`dispatch/reuse.rs`).
-    let registered = if unshared {
+    let registered = if exclusive {
         Some(now())
     } else {
         aside::run_if_little(now)
@@ -84,9 +84,9 @@ fn register_now(
     pd: Pd,
     request: &Request,
     answer: Answer,
-    unshared: bool,
+    exclusive: bool,
 ) -> Result<Registered, Unserved> {
-    let admitted = admit(pd, request, unshared)?;
+    let admitted = admit(pd, request, exclusive)?;
     let cache = admitted.cache;
     let mut answer = answer;
     for _ in 0..LOOKS {
@@ -97,7 +97,7 @@ fn register_now(
             return Err(Unserved::Because(counter!(bypassed_busy)));
         }
         let addr = request.addr.addr();
-        answer = hit(pd, addr, request.length, request.access, unshared);
+        answer = hit(pd, addr, request.length, request.access, exclusive);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
@@ -180,7 +180,7 @@ impl Cache {
             let Some(locked) = self.lock_to_link(lookup_key.page_range) else {
                 return Err(Unserved::Because(counter!(bypassed_busy)));
             };
-            if lookup_key.unshared && locked.is_crowded(lookup_key.page_range.start) {
+            if lookup_key.exclusive && locked.is_crowded(lookup_key.page_range.start) {
                 return Err(Unserved::Because(counter!(bypassed_limit)));
             }
             let made = locked.make(lookup_key);

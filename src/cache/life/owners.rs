@@ -7,7 +7,7 @@ use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::life::flush::{flush_those, relieve};
 use crate::locked::By;
-use crate::region::slot::{Cause, Domain, LEFT, Slot};
+use crate::region::slot::{Cause, Domain, NO_FILE, Slot};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_config::{CacheMode, config};
@@ -66,8 +66,8 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     let _ = flush_those(cache, &of);
     // The kernel ends the remaining regions with the device: those that it refused to deregister,
     // and those in use. As without the cache, a program may close a device that has regions.
-    let fd = context.fd().unwrap_or(LEFT);
-    abandon(cache, &of, LEFT);
+    let fd = context.fd().unwrap_or(NO_FILE);
+    abandon(cache, &of, NO_FILE);
     let closed = mr::close_device(context);
     if closed.is_err() {
         abandon(cache, &of, fd);
@@ -126,7 +126,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     };
     // The region is abandoned before the call: as soon as it has ended, another region may get its
     // number.
-    let had = abandon(cache, of, LEFT);
+    let had = abandon(cache, of, NO_FILE);
     let errno = dereg();
     if errno != 0 {
         if let Some(fd) = had {
@@ -141,7 +141,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 /// that is not a cached region is ignored.
 pub fn forget(object: usize) {
     if let Some((cache, region)) = region_of(object) {
-        abandon(cache, |other| core::ptr::eq(other, region), LEFT);
+        abandon(cache, |other| core::ptr::eq(other, region), NO_FILE);
     }
 }
 
@@ -164,7 +164,7 @@ pub fn forget_unshared(object: usize) -> bool {
         return true;
     };
     let is_it = |other: &Slot| core::ptr::eq(other, region);
-    let had = abandon(cache, is_it, LEFT);
+    let had = abandon(cache, is_it, NO_FILE);
     // The region is invalidated, so the number of its users only falls from now on.
     let is_unshared = region.state.load().users() <= 1;
     if !is_unshared {
@@ -191,7 +191,7 @@ pub fn before_close_bypassed(verbs_context: usize) {
         {
             let of = ending::of_device(device);
             let _ = flush_those(cache, &of);
-            abandon(cache, &of, LEFT);
+            abandon(cache, &of, NO_FILE);
         }
     }
 }
@@ -201,12 +201,12 @@ pub fn before_close_bypassed(verbs_context: usize) {
 pub fn device_gone(cache: &Cache, device: usize) {
     let of = ending::of_device(device);
     invalidate_those(cache, of, By::Restricted, |region| {
-        region.fd.store(LEFT, Relaxed);
+        region.fd.store(NO_FILE, Relaxed);
     });
 }
 
 /// Invalidates regions, and replaces the descriptor number through which the kernel deregisters
-/// them. `LEFT` stands for no descriptor, once the number may mean another file. Returns the number
+/// them. `NO_FILE` stands for no descriptor, once the number may mean another file. Returns the number
 /// that the regions had, if `of` found any.
 fn abandon(cache: &Cache, of: impl Fn(&Slot) -> bool, fd: i32) -> Option<i32> {
     let _inside = thread::enter();

@@ -6,7 +6,7 @@ use crate::instance::{Cache, existing};
 use crate::life::ending;
 use crate::locked::By;
 use crate::region::slot::{Cause, Id};
-use crate::region::state::Left;
+use crate::region::state::AfterRelease;
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_mr::{Error, How, Mr};
 use rdmamr_sys::thread;
@@ -39,16 +39,16 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     };
     let id = handle.region;
     match regions.release(handle, cache.cleaner.now()) {
-        Some(left @ (Left::InUse | Left::Idle)) => {
+        Some(now @ (AfterRelease::InUse | AfterRelease::Idle)) => {
             // The age of a remote region counts from its first release, though it is still in use.
-            if left == Left::Idle || cache.cleaner.is_dormant() {
+            if now == AfterRelease::Idle || cache.cleaner.is_dormant() {
                 left_idle(cache, id);
             }
             true
         }
-        Some(Left::Spent(generation)) => {
+        Some(AfterRelease::MustEnd(generation)) => {
             let errno = errno::errno();
-            ending::spent(cache, id, generation);
+            ending::after_last_use(cache, id, generation);
             errno::set_errno(errno);
             true
         }

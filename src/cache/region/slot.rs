@@ -172,7 +172,7 @@ pub struct LookupKey {
     /// At most [`rdmamr_policy::spare`].
     pub spare: u64,
     /// A region serves only if it has no user.
-    pub unshared: bool,
+    pub exclusive: bool,
     /// A region serves only if it is of the GPU's allocation of this number; 0 for other memory.
     pub allocation: u64,
 }
@@ -186,7 +186,7 @@ impl LookupKey {
     /// Whether this key allows sharing a region with its current users, if it has any.
     #[inline(always)]
     pub fn may_share(&self, seen: Seen) -> bool {
-        !self.unshared || seen.users() == 0
+        !self.exclusive || seen.users() == 0
     }
 }
 
@@ -253,9 +253,9 @@ pub struct Slot {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Slot>() == 192 && OBJECT_OFFSET + (LENGTH + 1) * 8 == 64);
 
-/// Stands in `fd` once the cache must not deregister the region: the descriptor number may mean
-/// another file by then.
-pub const LEFT: i32 = -1;
+/// Stands in `fd` if there is nothing to deregister by it: no region yet or any more, or one that the
+/// cache must leave, since the number may mean another file by now.
+pub const NO_FILE: i32 = -1;
 
 /// A time of the cache's clock that stands for none. A region that is released at that very tick,
 /// one in 2^32, counts as released when it is released again.
@@ -285,7 +285,7 @@ impl Slot {
         self.released.store(NEVER, Relaxed);
         self.first_released.store(NEVER, Relaxed);
         self.watched.store(0, Relaxed);
-        self.fd.store(LEFT, Relaxed);
+        self.fd.store(NO_FILE, Relaxed);
         self.allocation.store(0, Relaxed);
         self.was_shared.store(0, Relaxed);
     }
@@ -364,8 +364,8 @@ impl Slot {
 
     /// Whether the cache must not deregister the region: the kernel has ended it, or the cache has
     /// abandoned it, for example because the program closed the device while the region was in use.
-    pub fn is_left(&self) -> bool {
-        self.fd.load(Relaxed) == LEFT
+    pub fn has_no_file(&self) -> bool {
+        self.fd.load(Relaxed) == NO_FILE
     }
 
     /// Whether the region serves a registration with this key.
@@ -462,7 +462,7 @@ mod tests {
             page_range,
             access: 1,
             spare: 0,
-            unshared: false,
+            exclusive: false,
             allocation: 0,
         };
         for (had, asked) in numbers

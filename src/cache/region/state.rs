@@ -82,16 +82,16 @@ pub enum Grant {
     Another,
 }
 
-/// The result of a release.
+/// What a release leaves behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Left {
+pub enum AfterRelease {
     /// The region still has a user.
     InUse,
     /// The region has no user and may be reused.
     Idle,
     /// The region has no user and will get none: it must be deregistered. The number is the
     /// generation of the slot, which distinguishes the region from a later one in the slot.
-    Spent(u32),
+    MustEnd(u32),
 }
 
 impl Seen {
@@ -263,7 +263,7 @@ impl State {
 
     /// Ends one use. `None` if the region has no use of this kind: the program does not hold the
     /// handle.
-    pub fn release(&self, grant: Grant) -> Option<Left> {
+    pub fn release(&self, grant: Grant) -> Option<AfterRelease> {
         let mut state = self.0.load(Relaxed);
         let released = loop {
             if !Seen(state).is_registered()
@@ -282,11 +282,11 @@ impl State {
             }
         };
         Some(if released & (PHASE | STALE | USERS) == KEPT {
-            Left::Idle
+            AfterRelease::Idle
         } else if released & USERS != 0 {
-            Left::InUse
+            AfterRelease::InUse
         } else {
-            Left::Spent(Seen(released).generation())
+            AfterRelease::MustEnd(Seen(released).generation())
         })
     }
 
@@ -363,11 +363,11 @@ mod tests {
         assert!(!state.claim(), "it has a user");
         assert!(state.keep());
         assert_eq!(state.take(state.load()), Some(Grant::Another));
-        assert_eq!(state.release(Grant::Own), Some(Left::InUse));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::InUse));
         assert_eq!(state.release(Grant::Own), None, "released already");
         assert_eq!(state.take(state.load()), Some(Grant::Own));
-        assert_eq!(state.release(Grant::Another), Some(Left::InUse));
-        assert_eq!(state.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(state.release(Grant::Another), Some(AfterRelease::InUse));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::Idle));
         assert_eq!(state.release(Grant::Another), None);
         assert!(state.claim() && !state.claim() && state.load().is_ending());
         assert!(!state.load().can_be_taken());
@@ -388,12 +388,12 @@ mod tests {
         assert_eq!(state.take(state.load()), Some(Grant::Own));
         assert_eq!(state.take(state.load()), Some(Grant::Another));
         assert!(!state.release_last(|| ()), "there is another use");
-        assert_eq!(state.release(Grant::Own), Some(Left::InUse));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::InUse));
         assert!(!state.release_last(|| ()), "it is not by the own handle");
-        assert_eq!(state.release(Grant::Another), Some(Left::Idle));
+        assert_eq!(state.release(Grant::Another), Some(AfterRelease::Idle));
         assert_eq!(state.take(state.load()), Some(Grant::Own));
         assert!(state.invalidate() && !state.release_last(|| ()));
-        assert_eq!(state.release(Grant::Own), Some(Left::Spent(1)));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::MustEnd(1)));
         state.make_handle();
         assert!(!state.release_last(|| ()));
     }
@@ -403,19 +403,19 @@ mod tests {
         let state = kept();
         assert!(state.invalidate() && !state.invalidate());
         assert!(!state.load().can_be_taken());
-        assert_eq!(state.release(Grant::Own), Some(Left::Spent(1)));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::MustEnd(1)));
 
         let state = State::new();
         state.make();
         assert!(!state.load().can_be_taken(), "the maker's own");
-        assert_eq!(state.release(Grant::Own), Some(Left::Spent(1)));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::MustEnd(1)));
         assert!(!state.load().can_be_taken() && state.load().is_spent());
 
         let state = State::new();
         state.make();
         state.invalidate();
         assert!(!state.keep(), "it went stale while it was made");
-        assert_eq!(state.release(Grant::Own), Some(Left::Spent(1)));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::MustEnd(1)));
         assert!(state.claim());
         state.restore();
         assert!(state.load().is_unused() && !state.load().can_be_taken());
@@ -425,7 +425,7 @@ mod tests {
     fn an_old_look_takes_nothing() {
         let state = kept();
         let seen = state.load();
-        assert_eq!(state.release(Grant::Own), Some(Left::Idle));
+        assert_eq!(state.release(Grant::Own), Some(AfterRelease::Idle));
         assert_eq!(state.take(seen), None);
         let seen = state.load();
         assert!(state.claim());

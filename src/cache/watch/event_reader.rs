@@ -25,7 +25,7 @@ static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno
 /// of the refusal.
-static LEFT: AtomicU32 = AtomicU32::new(0);
+static OWN_TABLE: AtomicU32 = AtomicU32::new(0);
 const APART: u32 = u32::MAX;
 
 /// Not 0 once that table has the reader's file alone.
@@ -65,7 +65,7 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
         return refused(Errno(libc::EPERM));
     }
     FILE.store(file.fd(), Relaxed);
-    LEFT.store(0, Relaxed);
+    OWN_TABLE.store(0, Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
@@ -78,10 +78,10 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
         return refused(errno);
     }
     let mut remaining = Remaining::new(Duration::from_secs(1), Duration::from_millis(10));
-    while LEFT.load(Acquire) == 0 && !remaining.is_over() {
-        remaining.wait(&LEFT, 0);
+    while OWN_TABLE.load(Acquire) == 0 && !remaining.is_over() {
+        remaining.wait(&OWN_TABLE, 0);
     }
-    match LEFT.load(Acquire) {
+    match OWN_TABLE.load(Acquire) {
         APART => Ok(true),
         // The thread is stopped. No memory is watched before it goes on.
         0 => Ok(false),
@@ -135,13 +135,13 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         asks_service,
     } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
-    let left = helper_thread::leave_table(file.fd() as u32 + 1);
-    LEFT.store(
-        left.map_or_else(|errno| errno.0 as u32, |()| APART),
+    let own_table = helper_thread::leave_table(file.fd() as u32 + 1);
+    OWN_TABLE.store(
+        own_table.map_or_else(|errno| errno.0 as u32, |()| APART),
         Release,
     );
-    futex::wake(&LEFT, 1);
-    if left.is_err() {
+    futex::wake(&OWN_TABLE, 1);
+    if own_table.is_err() {
         return 0;
     }
     helper_thread::set_name(c"rdmamr-uffd");

@@ -365,12 +365,12 @@ impl Table {
 
     /// Whether this thread has left the table of descriptors of the program. (The first thread's
     /// table is the process's.)
-    pub fn is_left(&self) -> bool {
+    pub fn this_thread_left(&self) -> bool {
         !self.is_here() && thread::id_by_kernel() != process::id()
     }
 
     /// The calling thread may have another table from now on.
-    pub fn left(&self) {
+    pub fn ask_again(&self) {
         KNOWN.set(Known::Another);
     }
 }

@@ -150,7 +150,7 @@ impl Watch {
             self.try_to_start(false);
         }
         let number = self.watch_fd().ok_or(Unwatched::Refused)?;
-        if !self.mappings.has_room() {
+        if !self.mappings.take_room() {
             return Err(Unwatched::Limit);
         }
         let chunks = page_range.extended(CHUNK);
@@ -367,9 +367,9 @@ impl Mappings {
         }
     }
 
-    /// Whether the watch may split mappings once more. Counts the mappings if half of the room of
-    /// the last count is used up.
-    pub(super) fn has_room(&self) -> bool {
+    /// Takes the room of one more register call ([`SPLITS`]). False if there is none. Counts the
+    /// mappings if half of the room of the last count is used up.
+    pub(super) fn take_room(&self) -> bool {
         if self.room.load(Relaxed) * 2 <= self.counted.load(Relaxed) {
             let count = || aside::run(|| self.count());
             self.counting.within(clock::monotonic, count);
@@ -396,7 +396,7 @@ impl Mappings {
 
     /// Whether mappings have become short, so that idle regions should give theirs back. True once
     /// for each time.
-    pub fn have_run_short(&self) -> bool {
+    pub fn take_shortage(&self) -> bool {
         self.short.load(Relaxed) && self.short.swap(false, Relaxed)
     }
 }

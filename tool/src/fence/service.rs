@@ -34,7 +34,7 @@ const PRIVATE: &str = "/run/rdmamr-fence";
 /// The file that a service locks.
 const LOCK: &str = "/run/rdmamr-fence/lock";
 /// How long a process may have no answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 /// When the service looks again whether the answers have been read, or the connections closed, that
 /// keep a process waiting. The library waits 10 ms.
 const AGAIN: Duration = Duration::from_millis(1);
@@ -138,7 +138,7 @@ impl Service {
             let gone = polled[2..].iter().filter(|it| it.revents != 0);
             let gone: Vec<_> = gone.map(|it| it.fd).collect();
             connections.end(&closers, |it| match it.state {
-                State::Waits => gone.contains(&it.socket) || it.since.elapsed() >= PATIENCE,
+                State::Waits => gone.contains(&it.socket) || it.since.elapsed() >= TIMEOUT,
                 State::Answered => !it.is_unread(),
                 State::Refused | State::Closes => false,
             });
@@ -184,9 +184,9 @@ pub enum Absent {
 }
 
 /// Asks the service that runs, with the library's checks (`src/cache/watch/service.rs`) and more
-/// patience.
+/// time.
 pub fn answers() -> Result<(), Absent> {
-    const PATIENCE: i32 = 200;
+    const ANSWER_MS: i32 = 200;
     let about = fs::symlink_metadata(SOCKET).map_err(|_| Absent::NotRunning)?;
     if about.uid() != 0 || !about.file_type().is_socket() {
         return Err(Absent::Refused("its socket is not root's"));
@@ -207,7 +207,7 @@ pub fn answers() -> Result<(), Absent> {
     let silent = Absent::Refused("it does not answer");
     let mut polled = watched(socket.as_raw_fd(), libc::POLLIN);
     // SAFETY: the list has one element.
-    if unsafe { libc::poll(&mut polled, 1, PATIENCE) } != 1 {
+    if unsafe { libc::poll(&mut polled, 1, ANSWER_MS) } != 1 {
         return Err(silent);
     }
     let mut packet = [0u8; MAGIC.len() + 1];

@@ -58,10 +58,10 @@ fn content(of: &Section, most: usize, plots: Markup) -> Markup {
         (plots)
         @if !of.rows.is_empty() {
             div.scroll role="region" tabindex="0" aria-label=(of.heading) { table {
-                thead { tr { @for column in &columns { th.number[!column.is_left] scope="col" { (column.name) } } } }
+                thead { tr { @for column in &columns { th.number[!column.is_left_aligned] scope="col" { (column.name) } } } }
                 tbody { @for (cells, caller) in of.rows.iter().take(most) { tr { @for column in &columns {
                     @match (cells.get(column.at), caller) {
-                        (Some(cell), _) if column.is_left => { td.words { (cut(cell)) } }
+                        (Some(cell), _) if column.is_left_aligned => { td.words { (cut(cell)) } }
                         (Some(cell), _) => { td.number { (cell) } }
                         (None, Some(caller)) => { (who(caller)) }
                         (None, None) => {}

@@ -26,7 +26,7 @@ pub type Row<'a> = (Vec<String>, Option<&'a Caller>);
 pub struct Column {
     pub at: usize,
     pub name: &'static str,
-    pub is_left: bool,
+    pub is_left_aligned: bool,
 }
 
 impl Section<'_> {
@@ -37,7 +37,7 @@ impl Section<'_> {
         let column = |(at, column): (usize, &'static str)| Column {
             at,
             name: column.trim_start_matches(['+', '-', '!', '<']),
-            is_left: column.contains('<'),
+            is_left_aligned: column.contains('<'),
         };
         shown.map(column).collect()
     }

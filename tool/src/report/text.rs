@@ -40,7 +40,7 @@ fn section(out: &mut String, of: &Section, most: usize) {
         let mut line = String::from(" ");
         for (column, &width) in others.iter().zip(&widths) {
             let cell = printable(&cell(column));
-            let _ = match column.is_left {
+            let _ = match column.is_left_aligned {
                 true => write!(line, " {cell:<width$} "),
                 false => write!(line, " {cell:>width$} "),
             };

@@ -17,7 +17,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 /// How long another program may hold the lock of a trace.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Makes way for new traces of that name.
 pub fn prepare(name: &Path) -> Result<()> {
@@ -31,7 +31,7 @@ pub fn prepare(name: &Path) -> Result<()> {
     if pairs.any(|pair| pair == b"%p") {
         return Ok(());
     }
-    for old in matching(name).into_iter().filter(|old| is_left(old)) {
+    for old in matching(name).into_iter().filter(|old| is_leftover(old)) {
         let removed = Place::of(&old, Missing::Refused)?.remove();
         removed.with_context(|| format!("{} is in the way", shown(&old)))?;
     }
@@ -102,7 +102,7 @@ fn header(path: &Path) -> Option<Vec<u8>> {
 }
 
 /// Whether the process that began a trace has ended.
-fn is_left(path: &Path) -> bool {
+fn is_leftover(path: &Path) -> bool {
     let header = header(path).unwrap_or_default();
     let Some(pid) = header.get(20..24).and_then(|pid| pid.try_into().ok()) else {
         return true;
@@ -131,7 +131,7 @@ pub fn empty(file: &File) -> Result<()> {
     }
     // Another launcher that empties the file at this point finds it empty: this program has not
     // begun to write.
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !lock(libc::LOCK_SH) {
         if Instant::now() > until {
             bail!("another program has locked it (flock)");
