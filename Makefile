@@ -33,7 +33,7 @@ cargo_home := $(or $(CARGO_HOME),$(HOME)/.cargo)
 remapped = RUSTFLAGS="$(RUSTFLAGS) --remap-path-prefix=$(CURDIR)=/usr/src/rdmamr --remap-path-prefix=$(cargo_home)=/usr/src/cargo"
 here     = CARGO_TARGET_DIR=$(CURDIR)/target $(remapped) $(CARGO)
 # Cargo links with cc, unless a variable of its own names another linker, as conda's does.
-linker: FORCE
+linker:
 	@command -v cc >/dev/null || env | grep -q '^CARGO_TARGET_.*_LINKER=' || vm/packages build
 $(so) $(program) $(audit): | linker
 $(so): FORCE
