@@ -13,7 +13,7 @@ pub mod callers;
 mod diff;
 mod durations;
 pub mod errno;
-mod figures;
+pub mod figures;
 mod flame;
 mod html;
 mod job;

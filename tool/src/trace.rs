@@ -153,7 +153,17 @@ impl Process {
 
     /// Whether a region without a deregistration in the trace was left registered.
     pub fn tells_leaks(&self) -> bool {
-        self.dropped == 0 && !self.stopped
+        !self.lacks_calls() && !self.stopped
+    }
+
+    /// Whether calls of the process are missing: for lack of room, or because the file is damaged.
+    pub fn lacks_calls(&self) -> bool {
+        self.dropped > 0 || self.lacking_blocks() > 0
+    }
+
+    fn lacking_blocks(&self) -> u64 {
+        let last = self.last_sequence.saturating_add(1);
+        last.saturating_sub(self.blocks)
     }
 
     /// Converts a time of the process's CLOCK_MONOTONIC to CLOCK_REALTIME.
@@ -223,10 +233,9 @@ impl Trace {
             indexed.with_context(|| shown(&trace.sources[number].path))?;
         }
         for process in &trace.processes {
-            let last = process.last_sequence.saturating_add(1);
-            let missing = last.saturating_sub(process.blocks);
-            if missing > 0 {
-                let (pid, blocks) = (process.pid, plural(missing, "block", "blocks"));
+            let lacking = process.lacking_blocks();
+            if lacking > 0 {
+                let (pid, blocks) = (process.pid, plural(lacking, "block", "blocks"));
                 let lacks = format!("The file lacks {blocks} of process {pid}.");
                 trace.damage.push(lacks);
             }

@@ -4,6 +4,7 @@
 
 use super::entry;
 use crate::report::callers::{Frame, Resolver};
+use crate::report::figures::name_of;
 use crate::report::units::{plural, printable, program, time};
 use crate::report::{access, perfetto};
 use crate::trace::{Event, Trace};
@@ -274,10 +275,10 @@ impl Asked {
         if list.is_empty() {
             texts.push(self.nothing(trace)?);
         }
-        if let Some((start, _)) = self.wanted.filter(|_| !fit) {
+        if let Some((start, length)) = self.wanted.filter(|_| !fit) {
             let contains = |call: &Call| {
-                let memory = call.addr..call.addr.saturating_add(call.length);
-                call.lkey != self.key && memory.contains(&start)
+                let end = call.addr.saturating_add(call.length);
+                call.lkey != self.key && call.addr < start + length && start < end
             };
             let others = Regions::of(trace, contains)?.list();
             texts.extend(others.iter().take(SHOWN).map(text));
@@ -328,6 +329,10 @@ impl Asked {
         } else {
             below.extend(self.wanted.map(|wanted| of_bytes(region, wanted)));
             below.extend(region.access.and_then(|it| of_rights(number, it)));
+            below.push(
+                "A queue pair of another domain or device may not use it. The trace has no queue pairs."
+                    .to_owned(),
+            );
         }
         entry(&heading, &below, None)
     }
@@ -348,7 +353,7 @@ impl Asked {
                 let callers = perfetto::caller(trace, names, event);
                 let callers: Vec<_> = callers.iter().map(Frame::words).collect();
                 let callers = printable(&callers.join(" < "));
-                let name = call::NAMES[usize::from(event.call.call)];
+                let name = name_of(event.call.call);
                 format!("Registered {} by {name} in {callers}.", at(event.effect))
             }
         };
@@ -365,7 +370,10 @@ impl Asked {
                 format!(" Ended before {end}, when its key was assigned again.")
             }
             (Some(call::CACHE), ..) => format!(" The cache ended it {end}."),
-            (Some(by), ..) => format!(" Ended {end} by {}.", call::NAMES[usize::from(by)]),
+            (Some(by), ..) => format!(" Ended {end} by {}.", name_of(by)),
+            _ if process.lacks_calls() => {
+                " Not known when it ended: the trace lacks calls of the process.".to_owned()
+            }
             (_, true, _) => format!(" It ended with the process, {end}."),
             (_, _, true) => format!(" It was registered when the recording stopped, {end}."),
             _ => format!(
@@ -407,12 +415,12 @@ fn of_bytes(region: &Region, wanted: (u64, u64)) -> String {
     }
 }
 
-/// The rights that a remote access needs and the region lacks.
+/// The rights that an access needs and the region lacks.
 fn of_rights(number: u8, access: u32) -> Option<String> {
     let missing = access::missing(number, access);
     let missing = missing.map(|(operation, right)| format!("{operation} needs {right}"));
-    let missing = missing.collect::<Vec<_>>().join("; a remote ");
-    (!missing.is_empty()).then(|| format!("Its rights refuse: a remote {missing}."))
+    let missing = missing.collect::<Vec<_>>().join("; ");
+    (!missing.is_empty()).then(|| format!("Its rights refuse: {missing}."))
 }
 
 #[cfg(test)]
@@ -492,6 +500,14 @@ mod tests {
             &answer(&calls[..1], false, 5, None),
             &["Not known when it ended", "cut off"],
         );
+        let unknown = Call {
+            call: u8::MAX,
+            ..calls[1]
+        };
+        says(
+            &answer(&[calls[0], unknown], true, 5, None),
+            &["by a call that this program does not know in 0x1000."],
+        );
         // The buffer is registered again, so the request has an old key.
         let later = [calls[0], calls[1], register(8 * MS, 6, 0x10000, 4096)];
         let text = answer(&later, true, 5, Some((0x10000, 8)));
@@ -527,6 +543,10 @@ mod tests {
             &["a remote write needs remote_write; a remote atomic operation needs remote_atomic."],
         );
         assert!(!of(call::REG_MR, 15).contains("refuse"));
+        says(
+            &of(call::REG_MR, 14),
+            &["Its rights refuse: a receive or a read's result needs local_write."],
+        );
         says(
             &of(call::FI_MR_REG, 1 << 13),
             &["Its rights refuse: a remote read needs FI_REMOTE_READ."],
@@ -623,6 +643,8 @@ mod tests {
             ],
         );
         assert!(!text.contains("order"));
+        let text = answer(&calls, true, 7, Some((0xfff0, 32)));
+        says(&text, &["Key 0x1234 of app 7"]);
     }
 
     #[test]

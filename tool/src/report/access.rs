@@ -4,7 +4,8 @@
 use rdmamr_abi::libfabric::{FI_REMOTE_READ, FI_REMOTE_WRITE};
 use rdmamr_abi::names::{ACCESS, FABRIC_ACCESS};
 use rdmamr_abi::rdma_core::{
-    IBV_ACCESS_ON_DEMAND, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_REMOTE_ATOMIC, IBV_ACCESS_REMOTE_READ,
+    IBV_ACCESS_REMOTE_WRITE,
 };
 use rdmamr_trace_format::{Call, call, how, unserved};
 
@@ -25,22 +26,24 @@ pub fn remote(call: u8, access: u32) -> bool {
     }
 }
 
-/// The operations of a peer, with the flags that they need: of verbs, and of libfabric.
+/// The operations on a region, with the flags that they need: of verbs, and of libfabric, or 0. (Which of
+/// libfabric's flags let a device write locally, its provider decides.)
 #[rustfmt::skip]
-const OPERATIONS: [(&str, u32, u64); 3] = [
-    ("write", IBV_ACCESS_REMOTE_WRITE, FI_REMOTE_WRITE),
-    ("read", IBV_ACCESS_REMOTE_READ, FI_REMOTE_READ),
-    ("atomic operation", IBV_ACCESS_REMOTE_ATOMIC, FI_REMOTE_WRITE),
+const OPERATIONS: [(&str, u32, u64); 4] = [
+    ("a receive or a read's result", IBV_ACCESS_LOCAL_WRITE, 0),
+    ("a remote write", IBV_ACCESS_REMOTE_WRITE, FI_REMOTE_WRITE),
+    ("a remote read", IBV_ACCESS_REMOTE_READ, FI_REMOTE_READ),
+    ("a remote atomic operation", IBV_ACCESS_REMOTE_ATOMIC, FI_REMOTE_WRITE),
 ];
 
-/// The operations that these flags refuse to a peer, each with the flag that it needs.
+/// The operations that these flags refuse, each with the flag that it needs.
 pub fn missing(call: u8, access: u32) -> impl Iterator<Item = (&'static str, String)> {
     let needs = OPERATIONS.into_iter();
     let needs = needs.map(move |(name, verbs, fabric)| match of_fabric(call) {
         true => (name, fabric as u32),
         false => (name, verbs),
     });
-    let refused = needs.filter(move |(_, flag)| access & flag == 0);
+    let refused = needs.filter(move |&(_, flag)| flag != 0 && access & flag == 0);
     refused.map(move |(name, flag)| (name, words(call, flag)))
 }
 
