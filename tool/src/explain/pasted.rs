@@ -99,7 +99,7 @@ const ALONE: &str = "none";
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos that mean
 /// nothing beside them.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
-    let text = pasted.trim().to_lowercase();
+    let text = without_colours(pasted).trim().to_lowercase();
     let numbers: Vec<_> = text.lines().flat_map(numbers).collect();
     let statuses = statuses(&text, &numbers);
     let lines = rows.filter_map(|mut cells| {
@@ -126,6 +126,16 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         lines,
         errnos,
     }
+}
+
+/// The text without a terminal's escape sequences, each of which a letter ends.
+fn without_colours(text: &str) -> String {
+    let mut parts = text.split('\x1b');
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |text, part| {
+        let end = part.find(|of: char| of.is_ascii_alphabetic());
+        text + end.map_or("", |end| &part[end + 1..])
+    })
 }
 
 fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
@@ -381,6 +391,8 @@ mod tests {
                 "rdma.c:1075: rdma_create_qp failed: errno 12: Cannot allocate memory",
                 "ENOMEM",
             ),
+            ("\x1b[1;31mBad address\x1b[0m", "EFAULT"),
+            ("ibv_reg_mr errno\x1b[0m\x1b[2m=\x1b[0m12", "ENOMEM"),
             ("IBV_WC_REM_ACCESS_ERR", "IBV_WC_REM_ACCESS_ERR"),
             ("status 10", "IBV_WC_REM_ACCESS_ERR"),
             (
