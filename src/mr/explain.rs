@@ -196,7 +196,9 @@ impl Subject {
                 return registration(&Refused { request, device }, errno, 0, out);
             }
             (&Subject::Queue(driver), libc::ENOMEM) => return queue::no_memory(driver, out),
-            (Subject::Queue(_), libc::EAGAIN) => "likely the rdma cgroup's limit (rdma.max) is reached",
+            (Subject::Queue(_), libc::EAGAIN) => {
+                "likely the rdma cgroup's limit (rdma.max) is reached, or the device has no such queue left"
+            }
             (Subject::OtherMemory | Subject::Umem(_), libc::EOPNOTSUPP) => {
                 "the device, its driver or this libibverbs cannot register memory of that kind"
             }
@@ -302,6 +304,11 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
     cgroup::each_limit_of_rdma(|_, is| is_reached |= is);
     if !is_reached {
         out.write_str("likely: ")?;
+        if refused.may_lack_keys_by_eagain() {
+            no_key_left(refused, out)?;
+            out.write_str(", which the kernel's log and rdma resource decide")?;
+            or(1, out)?;
+        }
     }
     out.write_str("the limit of the rdma cgroup (rdma.max) is reached")?;
     let mut written = Ok(());
@@ -312,10 +319,6 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
     written?;
     if !is_reached {
         out.write_str("; no group that is seen here has as many (rdma.current): rdma.events, or the kernel's log, decides")?;
-    }
-    if refused::says(refused.device).full == libc::EAGAIN {
-        or(1, out)?;
-        no_key_left(refused, out)?;
     }
     Ok(())
 }
@@ -378,9 +381,9 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     }
     let of_errno = match errno {
         libc::EIO => {
-            "likely: the device is gone, or its memory mapping (IOMMU) failed; the kernel's log decides"
+            "likely: the device is gone, its memory mapping (IOMMU) failed, or its firmware refused; the kernel's log decides"
         }
-        libc::ETIMEDOUT => {
+        libc::ETIMEDOUT | libc::ETIME => {
             "likely: the device's firmware does not answer; the kernel's log decides"
         }
         libc::EINVAL => {

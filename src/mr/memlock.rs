@@ -98,10 +98,15 @@ impl Limits {
         let pinned = self.status.pinned_kib;
         write!(out, "{pinned} KiB are pinned (VmPin), ")?;
         match self.limit {
+            Some(_) if self.status.may_lock => {
+                out.write_str("RLIMIT_MEMLOCK does not count (CAP_IPC_LOCK)")?;
+            }
             Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
             None => out.write_str("RLIMIT_MEMLOCK is unlimited")?,
         }
-        if let Some((used, most)) = cgroup::memory_used() {
+        // Version 1 has a number for no limit.
+        let limited = cgroup::memory_used().filter(|&(_, most)| most < i64::MAX as u64 / 2);
+        if let Some((used, most)) = limited {
             let (used, most) = (used / 1024, most / 1024);
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }

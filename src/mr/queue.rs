@@ -8,7 +8,7 @@ use super::require::require;
 use core::fmt::{self, Write};
 use errno::{Errno, errno};
 use rdmamr_next::{Context, Next, Provider};
-use rdmamr_sys::thread;
+use rdmamr_sys::{proc, thread};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::identify;
 use rdmamr_uverbs::driver::Driver;
@@ -42,6 +42,16 @@ const LARGE_KIB: u64 = 64 << 10;
 
 /// Writes the cause of ENOMEM.
 pub fn no_memory(driver: Option<&'static Driver>, out: &mut dyn Write) -> fmt::Result {
+    /// A queue's own, and those that the C library needs for it.
+    const MAPPINGS: u64 = 8;
+    if let Some([count, _, most]) =
+        proc::mappings().filter(|[count, _, most]| count + MAPPINGS > *most)
+    {
+        return write!(
+            out,
+            "likely the limit on mappings: the process has {count} of {most} (vm.max_map_count)"
+        );
+    }
     let (limits, name) = (Limits::read(), driver.map_or("", |driver| driver.name));
     match driver {
         Some(driver) if !driver.pins_queues() => write!(

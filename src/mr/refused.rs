@@ -7,7 +7,7 @@ use super::devices::Device;
 use super::request::Request;
 use super::{state, unpinned};
 use core::fmt;
-use rdmamr_abi::uapi::RDMA_DRIVER_RXE;
+use rdmamr_abi::uapi::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use rdmamr_next::{Context, Pd};
 use rdmamr_sys::kernel::is_before;
 use rdmamr_sys::pages::{PageRange, page_size};
@@ -45,9 +45,9 @@ impl OnDevice {
         self.device.facts.get().driver().map(|driver| driver.says)
     }
 
-    fn is_rxe(self) -> bool {
+    fn is_of(self, id: u32) -> bool {
         let driver = self.device.facts.get().driver();
-        driver.is_some_and(|driver| driver.id == RDMA_DRIVER_RXE)
+        driver.is_some_and(|driver| driver.id == id)
     }
 
     /// What the device can have at most. `None` if the kernel does not tell, or if the program has
@@ -120,7 +120,17 @@ impl Refused {
 
     /// Whether soft-RoCE refused it.
     pub fn is_by_rxe(&self) -> bool {
-        self.device.is_some_and(OnDevice::is_rxe)
+        self.device
+            .is_some_and(|device| device.is_of(RDMA_DRIVER_RXE))
+    }
+
+    /// Whether EAGAIN may come from the device's firmware, which has no key left: `cmd_status_to_err` of
+    /// mlx5's `cmd.c` (`MLX5_CMD_STAT_NO_RES_ERR`), or the driver's table.
+    pub fn may_lack_keys_by_eagain(&self) -> bool {
+        says(self.device).full == libc::EAGAIN
+            || self
+                .device
+                .is_some_and(|device| device.is_of(RDMA_DRIVER_MLX5))
     }
 
     /// Whether soft-RoCE of Linux 7.2 refuses the length: its table of 16 bytes a page is one

@@ -86,6 +86,10 @@ enum Step {
 /// File systems that want to know of each write to a shared mapping.
 const TRACKED: &str = "ext2 ext3 ext4 xfs btrfs f2fs nfs nfs4 fuse fuseblk virtiofs 9p ceph cifs smb3 vfat exfat ntfs3 \
                        ramfs gfs2 ocfs2";
+fn is_tracked(kind: &[u8]) -> bool {
+    TRACKED.split(' ').any(|it| it.as_bytes() == kind) || kind.starts_with(b"fuse.")
+}
+
 /// File systems in memory, which do not.
 const IN_MEMORY: [&[u8]; 3] = [b"tmpfs", b"devtmpfs", b"hugetlbfs"];
 /// SECRETMEM_MAGIC, TMPFS_MAGIC and HUGETLBFS_MAGIC (include/uapi/linux/magic.h).
@@ -114,14 +118,19 @@ fn say(words: &mut Words, is_known: bool, text: fmt::Arguments<'_>) -> bool {
 
 /// The name of the mapping at an address, in parentheses.
 struct Name(u64);
+const NAME: usize = 125;
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut written = Ok(());
         proc::name_at(self.0, &mut |name| {
             let name = core::str::from_utf8(name).unwrap_or_default();
+            // The end of a path tells the file.
+            let long = name.len().saturating_sub(NAME);
+            let cut = (long..).find(|&at| name.is_char_boundary(at)).unwrap_or(0);
+            let mark = if cut > 0 { "..." } else { "" };
             if !name.is_empty() {
-                written = write!(f, " ({name:.128})");
+                written = write!(f, " ({mark}{})", &name[cut..]);
             }
         });
         written
@@ -324,8 +333,10 @@ impl Asked {
     fn find(&self, words: &mut Words) -> bool {
         let mut kind = Text::new();
         let (step, why) = self.first_refused(&mut kind);
+        // The file system may be one whose files can be pinned.
+        let is_likely = why == NOT_WRITTEN && !is_tracked(kind.as_bytes());
         let limit = match step {
-            Step::Stop(at, _) | Step::Hole(at) => at,
+            Step::Stop(at, _) | Step::Hole(at) if !is_likely => at,
             _ => self.end,
         };
         let is_fault = !matches!(self.errno, libc::EEXIST | libc::EOPNOTSUPP);
@@ -333,7 +344,8 @@ impl Asked {
         let missing = missing.flatten();
         if let Some(Some((at, entry))) = missing {
             let sure = self.page(at, entry, words);
-            if sure || matches!(step, Step::Whole | Step::Unread) {
+            let is_cause = is_likely && words.as_str().starts_with("likely");
+            if sure || is_cause || matches!(step, Step::Whole | Step::Unread) {
                 return sure;
             }
             words.clear();
@@ -371,8 +383,8 @@ impl Asked {
         if why != NOT_WRITTEN {
             return say(words, true, format_args!("memory at {at:#x}{name} {why}"));
         }
+        let is_known = is_tracked(kind);
         let kind = core::str::from_utf8(kind).unwrap_or_default();
-        let is_known = TRACKED.split(' ').any(|it| it == kind) || kind.starts_with("fuse.");
         let likely = if is_known { "" } else { "likely: " };
         let _ = write!(words, "{likely}memory at {at:#x}{name} on {kind} {why}");
         if let Some((Some(length), ..)) = vma.length() {
@@ -405,11 +417,21 @@ impl Asked {
     #[inline(never)]
     fn page(&self, at: u64, entry: Entry, words: &mut Words) -> bool {
         let mut found = None;
-        each_mapping(true, &mut |vma| {
+        let read = each_mapping(true, &mut |vma| {
             let range = vma.mapping.range;
             found = (range.start <= at && at < range.end).then_some(vma);
             range.end <= at
         });
+        // Of many files' mappings the last ones were not looked at.
+        match found {
+            None if read => return say(words, true, format_args!("nothing is mapped at {at:#x}")),
+            None => {}
+            Some(vma) => {
+                if let Some(why) = self.rule(&vma) {
+                    return self.refused(at, &vma, why, b"", words);
+                }
+            }
+        }
         let file = found
             .filter(|vma| vma.mapping.has_file)
             .map(|vma| vma.length());
@@ -446,7 +468,8 @@ impl Asked {
             return huge(size, words);
         } else {
             let why = match file {
-                None => {
+                // An anonymous file has no length.
+                None | Some(Some((None, ..))) => {
                     "is the first that is not present, and no flag of its mapping (smaps) says why"
                 }
                 Some(None) => {

@@ -77,17 +77,19 @@ pub fn huge_pages_reached(page: u64) -> Option<(u64, u64)> {
             1 => ["usage_in_bytes", "limit_in_bytes"],
             _ => ["current", "max"],
         };
-        let values = names.map(|name| {
-            let (mut path, mut value) = (Text::<48>::new(), None);
-            let path = path.set(format_args!("hugetlb.{count}{unit}.{name}"))?;
-            group.each_line(path.to_bytes(), &mut |line| value = number(line));
-            value
-        });
-        match values {
-            [Some(used), Some(most)] if used.saturating_add(page) > most => {
-                reached = Some((used, most))
+        for of in ["", "rsvd."] {
+            let values = names.map(|name| {
+                let (mut path, mut value) = (Text::<48>::new(), None);
+                let path = path.set(format_args!("hugetlb.{count}{unit}.{of}{name}"))?;
+                group.each_line(path.to_bytes(), &mut |line| value = number(line));
+                value
+            });
+            match values {
+                [Some(used), Some(most)] if used.saturating_add(page) > most => {
+                    reached = Some((used, most))
+                }
+                _ => {}
             }
-            _ => {}
         }
     });
     reached
