@@ -580,7 +580,7 @@ fn huge(size: u64, words: &mut Words) -> bool {
 mod tests {
     use super::super::access::Access;
     use super::*;
-    use core::ptr::null_mut;
+    use core::ptr::{null_mut, with_exposed_provenance_mut};
     use libc::{
         MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE,
     };
@@ -731,6 +731,36 @@ mod tests {
             let secret = map(page, PROT_READ | PROT_WRITE, MAP_SHARED, secret);
             expect(of(secret, WRITE), true, "secret memory");
         }
+    }
+
+    #[test]
+    fn behind_many_files_mappings_the_page_is_looked_at() {
+        const FILES: usize = 70;
+        let page = page_size() as usize;
+        let start = own(FILES + 1, PROT_NONE);
+        for at in (start..).step_by(page).take(FILES) {
+            // SAFETY: the calls make a file, and map it in place of this test's own memory.
+            unsafe {
+                let file = libc::memfd_create(c"part".as_ptr(), 0);
+                assert_eq!(libc::ftruncate(file, page as i64), 0);
+                let (rights, flags) = (PROT_READ | PROT_WRITE, MAP_SHARED | libc::MAP_FIXED);
+                let part = libc::mmap(
+                    with_exposed_provenance_mut(at),
+                    page,
+                    rights,
+                    flags,
+                    file,
+                    0,
+                );
+                part.cast::<u8>().write(1);
+                libc::close(file);
+            }
+        }
+        let of = || reason(start, (FILES + 1) * page, WRITE, libc::EFAULT);
+        expect(of(), true, "PROT_NONE");
+        // SAFETY: nothing uses the page.
+        unsafe { libc::munmap(with_exposed_provenance_mut(start + FILES * page), page) };
+        expect(of(), true, "nothing is mapped at");
     }
 
     #[test]
