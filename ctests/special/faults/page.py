@@ -98,7 +98,7 @@ def check(page):
             wrong.append(f"ctests/manifest runs no suite {suite}")
     if len(rows) != len(FAULTS):
         wrong.append(f"the page has {len(rows)} faults, not {len(FAULTS)}")
-    sites = re.findall(r"^\| `\w+` \| `[^`]*` \| (src/\S+) \| \d+ \| (.*) \|$", text, re.M)
+    sites = re.findall(r"^\| `\w+` \| `[^`]*` \| ((?:library|src)/\S+) \| \d+ \| (.*) \|$", text, re.M)
     wrong += [f"{file} failed" for file, outcome in sites if outcome == "FAILED"]
     wrong += [f"there are only {len(sites)} system calls"] * (len(sites) < 100)
     return wrong
@@ -109,7 +109,7 @@ def main():
         case ["write", folder]:
             write(pathlib.Path(folder))
         case ["suites", place]:
-            print(*sorted({row[3] for row in FAULTS if row[2] == place}))
+            print(*sorted({row[3] for row in FAULTS if row[2] == place}), sep="\n")
         case ["check", *page]:
             wrong = check(pathlib.Path(page[0]) if page else PAGE)
             print("\n".join(wrong))

@@ -175,7 +175,7 @@ class Sweep:
         for address, lines in names.items():
             pairs = list(zip(lines[::2], lines[1::2]))
             inside = [p for p in pairs if re.search(r"(^|[^y]/)src/", p[1]) and "/rustc/" not in p[1]] or pairs
-            file = re.sub(r"^.*?(src/)", r"\1", inside[0][1]).split(":")[0]
+            file = re.sub(r"^.*?((library/\w+/)?src/)", r"\1", inside[0][1]).split(":")[0]
             # The innermost function with a name; a closure has the name of the function around it.
             words = [re.sub(r"(::)?(\{.*|<.*)$", "", function).split("::")[-1] for function, _ in inside]
             result[address] = (next((word for word in words if word), "?"), file)
