@@ -140,6 +140,9 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         own_table.map_or_else(|errno| errno.0 as u32, |()| APART),
         Release,
     );
+    // At once, since the copies hold the program's files. If one waits while it is closed, the starting
+    // thread finds the store.
+    let mut only_one = own_table.ok().and_then(|()| file.as_only_one());
     futex::wake(&OWN_TABLE, 1);
     if own_table.is_err() {
         return 0;
@@ -147,11 +150,12 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     helper_thread::set_name(c"rdmamr-uffd");
     helper_thread::run_anywhere();
     let file = loop {
-        match file.as_only_one() {
-            Some(file) => break file,
-            // The program has lowered RLIMIT_NOFILE meanwhile. No memory is watched yet.
-            None => futex::pause(Duration::from_secs(1)),
-        };
+        if let Some(file) = only_one {
+            break file;
+        }
+        // The program has lowered RLIMIT_NOFILE meanwhile. No memory is watched yet.
+        futex::pause(Duration::from_secs(1));
+        only_one = file.as_only_one();
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
     userfaultfd::look_whether_files_are_apart();
