@@ -41,7 +41,11 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     }
     // If the kernel refuses to deregister a region, it refuses to deallocate the domain as well.
     let _ = flush_those(cache, &of);
-    mr::dealloc_pd(pd)?;
+    // Another context may have imported the domain, under another number, and have idle regions of it.
+    match mr::dealloc_pd(pd) {
+        Err(error) if error.errno() == libc::EBUSY && relieve_program() => mr::dealloc_pd(pd)?,
+        result => result?,
+    }
     if is_used {
         // They serve until their release, and end then. Before this, another domain at the address
         // can hit one of them only if it has the same number in the kernel, and so the same domain
