@@ -428,7 +428,7 @@ impl Asked {
             None => {}
             Some(vma) => {
                 if let Some(why) = self.rule(&vma) {
-                    return self.refused(at, &vma, why, b"", words);
+                    return say(words, true, format_args!("memory at {at:#x} {why}"));
                 }
             }
         }
@@ -739,22 +739,18 @@ mod tests {
         let page = page_size() as usize;
         let start = own(FILES + 1, PROT_NONE);
         for at in (start..).step_by(page).take(FILES) {
-            // SAFETY: the calls make a file, and map it in place of this test's own memory.
-            unsafe {
-                let file = libc::memfd_create(c"part".as_ptr(), 0);
-                assert_eq!(libc::ftruncate(file, page as i64), 0);
-                let (rights, flags) = (PROT_READ | PROT_WRITE, MAP_SHARED | libc::MAP_FIXED);
-                let part = libc::mmap(
-                    with_exposed_provenance_mut(at),
-                    page,
-                    rights,
-                    flags,
-                    file,
-                    0,
-                );
-                part.cast::<u8>().write(1);
-                libc::close(file);
-            }
+            let (rights, flags) = (PROT_READ | PROT_WRITE, MAP_SHARED | libc::MAP_FIXED);
+            // SAFETY: the call makes a file.
+            let file = unsafe { libc::memfd_create(c"part".as_ptr(), 0) };
+            // SAFETY: the file is this test's.
+            assert_eq!(unsafe { libc::ftruncate(file, page as i64) }, 0);
+            let at = with_exposed_provenance_mut(at);
+            // SAFETY: the mapping takes the place of this test's own memory.
+            let part = unsafe { libc::mmap(at, page, rights, flags, file, 0) };
+            // SAFETY: the page was mapped just now.
+            unsafe { part.cast::<u8>().write(1) };
+            // SAFETY: the mapping holds the file.
+            unsafe { libc::close(file) };
         }
         let of = || reason(start, (FILES + 1) * page, WRITE, libc::EFAULT);
         expect(of(), true, "PROT_NONE");
