@@ -106,7 +106,7 @@ pub fn find(request: &Request, errno: i32, words: &mut Words) -> bool {
 /// Whether the mappings' rights show that the memory cannot be pinned. Reads one file.
 pub fn is_refused(request: &Request) -> bool {
     let asked = Asked::of(request, libc::EFAULT);
-    let step = asked.first(asked.start, false);
+    let step = asked.first(asked.start, false, false);
     matches!(step, Step::Hole(_) | Step::Stop(..))
 }
 
@@ -263,17 +263,16 @@ impl Asked {
         }
     }
 
-    /// The first mapping from an address on that may be refused. `all` says whether the flags and the
-    /// files count too.
-    fn first(&self, from: u64, all: bool) -> Step {
+    /// The first mapping from an address on that may be refused: by its flags too, or by its file.
+    fn first(&self, from: u64, flags: bool, files: bool) -> Step {
         let (mut at, mut stop) = (from, None);
-        let read = each_mapping(all, &mut |vma| {
+        let read = each_mapping(flags, &mut |vma| {
             let range = vma.mapping.range;
             if range.end <= at || range.start > at {
                 return range.end <= at;
             }
             let ask = vma.mapping.shared || self.errno == libc::EOPNOTSUPP;
-            if self.rule(&vma).is_some() || all && vma.mapping.has_file && ask {
+            if self.rule(&vma).is_some() || files && vma.mapping.has_file && ask {
                 stop = Some((at, vma));
                 return false;
             }
@@ -315,9 +314,11 @@ impl Asked {
     #[inline(never)]
     fn first_refused(&self, kind: &mut Text<24>) -> (Step, &'static str) {
         let mut from = self.start;
+        /// So many files are asked.
+        const FILES: u32 = 64;
         // Each mapping of a file is asked by itself, and the mappings are read anew.
-        for _ in 0..64 {
-            let step = self.first(from, true);
+        for asked in 0..=FILES {
+            let step = self.first(from, true, asked < FILES);
             let Step::Stop(_, vma) = step else {
                 return (step, "");
             };
@@ -417,21 +418,11 @@ impl Asked {
     #[inline(never)]
     fn page(&self, at: u64, entry: Entry, words: &mut Words) -> bool {
         let mut found = None;
-        let read = each_mapping(true, &mut |vma| {
+        each_mapping(true, &mut |vma| {
             let range = vma.mapping.range;
             found = (range.start <= at && at < range.end).then_some(vma);
             range.end <= at
         });
-        // Of many files' mappings the last ones were not looked at.
-        match found {
-            None if read => return say(words, true, format_args!("nothing is mapped at {at:#x}")),
-            None => {}
-            Some(vma) => {
-                if let Some(why) = self.rule(&vma) {
-                    return say(words, true, format_args!("memory at {at:#x} {why}"));
-                }
-            }
-        }
         let file = found
             .filter(|vma| vma.mapping.has_file)
             .map(|vma| vma.length());
