@@ -104,9 +104,7 @@ impl Limits {
             Some(limit) => write!(out, "RLIMIT_MEMLOCK is {limit} KiB")?,
             None => out.write_str("RLIMIT_MEMLOCK is unlimited")?,
         }
-        // Version 1 has a number for no limit.
-        let limited = cgroup::memory_used().filter(|&(_, most)| most < i64::MAX as u64 / 2);
-        if let Some((used, most)) = limited {
+        if let Some((used, most)) = cgroup::memory_used() {
             let (used, most) = (used / 1024, most / 1024);
             write!(out, ", the memory cgroup has {used} of {most} KiB")?;
         }

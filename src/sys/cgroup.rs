@@ -26,8 +26,10 @@ pub fn memory_limit() -> Option<u64> {
     least
 }
 
-/// How many bytes of memory the fullest group of this process has, and how many it may have. Pages
-/// of files that the kernel could drop count as free.
+const NO_LIMIT: u64 = i64::MAX as u64 / 2;
+
+/// How many bytes of memory the fullest group of this process has, and how many it may have: of those
+/// that have a limit. Pages of files that the kernel could drop count as free.
 pub fn memory_used() -> Option<(u64, u64)> {
     let mut fullest: Option<(u64, u64)> = None;
     each_group(b"memory", &mut |group| {
@@ -48,7 +50,8 @@ pub fn memory_used() -> Option<(u64, u64)> {
         for (name, value) in [most, used].into_iter().zip(&mut values) {
             group.each_line(name, &mut |line| *value = number(line));
         }
-        let [Some(most), Some(mut used)] = values else {
+        // Version 1 has a number for no limit.
+        let [Some(most @ ..NO_LIMIT), Some(mut used)] = values else {
             return;
         };
         group.each_line(b"memory.stat", &mut |line| {
