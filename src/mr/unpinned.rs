@@ -571,7 +571,7 @@ fn huge(size: u64, words: &mut Words) -> bool {
 mod tests {
     use super::super::access::Access;
     use super::*;
-    use core::ptr::{null_mut, with_exposed_provenance_mut};
+    use core::ptr::with_exposed_provenance_mut;
     use libc::{
         MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_EXEC, PROT_NONE, PROT_READ, PROT_WRITE,
     };
@@ -581,8 +581,14 @@ mod tests {
     const REMOTE_READ: u32 = 4;
 
     fn map(length: usize, protection: i32, flags: i32, fd: i32) -> usize {
+        map_near(0, length, protection, flags, fd)
+    }
+
+    /// At an address of one's own choice, if nothing is there.
+    fn map_near(hint: usize, length: usize, protection: i32, flags: i32, fd: i32) -> usize {
+        let hint = with_exposed_provenance_mut(hint);
         // SAFETY: a new mapping at an address that the kernel chooses touches no other memory.
-        let map = unsafe { libc::mmap(null_mut(), length, protection, flags, fd, 0) };
+        let map = unsafe { libc::mmap(hint, length, protection, flags, fd, 0) };
         assert_ne!(map, libc::MAP_FAILED);
         map.addr()
     }
@@ -728,7 +734,9 @@ mod tests {
     fn behind_many_files_mappings_the_page_is_looked_at() {
         const FILES: usize = 70;
         let page = page_size() as usize;
-        let start = own(FILES + 1, PROT_NONE);
+        // Far below all that the kernel chooses, so that no other test's memory fills the hole.
+        let (hint, length) = (1 << 36, (FILES + 1) * page);
+        let start = map_near(hint, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
         for at in (start..).step_by(page).take(FILES) {
             let (rights, flags) = (PROT_READ | PROT_WRITE, MAP_SHARED | libc::MAP_FIXED);
             // SAFETY: the call makes a file.
