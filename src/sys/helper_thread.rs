@@ -15,10 +15,12 @@
 //! docs/limits.md).
 
 use super::pages::{FAR_AWAY, PAGE_SIZE};
-use super::{proc, signals, thread, valgrind};
+use super::{proc, process, signals, thread, valgrind};
+use crate::descriptor::identity;
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use errno::{Errno, errno, set_errno};
 
 const STACK: usize = 64 << 10;
 const GUARD: usize = PAGE_SIZE;
@@ -67,17 +69,65 @@ pub unsafe fn start(
     Some(thread.running().load(Relaxed) as i32)
 }
 
-/// Gives the calling thread, one of the library's, a table of descriptors of its own: a copy of the
-/// numbers below `first` of the program's. The kernel copies 64 numbers at least.
-pub fn leave_table(first: u32) -> Result<(), errno::Errno> {
+/// Gives the calling thread, one of the library's, a table of descriptors of its own, which has the
+/// program's file `fd`. Returns the file's number there.
+///
+/// Before the table loses the program's other files, it holds copies: of 64 numbers, which the kernel
+/// copies in any case, and for the time of one system call. Where the file cannot be fetched
+/// afterwards, of all numbers below `fd` too, until the caller closes them. (Filters of containers
+/// refuse pidfd_getfd(2), and without threads of its own the process has another table, or none.)
+pub fn leave_table(fd: i32) -> Result<i32, Errno> {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
-    // SAFETY: the call takes no pointers, and changes this thread's own table alone.
-    let left =
-        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) } == 0;
+    let close_from = |first: i32| {
+        // SAFETY: the call takes no pointers, and changes this thread's own table alone.
+        unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0 }
+    };
+    let which = identity(fd)?;
+    if can_fetch() && close_from(0) {
+        let fetched = fetch(fd)?;
+        // A raw system call may have given the number to another file.
+        let is_it = identity(fetched) == Ok(which);
+        return if is_it {
+            Ok(fetched)
+        } else {
+            Err(Errno(libc::EBADF))
+        };
+    }
     // Where close_range(2) is refused, unshare(2) copies every number.
     // SAFETY: as above.
-    let left = left || unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FILES) } == 0;
-    if left { Ok(()) } else { Err(errno::errno()) }
+    let left =
+        close_from(fd + 1) || unsafe { libc::syscall(libc::SYS_unshare, libc::CLONE_FILES) } == 0;
+    if left { Ok(fd) } else { Err(errno()) }
+}
+
+/// Whether [`fetch`] would succeed: the kernel knows its calls, no filter refuses them, and the
+/// process's first thread has this thread's table.
+fn can_fetch() -> bool {
+    const KCMP_FILES: i32 = 2;
+    let (process, this) = (process::id(), thread::id_by_kernel());
+    // SAFETY: the call takes no pointers.
+    let same = unsafe { libc::syscall(libc::SYS_kcmp, process, this, KCMP_FILES, 0, 0) };
+    let is_known = |call, wrong: i32| {
+        // SAFETY: the call takes no pointers, and nothing has the number -1.
+        let result = unsafe { libc::syscall(call, -1, 0, 0) };
+        result < 0 && errno().0 == wrong
+    };
+    same == 0
+        && is_known(libc::SYS_pidfd_open, libc::EINVAL)
+        && is_known(libc::SYS_pidfd_getfd, libc::EBADF)
+}
+
+/// A file of the table of the process's first thread. Returns its number in the calling thread's.
+fn fetch(fd: i32) -> Result<i32, Errno> {
+    // SAFETY: the call takes no pointers.
+    let process = unsafe { libc::syscall(libc::SYS_pidfd_open, process::id(), 0) };
+    // SAFETY: as above.
+    let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0) };
+    if fetched < 0 {
+        Err(errno())
+    } else {
+        Ok(fetched as i32)
+    }
 }
 
 /// A thread that ends. If it is not joined, its memory stays mapped.
@@ -106,7 +156,7 @@ unsafe fn start_with(
 ) -> Option<Ending> {
     // It would end the process.
     if valgrind::is_running() {
-        errno::set_errno(errno::Errno(libc::ENOSYS));
+        set_errno(Errno(libc::ENOSYS));
         return None;
     }
     // SAFETY: __errno_location has no preconditions.

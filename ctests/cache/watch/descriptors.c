@@ -167,6 +167,52 @@ static void closed_after_start(void)
 	ok(has_ended(ends[0]), "the pipe has ended");
 }
 
+static _Atomic int closed, held;
+
+static void *closes(void *unused)
+{
+	for (; closed >= 0; closed++) {
+		int pair[2];
+
+		must(pipe(pair) == 0 && close(pair[1]) == 0);
+		held += !has_ended(pair[0]);
+		must(close(pair[0]) == 0);
+	}
+	return unused;
+}
+
+/* The kernel copies the first 64 numbers of a table in any case. */
+static void closed_during_start(void)
+{
+	struct rlimit limit;
+	pthread_t thread;
+
+	if (syscall(SYS_pidfd_getfd, -1, 0, 0) == 0 || errno != EBADF)
+		skip_all("pidfd_getfd(2) is refused: the start copies the table up to its own file");
+	must(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	limit.rlim_cur = limit.rlim_max < 16384 ? limit.rlim_max : 16384;
+	must(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	while (dup(0) < (int)limit.rlim_cur - 64)
+		;
+	thread = must_start(closes, NULL);
+	while (closed < 20)
+		sched_yield();
+	dereg(reg(pages(1), PAGE));
+	closed = -1000;
+	must_join(thread);
+	is(held, 0, "each pipe ends when the program closes it");
+}
+
+/* As the filters of containers do. */
+static void table_not_fetched(void)
+{
+	char *page = pages(1);
+
+	must(refuse_calls(SYS_pidfd_getfd, 0, UINT32_MAX, EPERM));
+	once(page);
+	served(page, HIT, "the same memory");
+}
+
 /*
  * Standard error is a pipe without a reader. The munmap finds that the number is gone while it holds
  * the lock of the cache. If it wrote there, each memory call would wait.
@@ -529,6 +575,8 @@ static const struct row rows[] = {
 	{ "the number becomes a pipe, and a child is forked", child_keeps_file, .then = HIT, .times = 3 },
 	{ "a forked child", not_in_child, .then = HIT, .times = 3 },
 	{ "a file is closed as soon as the cache has started", closed_after_start, .times = 50 },
+	{ "files above the first 64 are closed during the start", closed_during_start, .times = 40 },
+	{ "the kernel refuses pidfd_getfd", table_not_fetched },
 	{ "the number is closed while standard error has no reader", nobody_reads, .then = PLAIN, .times = 3 },
 	{ "the number becomes an epoll file", replaced, DUP2, epoll_file, .times = 5 },
 	{ "the number becomes an epoll file by dup3", replaced, DUP3, epoll_file, .times = 5 },

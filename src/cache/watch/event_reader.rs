@@ -3,9 +3,8 @@
 //! the reader. So the reader waits for no thread. `helper_thread.rs` has the rules that it obeys.
 //!
 //! The reader has a table of descriptors of its own, in which it closes all files but its own. (Those
-//! of `service.rs` come later.) POSIX locks belong to a table, so the program keeps its locks. The
-//! table begins with a copy of the program's first 64 numbers, which the kernel makes in any case. So
-//! these files have one more holder from that system call to the next one.
+//! of `service.rs` come later.) POSIX locks belong to a table, so the program keeps its locks. How
+//! long the table holds copies of the program's files, `helper_thread::leave_table` says.
 
 use crate::watch::calls::is_filtered;
 use crate::watch::ring::{Event, Kind, Ring};
@@ -135,18 +134,18 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         asks_service,
     } = unsafe { *READER.load(Relaxed) };
     let file = Userfaultfd::of_fd(FILE.load(Relaxed));
-    let own_table = helper_thread::leave_table(file.fd() as u32 + 1);
+    let own_table = helper_thread::leave_table(file.fd()).map(Userfaultfd::of_fd);
     OWN_TABLE.store(
-        own_table.map_or_else(|errno| errno.0 as u32, |()| APART),
+        own_table.map_or_else(|errno| errno.0 as u32, |_| APART),
         Release,
     );
     // At once, since the copies hold the program's files. If one waits while it is closed, the starting
     // thread finds the store.
-    let mut only_one = own_table.ok().and_then(|()| file.as_only_one());
+    let mut only_one = own_table.ok().and_then(Userfaultfd::as_only_one);
     futex::wake(&OWN_TABLE, 1);
-    if own_table.is_err() {
+    let Ok(file) = own_table else {
         return 0;
-    }
+    };
     helper_thread::set_name(c"rdmamr-uffd");
     helper_thread::run_anywhere();
     let file = loop {
