@@ -154,7 +154,7 @@ unsafe extern "C" fn mremap(
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let before = || {
         let target = fixed.then(|| changes::changing(new.addr(), new_size));
-        let source = changes::moving(old.addr(), old_size);
+        let source = changes::moving(old.addr(), old_size, new_size);
         let several = fixed && changes::several_can_move();
         if several || (fixed && changes::is_near(old.addr(), old_size)) {
             // The kernel moves several mappings one by one, and stops at a watched one. For a
@@ -243,7 +243,7 @@ unsafe extern "C" fn reallocate(block: Address, size: usize) -> Address {
     if changes::are_wanted() || rdmamr_prefault::has_split() {
         ret::always((), || {
             if let Some((start, length)) = mapping_that_grows(block, size) {
-                let moving = changes::moving(start, length);
+                let moving = changes::moving(start, length, size);
                 if changes::is_near(start, length) {
                     moving.unwatch();
                 }
@@ -347,9 +347,9 @@ fn protecting(addr: Address, length: usize, protection: c_int) -> Option<UnderWa
         if protection & libc::PROT_GROWSDOWN != 0 {
             // With PROT_GROWSDOWN the kernel protects from the start of the mapping, wherever that
             // is.
-            return changes::unreported(0, addr.addr().saturating_add(length));
+            return changes::protecting(0, addr.addr().saturating_add(length));
         }
-        changes::unreported(addr.addr(), length)
+        changes::protecting(addr.addr(), length)
     })
 }
 

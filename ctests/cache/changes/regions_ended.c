@@ -485,6 +485,29 @@ static void huge_pages(void)
 	must(close(file) == 0);
 }
 
+/* The memory keeps its pages, so the call leaves most regions to the cleaner. */
+static void end_soon(void)
+{
+	enum { MANY = 400 };
+	long before = registered();
+	char *memory = pages(MANY), *other = memory;
+
+	for (int n = 0; n < MANY; n++)
+		leave_idle(memory + n * PAGE);
+	is(registered() - before, MANY, "idle regions");
+	if (row->value == PROTECT)
+		must(mprotect(memory, MANY * PAGE, PROT_READ) == 0 && refused(memory + (MANY - 1) * PAGE, PAGE) == 4);
+	else
+		must((other = mremap(memory, MANY * PAGE, MANY * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, new_place(MANY * PAGE))) !=
+		     MAP_FAILED);
+	ok(comes(registered() == before), "all of them end");
+	if (row->value == MOVE_AWAY) {
+		fresh_at(memory, MANY * PAGE);
+		for (int n = 0; n < MANY; n++)
+			must(arrives(memory + n * PAGE, PAGE) && arrives(other + n * PAGE, PAGE));
+	}
+}
+
 #define AT_ONCE(call, how) { call ": the idle region ends at once", ends_at_once, .flags = NO_PINS, .value = (how) }
 #define NEIGHBOURS(how, words) { words " of memory beside regions: their watch goes on", neighbour_changes, how }
 #define OF_HUGE_PAGES(what, kind) { "huge pages, " what ": none stays pinned", huge_pages, .value = (kind), .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
@@ -495,6 +518,8 @@ static const struct row rows[] = {
 	AT_ONCE("mremap away", MOVE_AWAY),
 	AT_ONCE("madvise", DROP),
 	AT_ONCE("mprotect", PROTECT),
+	{ "mprotect of many idle regions", end_soon, .value = PROTECT },
+	{ "mremap of many idle regions", end_soon, .value = MOVE_AWAY },
 	{ "a process_madvise that fails", failing_advice, .flags = NO_PINS },
 	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },

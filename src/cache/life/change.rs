@@ -25,6 +25,16 @@ use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::signals::{self, Signals};
 use rdmamr_sys::{memory, thread};
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// The kernel reports the change of memory that is watched.
+    Reported,
+    Unreported,
+    /// The same, and the memory keeps its pages. So the cleaner may deregister the regions: of 12 000
+    /// that takes ten times as long as the move of their memory.
+    KeepsPages,
+}
+
 /// A change that is about to be made, of which the cache is told. It is over when this value is dropped.
 pub struct UnderWay {
     range: PageRange,
@@ -32,8 +42,7 @@ pub struct UnderWay {
     /// `None` once the range is noted, unless the call takes long: a call that holds the kernel's mmap
     /// lock for milliseconds would make a registration nearby wait for its watch.
     counted: Option<CountedCall>,
-    /// The kernel reports the change of memory that is watched.
-    is_reported: bool,
+    kind: Kind,
     /// The signals that the thread blocked before.
     signals: Option<Signals>,
 }
@@ -87,26 +96,33 @@ pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
         return None;
     }
-    Some(begin(range, true, signals_blocked()))
+    Some(begin(range, Kind::Reported, signals_blocked()))
 }
 
-/// A call is about to change memory in a way that userfaultfd does not report: protection, guard
-/// pages.
+/// A call is about to change memory in a way that userfaultfd does not report, such as guard pages.
 ///
 /// A region may be linked in this memory after the check of the filter and before the call takes
 /// effect, and could be reused before the call returns. So the call is counted even if the cache has
 /// nothing there, or does not exist yet.
 pub fn unreported(addr: usize, length: usize) -> UnderWay {
-    begin(pages(addr, length), false, None)
+    begin(pages(addr, length), Kind::Unreported, None)
 }
 
-/// A call is about to move memory. It may stop watching the memory ([`UnderWay::unwatch`]), so the
-/// kernel may not report it.
-pub fn moving(addr: usize, length: usize) -> UnderWay {
+/// As [`unreported`], for a call that changes the protection of memory.
+pub fn protecting(addr: usize, length: usize) -> UnderWay {
+    begin(pages(addr, length), Kind::KeepsPages, None)
+}
+
+/// A call is about to move memory, `kept` bytes of it with their pages. It may stop watching the memory
+/// ([`UnderWay::unwatch`]), so the kernel may not report it.
+pub fn moving(addr: usize, length: usize, kept: usize) -> UnderWay {
     if listens(RANGES) {
         memory_changes(addr, length);
     }
-    unreported(addr, length)
+    match kept >= length {
+        true => protecting(addr, length),
+        false => unreported(addr, length),
+    }
 }
 
 /// The calls under way whose range is not noted, or that take long. (If a signal handler leaves a call
@@ -138,19 +154,21 @@ fn signals_blocked() -> Option<Signals> {
 }
 
 #[cold]
-fn begin(range: PageRange, is_reported: bool, signals: Option<Signals>) -> UnderWay {
+fn begin(range: PageRange, kind: Kind, signals: Option<Signals>) -> UnderWay {
     let mut under_way = UnderWay {
         range,
         noted: None,
         counted: Some(CALLS.begin()),
-        is_reported,
+        kind,
         signals,
     };
     // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
         under_way.signals = under_way.signals.or_else(signals_blocked);
-        let noted = under_way.inside(cache, || ending::before_change(cache, range));
+        let noted = under_way.inside(cache, || {
+            ending::before_change(cache, range, kind == Kind::KeepsPages)
+        });
         under_way.noted = noted.map(|number| (cache, number));
         if under_way.noted.is_some() && range.bytes() < LONG {
             under_way.uncount();
@@ -173,7 +191,7 @@ impl UnderWay {
         };
         if done.is_none() {
             // Once the range is noted, the memory may be watched no more: no event comes.
-            if !self.is_reported || self.noted.is_some() {
+            if self.kind != Kind::Reported || self.noted.is_some() {
                 cache.regions.ring.lose();
             }
             // The cleaner ends the idle regions.
@@ -194,7 +212,8 @@ impl Drop for UnderWay {
     fn drop(&mut self) {
         // A region may have been linked there since the call began.
         if let Some(cache) = meeting(self.range) {
-            self.inside(cache, || ending::after_change(cache, self.range));
+            let pins_stay = self.kind == Kind::KeepsPages;
+            self.inside(cache, || ending::after_change(cache, self.range, pins_stay));
         }
         if let Some((cache, number)) = self.noted.take() {
             cache.regions.noted.remove(number);
@@ -285,7 +304,7 @@ mod tests {
     #[test]
     fn a_call_that_gets_no_lock_afterwards_is_a_loss() {
         assert!(with_a_region(|cache, range, is_stale| {
-            let under_way = begin(range, true, None);
+            let under_way = begin(range, Kind::Reported, None);
             let good = is_stale() && !cache.regions.ring.is_behind();
             let locked = cache.regions.lock();
             drop(under_way);

@@ -190,21 +190,27 @@ pub fn deregister_some_evicted(cache: &Cache, by: By, most: usize) {
     }
 }
 
+/// So many regions a call ends itself that leaves the others to the cleaner.
+const FEW: usize = 64;
+
 /// A call is about to change memory: notes the range, invalidates the regions there, ends the idle
-/// ones, and stops watching the memory. Any thread may call this, in an interposed memory call too.
+/// ones (many of them by the cleaner, if the pins may outlive the call: `pins_stay`), and stops
+/// watching the memory. Any thread may call this, in an interposed memory call too.
 /// `None` if another task holds the lock: a garbage collector may unmap memory while its signal
 /// handler has stopped all other threads. Also `None` if so many calls are under way that no note is
 /// free.
-pub fn before_change(cache: &Cache, range: PageRange) -> Option<Number> {
+pub fn before_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option<Number> {
     let regions = cache.regions;
     let locked = regions.lock_by(By::Restricted)?;
     let noted = regions.noted.add(range)?;
     let invalidated = locked.change(range, Cause::Hook);
     drop(locked);
     cache.count_hook(invalidated);
-    deregister_evicted(cache, By::Restricted);
+    let some = pins_stay && cache.cleaner.running.load(Relaxed);
+    let most = if some { FEW } else { usize::MAX };
+    deregister_some_evicted(cache, By::Restricted, most);
     // Another thread may be ending a region of this memory.
-    for _ in 0..WAITS {
+    for _ in 0..if pins_stay { 0 } else { WAITS } {
         let is_ending = || {
             let locked = regions.lock_by(By::Restricted);
             locked.is_some_and(|locked| locked.is_ending(range))
@@ -226,13 +232,19 @@ pub fn before_change(cache: &Cache, range: PageRange) -> Option<Number> {
 }
 
 /// A call has changed memory: invalidates the regions that were linked there meanwhile.
-pub fn after_change(cache: &Cache, range: PageRange) -> Option<()> {
+pub fn after_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option<()> {
     let invalidated = cache
         .regions
         .lock_by(By::Restricted)?
         .change(range, Cause::Hook);
     cache.count_hook(invalidated);
-    deregister_evicted(cache, By::Restricted);
+    if invalidated > 0 {
+        deregister_evicted(cache, By::Restricted);
+    }
+    if pins_stay {
+        // Not before the call, which would wait for the kernel's mmap lock.
+        cache.cleaner.wake();
+    }
     Some(())
 }
 
