@@ -15,9 +15,9 @@
 //! docs/limits.md).
 
 use super::pages::{FAR_AWAY, PAGE_SIZE};
-use super::{proc, process, signals, thread, valgrind};
+use super::{proc, signals, thread, valgrind};
 use crate::descriptor::identity;
-use core::ffi::{c_int, c_void};
+use core::ffi::{c_int, c_long, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use errno::{Errno, errno, set_errno};
@@ -72,10 +72,10 @@ pub unsafe fn start(
 /// Gives the calling thread, one of the library's, a table of descriptors of its own, which has the
 /// program's file `fd`. Returns the file's number there.
 ///
-/// Before the table loses the program's other files, it holds copies: of 64 numbers, which the kernel
-/// copies in any case, and for the time of one system call. Where the file cannot be fetched
-/// afterwards, of all numbers below `fd` too, until the caller closes them. (Filters of containers
-/// refuse pidfd_getfd(2), and without threads of its own the process has another table, or none.)
+/// For the time of one system call the table has copies of the program's first 64 numbers, which the
+/// kernel makes in any case. Where the file cannot be fetched afterwards, it has all numbers up to
+/// `fd`, until the caller closes them: filters of containers refuse pidfd_getfd(2), and the process's
+/// first thread may have another table, or have ended.
 pub fn leave_table(fd: i32) -> Result<i32, Errno> {
     const CLOSE_RANGE_UNSHARE: u32 = 2;
     let close_from = |first: i32| {
@@ -83,8 +83,10 @@ pub fn leave_table(fd: i32) -> Result<i32, Errno> {
         unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0 }
     };
     let which = identity(fd)?;
-    if can_fetch() && close_from(0) {
-        let fetched = fetch(fd)?;
+    // SAFETY: the call takes no pointers.
+    let process = unsafe { libc::syscall(libc::SYS_getpid) };
+    if can_fetch(process) && close_from(0) {
+        let fetched = fetch(process, fd)?;
         // A raw system call may have given the number to another file.
         let is_it = identity(fetched) == Ok(which);
         return if is_it {
@@ -102,9 +104,9 @@ pub fn leave_table(fd: i32) -> Result<i32, Errno> {
 
 /// Whether [`fetch`] would succeed: the kernel knows its calls, no filter refuses them, and the
 /// process's first thread has this thread's table.
-fn can_fetch() -> bool {
+fn can_fetch(process: c_long) -> bool {
     const KCMP_FILES: i32 = 2;
-    let (process, this) = (process::id(), thread::id_by_kernel());
+    let this = thread::id_by_kernel();
     // SAFETY: the call takes no pointers.
     let same = unsafe { libc::syscall(libc::SYS_kcmp, process, this, KCMP_FILES, 0, 0) };
     let is_known = |call, wrong: i32| {
@@ -118,11 +120,11 @@ fn can_fetch() -> bool {
 }
 
 /// A file of the table of the process's first thread. Returns its number in the calling thread's.
-fn fetch(fd: i32) -> Result<i32, Errno> {
+fn fetch(process: c_long, fd: i32) -> Result<i32, Errno> {
     // SAFETY: the call takes no pointers.
-    let process = unsafe { libc::syscall(libc::SYS_pidfd_open, process::id(), 0) };
+    let of = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     // SAFETY: as above.
-    let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process, fd, 0) };
+    let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, of, fd, 0) };
     if fetched < 0 {
         Err(errno())
     } else {
