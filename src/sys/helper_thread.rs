@@ -16,8 +16,8 @@
 
 use super::pages::{FAR_AWAY, PAGE_SIZE};
 use super::{proc, signals, thread, valgrind};
-use crate::descriptor::identity;
-use core::ffi::{c_int, c_long, c_void};
+use crate::descriptor::{Descriptor, identity};
+use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use errno::{Errno, errno, set_errno};
@@ -83,17 +83,11 @@ pub fn leave_table(fd: i32) -> Result<i32, Errno> {
         unsafe { libc::syscall(libc::SYS_close_range, first, u32::MAX, CLOSE_RANGE_UNSHARE) == 0 }
     };
     let which = identity(fd)?;
-    // SAFETY: the call takes no pointers.
-    let process = unsafe { libc::syscall(libc::SYS_getpid) };
-    if can_fetch(process) && close_from(0) {
-        let fetched = fetch(process, fd)?;
+    if can_fetch() && close_from(0) {
+        let fetched = fetch(fd)?;
         // A raw system call may have given the number to another file.
         let is_it = identity(fetched) == Ok(which);
-        return if is_it {
-            Ok(fetched)
-        } else {
-            Err(Errno(libc::EBADF))
-        };
+        return is_it.then_some(fetched).ok_or(Errno(libc::EBADF));
     }
     // Where close_range(2) is refused, unshare(2) copies every number.
     // SAFETY: as above.
@@ -104,9 +98,9 @@ pub fn leave_table(fd: i32) -> Result<i32, Errno> {
 
 /// Whether [`fetch`] would succeed: the kernel knows its calls, no filter refuses them, and the
 /// process's first thread has this thread's table.
-fn can_fetch(process: c_long) -> bool {
+fn can_fetch() -> bool {
     const KCMP_FILES: i32 = 2;
-    let this = thread::id_by_kernel();
+    let (process, this) = (thread::process_id(), thread::id_by_kernel());
     // SAFETY: the call takes no pointers.
     let same = unsafe { libc::syscall(libc::SYS_kcmp, process, this, KCMP_FILES, 0, 0) };
     let is_known = |call, wrong: i32| {
@@ -120,11 +114,12 @@ fn can_fetch(process: c_long) -> bool {
 }
 
 /// A file of the table of the process's first thread. Returns its number in the calling thread's.
-fn fetch(process: c_long, fd: i32) -> Result<i32, Errno> {
+fn fetch(fd: i32) -> Result<i32, Errno> {
     // SAFETY: the call takes no pointers.
-    let of = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    let opened = unsafe { libc::syscall(libc::SYS_pidfd_open, thread::process_id(), 0) };
+    let process = Descriptor::made(opened)?;
     // SAFETY: as above.
-    let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, of, fd, 0) };
+    let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.number(), fd, 0) };
     if fetched < 0 {
         Err(errno())
     } else {

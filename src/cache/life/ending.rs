@@ -210,7 +210,8 @@ pub fn before_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option
     let most = if some { FEW } else { usize::MAX };
     deregister_some_evicted(cache, By::Restricted, most);
     // Another thread may be ending a region of this memory.
-    for _ in 0..if pins_stay { 0 } else { WAITS } {
+    let waits = if pins_stay { 0 } else { WAITS };
+    for _ in 0..waits {
         let is_ending = || {
             let locked = regions.lock_by(By::Restricted);
             locked.is_some_and(|locked| locked.is_ending(range))
