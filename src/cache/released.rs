@@ -14,16 +14,17 @@ use rdmamr_sys::pages::PageRange;
 pub static RELEASED: Released = Released::new();
 
 /// A region has ended. (If the region could not be kept, its range is still in the table. An interposed
-/// call has already removed the range.)
+/// call has already removed the range, unless that began far behind the changed memory's start.)
 pub fn ended(region: &Slot, cause: Cause) {
+    let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
     let has_changed = match cause {
+        Cause::Hook if !was_used => return RELEASED.give_up(&region.range()),
         Cause::Fence | Cause::Hook => return,
         Cause::Event => true,
         // A region of a whole allocation costs more than one of the memory that was asked for.
         Cause::Linger => region.is_of_gpu() && !is_remote(region.access()),
         Cause::Flush | Cause::Watermark | Cause::Pressure => false,
     };
-    let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
     RELEASED.ended(&region.range(), was_used, has_changed);
 }
 
