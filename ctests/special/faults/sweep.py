@@ -194,7 +194,7 @@ def check(sweep, cache):
         errnos = ERRNOS.get(group[0], ANY)
         jobs[group] = [
             (site, time, error, cache.submit(sweep.fails, site, time, error))
-            for site, times in (members if every else members[:1])
+            for site, times in members
             for time in (range(times) if every else [0])
             for error in (errnos if every else errnos[:1])
         ]

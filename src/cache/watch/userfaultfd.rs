@@ -370,12 +370,13 @@ impl Userfaultfd {
             return false;
         }
         let range = PageRange::new(page as u64, page as u64 + size);
-        let tells = match self.register(range) {
-            Ok(()) => self.memory(range) == Memory::Shared,
-            Err(errno) => errno.0 == libc::EINVAL,
-        };
-        // Unregistered first: nobody reads an event of this.
-        self.unregister(range);
+        let registered = self.register(range);
+        let is_refused = registered == Err(Errno(libc::EINVAL));
+        let tells = is_refused || registered.is_ok() && self.memory(range) == Memory::Shared;
+        // Nobody reads the event of an unmapping: a page that is still watched stays.
+        if !self.unregister(range) && !is_refused {
+            return false;
+        }
         // SAFETY: this function mapped the page, and nothing else uses it.
         unsafe { libc::syscall(libc::SYS_munmap, page, size) };
         tells
