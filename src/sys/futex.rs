@@ -57,7 +57,9 @@ impl Remaining {
         let now = || Duration::from_nanos(clock::monotonic_by_kernel());
         let (begun, part) = (now(), self.part.min(self.left));
         wait(word, value, Some(part));
-        self.left -= (now() - begun).min(part);
+        // A clock that the process may not read stands still, or falls back to 0.
+        let took = now().saturating_sub(begun).min(part);
+        self.left -= if took.is_zero() { part } else { took };
     }
 }
 

@@ -190,7 +190,8 @@ impl WatchFd {
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Checks by fstat(2) whether the number is ours. If it is not, the cache ends, in words.
+    /// Checks by fstat(2) whether the number is ours. If it is not, the cache ends, in words. If that
+    /// cannot be told now, the number stays: by it memory is unwatched.
     fn prove(&self) -> Result<(), Errno> {
         let before = errno();
         let (fd, found) = loop {
@@ -201,31 +202,37 @@ impl WatchFd {
             }
         };
         set_errno(before);
-        if found == Ok((self.device.load(Relaxed), self.inode.load(Relaxed))) {
-            return Ok(());
+        match found {
+            Ok(found) if found == self.identity() => return Ok(()),
+            Ok(_) => self.lose(fd, "is another file now"),
+            Err(NOT_OURS) => self.lose(fd, "was closed"),
+            Err(errno) => {
+                if !self.said.swap(true, Relaxed) {
+                    log::soon(format_args!(
+                        "descriptor {fd}, by which the library asks userfaultfd, cannot be looked at ({}): no \
+                         region is kept while that is so",
+                        InWords(errno)
+                    ));
+                }
+            }
         }
-        self.lose(fd, found.err());
         Err(NOT_OURS)
+    }
+
+    fn identity(&self) -> (u64, u64) {
+        (self.device.load(Relaxed), self.inode.load(Relaxed))
     }
 
     /// The number is not ours any more.
     #[cold]
-    fn lose(&self, fd: i32, errno: Option<Errno>) {
+    fn lose(&self, fd: i32, what: &str) {
         // Another thread may have moved the number meanwhile.
         let lost = self.fd.compare_exchange(fd, LOST, SeqCst, SeqCst).is_ok();
-        if !lost || self.said.swap(true, Relaxed) {
-            return;
-        }
-        let say = |what| {
+        if lost && !self.said.swap(true, Relaxed) {
             log::soon(format_args!(
                 "descriptor {fd}, by which the library asks userfaultfd, {what}: regions are not reused from now \
                  on. A program should close by a raw system call no descriptor that it has not opened"
             ));
-        };
-        match errno {
-            Some(NOT_OURS) => say(format_args!("was closed")),
-            Some(errno) => say(format_args!("cannot be looked at ({})", InWords(errno))),
-            None => say(format_args!("is another file now")),
         }
     }
 
@@ -278,7 +285,7 @@ impl WatchFd {
             return;
         }
         let before = errno();
-        if identity(fd) == Ok((self.device.load(Relaxed), self.inode.load(Relaxed))) {
+        if identity(fd) == Ok(self.identity()) {
             Userfaultfd::of_fd(fd).close();
         }
         set_errno(before);
