@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Memory that the kernel cannot pin, of each kind that can be made here: the reason is true. */
+/*
+ * Memory that the kernel cannot pin, of each kind that can be made here: the reason is true.
+ *
+ * Usage: unpinned [WORD]: those of special[] whose names have this word, which must be there
+ */
 #include "../lib/device.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
@@ -9,6 +13,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/utsname.h>
 
 #ifndef MADV_GUARD_INSTALL
@@ -19,6 +24,7 @@
 #define RW (PROT_READ | PROT_WRITE)
 #define WRITE IBV_ACCESS_LOCAL_WRITE
 #define READ IBV_ACCESS_REMOTE_READ
+#define ON_DEMAND (WRITE | IBV_ACCESS_ON_DEMAND)
 #define PLACE "/mnt/unpinned"
 
 static struct ibv_pd *pd;
@@ -194,6 +200,37 @@ static void *huge_in_group(void)
 	return anonymous(RW, MAP_HUGETLB | MAP_NORESERVE, 4 * HUGE);
 }
 
+/* Persistent memory. */
+static void *dax_file(void)
+{
+	static const char commands[] = "modprobe -a nd_e820 nd_pmem ext4 && mkdir -p " PLACE "/dax && "
+				       "mkfs.ext4 -q -F -b 4096 /dev/pmem0 && mount -o dax /dev/pmem0 " PLACE "/dax";
+
+	return system(commands) ? MAP_FAILED : of_file(file_at(PLACE "/dax/file"), 16 * PAGE, 16 * PAGE, RW, MAP_SHARED);
+}
+
+static void *dax_file_again(void)
+{
+	return of_file(file_at(PLACE "/dax/file"), 16 * PAGE, 16 * PAGE, RW, MAP_SHARED);
+}
+
+/* Before the kernel pins a page of a movable zone it moves the page, and cannot if a pipe holds it. */
+static char *piped;
+static int ends[2];
+
+static void *in_a_pipe(void)
+{
+	struct iovec part = { piped = anonymous(RW, 0, 64 * PAGE), PAGE };
+
+	memset(piped, 1, 64 * PAGE);
+	return pipe2(ends, O_CLOEXEC) || vmsplice(ends[1], &part, 1, 0) != PAGE ? MAP_FAILED : piped;
+}
+
+static void *out_of_it(void)
+{
+	return close(ends[0]) || close(ends[1]) ? MAP_FAILED : piped;
+}
+
 #define SHORT "the file ends at byte 4096 of the 12288 that are registered ("
 #define NO_HUGE "no free huge page of 2 MiB: nr_hugepages 16, free 0, reserved 0"
 
@@ -238,6 +275,15 @@ static const struct kind {
 	{ "a closed protection key", closed_key, PAGE, WRITE, EFAULT, EFAULT, "has a protection key that is closed" },
 };
 
+/* Those of a machine that has such memory by its command line. */
+static const struct kind special[] = {
+	{ "a file in DAX mode", dax_file, 16 * PAGE, WRITE, 0, EOPNOTSUPP, "(" PLACE "/dax/file) is of a file in DAX mode (statx), "
+	  "which cannot be pinned for long: use device DAX or on-demand paging" },
+	{ "a file in DAX mode, on demand", dax_file_again, 16 * PAGE, ON_DEMAND, 0, 0, "" },
+	{ "a page that cannot be moved", in_a_pipe, 64 * PAGE, WRITE, ENOMEM, ENOMEM, "likely a page of a movable zone" },
+	{ "a page that can be moved again", out_of_it, 64 * PAGE, WRITE, 0, 0, "" },
+};
+
 /* File systems of this process's own. */
 static void mount_all(void)
 {
@@ -255,7 +301,7 @@ static void mount_all(void)
 		printf("# no ext4\n");
 }
 
-static void check(const struct kind *kind, bool old)
+static void check(const struct kind *kind, bool old, bool must_be_there)
 {
 	int err = old ? kind->old : kind->now;
 	bool is_ext4 = kind->make == on_ext4 || kind->make == short_on_ext4;
@@ -267,6 +313,7 @@ static void check(const struct kind *kind, bool old)
 	if (!is_ext4 || place.st_dev != root.st_dev)
 		memory = kind->make();
 	if (memory == MAP_FAILED) {
+		must(!must_be_there);
 		skip(kind->name, "it cannot be made here");
 		return;
 	}
@@ -277,7 +324,7 @@ static void check(const struct kind *kind, bool old)
 		ok(strstr(rdmamr_last_reason(), kind->words) != NULL, "%s: %s", kind->name, rdmamr_last_reason());
 	else
 		must(ibv_dereg_mr(mr) == 0);
-	if (kind->make != vvar)
+	if (kind->make != vvar && kind->make != in_a_pipe)
 		munmap(memory, kind->length);
 }
 
@@ -297,18 +344,25 @@ static void more_than_a_gib(void)
 	ok(strstr(rdmamr_last_reason(), "at most 1 GiB at once") != NULL, "a page more: %s", rdmamr_last_reason());
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct utsname kernel;
 	int major = 0, minor = 0;
+	bool old;
 
 	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
 	if (getuid())
 		skip_all("only root mounts");
 	pd = domain_of_device();
 	mount_all();
+	old = major < 6 || (major == 6 && minor < 2);
+	for (size_t n = 0; argc > 1 && n < sizeof(special) / sizeof(*special); n++)
+		if (strstr(special[n].name, argv[1]))
+			check(&special[n], old, true);
+	if (argc > 1)
+		return done_testing();
 	for (size_t n = 0; n < sizeof(kinds) / sizeof(*kinds); n++)
-		check(&kinds[n], major < 6 || (major == 6 && minor < 2));
+		check(&kinds[n], old, false);
 	if (major == 7 && minor == 2)
 		more_than_a_gib();
 	else
