@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""table.py write RESULTS PAGE: writes docs/results/matrix.md, the PAGE, from the results of
-"ctests/run matrix" in RESULTS. Fails if a suite failed, or if a case was skipped for a reason that
-ctests/special/matrix/reasons does not explain.
+"""table.py write RESULTS PAGE: writes the tables of docs/results/matrix.md, the PAGE, from the results
+of "ctests/run matrix" in RESULTS. Fails if a suite failed, or if a case was skipped for a reason
+that ctests/special/matrix/reasons does not explain.
 
 table.py check RESULTS PAGE SUITE: compares the PAGE with the results of "make check" in RESULTS, on
 this machine's own user space, of that Debian SUITE. Prints TAP. A failure is a suite that fails, or a
@@ -14,48 +14,12 @@ import os
 import re
 import sys
 
-HERE = os.path.dirname(__file__)
+HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path.insert(0, os.path.dirname(HERE))
+from prose import with_tables
+
 DEVICES = {"rxe": "soft-RoCE (rxe)", "siw": "soft-iWARP (siw)"}
 DEBIAN = {"bookworm": "12", "trixie": "13", "sid": "sid", "arm64": "13"}
-
-HEAD = """# The systems on which the library is tested
-
-`ctests/run matrix` runs the suites below on each of these systems and writes this page: stock
-Debian kernels in the machine of `vm/`, each with the user space of a Debian suite, on soft-RoCE and
-on soft-iWARP. The library and the programs of the tests are the same files everywhere, built on
-Debian 12. `make check` runs many of these suites again on three of the systems, `make check-all`
-all that the page lists for these; both fail if a suite fails or has fewer cases.
-[arm64.md](arm64.md) has the results on arm64.
-
-"""
-
-HEAD_ARM64 = """# The tests on arm64
-
-`ctests/run arm64` compiles the library and the programs of the tests for arm64, runs the suites
-below in a machine that emulates this processor, with a stock Debian kernel, and writes this page.
-`make check` does not run it. [matrix.md](matrix.md) has the other systems.
-
-"""
-
-FUNCTIONS = """
-## Cases passed
-
-113/116 means that 113 of 116 cases passed, and three could not run on that system: the next table
-gives the reasons. No case failed on any system, unless a cell says so. An empty cell means that the
-suite did not run, or has changed since: suites that test the kernel alone run on each kernel with the user space of its
-time, and some suites have no meaning on iWARP. A dash means that this rdma-core has no such test.
-
-"""
-
-DIFFERENCES = """
-## Known differences
-
-The table lists the cases that could not run, their systems, and the reason in the source of the
-kernel or of rdma-core.
-
-| what is said | suites | systems | why |
-| --- | --- | --- | --- |
-"""
 
 
 class Result:
@@ -137,16 +101,13 @@ def write(folder, page):
         kernel, core, fabric = (re.match(r"\d+\.?\d*", version)[0] for version in versions[system])
         return kernel, core.split(".")[0], fabric
 
-    head = HEAD_ARM64 if all("-arm64-" in system for system in systems) else HEAD
-    text = head + "| system | Linux | Debian | rdma-core | libfabric | device |\n| --- | --- | --- | --- | --- | --- |\n"
+    there = "| system | Linux | Debian | rdma-core | libfabric | device |\n| --- | --- | --- | --- | --- | --- |\n"
     for system in systems:
         kernel, core, fabric = (re.match(r"[\d.]+", version)[0] for version in versions[system])
         _, tree, device = system.split("-")
-        text += f"| {system} | {kernel} | {DEBIAN[tree]} | {core} | {fabric} | {DEVICES[device]} |\n"
-    text += FUNCTIONS + "| Linux, rdma-core, libfabric | device |"
+        there += f"| {system} | {kernel} | {DEBIAN[tree]} | {core} | {fabric} | {DEVICES[device]} |\n"
     heads = ["<br>".join((*short(system), system.split("-")[2])) for system in systems]
-    text = text.replace("| Linux, rdma-core, libfabric | device |", "| function | suite | " + " | ".join(heads) + " |")
-    text += "\n| --- | --- |" + " ---: |" * len(systems) + "\n"
+    passed = "| function | suite | " + " | ".join(heads) + " |\n| --- | --- |" + " ---: |" * len(systems) + "\n"
     skipped = collections.defaultdict(lambda: (set(), set()))
     for function, suites in rows():
         for suite in suites:
@@ -161,11 +122,11 @@ def write(folder, page):
                 for name in result.failed if result else []:
                     print(f"{system}: {suite}: failed: {name}")
                     well = False
-            text += f"| {function} | {suite.partition(':')[0] + ', of it' * (':' in suite)} | " + " | ".join(cells) + " |\n"
+            passed += f"| {function} | {suite.partition(':')[0] + ', of it' * (':' in suite)} | " + " | ".join(cells) + " |\n"
             function = ""
-    text += "| all | | " + " | ".join(
+    passed += "| all | | " + " | ".join(
         str(sum(result.passed for (of, suite), result in results.items() if of == system and ":" not in suite)) for system in systems) + " |\n"
-    text += DIFFERENCES
+    differences = "| what is said | suites | systems | why |\n| --- | --- | --- | --- |\n"
     explained = collections.defaultdict(lambda: (set(), set(), []))
     for said, (suites, where) in sorted(skipped.items()):
         why = next((why for pattern, _, why in reasons() if pattern.match(said)), None)
@@ -177,8 +138,10 @@ def write(folder, page):
         explained[why][2].append(said)
     for why, (suites, where, said) in explained.items():
         more = f" and {len(said) - 1} more" if len(said) > 1 else ""
-        there = "all" if where == set(systems) else ", ".join(sorted(where, key=order))
-        text += f"| {said[0]}{more} | {', '.join(sorted(suites))} | {there} | {why} |\n"
+        where = "all" if where == set(systems) else ", ".join(sorted(where, key=order))
+        differences += f"| {said[0]}{more} | {', '.join(sorted(suites))} | {where} | {why} |\n"
+    with open(page, encoding="utf-8") as file:
+        text = with_tables(file.read(), [there, passed, differences])
     with open(page, "w", encoding="utf-8") as file:
         file.write(text)
     return well
