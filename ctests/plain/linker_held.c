@@ -37,15 +37,14 @@ enum { RETURNED, NO_CASE = 3, WAITED_FOR_LINKER, WAITED_FOR_READER, EXEMPT, WRON
 
 static const char *in_words(int status)
 {
-	switch (status) {
-	case RETURNED: return "returns";
-	case NO_CASE: return "has no case in this test";
-	case WAITED_FOR_LINKER: return "waits for the linker's lock";
-	case WAITED_FOR_READER: return "waits for the reader of standard error";
-	case WRONG: return "has a wrong result";
-	case 128 + SIGALRM: return "hangs";
-	default: return "ends the process";
-	}
+	static const char *const words[] = {
+		[RETURNED] = "returns", [NO_CASE] = "has no case in this test", [WAITED_FOR_LINKER] = "waits for the linker's lock",
+		[WAITED_FOR_READER] = "waits for the reader of standard error", [WRONG] = "has a wrong result",
+	};
+
+	if (status == 128 + SIGALRM)
+		return "hangs";
+	return status <= WRONG && words[status] ? words[status] : "ends the process";
 }
 
 /* The calling thread, and what it sleeps in. */
@@ -493,6 +492,17 @@ static int shape(const char *name)
 	} else if (!strcmp(name, "clone")) {
 		starts_cache();
 		must(other(clone)(task, stack + sizeof(stack), CLONE_VM | SIGCHLD, NULL) > 0);
+	} else if (!strcmp(name, "told")) {
+		/* Once the reader has read, the library tells what it did not. */
+		static char text[1 << 17];
+
+		must(fcntl(99, F_SETFL, O_NONBLOCK) == 0 && !reg(pd, (void *)8, PAGE, 2));
+		while (read(99, text, sizeof(text)) > 0)
+			;
+		must(!reg(pd, (void *)8, PAGE, 2));
+		memset(text, 0, sizeof(text));
+		must(read(99, text, sizeof(text) - 1) > 0);
+		return strstr(text, " lines were dropped: standard error was full") ? RETURNED : WRONG;
 	} else {
 		return NO_CASE;
 	}
@@ -511,67 +521,49 @@ static void with_full_error(char **argv)
 	must(!"execv");
 }
 
-/* Once the reader has read, the library tells what it did not. */
-static int told(void)
-{
-	static char text[1 << 17];
-	ssize_t length;
+/* Two programs' settings; the first of each differs. */
+typedef const char *const settings[2][4];
 
-	must(fcntl(99, F_SETFL, O_NONBLOCK) == 0);
-	while (read(99, text, sizeof(text)) > 0)
-		;
-	open_it();
-	begin_watch();
-	watched = (pid_t)syscall(SYS_gettid);
-	must(fill_pipe(STDERR_FILENO) == 0);
-	must(!reg(pd, (void *)8, PAGE, 2));
-	while (read(99, text, sizeof(text)) > 0)
-		;
-	must(!reg(pd, (void *)8, PAGE, 2));
-	length = read(99, text, sizeof(text) - 1);
-	text[length > 0 ? length : 0] = 0;
-	return strstr(text, " lines were dropped: standard error was full") ? RETURNED : WRONG;
-}
-
-static const char *const caches[][3] = { { "RDMAMR_CACHE=off", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "LD_BIND_NOW=1" } };
-static const char *const traced[][3] = { { "RDMAMR_TRACE=/dev/null", "RDMAMR_TRACE_STACKS=0" }, { "RDMAMR_TRACE=/dev/null", "RDMAMR_TRACE_STACKS=1" } };
-static const char *const verbose[][5] = {
-	{ "RDMAMR_CACHE=off", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
-	{ "RDMAMR_CACHE=all", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
+static settings caches = { { "RDMAMR_CACHE=off", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "LD_BIND_NOW=1" } };
+static settings verbose = {
+	{ "RDMAMR_CACHE=off", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
+};
+static settings traced = {
+	{ "RDMAMR_TRACE_STACKS=0", "RDMAMR_TRACE=/dev/null" }, { "RDMAMR_TRACE_STACKS=1", "RDMAMR_TRACE=/dev/null" },
 };
 
-static void traced_checks(const char *how, const char *name)
+static void checks(const char *how, const char *name, settings with)
 {
 	char argument[256];
 
 	snprintf(argument, sizeof(argument), "%s %s", how, name);
-	for (int stacks = 0; stacks < 2; stacks++) {
-		int status = once_more(argument, traced[stacks]);
-
-		ok(status == RETURNED, "%s, %s, %s: %s", name, how, traced[stacks][1], in_words(status));
-	}
-}
-
-static void checks(const char *how, const char *name)
-{
-	char argument[256];
-
-	snprintf(argument, sizeof(argument), "%s %s", how, name);
-	for (int cache = 0; cache < 2; cache++) {
-		bool is_full = !strcmp(how, "full") || !strcmp(how, "full-shape");
-		int status = once_more(argument, is_full ? verbose[cache] : caches[cache]);
+	for (int n = 0; n < 2; n++) {
+		int status = once_more(argument, with[n]);
 
 		if (status == EXEMPT)
 			skip(name, "it is exempt, for the reason in this test");
 		else
-			ok(status == RETURNED, "%s, %s, %s: %s", name, how, caches[cache][0], in_words(status));
+			ok(status == RETURNED, "%s, %s, %s: %s", name, how, with[n][0], in_words(status));
 	}
 }
 
 int main(int argc, char **argv)
 {
-	static const char *const shapes[] = { "constructor", "destructor", "stopped", "forked" };
-	static const char *const full[] = { "userfaultfd", "key", "clone" };
+	static const struct { const char *what, *how, *name; const char *const (*with)[4]; } shapes[] = {
+		{ "a registration waits for nobody: constructor", "shape", "constructor", caches },
+		{ "a registration waits for nobody: destructor", "shape", "destructor", caches },
+		{ "a registration waits for nobody: stopped", "shape", "stopped", caches },
+		{ "a registration waits for nobody: forked", "shape", "forked", caches },
+		{ "nor does one that is traced: constructor", "shape", "constructor", traced },
+		{ "nor does one that is traced: destructor", "shape", "destructor", traced },
+		{ "nor does one that is traced: stopped", "shape", "stopped", traced },
+		{ "nor does one that is traced: forked", "shape", "forked", traced },
+		{ "nor does one that is traced: callback", "callback", "ibv_reg_mr", traced },
+		{ "standard error is full: userfaultfd", "full-shape", "userfaultfd", verbose },
+		{ "standard error is full: key", "full-shape", "key", verbose },
+		{ "standard error is full: clone", "full-shape", "clone", verbose },
+		{ "the dropped lines are counted, and told", "full-shape", "told", verbose },
+	};
 	char line[256];
 	FILE *list;
 
@@ -585,9 +577,7 @@ int main(int argc, char **argv)
 			with_full_error(argv);
 		name++;
 		/* exit() would wait for the linker. */
-		_exit(!strcmp(name, "told")	    ? told() :
-		      strstr(how, "shape") ? shape(name) :
-					     one_call(how, strdup(name)));
+		_exit(strstr(how, "shape") ? shape(name) : one_call(how, strdup(name)));
 	}
 	list = fopen("ctests/packages/abi/librdmamr.symbols", "re");
 	must(list);
@@ -596,19 +586,13 @@ int main(int argc, char **argv)
 		if (!line[0] || line[0] == '#')
 			continue;
 		case_begin("%s waits for nobody", line);
-		checks("constructor", line);
-		checks("callback", line);
-		checks("full", line);
+		checks("constructor", line, caches);
+		checks("callback", line, caches);
+		checks("full", line, verbose);
 		case_end();
 	}
 	fclose(list);
 	for (size_t n = 0; n < sizeof(shapes) / sizeof(*shapes); n++)
-		as_case(checks("shape", shapes[n]), "a registration waits for nobody: %s", shapes[n]);
-	for (size_t n = 0; n < sizeof(shapes) / sizeof(*shapes); n++)
-		as_case(traced_checks("shape", shapes[n]), "nor does one that is traced: %s", shapes[n]);
-	as_case(traced_checks("callback", "ibv_reg_mr"), "nor does one that is traced: callback");
-	for (size_t n = 0; n < sizeof(full) / sizeof(*full); n++)
-		as_case(checks("full-shape", full[n]), "standard error is full: %s", full[n]);
-	as_case(checks("full-shape", "told"), "the dropped lines are counted, and told");
+		as_case(checks(shapes[n].how, shapes[n].name, shapes[n].with), "%s", shapes[n].what);
 	return done_testing();
 }
