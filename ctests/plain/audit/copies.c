@@ -7,11 +7,10 @@
  * Only the copy has been told to keep registered memory from children, by its own ibv_fork_init:
  * the flags of the memory in /proc/self/smaps show which libibverbs the library called.
  */
-#include <dirent.h>
 #include <dlfcn.h>
+#include <glob.h>
 #include <infiniband/verbs.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <rdmamr.h>
 #include "../../lib/memory.h"
 #include "../../lib/program.h"
@@ -57,52 +56,23 @@ static const char *in_folder(const char *name)
 	return path;
 }
 
-/* The path of the installed libibverbs. It stays unloaded here. */
-static void find_installed(char *path, size_t size)
-{
-	int ends[2], status;
-	ssize_t length;
-	pid_t pid;
-
-	must(pipe(ends) == 0);
-	pid = must_fork();
-	if (!pid) {
-		void *library = dlopen("libibverbs.so.1", RTLD_LAZY);
-		Dl_info info;
-
-		if (library && dladdr(dlsym(library, "ibv_open_device"), &info) && realpath(info.dli_fname, path))
-			write(ends[1], path, strlen(path));
-		_exit(0);
-	}
-	must(waitpid(pid, &status, 0) == pid);
-	length = read(ends[0], path, size - 1);
-	must(length > 0 && close(ends[0]) == 0 && close(ends[1]) == 0);
-	path[length] = 0;
-}
-
-/* Makes the copies, and makes the copy of libibverbs load its own provider only. */
+/* Makes the copies, and makes the copy of libibverbs load its own provider only. The installed one stays unloaded. */
 static void make_copies(void)
 {
 	static const char *const library[][2] = { { "libibverbs.so.1", "libibverbz.so.1" },
 						  { "/etc/libibverbs.d", "/nil/libibverbs.d" }, { NULL, NULL } };
-	char installed[256], path[512], *end;
-	struct dirent *entry;
-	int found = 0;
-	DIR *dir;
+	static const char *const provider[][2] = { { "libibverbs.so.1", "libibverbz.so.1" }, { NULL, NULL } };
+	FILE *said = popen("realpath $(ldconfig -p | sed -n 's/.*libibverbs.so.1 .* => //p')", "r");
+	char installed[256];
+	glob_t found;
 
-	find_installed(installed, sizeof(installed));
+	must(said && fgets(installed, sizeof(installed) - 32, said) && pclose(said) == 0);
+	installed[strcspn(installed, "\n")] = '\0';
 	copy_file(installed, in_folder("libibverbs-1de1263b.so.1"), library);
-	end = strrchr(installed, '/');
-	strcpy(end, "/libibverbs");
-	dir = opendir(installed);
-	must(dir);
-	while ((entry = readdir(dir)))
-		if (!strncmp(entry->d_name, "librxe-rdmav", 12)) {
-			snprintf(path, sizeof(path), "%s/%s", installed, entry->d_name);
-			copy_file(path, in_folder(entry->d_name), (const char *const[][2]){ { library[0][0], library[0][1] }, { NULL, NULL } });
-			found++;
-		}
-	must(found == 1 && closedir(dir) == 0);
+	strcpy(strrchr(installed, '/'), "/libibverbs/librxe-rdmav*");
+	must(glob(installed, 0, NULL, &found) == 0 && found.gl_pathc == 1);
+	copy_file(*found.gl_pathv, in_folder(strrchr(*found.gl_pathv, '/') + 1), provider);
+	globfree(&found);
 }
 
 /* A domain on the device, by one libibverbs alone. */
