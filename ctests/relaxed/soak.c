@@ -3,7 +3,8 @@
  * Endurance: two threads register, use, release, unmap, remap, fork and flush at random, in one
  * protection domain, for a while. All traffic is checked both ways. Memory that changed under the
  * cache is registered again and checked like the rest. At the end the cache must have cleaned up:
- * no region in the kernel, no pinned memory, no new thread and no new file.
+ * no region in the kernel, no pinned memory, no new thread and no new file. cache/fuzz/ has the
+ * other ways to change memory, at random too.
  *
  * Usage: soak [SECONDS [SEED]]: 30 s by default. The seed is printed.
  */
@@ -26,10 +27,14 @@ struct worker {
 	pthread_t thread;
 	unsigned int seed;
 	struct slot slots[SLOTS];
-	long steps, registered, checked, changed, under, flushed, forked, again, refused;
-	/* Counts that must stay 0. */
-	long wrong_data, wrong_calls, wrong_children;
 };
+
+/* What both threads have done; each must happen. */
+enum { STEPS, REGISTERED, CHECKED, CHANGED, UNDER, FLUSHED, FORKED, REFUSED, DONE };
+static const char *const names[DONE] = {
+	"steps", "registrations", "checks of data", "changes of memory", "under a region", "flushes", "children", "refused",
+};
+static _Atomic long done[DONE], wrong_data, wrong_calls, wrong_children;
 
 static struct pair pair;
 /* The queue pair, and the buffers of its far end. */
@@ -39,27 +44,23 @@ static double deadline;
 
 static unsigned int chance(struct worker *worker, unsigned int of) { return (unsigned int)rand_r(&worker->seed) % of; }
 
-static void wrong(long *counter, const char *what, int err)
+static void wrong(_Atomic long *counter, const char *what, int err)
 {
 	if (++*counter <= 10)
 		printf("# %s: %s\n", what, strerror(err));
 }
 
-static struct ibv_mr *try_register(struct worker *worker, void *memory, size_t length, int access)
+static struct ibv_mr *try_register(void *memory, size_t length, int access)
 {
 	struct ibv_mr *mr;
 
-	for (int tries = 0; !(mr = register_region(pair.pd, memory, length, access)) && errno == EAGAIN; tries++) {
-		worker->again++;
-		if (tries > 10000)
-			break;
+	for (int tries = 0; !(mr = register_region(pair.pd, memory, length, access)) && errno == EAGAIN && tries < 10000; tries++)
 		usleep(1);
-	}
-	worker->registered++;
+	done[REGISTERED]++;
 	if (!mr)
-		wrong(&worker->wrong_calls, "ibv_reg_mr_relaxed", errno);
+		wrong(&wrong_calls, "ibv_reg_mr_relaxed", errno);
 	else if (mr->addr != memory || mr->length != length || mr->pd != pair.pd)
-		wrong(&worker->wrong_calls, "the region does not describe the request", 0);
+		wrong(&wrong_calls, "the region does not describe the request", 0);
 	return mr;
 }
 
@@ -68,17 +69,17 @@ static void deregister(struct worker *worker, struct ibv_mr *mr)
 	int err = chance(worker, 4) ? deregister_region(mr) : ibv_dereg_mr(mr);
 
 	if (err)
-		wrong(&worker->wrong_calls, "deregistration", err);
+		wrong(&wrong_calls, "deregistration", err);
 }
 
 /* Data moves both ways between the device and the page that the program sees. */
-static void check(struct worker *worker, const struct ibv_mr *mr, int access)
+static void check(const struct ibv_mr *mr, int access)
 {
 	pthread_mutex_lock(&traffic);
 	if (!all_lands(&pair, mr, mr->addr, mr->length, access & IBV_ACCESS_REMOTE_WRITE))
-		wrong(&worker->wrong_data, "data is not in the right place", 0);
+		wrong(&wrong_data, "data is not in the right place", 0);
 	pthread_mutex_unlock(&traffic);
-	worker->checked++;
+	done[CHECKED]++;
 }
 
 static int some_access(struct worker *worker) { return chance(worker, 2) ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE; }
@@ -106,56 +107,19 @@ static void give_back(struct worker *worker, struct slot *slot)
 	else if (chance(worker, 2))
 		must(munmap(slot->memory, slot->length) == 0);
 	else
-		must(syscall(SYS_munmap, slot->memory, slot->length) == 0);
+		must(raw_munmap(slot->memory, slot->length) == 0);
 }
 
-static void *change_page(char *page, bool raw)
+/* Other pages at the address of one, by calls that the library sees or by raw system calls. */
+static void change_page(struct worker *worker, struct slot *slot)
 {
-	return raw ? (void *)syscall(SYS_mmap, page, PAGE, FRESH | MAP_FIXED, -1, 0) : mmap(page, PAGE, FRESH | MAP_FIXED, -1, 0);
-}
+	char *page = slot->memory + chance(worker, (unsigned int)(slot->length / PAGE)) * PAGE;
 
-/*
- * Maps other pages at the same address, or moves the same pages to another, by calls that the
- * library sees or by raw system calls.
- */
-static void change_mapping(struct worker *worker, struct slot *slot)
-{
-	char *page = slot->memory + chance(worker, (unsigned int)(slot->length / PAGE)) * PAGE, *elsewhere, *got;
-	bool raw = chance(worker, 2);
-
-	switch (chance(worker, 5)) {
-	case 0: /* the other thread may be faster, and get the address */
-		give_back(worker, slot);
-		got = mmap(slot->memory, slot->length, FRESH, -1, 0);
-		must(got != MAP_FAILED);
-		slot->memory = got;
-		break;
-	case 1:
-		must(change_page(page, raw) == page);
-		break;
-	case 2:
-		must((raw ? (int)syscall(SYS_madvise, page, PAGE, MADV_DONTNEED) : madvise(page, PAGE, MADV_DONTNEED)) == 0);
-		break;
-	case 3:
-		elsewhere = mmap(NULL, slot->length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-		must(elsewhere != MAP_FAILED);
-		got = raw ? (char *)syscall(SYS_mremap, slot->memory, slot->length, slot->length,
-					    MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere) :
-			    mremap(slot->memory, slot->length, slot->length, MREMAP_MAYMOVE | MREMAP_FIXED, elsewhere);
-		if (got == elsewhere) {
-			slot->memory = got;
-			break;
-		}
-		/*
-		 * The kernel moves a single mapping, and by now this memory may be several. It has unmapped
-		 * the target before it looked (mm/mremap.c, mremap_to), and the other thread's memory may
-		 * be there now.
-		 */
-		must(errno == EFAULT);
-		break;
-	default:
-		must(mprotect(slot->memory, slot->length, PROT_READ) == 0);
-		must(mprotect(slot->memory, slot->length, PROT_READ | PROT_WRITE) == 0);
+	switch (chance(worker, 4)) {
+	case 0: must(mmap(page, PAGE, FRESH | MAP_FIXED, -1, 0) == page); break;
+	case 1: must((char *)syscall(SYS_mmap, page, PAGE, FRESH | MAP_FIXED, -1, 0) == page); break;
+	case 2: must(madvise(page, PAGE, MADV_DONTNEED) == 0); break;
+	default: must(syscall(SYS_madvise, page, PAGE, MADV_DONTNEED) == 0);
 	}
 }
 
@@ -167,16 +131,16 @@ static void change(struct worker *worker, struct slot *slot)
 	 */
 	if (slot->mr && chance(worker, 8))
 		return;
-	worker->under += slot->mr != NULL;
+	done[UNDER] += slot->mr != NULL;
 	if (slot->mapped && chance(worker, 6)) {
-		change_mapping(worker, slot);
+		change_page(worker, slot);
 	} else {
 		give_back(worker, slot);
 		get_memory(worker, slot);
 		if (!chance(worker, 16))
 			malloc_trim(0);
 	}
-	worker->changed++;
+	done[CHANGED]++;
 	if (slot->mr)
 		deregister(worker, slot->mr);
 	slot->mr = NULL;
@@ -188,7 +152,7 @@ static void use(struct worker *worker, struct slot *slot)
 
 	if (slot->mr) {
 		if (chance(worker, 2))
-			check(worker, slot->mr, slot->access);
+			check(slot->mr, slot->access);
 		deregister(worker, slot->mr);
 		slot->mr = NULL;
 		return;
@@ -196,9 +160,9 @@ static void use(struct worker *worker, struct slot *slot)
 	from = chance(worker, 2) ? 0 : chance(worker, (unsigned int)slot->length);
 	length = chance(worker, 2) ? slot->length - from : 1 + chance(worker, (unsigned int)(slot->length - from));
 	slot->access = some_access(worker);
-	slot->mr = try_register(worker, slot->memory + from, length, slot->access);
+	slot->mr = try_register(slot->memory + from, length, slot->access);
 	if (slot->mr && chance(worker, 2))
-		check(worker, slot->mr, slot->access);
+		check(slot->mr, slot->access);
 }
 
 /* Memory of both threads, which never changes: hits on each other's regions. */
@@ -209,12 +173,12 @@ static void use_common(struct worker *worker)
 	for (int n = 0; n < 20; n++) {
 		int access = some_access(worker);
 		size_t from = (size_t)chance(worker, 2) * PAGE;
-		struct ibv_mr *mr = try_register(worker, memory + from, COMMON_LENGTH - from, access);
+		struct ibv_mr *mr = try_register(memory + from, COMMON_LENGTH - from, access);
 
 		if (!mr)
 			return;
 		if (n == 0)
-			check(worker, mr, access);
+			check(mr, access);
 		deregister(worker, mr);
 	}
 }
@@ -237,8 +201,8 @@ static void fork_one(struct worker *worker)
 		_exit(0);
 	}
 	if (child_status(pid))
-		wrong(&worker->wrong_children, "a child ended badly", 0);
-	worker->forked++;
+		wrong(&wrong_children, "a child ended badly", 0);
+	done[FORKED]++;
 }
 
 /* Registrations that must fail. No thread maps the first pages. */
@@ -250,8 +214,17 @@ static void refused(struct worker *worker)
 	mr = chance(worker, 2) ? register_region(pair.pd, (void *)PAGE, PAGE, some_access(worker)) :
 				 register_region(pair.pd, common[0], PAGE, IBV_ACCESS_REMOTE_WRITE);
 	if (mr || (errno != EFAULT && errno != EINVAL))
-		wrong(&worker->wrong_calls, "a registration that must fail", errno);
-	worker->refused++;
+		wrong(&wrong_calls, "a registration that must fail", errno);
+	done[REFUSED]++;
+}
+
+static void flush(void)
+{
+	int err = ibv_flush_relaxed_mr(pair.pd);
+
+	if (err)
+		wrong(&wrong_calls, "ibv_flush_relaxed_mr", err);
+	done[FLUSHED]++;
 }
 
 /* For "ctests/run soak" with CHECK_LEAK, which must then report it: leaks a mapping and a descriptor. */
@@ -266,41 +239,32 @@ static void leak(void)
 	(void)!dup(STDIN_FILENO);
 }
 
-static void step(struct worker *worker)
-{
-	struct slot *slot = &worker->slots[chance(worker, SLOTS)];
-	unsigned int what = chance(worker, 1000);
-	int err;
-
-	if (leaks && what % 8 == 0)
-		leak();
-	if (what < 500) {
-		use(worker, slot);
-	} else if (what < 700) {
-		change(worker, slot);
-	} else if (what < 960) {
-		use_common(worker);
-	} else if (what < 980) {
-		refused(worker);
-	} else if (what < 995) {
-		err = ibv_flush_relaxed_mr(pair.pd);
-		if (err)
-			wrong(&worker->wrong_calls, "ibv_flush_relaxed_mr", err);
-		worker->flushed++;
-	} else {
-		fork_one(worker);
-	}
-	worker->steps++;
-}
-
 static void *work(void *argument)
 {
 	struct worker *worker = argument;
 
 	for (int n = 0; n < SLOTS; n++)
 		get_memory(worker, &worker->slots[n]);
-	while (seconds_now() < deadline)
-		step(worker);
+	while (seconds_now() < deadline) {
+		struct slot *slot = &worker->slots[chance(worker, SLOTS)];
+		unsigned int what = chance(worker, 1000);
+
+		if (leaks && what % 8 == 0)
+			leak();
+		if (what < 500)
+			use(worker, slot);
+		else if (what < 700)
+			change(worker, slot);
+		else if (what < 960)
+			use_common(worker);
+		else if (what < 980)
+			refused(worker);
+		else if (what < 995)
+			flush();
+		else
+			fork_one(worker);
+		done[STEPS]++;
+	}
 	for (int n = 0; n < SLOTS; n++) {
 		if (worker->slots[n].mr)
 			deregister(worker, worker->slots[n].mr);
@@ -313,9 +277,9 @@ int main(int argc, char **argv)
 {
 	double seconds = argc > 1 ? atof(argv[1]) : 30;
 	unsigned int seed = argc > 2 ? (unsigned int)strtoul(argv[2], NULL, 0) : (unsigned int)time(NULL);
-	struct worker workers[THREADS] = { 0 }, sum = { 0 };
-	struct rdmamr_stats now_stats;
-	int threads, files;
+	struct worker workers[THREADS] = { 0 };
+	struct rdmamr_stats now;
+	int threads, files, never = 0;
 
 	leaks = getenv("CHECK_LEAK");
 	relaxed_open(&pair);
@@ -333,28 +297,26 @@ int main(int argc, char **argv)
 		workers[n].seed = seed + (unsigned int)n * 7919;
 		workers[n].thread = must_start(work, &workers[n]);
 	}
-	for (int n = 0; n < THREADS; n++) {
+	for (int n = 0; n < THREADS; n++)
 		must_join(workers[n].thread);
-		for (long *from = &workers[n].steps, *to = &sum.steps; from <= &workers[n].wrong_children; from++, to++)
-			*to += *from;
+	now = stats();
+	for (int n = 0; n < DONE; n++) {
+		printf("%s%ld %s", n ? ", " : "# ", done[n], names[n]);
+		never += !done[n];
 	}
-	now_stats = stats();
-	printf("# %ld steps: %ld registrations (%ld again after EAGAIN), %ld checks of data, %ld changes of memory (%ld under a "
-	       "region), %ld flushes, %ld children, %ld refused\n", sum.steps, sum.registered, sum.again, sum.checked,
-	       sum.changed, sum.under, sum.flushed, sum.forked, sum.refused);
-	show((struct rdmamr_stats){ 0 }, now_stats);
-	is(sum.wrong_data, 0, "data was where the program sees it, in %ld checks", sum.checked);
-	is(sum.wrong_calls, 0, "every call had its proper result");
-	is(sum.wrong_children, 0, "every child ended well, of %ld", sum.forked);
-	ok(sum.checked && sum.changed && sum.under && sum.flushed && sum.forked && sum.refused, "everything happened");
-	ok(now_stats.hits > now_stats.misses && now_stats.shared, "regions were reused, and shared");
-	ok(now_stats.flushed_hook && now_stats.flushed_event && now_stats.flushed_flush,
-	   "and ended by hooks, by events, by flushes");
+	printf("\n");
+	show((struct rdmamr_stats){ 0 }, now);
+	is(wrong_data, 0, "data was where the program sees it, in %ld checks", done[CHECKED]);
+	is(wrong_calls, 0, "every call had its proper result");
+	is(wrong_children, 0, "every child ended well, of %ld", done[FORKED]);
+	is(never, 0, "everything happened");
+	ok(now.hits > now.misses && now.shared, "regions were reused, and shared");
+	ok(now.flushed_hook && now.flushed_event && now.flushed_flush, "and ended by hooks, by events, by flushes");
 
 	is(ibv_flush_relaxed_mr(pair.pd), 0, "flushed");
-	now_stats = stats();
-	is((long long)now_stats.idle, 0, "nothing is idle");
-	is((long long)now_stats.idle_bytes, 0, "not a byte");
+	now = stats();
+	is((long long)now.idle, 0, "nothing is idle");
+	is((long long)now.idle_bytes, 0, "not a byte");
 	is(kernel_regions(pair.context), far.others, "the kernel has no relaxed region");
 	is(ibv_dereg_mr(far.mr), 0, "the far end is deregistered");
 	/* With RDMAMR_CACHE the cache has kept it. */
