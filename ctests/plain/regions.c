@@ -426,6 +426,70 @@ static void signals(void)
 	printf("# inside the library, and forwarded: %llu\n", (unsigned long long)stats().reg_next);
 }
 
+/* --- fork: a child touches none of its parent's regions, and starts anew with its own device --- */
+
+/* A child that registers memory of its own on a device of its own. Returns a bit for each failure. */
+static int child_registers(void)
+{
+	int wrong = (stats().reg_kernel != 0 || stats().live != 0) << 0;
+	struct ibv_mr *mr;
+
+	alarm(DEADLOCK);
+	context = open_device();
+	pd = ibv_alloc_pd(context);
+	mr = ibv_reg_mr(pd, pages(1), PAGE, LOCAL);
+	wrong |= (!mr || stats().reg_kernel != 1 || stats().reg_next != 0) << 1;
+	wrong |= (ibv_dereg_mr(mr) != 0 || stats().live != 0) << 2;
+	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 3;
+}
+
+static int child_ends(void) { return 0; }
+static int child_exits(void) { exit(0); } /* with all destructors */
+
+/* The child shares the parent's file: this ends the parent's region, as it would without the library. */
+static struct ibv_mr *target;
+static int child_deregisters(void) { return ibv_dereg_mr(target) != 0 || stats().dereg_kernel != 0 || stats().dereg_next != 1; }
+
+static void parent_works(const char *when)
+{
+	memset(local, when[0], 64);
+	is(pair_write(&pair, source, local, 64, (uintptr_t)remote, target->rkey), IBV_WC_SUCCESS,
+	   "the parent's regions work after a child that %s", when);
+	ok(remote[0] == when[0] && stats().live == 2, "and its table is whole");
+}
+
+static volatile bool stop;
+
+static void *registers(void *nothing)
+{
+	while (!stop)
+		rounds(1);
+	return nothing;
+}
+
+static void forks(void)
+{
+	pthread_t thread;
+	int failed = 0;
+
+	target = ibv_reg_mr(pd, remote, PAGE, LOCAL_AND_REMOTE);
+	must(target);
+	is(in_forked(child_exits), 0, "a child exits");
+	parent_works("exits");
+	is(in_forked(child_registers), 0, "the library registers for a child on a device of its own");
+	parent_works("registers");
+	is(in_forked(child_deregisters), 0, "a child deregisters its parent's region by libibverbs");
+	is(ibv_dereg_mr(target), ENOENT, "then the kernel does not have it any more");
+
+	/* A lock that another thread holds while this one forks must not block the child. */
+	thread = must_start(registers, NULL);
+	for (int n = 0; n < 50; n++)
+		failed += in_forked(n % 10 ? child_ends : child_registers) != 0;
+	stop = true;
+	must_join(thread);
+	is(failed, 0, "children of a parent that registers in another thread");
+}
+
 /* --- steady: registrations after a warm-up, between two marks that a trace of system calls shows --- */
 
 static void steady(void)
@@ -497,6 +561,7 @@ static const struct part {
 	{ "threads", threads, false },
 	{ "many", many, false },
 	{ "signals", signals, false },
+	{ "fork", forks, true },
 	{ "steady", steady, false },
 	{ "disabled", disabled, true },
 	{ "old_kernel_regions", old_kernel_regions, false },
