@@ -1,22 +1,16 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Memory that helper threads populate while it is registered, with RDMAMR_PREFAULT=2. The test
- * counts the helpers as they start. Memory that they must leave alone is registered in a protection
- * domain with an unknown number: the kernel refuses before it looks at the memory.
+ * counts the helpers as they start. prefault_kinds.c has the memory that they must leave alone.
  */
 #include "../../lib/memory.h"
 #include "../../lib/pair.h"
 #include "../../lib/program.h"
 #include "started.h"
-#include <fcntl.h>
-#include <linux/userfaultfd.h>
 #include <rdmamr/verbs.h>
-#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
-#include <sys/ioctl.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/time.h>
 
 /* libibverbs lacks these, and the library comes by preload. */
@@ -71,36 +65,28 @@ static bool is_helped(struct ibv_pd *pd, void *memory, size_t length, int access
 	return started != before;
 }
 
-/* Whether all of fresh memory is registered with the help of others, and populated, the touched part alone. */
-static void populates(int advice, int access, size_t before, size_t behind)
+/* Not the pages beside memory that is not aligned. */
+static void exactly(void)
 {
-	char *memory = fresh(SIZE, advice);
+	enum { BEFORE = PAGE + 100, LENGTH = SIZE - BEFORE - 2 * PAGE + 100 };
+	char *memory = fresh(SIZE, MADV_NOHUGEPAGE);
 
-	ok(is_helped(pair.pd, memory + before, SIZE - before - behind, access), "others take part");
-	is(populated(memory, SIZE), (SIZE - before / PAGE * PAGE - behind / PAGE * PAGE) / PAGE, "all of it is populated, and no more");
-	is(populated(memory, before / PAGE * PAGE) + populated(memory + SIZE - behind / PAGE * PAGE, behind / PAGE * PAGE), 0,
-	   "not what lies beside it");
-	ok(!is_helped(pair.pd, memory + before, SIZE - before - behind, access), "once it is populated, no other takes part");
+	ok(is_helped(pair.pd, memory + BEFORE, LENGTH, LOCAL_AND_REMOTE), "others take part");
+	is(populated(memory + PAGE, SIZE - 2 * PAGE), SIZE / PAGE - 2, "all of it is populated");
+	is(populated(memory, SIZE), SIZE / PAGE - 2, "and no more");
+	ok(!is_helped(pair.pd, memory + BEFORE, LENGTH, LOCAL_AND_REMOTE), "once it is populated, no other takes part");
 	munmap(memory, SIZE);
 }
 
 static void is_populated(void)
 {
-	static const struct { const char *name; int advice, access; size_t before, behind; } rows[] = {
-		{ "no rights", MADV_NOHUGEPAGE, 0, 0, 0 },
-		{ "windows", MADV_NOHUGEPAGE, IBV_ACCESS_MW_BIND, 0, 0 },
-		{ "huge pages", MADV_HUGEPAGE, LOCAL_AND_REMOTE, 0, 0 },
-		{ "not aligned", MADV_NOHUGEPAGE, LOCAL_AND_REMOTE, PAGE + 100, PAGE + PAGE - 100 },
-	};
 	/* The library's own mappings lie at 0x2d71... and 0x2d72... */
 	int threads = entries("/proc/self/task"), files = entries("/proc/self/fd"), mappings = maps_from("2d7"), before;
 	struct ibv_mr *mr;
 	char *memory;
 	long made = 0;
 
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++)
-		as_case(populates(rows[n].advice, rows[n].access, rows[n].before, rows[n].behind), "populated: %s", rows[n].name);
-
+	as_case(exactly(), "populated: not aligned");
 	/* On a busy machine the others may get no processor in time. */
 	for (int round = 0; round < 50 && made < MIB / PAGE; round++) {
 		memory = fresh(LARGE, MADV_NOHUGEPAGE);
@@ -130,88 +116,11 @@ static void is_populated(void)
 	errno = 0;
 	ok(!ibv_reg_mr(&unknown, memory, SIZE, LOCAL_AND_REMOTE) && errno == ENOENT, "an invalid domain: ENOENT");
 	is(populated(memory, SIZE), 0, "and nothing was populated for it");
+	errno = 0;
+	ok(!ibv_reg_mr_iova(pair.pd, memory, SIZE, 8, LOCAL_AND_REMOTE) && errno == EINVAL, "an iova at another place of the page: EINVAL");
+	is(populated(memory, SIZE), 0, "and nothing was populated for it");
+	ok(!is_helped(pair.pd, memory, SMALL, LOCAL_AND_REMOTE), "8 MiB, which are too little: no other takes part");
 	munmap(memory, SIZE);
-}
-
-/* -1 if the kernel cannot watch so. */
-static int watch(void *memory, size_t length, uint64_t mode)
-{
-	struct uffdio_api api = { .api = UFFD_API };
-	struct uffdio_register watched = { .range = { (uintptr_t)memory, length }, .mode = mode };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
-
-	must(fd >= 0 && ioctl(fd, UFFDIO_API, &api) == 0);
-	if (!ioctl(fd, UFFDIO_REGISTER, &watched))
-		return fd;
-	must(errno == EINVAL);
-	close(fd);
-	return -1;
-}
-
-/*
- * What happens to memory before it is registered in a domain that the kernel does not know, so that it
- * looks at no memory: all present pages were populated by helpers. Returns a file to close; -1 if the
- * kernel has no such thing.
- */
-static int as_it_is(char *memory)
-{
-	(void)memory;
-	return memfd_create("nothing", MFD_CLOEXEC);
-}
-
-static int read_only_end(char *memory)
-{
-	must(mprotect(memory + SIZE - PAGE, PAGE, PROT_READ) == 0);
-	return as_it_is(memory);
-}
-
-static int without(char *page)
-{
-	must(munmap(page, PAGE) == 0);
-	return as_it_is(page);
-}
-
-static int hole(char *memory) { return without(memory + SIZE / 2); }
-static int hole_at_end(char *memory) { return without(memory + SIZE - PAGE); }
-static int watched(char *memory) { return watch(memory + SIZE - PAGE, PAGE, UFFDIO_REGISTER_MODE_MISSING); }
-static int protected(char *memory) { return watch(memory, PAGE, UFFDIO_REGISTER_MODE_WP); }
-
-/* prefault_kinds.c has other kinds of memory. */
-static void is_left_alone(void)
-{
-	static const struct { const char *name; int (*prepare)(char *); int access; uint64_t iova; size_t size; int err; } rows[] = {
-		{ "remote write without local write", as_it_is, IBV_ACCESS_REMOTE_WRITE, 0, SIZE, 0 },
-		{ "on-demand paging", as_it_is, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, 0, SIZE, 0 },
-		{ "an iova at another place of the page", as_it_is, LOCAL_AND_REMOTE, 8, SIZE, EINVAL },
-		{ "a page without the right to write at the end", read_only_end, LOCAL_AND_REMOTE, 0, SIZE, 0 },
-		{ "a hole", hole, LOCAL_AND_REMOTE, 0, SIZE, 0 },
-		{ "a hole at the end", hole_at_end, LOCAL_AND_REMOTE, 0, SIZE, 0 },
-		{ "the program's userfaultfd, missing pages", watched, LOCAL_AND_REMOTE, 0, SIZE, 0 },
-		{ "the program's userfaultfd, write protection", protected, LOCAL_AND_REMOTE, 0, SIZE, 0 },
-		{ "8 MiB, which are too little", as_it_is, LOCAL_AND_REMOTE, 0, SMALL, 0 },
-	};
-
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		char *memory = fresh(SIZE, MADV_NOHUGEPAGE), event;
-		int file = rows[n].prepare(memory), threads = started;
-
-		case_begin("left alone: %s", rows[n].name);
-		if (file < 0) {
-			case_skip("this kernel has none");
-			munmap(memory, SIZE);
-			continue;
-		}
-		errno = 0;
-		ok(!(rows[n].iova ? ibv_reg_mr_iova(pair.pd, memory, rows[n].size, rows[n].iova, rows[n].access) :
-		     ibv_reg_mr(&unknown, memory, rows[n].size, rows[n].access)), "refused");
-		holds(!rows[n].err || errno == rows[n].err);
-		gives(threads, started);
-		gives(0, populated(memory, SIZE));
-		holds(rows[n].prepare != watched || read(file, &event, 1) == -1);
-		case_end();
-		close(file);
-		munmap(memory, SIZE);
-	}
 }
 
 /* The limit of pinned memory. prefault_kinds.c has other errors. */
@@ -370,7 +279,6 @@ int main(void)
 	/* The first registration maps the page in which the process counts. */
 	must(!is_helped(pair.pd, &pair, 1, 0));
 	is_populated();
-	is_left_alone();
 	in_part(errors);
 	data("small pages", MADV_NOHUGEPAGE);
 	data("huge pages", MADV_HUGEPAGE);

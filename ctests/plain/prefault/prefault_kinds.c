@@ -12,6 +12,8 @@
 #include <fcntl.h>
 #include <linux/memfd.h>
 #include <linux/mempolicy.h>
+#include <linux/userfaultfd.h>
+#include <sys/ioctl.h>
 #include <sys/ipc.h>
 #include <sys/mount.h>
 #include <sys/shm.h>
@@ -88,6 +90,22 @@ static bool guarded(char *memory)
 	return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0;
 }
 
+static bool read_only_end(char *memory) { return mprotect(memory + SIZE - 2 * PAGE, PAGE, PROT_READ) == 0; }
+static bool hole(char *memory) { return munmap(memory + SIZE / 2, PAGE) == 0; }
+static bool hole_at_end(char *memory) { return munmap(memory + SIZE - 2 * PAGE, PAGE) == 0; }
+
+/* A userfaultfd of the program's own, which no thread may wait for. */
+static bool watched_by(char *page, uint64_t mode)
+{
+	struct uffdio_register range = { .range = { (uintptr_t)page, PAGE }, .mode = mode };
+
+	fd = open_userfaultfd(0);
+	return fd >= 0 && ioctl(fd, UFFDIO_REGISTER, &range) == 0;
+}
+
+static bool watched(char *memory) { return watched_by(memory + SIZE - 2 * PAGE, UFFDIO_REGISTER_MODE_MISSING); }
+static bool protected(char *memory) { return watched_by(memory + PAGE, UFFDIO_REGISTER_MODE_WP); }
+
 static bool half_a_memfd(char *memory)
 {
 	fd = memfd_create("kinds", MFD_CLOEXEC);
@@ -142,6 +160,15 @@ static const struct kind {
 	{ "huge pages, shared", UNDECIDED, SHARED | BLANK | LARGE_PAGES, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "huge pages, memfd", MEMFD, SHARED | LARGE_PAGES, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memory of two kinds", SMALL, PRIVATE | BLANK, BOTH, 0, half_a_memfd, LOCAL_AND_REMOTE, ALONE },
+	{ "a page without the right to write at the end", SMALL, PRIVATE | BLANK, BOTH, 0, read_only_end, LOCAL_AND_REMOTE, ALONE },
+	{ "a hole", SMALL, PRIVATE | BLANK, BOTH, 0, hole, LOCAL_AND_REMOTE, ALONE },
+	{ "a hole at the end", SMALL, PRIVATE | BLANK, BOTH, 0, hole_at_end, LOCAL_AND_REMOTE, ALONE },
+	{ "the program's userfaultfd, missing pages", SMALL, PRIVATE | BLANK, BOTH, 0, watched, LOCAL_AND_REMOTE, ALONE },
+	{ "the program's userfaultfd, write protection", SMALL, PRIVATE | BLANK, BOTH, 0, protected, LOCAL_AND_REMOTE, ALONE },
+	{ "no rights", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, 0, HELPED },
+	{ "the right of windows", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_MW_BIND, HELPED },
+	{ "remote write without local write", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_REMOTE_WRITE, ALONE },
+	{ "on-demand paging", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, ALONE },
 };
 enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 
