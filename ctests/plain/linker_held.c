@@ -11,8 +11,8 @@
  * Each call has a process of its own. A thread of it looks at what the calling thread sleeps in:
  * the linker's lock, or a write to standard error. So no time decides.
  *
- * The device is CHECK_DEVICE, or else the stand-in (stub_device.h). The same program is built twice:
- * linker_held is linked to libibverbs, and linker_held_later loads it by dlopen, as Python does.
+ * The device is the stand-in (stub_device.h). The same program is built twice: linker_held is linked to
+ * libibverbs, and linker_held_later loads it by dlopen, as Python does.
  */
 #define RDMAMR_NO_LIBFABRIC
 #include <dlfcn.h>
@@ -197,30 +197,11 @@ static long of_provider(void)
 	return 0;
 }
 
-/* libibverbs by dlopen: the program is linked to it, or, as linker_held_later, is not. */
-static void open_real(const char *name)
-{
-	void *verbs = dlopen("libibverbs.so.1", RTLD_NOW);
-	struct ibv_device **(*get)(int *) = (struct ibv_device **(*)(int *))dlsym(verbs, "ibv_get_device_list");
-	struct ibv_context *(*open)(struct ibv_device *) = (struct ibv_context *(*)(struct ibv_device *))dlsym(verbs, "ibv_open_device");
-	struct ibv_pd *(*alloc)(struct ibv_context *) = (struct ibv_pd *(*)(struct ibv_context *))dlsym(verbs, "ibv_alloc_pd");
-	struct ibv_device **list = get(NULL);
-
-	must(list);
-	while (*list && strcmp((*list)->name, name))
-		list++;
-	must(*list && (pd = alloc(open(*list))));
-}
-
 static void open_it(void)
 {
-	if (getenv("CHECK_DEVICE")) {
-		open_real(getenv("CHECK_DEVICE"));
-	} else {
-		must(dlopen("libibverbs.so.1", RTLD_NOW) && stub_open(STUB_NOTHING) == NULL);
-		stub_provide(of_provider);
-		pd = stub_pd();
-	}
+	must(dlopen("libibverbs.so.1", RTLD_NOW) && stub_open(STUB_NOTHING) == NULL);
+	stub_provide(of_provider);
+	pd = stub_pd();
 	memory = pages(16);
 	reg = (struct ibv_mr *(*)(struct ibv_pd *, void *, size_t, int))of_library("ibv_reg_mr");
 	dereg = (int (*)(struct ibv_mr *))of_library("ibv_dereg_mr");
@@ -475,8 +456,7 @@ static int shape(const char *name)
 		child = must_fork();
 		if (!child) {
 			must(syscall(SYS_munmap, memory, PAGE) == 0);
-			if (!getenv("CHECK_DEVICE"))
-				stub_fail(STUB_REGISTER, EFAULT, 9);
+			stub_fail(STUB_REGISTER, EFAULT, 9);
 			mr = reg(pd, memory, PAGE, access_flags);
 			_exit(mr || errno == 0 ? WRONG : RETURNED);
 		}
