@@ -9,14 +9,9 @@
  */
 #include <dlfcn.h>
 #include <sys/resource.h>
-#include "../lib/device.h"
 #include "../lib/gpu.h"
 #include "../lib/hca.h"
-#include "../lib/program.h"
-#include <rdmamr/verbs.h>
-
-#pragma weak ibv_reg_mr_relaxed
-#pragma weak ibv_dereg_mr_relaxed
+#include "../lib/reuse.h"
 
 enum { SIZE = 8 << 20, SHOWN = GPU_SHOWN, HANDLE = 2 << 20 };
 enum { USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES };

@@ -129,26 +129,10 @@ void *gpu_bytes(uint64_t address)
 	return of ? of->bytes + (address - of->start) : NULL;
 }
 
-void gpu_rules(int wanted)
-{
-	rules = wanted;
-}
-
-int gpu_exports(void)
-{
-	return exports;
-}
-
-int gpu_exports_by_pcie(void)
-{
-	return by_pcie;
-}
-
-/* How often a primary context was retained and not released. */
-int gpu_retained(void)
-{
-	return retained;
-}
+void gpu_rules(int wanted) { rules = wanted; }
+int gpu_exports(void) { return exports; }
+int gpu_exports_by_pcie(void) { return by_pcie; }
+int gpu_retained(void) { return retained; } /* primary contexts, not released */
 
 /* A dma-buf of a part of an allocation, or -1. */
 static int dma_buf(const struct allocation *of, uint64_t start, size_t size)
@@ -272,11 +256,16 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 	}
 }
 
+/* Of several handles it is the one at the address. */
+static size_t handle_size(const struct allocation *of) { return of->kind == GPU_TWO_HANDLES ? HANDLE : of->size; }
+static uint64_t handle_start(const struct allocation *of, uint64_t pointer)
+{
+	return of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
+}
+
 /* Of the address `pointer` in an allocation, or in none. Returns whether there is such an attribute. */
 static bool tell(void *data, int attribute, const struct allocation *of, uint64_t pointer)
 {
-	bool is_two = of->kind == GPU_TWO_HANDLES;
-
 	switch (attribute) {
 	case 1: *(void **)data = of->id && (of->kind == GPU_PLAIN || of->kind == GPU_MANAGED) ? &own_context : NULL; return true;
 	case 2: *(unsigned int *)data = of->id ? 2 : 0; return true;
@@ -286,8 +275,8 @@ static bool tell(void *data, int attribute, const struct allocation *of, uint64_
 	case 11: *(uint64_t *)data = of->start; return true;
 	case 12: *(size_t *)data = of->size; return true;
 	case 15: *(unsigned int *)data = of->kind != GPU_INCAPABLE && of->kind != GPU_MANAGED; return true;
-	case 18: *(size_t *)data = is_two ? HANDLE : of->size; return true;
-	case 19: *(uint64_t *)data = is_two ? pointer / HANDLE * HANDLE : of->start; return true;
+	case 18: *(size_t *)data = handle_size(of); return true;
+	case 19: *(uint64_t *)data = handle_start(of, pointer); return true;
 	default: return false;
 	}
 }
@@ -325,9 +314,8 @@ int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, unsigned long long poi
 		return INVALID_VALUE;
 	if (!has_context())
 		return NOT_FOUND;
-	/* Of several handles it is the one at the address. */
-	*base = of->kind == GPU_TWO_HANDLES ? pointer / HANDLE * HANDLE : of->start;
-	*size = of->kind == GPU_TWO_HANDLES ? HANDLE : of->size;
+	*base = handle_start(of, pointer);
+	*size = handle_size(of);
 	return SUCCESS;
 }
 
