@@ -149,7 +149,7 @@ static void *other_thread(void *argument)
 static void child(void)
 {
 	pid_t pid = must_fork();
-	int status = 0;
+	int status;
 
 	if (!pid) {
 		struct ibv_mr *mr = real ? NULL : (ibv_reg_mr)(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
@@ -159,9 +159,9 @@ static void child(void)
 		munmap(place + 8 * PAGE, PAGE);
 		_exit(0);
 	}
-	must(waitpid(pid, &status, 0) == pid);
+	status = child_status(pid);
 	if (status)
-		wrong("a child ends with status %x", (unsigned)status);
+		wrong("a child ends with status %d", status);
 	registers("fork", place, 2 * PAGE);
 }
 
