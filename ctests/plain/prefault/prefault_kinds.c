@@ -312,8 +312,10 @@ static void look(struct ibv_pd *pd, const struct kind *kind, char *memory)
 	if ((kind->from != HUGE_WANTED && kind->from != UNDECIDED) || kind->flags & LARGE_PAGES)
 		dprintf(3, ", %ld beside it", outside);
 	/* Pages of the file that were only copied are not mapped, and the kernel may drop them. */
-	dprintf(3, ", blocks of the file: %ld", of_copies ? after.st_blocks > (SIZE - 2 * PAGE) / 512 : (long)after.st_blocks);
-	dprintf(3, ", its time %s", memcmp(&before.st_mtim, &after.st_mtim, sizeof(after.st_mtim)) ? "changes" : "stays");
+	dprintf(3, ", blocks of the file: %ld",
+		of_copies ? after.st_blocks > (SIZE - 2 * PAGE) / 512 : (long)after.st_blocks);
+	dprintf(3, ", its time %s",
+		memcmp(&before.st_mtim, &after.st_mtim, sizeof(after.st_mtim)) ? "changes" : "stays");
 	if (mr)
 		must(ibv_dereg_mr(mr) == 0);
 	for (size_t at = 0; mr && at < SIZE; at += 1024)
