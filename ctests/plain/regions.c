@@ -6,8 +6,7 @@
  * Usage: regions PART
  */
 #include "../lib/init_attr.h"
-#include "../lib/pair.h"
-#include "../lib/program.h"
+#include "../lib/reuse.h"
 #include <dlfcn.h>
 #include <limits.h>
 #include <malloc.h>
@@ -342,43 +341,38 @@ static void threads(void)
 
 /* --- many: 100 000 regions at once, by the kernel's own count, and back to none --- */
 
-/*
- * The number of regions on the device, of all processes, as "rdma resource" reports it: the sum for
- * the device, which is quick, or with "show mr" a line for each.
- */
-static int resources(const char *filter)
+/* The number of regions on the device, of all processes. */
+static int resources(void)
 {
 	char command[128];
 	int count = -1;
 	FILE *pipe;
 
-	snprintf(command, sizeof(command), filter, getenv("CHECK_DEVICE"));
+	snprintf(command, sizeof(command), "rdma resource show %s | sed 's/.* mr \\([0-9]*\\).*/\\1/'",
+		 getenv("CHECK_DEVICE"));
 	pipe = popen(command, "r");
 	must(pipe && fscanf(pipe, "%d", &count) == 1);
 	pclose(pipe);
 	return count;
 }
 
-#define LINES "rdma resource show mr dev %s | wc -l"
-#define SUM "rdma resource show %s | sed 's/.* mr \\([0-9]*\\).*/\\1/'"
-
 static void many(void)
 {
 	enum { COUNT = sizeof(regions) / sizeof(*regions) };
-	int failed = 0, before = resources(LINES);
+	int failed = 0, before = resources();
 
 	for (int n = 0; n < COUNT; n++)
 		failed += !(regions[n] = ibv_reg_mr(pd, local, PAGE, LOCAL_AND_REMOTE));
 	is(failed, 0, "%d regions are registered", COUNT);
 	gives(COUNT, stats().live);
 	gives((long long)COUNT * PAGE, stats().live_bytes);
-	gives(COUNT, resources(SUM) - before);
+	gives(COUNT, resources() - before);
 	/* In a random order, rather than that of registration or its reverse. */
 	for (int n = 0; n < COUNT; n++)
 		failed += ibv_dereg_mr(regions[(n * 7919L) % COUNT]) != 0;
 	is(failed, 0, "they are deregistered");
 	gives(0, stats().live + stats().live_bytes);
-	gives(0, resources(LINES) - before);
+	gives(0, resources() - before);
 }
 
 /*
@@ -448,7 +442,10 @@ static int child_exits(void) { exit(0); } /* with all destructors */
 
 /* The child shares the parent's file: this ends the parent's region, as it would without the library. */
 static struct ibv_mr *target;
-static int child_deregisters(void) { return ibv_dereg_mr(target) != 0 || stats().dereg_kernel != 0 || stats().dereg_next != 1; }
+static int child_deregisters(void)
+{
+	return ibv_dereg_mr(target) != 0 || stats().dereg_kernel != 0 || stats().dereg_next != 1;
+}
 
 static void parent_works(const char *when)
 {
@@ -488,6 +485,86 @@ static void forks(void)
 	stop = true;
 	must_join(thread);
 	is(failed, 0, "children of a parent that registers in another thread");
+}
+
+/*
+ * --- fork_unneeded: ibv_fork_init on a kernel that copies registered pages for a child: as with rdma-core
+ * 52 and later, it returns 0 at any time and marks no memory, so no mapping is split and the cache serves
+ * the program. A child has the memory that its parent registered, and the device accesses the parent's
+ * pages only. ---
+ */
+
+static void splits_nothing(void)
+{
+	enum { APART = 10000 };
+	char *memory = pages(2 * APART);
+	int before = mappings(), most;
+
+	for (int n = 0; n < APART; n++)
+		must((regions[n] = ibv_reg_mr(pd, memory + (size_t)n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE)));
+	most = mappings();
+	/* The library and the C library make some mappings of their own. */
+	ok(most - before < 100, "%d registrations apart split no mapping (%d mappings before, %d after)", APART,
+	   before, most);
+	is(ibv_fork_init(), 0, "ibv_fork_init after a registration");
+	for (int n = 0; n < APART; n++)
+		must(ibv_dereg_mr(regions[n]) == 0);
+}
+
+static void tell(const int ends[2]) { must(write(ends[1], "", 1) == 1); }
+static void hear(const int ends[2]) { must(read(ends[0], &(char){ 0 }, 1) == 1); }
+
+/* The child reads and writes the memory while the device writes to the parent's. */
+static void child_has_memory(void)
+{
+	enum { LENGTH = 4 * PAGE };
+	char *memory = pages(LENGTH / PAGE), was[LENGTH];
+	int to_child[2], to_parent[2];
+	struct ibv_mr *mr = ibv_reg_mr(pair.pd, memory, LENGTH, LOCAL_AND_REMOTE);
+	pid_t pid;
+
+	must(mr && pipe(to_child) == 0 && pipe(to_parent) == 0);
+	fill(memory, LENGTH);
+	memcpy(was, memory, LENGTH);
+	pid = must_fork();
+	if (!pid) {
+		int wrong = memcmp(memory, was, LENGTH) != 0;
+
+		memset(memory, 'c', LENGTH);
+		tell(to_parent);
+		hear(to_child);
+		for (int n = 0; n < LENGTH; n++)
+			wrong |= (memory[n] != 'c') << 1;
+		_exit(wrong);
+	}
+	hear(to_parent);
+	ok(memcmp(memory, was, LENGTH) == 0, "the parent has its own after the child has written");
+	ok(lands_in(&pair, mr, memory, LENGTH), "the device reads and writes the parent's memory");
+	tell(to_child);
+	is(child_status(pid), 0, "the child has its parent's registered memory, and its own copy afterwards");
+	must(ibv_dereg_mr(mr) == 0);
+}
+
+/* Registers the same memory three times: the third alone is a hit. */
+static void fork_served(void)
+{
+	must(getenv("RDMAV_FORK_SAFE") || ibv_fork_init() == 0);
+	rounds(3);
+	printf("# hits %lld, bypassed_fork %lld\n", (long long)stats().hits, (long long)stats().bypassed_fork);
+	exit(stats().hits != 1 || stats().bypassed_fork != 0);
+}
+
+static void fork_unneeded(void)
+{
+	is(ibv_fork_init(), 0, "ibv_fork_init before everything else");
+	splits_nothing();
+	relaxed_open(&pair);
+	child_has_memory();
+	relaxed_end(&pair);
+	is(once_more("fork_served", (const char *[]){ "RDMAMR_CACHE=all", NULL }), 0,
+	   "the cache serves a program that calls it");
+	is(once_more("fork_served", (const char *[]){ "RDMAMR_CACHE=all", "RDMAV_FORK_SAFE=1", NULL }), 0,
+	   "and one with RDMAV_FORK_SAFE set, for which libibverbs calls it");
 }
 
 /* --- steady: registrations after a warm-up, between two marks that a trace of system calls shows --- */
@@ -562,6 +639,8 @@ static const struct part {
 	{ "many", many, false },
 	{ "signals", signals, false },
 	{ "fork", forks, true },
+	{ "fork_unneeded", fork_unneeded, false },
+	{ "fork_served", fork_served, false },
 	{ "steady", steady, false },
 	{ "disabled", disabled, true },
 	{ "old_kernel_regions", old_kernel_regions, false },
