@@ -38,8 +38,11 @@ enum { RETURNED, NO_CASE = 3, WAITED_FOR_LINKER, WAITED_FOR_READER, EXEMPT, WRON
 static const char *in_words(int status)
 {
 	static const char *const words[] = {
-		[RETURNED] = "returns", [NO_CASE] = "has no case in this test", [WAITED_FOR_LINKER] = "waits for the linker's lock",
-		[WAITED_FOR_READER] = "waits for the reader of standard error", [WRONG] = "has a wrong result",
+		[RETURNED] = "returns",
+		[NO_CASE] = "has no case in this test",
+		[WAITED_FOR_LINKER] = "waits for the linker's lock",
+		[WAITED_FOR_READER] = "waits for the reader of standard error",
+		[WRONG] = "has a wrong result",
 	};
 
 	if (status == 128 + SIGALRM)
@@ -506,7 +509,8 @@ typedef const char *const settings[2][4];
 
 static settings caches = { { "RDMAMR_CACHE=off", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "LD_BIND_NOW=1" } };
 static settings verbose = {
-	{ "RDMAMR_CACHE=off", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" }, { "RDMAMR_CACHE=all", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
+	{ "RDMAMR_CACHE=off", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
+	{ "RDMAMR_CACHE=all", "RDMAMR_LOG=debug", "LD_BIND_NOW=1" },
 };
 static settings traced = {
 	{ "RDMAMR_TRACE_STACKS=0", "RDMAMR_TRACE=/dev/null" }, { "RDMAMR_TRACE_STACKS=1", "RDMAMR_TRACE=/dev/null" },

@@ -54,8 +54,12 @@ static struct ibv_mr *try_register(void *memory, size_t length, int access)
 {
 	struct ibv_mr *mr;
 
-	for (int tries = 0; !(mr = register_region(pair.pd, memory, length, access)) && errno == EAGAIN && tries < 10000; tries++)
+	for (int tries = 0; tries < 10000; tries++) {
+		mr = register_region(pair.pd, memory, length, access);
+		if (mr || errno != EAGAIN)
+			break;
 		usleep(1);
+	}
 	done[REGISTERED]++;
 	if (!mr)
 		wrong(&wrong_calls, "ibv_reg_mr_relaxed", errno);
