@@ -38,7 +38,7 @@ enum { THREADS = 4096, SITES = 8192, OPTIONS = PTRACE_O_TRACESECCOMP | PTRACE_O_
 				   PTRACE_O_TRACEVFORK | PTRACE_O_TRACEEXEC | PTRACE_O_EXITKILL };
 
 static struct {
-	pid_t tid, process;
+	pid_t tid;
 	bool is_new;
 } threads[THREADS];
 static int thread_count;
@@ -73,24 +73,6 @@ static int index_of(pid_t tid)
 	return thread_count++;
 }
 
-/* The process of a thread, by /proc: a forked child is a process of its own. */
-static pid_t process_of(int thread)
-{
-	char path[64], line[256];
-	FILE *file;
-
-	if (threads[thread].process)
-		return threads[thread].process;
-	snprintf(path, sizeof(path), "/proc/%d/status", threads[thread].tid);
-	file = fopen(path, "re");
-	while (file && fgets(line, sizeof(line), file))
-		if (sscanf(line, "Tgid: %d", &threads[thread].process) == 1)
-			break;
-	if (file)
-		fclose(file);
-	return threads[thread].process;
-}
-
 static int no_debug_file(Dwfl_Module *module, void **data, const char *name, Dwarf_Addr base, const char *file,
 			 const char *link, GElf_Word crc, char **path)
 {
@@ -98,7 +80,8 @@ static int no_debug_file(Dwfl_Module *module, void **data, const char *name, Dwa
 	return -1;
 }
 
-static void attach(pid_t process)
+/* To the process of this thread. */
+static void attach(pid_t tid)
 {
 	static const Dwfl_Callbacks callbacks = {
 		.find_elf = dwfl_linux_proc_find_elf,
@@ -108,10 +91,10 @@ static void attach(pid_t process)
 	if (dwfl)
 		dwfl_end(dwfl);
 	dwfl = dwfl_begin(&callbacks);
-	if (!dwfl || dwfl_linux_proc_report(dwfl, process) || dwfl_report_end(dwfl, NULL, NULL) ||
-	    dwfl_linux_proc_attach(dwfl, process, true) < 0)
+	if (!dwfl || dwfl_linux_proc_report(dwfl, tid) || dwfl_report_end(dwfl, NULL, NULL) ||
+	    dwfl_linux_proc_attach(dwfl, tid, true) < 0)
 		die("dwfl");
-	attached = process;
+	attached = tid;
 }
 
 /*
@@ -147,16 +130,18 @@ static int frame(Dwfl_Frame *state, void *found)
 	return DWARF_CB_ABORT;
 }
 
-static long site_of(int thread)
+static long site_of(pid_t tid)
 {
-	pid_t process = process_of(thread);
+	char path[64];
 	long found = -2;
 
+	/* A forked child is a process of its own. */
+	snprintf(path, sizeof(path), "/proc/%d/task/%d", attached, tid);
 	for (int tries = 0; tries < 2 && found == -2; tries++) {
-		if (attached != process || tries)
-			attach(process);
+		if (!attached || access(path, F_OK) || tries)
+			attach(tid);
 		found = -1;
-		dwfl_getthread_frames(dwfl, threads[thread].tid, frame, &found);
+		dwfl_getthread_frames(dwfl, tid, frame, &found);
 	}
 	return found;
 }
@@ -235,7 +220,7 @@ static void system_call(int thread)
 	if (number == SYS_exit || number == SYS_exit_group || number == SYS_rt_sigreturn || number == SYS_execve ||
 	    (error && number != wanted.number))
 		return;
-	site = site_of(thread);
+	site = site_of(tid);
 	if (site < 0 || (error && site != wanted.site))
 		return;
 	time = (int)counted(thread, number, site)->times++;
