@@ -42,33 +42,22 @@ class Results(unittest.TestResult):
         if self.pending:
             self.write(test, 'ended')
 
-    def addSuccess(self, test):
-        self.write(test, 'ok')
-
-    def addSkip(self, test, reason):
-        self.write(test, 'skipped', reason)
-
-    def addFailure(self, test, err):
-        self.write(test, 'failed', self.said(err))
-
-    def addError(self, test, err):
-        self.write(test, 'error', self.said(err))
-
     def addSubTest(self, test, subtest, err):
         # A test with such a subtest is not reported as a success later, so this result remains.
         if err is not None:
-            self.write(test, 'failed', self.said(err))
+            self.addFailure(test, err)
 
-    def addExpectedFailure(self, test, err):
-        self.write(test, 'failed as expected', self.said(err))
 
-    def addUnexpectedSuccess(self, test):
-        self.write(test, 'succeeded unexpectedly')
+def add(outcome):
+    """A method that is called with the test, and the reason of a skip or the exception."""
+    def method(self, test, why=''):
+        self.write(test, outcome, f'{why[0].__name__}: {why[1]}' if isinstance(why, tuple) else why)
+    return method
 
-    @staticmethod
-    def said(err):
-        kind, value, _ = err
-        return f'{kind.__name__}: {value}'
+
+Results.addSuccess, Results.addSkip = add('ok'), add('skipped')
+Results.addFailure, Results.addError = add('failed'), add('error')
+Results.addExpectedFailure, Results.addUnexpectedSuccess = add('failed as expected'), add('succeeded unexpectedly')
 
 
 def each(suite):
