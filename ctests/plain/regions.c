@@ -39,6 +39,31 @@ static bool said(const char *words)
 	return strstr(rdmamr_last_reason(), words) != NULL;
 }
 
+/* --- calls: registrations whose bytes golden/compare.sh records, at the same addresses in every run --- */
+
+static void calls(void)
+{
+	static const int access[] = {
+		0, LOCAL, LOCAL_AND_REMOTE, LOCAL_AND_REMOTE | IBV_ACCESS_REMOTE_ATOMIC, LOCAL | IBV_ACCESS_MW_BIND,
+		LOCAL | IBV_ACCESS_RELAXED_ORDERING, IBV_ACCESS_ON_DEMAND, IBV_ACCESS_REMOTE_WRITE /* refused */,
+	};
+	enum { CASES = sizeof(access) / sizeof(*access) };
+	struct ibv_mr *made[3 * CASES] = { 0 };
+	char *memory = (char *)0x200000000000;
+
+	fresh_at(memory, 16 * PAGE);
+	for (int n = 0; n < CASES; n++) {
+		made[3 * n] = ibv_reg_mr(pd, memory + n, 100 + (size_t)n, access[n]);
+		made[3 * n + 1] = ibv_reg_mr_iova(pd, memory + n, 5 * PAGE, 0x7000 + (uint64_t)n, access[n]);
+		made[3 * n + 2] = ibv_reg_mr_iova2(pd, memory, PAGE, 0, (unsigned int)access[n]);
+	}
+	(void)!ibv_reg_mr(pd, NULL, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
+	/* This one never reaches the kernel. */
+	(void)!ibv_reg_mr(pd, memory, SIZE_MAX, IBV_ACCESS_ON_DEMAND);
+	for (int n = 3 * CASES - 1; n >= 0; n--)
+		must(!made[n] || ibv_dereg_mr(made[n]) == 0);
+}
+
 /* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
 
 static void extensible(void)
@@ -631,6 +656,7 @@ static const struct part {
 	void (*run)(void);
 	bool moves_data;
 } parts[] = {
+	{ "calls", calls, false },
 	{ "extensible", extensible, false },
 	{ "foreign", foreign, false },
 	{ "half_interception", half_interception, true },

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # compare.sh LIBRARY PROGRAMS: records the commands that the same calls send to the kernel without
-# and with the library. PROGRAMS is the folder of record.so, old_kernel.so and calls.
+# and with the library. PROGRAMS is the folder of record.so, old_kernel.so and regions.
 . "$(dirname "$0")/../../lib/script.sh"
 library=$1 programs=$2
 
@@ -9,7 +9,7 @@ record() { # OUTPUT PRELOAD...
 	local output=$1
 	shift
 	# The recorder comes first in the list, so that it sees the commands of all.
-	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 600 "$programs/calls" 3>"$output"
+	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 600 "$programs/regions" calls 3>"$output" >"$work/said"
 }
 
 record "$work/without"
