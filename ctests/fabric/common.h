@@ -28,6 +28,17 @@ static inline int make_region(enum reg_call call, struct fid_domain *domain, con
 	}
 }
 
+/* Copies buffers one after the other, as a remote peer must see them; not to NULL. Returns their length. */
+static inline size_t gather(const struct iovec *iov, size_t count, char *to)
+{
+	size_t length = 0;
+
+	for (size_t n = 0; n < count; length += iov[n++].iov_len)
+		if (to)
+			memcpy(to + length, iov[n].iov_base, iov[n].iov_len);
+	return length;
+}
+
 static inline struct fid_eq *queue_with(int wait_obj, uint64_t flags)
 {
 	struct fi_eq_attr attr = { .size = 16, .flags = flags, .wait_obj = wait_obj };

@@ -75,24 +75,6 @@ static struct layout laid_out(struct layout layout)
 	return layout;
 }
 
-static size_t total(const struct layout *layout)
-{
-	size_t sum = 0;
-
-	for (size_t n = 0; n < layout->count; n++)
-		sum += layout->iov[n].iov_len;
-	return sum;
-}
-
-/* The buffers one after the other, as a remote peer must see them. */
-static void gather(const struct layout *layout, char *to)
-{
-	for (size_t n = 0; n < layout->count; n++) {
-		memcpy(to, layout->iov[n].iov_base, layout->iov[n].iov_len);
-		to += layout->iov[n].iov_len;
-	}
-}
-
 /* The bytes of the arena that are in no buffer. */
 static bool others_zero(const struct layout *layout)
 {
@@ -138,15 +120,11 @@ static int move(const struct object *object, enum ibv_wr_opcode opcode, uint64_t
 	return peer_moves(&pair, opcode, object->domain, object->key, object->base + at, with_desc(source), memory, length);
 }
 
-/* The answer of rdmamr_resolve() for all of the region, and around it. src/fabric/segment.rs has each range. */
+/* The answer of rdmamr_resolve() for all of the region. src/fabric/segment.rs has each range, and those outside. */
 static void ranges(const struct object *object)
 {
 	const size_t pieces = object->layout->pieces, length = object->length;
 	const uint64_t base = object->base, key = object->key;
-	const struct { uint64_t at; size_t length; } outside[] = {
-		{ base, 0 }, { base + length, 1 }, { base + length - 1, 2 }, { base, length + 1 }, { base - 1, 1 }, { base, SIZE_MAX },
-		{ UINT64_MAX, 2 }, { base ^ (1ULL << 63), 1 },
-	};
 	struct rdmamr_segment got[LIMIT + 1];
 	size_t count = LIMIT;
 
@@ -160,12 +138,28 @@ static void ranges(const struct object *object)
 	memset(got, 0xee, sizeof(got));
 	gives(-FI_ETOOSMALL, rdmamr_resolve(object->domain, key, base, length, count ? got : NULL, &count));
 	holds(count == pieces && got[pieces - 1].rkey == 0xeeeeeeee);
-	if (key == object->pieces[0].rkey)
-		return; /* an rkey does not name its region's bounds: the device checks them */
-	for (size_t n = 0; n < COUNT(outside); n++) {
-		count = LIMIT;
-		gives(-FI_EINVAL, rdmamr_resolve(object->domain, key, outside[n].at, outside[n].length, got, &count));
+	/* An rkey does not name its region's bounds: the device checks them. */
+	if (key != object->pieces[0].rkey)
+		gives(-FI_EINVAL, rdmamr_resolve(object->domain, key, base, length + 1, got, &count));
+}
+
+/* The pieces' memory by their lkeys: what writes send, or where reads put data. */
+static void by_lkeys(const struct object *object, bool sends)
+{
+	char *out = local + ARENA;
+	size_t border = 0;
+
+	for (size_t n = 0; n < object->layout->pieces; border += object->pieces[n++].length) {
+		const struct rdmamr_segment *piece = &object->pieces[n];
+		const struct ibv_mr *own = with_lkey(piece->lkey);
+		char *at = (char *)piece->addr;
+
+		moved(&pair, sends ? pair_write(&pair, own, at, piece->length, far.addr + border, far.rkey) :
+				     pair_read(&pair, own, at, piece->length, far.addr + border, far.rkey),
+		      "%s by the lkey of piece %zu", sends ? "sent" : "read into", n);
 	}
+	gather(object->layout->iov, object->layout->count, out);
+	ok(!memcmp(local, out, object->length), "%s by the lkeys of its pieces", sends ? "sent" : "read into");
 }
 
 /*
@@ -189,7 +183,7 @@ static void data(const struct object *object)
 			part = length - done;
 		moved(&pair, move(object, IBV_WR_RDMA_WRITE, done, out + done, part), "written at %zu", done);
 	}
-	gather(layout, in);
+	gather(layout->iov, layout->count, in);
 	ok(!memcmp(in, out, length), "the buffers have it, in their order");
 	ok(others_zero(layout), "no byte beside them has changed");
 	memset(in, 0, length);
@@ -212,19 +206,9 @@ static void data(const struct object *object)
 
 	fill(arena, ARENA);
 	memset(in, 0, length);
-	border = 0;
-	for (size_t n = 0; n < layout->pieces; border += pieces[n++].length)
-		moved(&pair, pair_write(&pair, with_lkey(pieces[n].lkey), (char *)pieces[n].addr, pieces[n].length,
-					far.addr + border, far.rkey), "sent by the lkey of piece %zu", n);
-	gather(layout, out);
-	ok(!memcmp(in, out, length), "sent by the lkeys of its pieces");
+	by_lkeys(object, true);
 	fill(in, length);
-	border = 0;
-	for (size_t n = 0; n < layout->pieces; border += pieces[n++].length)
-		moved(&pair, pair_read(&pair, with_lkey(pieces[n].lkey), (char *)pieces[n].addr, pieces[n].length,
-				       far.addr + border, far.rkey), "read into by the lkey of piece %zu", n);
-	gather(layout, out);
-	ok(!memcmp(in, out, length), "read into by the lkeys of its pieces");
+	by_lkeys(object, false);
 }
 
 /* Checks a region from its registration to its end. */
@@ -233,7 +217,7 @@ static void registers(const struct kind *kind, struct fid_domain *domain, const 
 	const struct layout layout = laid_out(*row);
 	const uint64_t live = stats().live;
 	const int regions = kernel_regions(pair.context), pieces = (int)layout.pieces;
-	struct object object = { .kind = kind, .layout = &layout, .domain = domain, .length = total(&layout) };
+	struct object object = { .kind = kind, .layout = &layout, .domain = domain, .length = gather(layout.iov, layout.count, NULL) };
 	struct rdmamr_segment again[LIMIT + 1], there[LIMIT];
 	size_t count = LIMIT, border = 0;
 	struct fid_mr *mr = NULL;
@@ -371,6 +355,15 @@ static void rollback(const struct kind *kind, struct fid_domain *domain)
 
 /* --- Rights --- */
 
+/* A transfer that the region's rights allow, or that is refused. */
+static void may(bool allowed, int status, int refusal, const char *name)
+{
+	if (allowed)
+		moved(&pair, status, "%s", name);
+	else
+		refused(status, refusal, name);
+}
+
 /* One region for each of the rights; the device refuses those that were not granted. */
 static void rights(const struct kind *kind, struct fid_domain *domain)
 {
@@ -401,7 +394,7 @@ static void rights(const struct kind *kind, struct fid_domain *domain)
 	};
 	for (size_t n = 0; n < COUNT(rows); n++) {
 		/* Fresh memory: a relaxed region in the cache may serve for fewer local rights. */
-		char *memory = pages(1);
+		char *memory = pages(1), *before = local + PAGE;
 		uint64_t *counter = (uint64_t *)(memory + 128), *old = (uint64_t *)local, was;
 		struct rdmamr_segment there;
 		const struct ibv_mr *here = with_desc(source);
@@ -421,38 +414,25 @@ static void rights(const struct kind *kind, struct fid_domain *domain)
 		}
 		fill(local, PAGE);
 		if (rows[n].sink != UNSAID) {
-			int status = pair_read(&pair, with_desc(mr), memory, PAGE, far.addr, far.rkey);
-
-			if (rows[n].sink == YES)
-				moved(&pair, status, "it is where a read goes");
-			else
-				refused(status, IBV_WC_LOC_PROT_ERR, "a read into it");
+			may(rows[n].sink == YES, pair_read(&pair, with_desc(mr), memory, PAGE, far.addr, far.rkey),
+			    IBV_WC_LOC_PROT_ERR, "a read into it");
 			gives(rows[n].sink == YES, !memcmp(memory, local, PAGE));
 		}
 		memset(local, 0, PAGE);
-		if (rows[n].read) {
-			moved(&pair, pair_read(&pair, here, local, PAGE, there.addr, there.rkey), "a remote peer reads it");
-			ok(!memcmp(memory, local, PAGE), "as it is");
-			if (!kind->relaxed)
-				refused(pair_read(&pair, here, local, 64, there.addr + PAGE - 32, there.rkey),
-					IBV_WC_REM_ACCESS_ERR, "a read beyond its end");
-		} else {
-			refused(pair_read(&pair, here, local, 64, there.addr, there.rkey), IBV_WC_REM_ACCESS_ERR, "a remote read");
-			ok(all_zero(local, 64), "nothing was read");
-		}
+		may(rows[n].read, pair_read(&pair, here, local, PAGE, there.addr, there.rkey), IBV_WC_REM_ACCESS_ERR, "a remote read");
+		holds(rows[n].read ? !memcmp(memory, local, PAGE) : all_zero(local, PAGE));
+		if (rows[n].read && !kind->relaxed)
+			refused(pair_read(&pair, here, local, 64, there.addr + PAGE - 32, there.rkey), IBV_WC_REM_ACCESS_ERR,
+				"a read beyond its end");
 		was = *counter;
-		if (rows[n].write) {
-			moved(&pair, pair_fetch_add(&pair, here, old, 3, there.addr + 128, there.rkey), "a remote peer adds to it");
-			holds(*old == was && *counter == was + 3);
-			fill(local, PAGE);
-			moved(&pair, pair_write(&pair, here, local, PAGE, there.addr, there.rkey), "a remote peer writes it");
-			ok(!memcmp(memory, local, PAGE), "and that is there");
-		} else {
-			refused_write(memory, there.addr, there.rkey, "a remote write");
-			refused(pair_fetch_add(&pair, here, local, 1, there.addr + 128, there.rkey), IBV_WC_REM_ACCESS_ERR,
-				"a remote addition");
-			holds(*counter == was);
-		}
+		may(rows[n].write, pair_fetch_add(&pair, here, old, 3, there.addr + 128, there.rkey), IBV_WC_REM_ACCESS_ERR,
+		    "a remote addition");
+		holds(rows[n].write ? *old == was && *counter == was + 3 : *counter == was);
+		memcpy(before, memory, PAGE);
+		fill(local, PAGE);
+		may(rows[n].write, pair_write(&pair, here, local, PAGE, there.addr, there.rkey), IBV_WC_REM_ACCESS_ERR,
+		    "a remote write");
+		holds(!memcmp(memory, rows[n].write ? local : before, PAGE));
 		gives(0, fi_close(&mr->fid));
 		must(munmap(memory, PAGE) == 0);
 	}

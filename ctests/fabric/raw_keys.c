@@ -2,7 +2,7 @@
 /*
  * Raw keys: another domain, here and in another process, maps the raw key of a region and reaches
  * the region by it. A raw key with a changed byte is refused; src/fabric/raw_key.rs has all bits, sizes and
- * random bytes, errors.c the domains that have no other keys.
+ * random bytes, segment.rs all ranges, errors.c the domains that have no other keys.
  */
 #include "common.h"
 
@@ -28,161 +28,21 @@ static struct raw_key raw_key_of(struct fid_mr *mr)
 	return raw;
 }
 
+static int try_map(struct fid_domain *domain, struct raw_key *raw, uint64_t *key)
+{
+	*key = unwritten;
+	return fi_mr_map_raw(domain, raw->base, raw->bytes, raw->size, key, 0);
+}
+
 static uint64_t map(struct fid_domain *domain, struct raw_key *raw)
 {
-	uint64_t key = unwritten;
+	uint64_t key;
 
-	must(fi_mr_map_raw(domain, raw->base, raw->bytes, raw->size, &key, 0) == 0);
+	must(try_map(domain, raw, &key) == 0);
 	return key;
 }
 
-/* A region of `count` buffers in the arena, which do not adjoin. */
-static struct fid_mr *buffers(struct fid_domain *domain, size_t count, uint64_t offset, uint64_t flags)
-{
-	struct iovec iov[LIMIT];
-	struct fid_mr *mr = NULL;
-
-	for (size_t n = 0; n < count; n++)
-		iov[n] = (struct iovec){ arena + 4 * n * PAGE, 2 * PAGE - (n + 1) };
-	if (count == 1)
-		iov[0].iov_len = 2 * PAGE;
-	must(fi_mr_regv(domain, iov, count, FI_ALL, offset, 5, flags, &mr, NULL) == 0);
-	return mr;
-}
-
-static size_t length_of(size_t count) { return count == 1 ? 2 * PAGE : count * 2 * PAGE - count * (count + 1) / 2; }
-
-/* The bytes that were last written to the region of `count` buffers. */
-static void gather(size_t count, char *to)
-{
-	for (size_t n = 0; n < count; n++) {
-		size_t length = count == 1 ? 2 * PAGE : 2 * PAGE - (n + 1);
-
-		memcpy(to, arena + 4 * n * PAGE, length);
-		to += length;
-	}
-}
-
-/* --- Another process, with a device of its own: what it finds behind a key, a peer of its own can reach --- */
-
-struct order {
-	int kind;
-	size_t length;
-	struct raw_key raw;
-};
-
-struct answer {
-	int map, resolve, busy, unmap, again, close;
-	bool is_key;
-	size_t count;
-	struct rdmamr_segment segments[LIMIT];
-};
-
-static struct {
-	pid_t pid;
-	int orders, answers;
-} peer;
-
 static bool is_mapped_key(uint64_t key) { return key > UINT32_MAX && key != FI_KEY_NOTAVAIL; }
-
-static int peer_main(int orders, int answers)
-{
-	struct ibv_context *context = open_device();
-	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct order order;
-
-	alarm(DEADLOCK);
-	must(pd);
-	while (read(orders, &order, sizeof(order)) == sizeof(order)) {
-		struct fid_domain *domain = open_kind(pd, &kinds[order.kind]);
-		struct answer answer = { .count = LIMIT };
-		size_t count = 1;
-		uint64_t key = 0;
-
-		answer.map = fi_mr_map_raw(domain, order.raw.base, order.raw.bytes, order.raw.size, &key, 0);
-		if (!answer.map) {
-			answer.is_key = is_mapped_key(key);
-			answer.resolve = rdmamr_resolve(domain, key, order.raw.base, order.length, answer.segments, &answer.count);
-			answer.busy = fi_close(&domain->fid);
-			answer.unmap = fi_mr_unmap_key(domain, key);
-			answer.again = rdmamr_resolve(domain, key, order.raw.base, 1, answer.segments + LIMIT - 1, &count);
-		}
-		answer.close = fi_close(&domain->fid);
-		must(write(answers, &answer, sizeof(answer)) == sizeof(answer));
-	}
-	return ibv_dealloc_pd(pd) || stats().live;
-}
-
-/* It is forked before any object is opened, and shares only the pipes. */
-static void peer_start(void)
-{
-	int orders[2], answers[2];
-
-	must(pipe(orders) == 0 && pipe(answers) == 0);
-	peer.pid = must_fork();
-	if (!peer.pid) {
-		close(orders[1]);
-		close(answers[0]);
-		/* The parent prints the report. */
-		must(freopen("/dev/null", "w", stdout));
-		_exit(peer_main(orders[0], answers[1]));
-	}
-	close(orders[0]);
-	close(answers[1]);
-	peer.orders = orders[1];
-	peer.answers = answers[0];
-}
-
-static struct answer ask(int kind, const struct raw_key *raw, size_t length)
-{
-	struct order order = { .kind = kind, .length = length, .raw = *raw };
-	struct answer answer;
-
-	must(write(peer.orders, &order, sizeof(order)) == sizeof(order));
-	must(read(peer.answers, &answer, sizeof(answer)) == sizeof(answer));
-	return answer;
-}
-
-static void peer_end(void)
-{
-	close(peer.orders);
-	is(child_status(peer.pid), 0, "the other process ends well");
-}
-
-/* --- The raw key of a region --- */
-
-static void sizes(struct fid_mr *mr)
-{
-	uint8_t bytes[RAW_MAX], again[RAW_MAX];
-	uint64_t base = unwritten, second;
-	size_t need = 0, size;
-
-	gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, NULL, &need, 0));
-	if (!holds(need > 8 && need <= RAW_MAX))
-		return;
-	/* In a smaller buffer nothing is written; a larger one is not filled. */
-	for (size_t room = 0; room < need; room += need - 1) {
-		memset(bytes, 0x5a, RAW_MAX);
-		memset(again, 0x5a, RAW_MAX);
-		size = room;
-		gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
-		holds(size == need && !memcmp(bytes, again, RAW_MAX));
-	}
-	size = need;
-	gives(0, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
-	holds(size == need && bytes[need] == 0x5a);
-	size = RAW_MAX;
-	gives(0, fi_mr_raw_attr(mr, &second, again, &size, 0));
-	holds(size == need && again[need] == 0x5a && second == base && !memcmp(bytes, again, RAW_MAX));
-	for (int bit = 0; bit < 64; bit++)
-		gives(-FI_EBADFLAGS, (size = RAW_MAX, fi_mr_raw_attr(mr, &base, bytes, &size, 1ULL << bit)));
-	gives(-FI_EINVAL, (size = RAW_MAX, fi_mr_raw_attr(mr, NULL, bytes, &size, 0)));
-	gives(-FI_EINVAL, fi_mr_raw_attr(mr, &base, bytes, NULL, 0));
-	gives(-FI_ETOOSMALL, (size = RAW_MAX, fi_mr_raw_attr(mr, &base, NULL, &size, 0)));
-	gives(need, size);
-}
-
-/* --- A domain that maps it --- */
 
 /* The answer for a range; its segments are in `segments`. */
 static struct rdmamr_segment segments[LIMIT];
@@ -194,107 +54,187 @@ static int resolves(struct fid_domain *domain, uint64_t key, uint64_t at, size_t
 	return rdmamr_resolve(domain, key, at, length, segments, count);
 }
 
-static void same_places(const struct rdmamr_segment *some, const struct rdmamr_segment *others, size_t count)
+/* Whether a key leads to these segments, `length` bytes. */
+static bool leads_to(struct fid_domain *domain, uint64_t key, uint64_t base, size_t length,
+		     const struct rdmamr_segment *there, size_t count)
 {
-	for (size_t n = 0; n < count; n++)
-		holds(some[n].addr == others[n].addr && some[n].length == others[n].length && some[n].rkey == others[n].rkey);
+	size_t found;
+	bool right = resolves(domain, key, base, length, &found) == 0 && found == count;
+
+	for (size_t n = 0; right && n < count; n++)
+		right = segments[n].addr == there[n].addr && segments[n].length == there[n].length &&
+			segments[n].rkey == there[n].rkey;
+	return right;
 }
+
+/* A region of `count` buffers in the arena, which do not adjoin. */
+static struct iovec iov[LIMIT];
+
+static struct fid_mr *buffers(struct fid_domain *domain, size_t count, uint64_t offset, uint64_t flags)
+{
+	struct fid_mr *mr = NULL;
+
+	for (size_t n = 0; n < count; n++)
+		iov[n] = (struct iovec){ arena + 4 * n * PAGE, 2 * PAGE - (n + 1) };
+	must(fi_mr_regv(domain, iov, count, FI_ALL, offset, 5, flags, &mr, NULL) == 0);
+	return mr;
+}
+
+/* --- Another process, with a device of its own: what it finds behind a key, a peer of its own can reach --- */
+
+struct order {
+	int kind, answer; /* that of the mapping */
+	size_t length, count;
+	struct raw_key raw;
+	struct rdmamr_segment there[LIMIT];
+};
+
+static int another_process(int file)
+{
+	struct fid_domain *domain;
+	struct order order;
+	uint64_t key;
+	size_t count;
+
+	must(pread(file, &order, sizeof(order), 0) == sizeof(order));
+	domain = open_kind(domain_of_device(), &kinds[order.kind]);
+	if (try_map(domain, &order.raw, &key) != order.answer)
+		return 1;
+	if (order.answer)
+		return key == unwritten && fi_close(&domain->fid) == 0 ? 0 : 2;
+	if (!is_mapped_key(key) || !leads_to(domain, key, order.raw.base, order.length, order.there, order.count))
+		return 3;
+	if (fi_close(&domain->fid) != -FI_EBUSY || fi_mr_unmap_key(domain, key) != 0)
+		return 4;
+	return resolves(domain, key, order.raw.base, 1, &count) == -FI_ENOKEY && fi_close(&domain->fid) == 0 ? 0 : 5;
+}
+
+static void in_another_process(struct order order, int answer)
+{
+	int file = memfd_create("order", 0);
+	char argument[16];
+
+	order.answer = answer;
+	must(file >= 0 && write(file, &order, sizeof(order)) == sizeof(order));
+	snprintf(argument, sizeof(argument), "%d", file);
+	is(once_more(argument, NULL), 0, "another process: %d", answer);
+	close(file);
+}
+
+/* --- The raw key of a region --- */
+
+static void sizes(struct fid_mr *mr)
+{
+	uint8_t bytes[RAW_MAX], none[RAW_MAX];
+	uint64_t base = unwritten;
+	size_t need = 0, size;
+
+	gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, NULL, &need, 0));
+	if (!holds(need > 8 && need <= RAW_MAX))
+		return;
+	/* In a smaller buffer nothing is written; a larger one is not filled. */
+	memset(bytes, 0x5a, RAW_MAX);
+	memset(none, 0x5a, RAW_MAX);
+	size = need - 1;
+	gives(-FI_ETOOSMALL, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
+	holds(size == need && !memcmp(bytes, none, RAW_MAX));
+	gives(0, fi_mr_raw_attr(mr, &base, bytes, &size, 0));
+	holds(size == need && memcmp(bytes, none, need) && !memcmp(bytes + need, none, RAW_MAX - need));
+	size = RAW_MAX;
+	gives(0, fi_mr_raw_attr(mr, &base, none, &size, 0));
+	holds(size == need && !memcmp(bytes, none, RAW_MAX));
+	for (int bit = 0; bit < 64; bit++)
+		gives(-FI_EBADFLAGS, (size = RAW_MAX, fi_mr_raw_attr(mr, &base, bytes, &size, 1ULL << bit)));
+	gives(-FI_EINVAL, (size = RAW_MAX, fi_mr_raw_attr(mr, NULL, bytes, &size, 0)));
+	gives(-FI_EINVAL, fi_mr_raw_attr(mr, &base, bytes, NULL, 0));
+}
+
+/* --- A domain that maps it --- */
 
 /* Data through a mapped key, and its bounds. */
 static void reaches(struct fid_domain *domain, uint64_t key, const struct raw_key *raw, size_t count)
 {
-	const size_t length = length_of(count);
-	const struct { uint64_t at; size_t length; } outside[] = {
-		{ length, 1 }, { length - 1, 2 }, { (uint64_t)-1, 1 }, { 0, 0 }, { 1, SIZE_MAX },
-	};
+	const size_t length = gather(iov, count, NULL);
 	char *in = flat + ARENA;
 	size_t found;
 
 	holds(is_mapped_key(key));
 	gives(0, resolves(domain, key, raw->base, length, &found));
 	gives(count, found);
+	gives(-FI_EINVAL, resolves(domain, key, raw->base, length + 1, &found));
 	memset(arena, 0, ARENA);
 	fill(flat, length);
 	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_WRITE, domain, key, raw->base, with_desc(local), flat, length), "written");
-	gather(count, in);
+	gather(iov, count, in);
 	holds(!memcmp(flat, in, length));
 	memset(in, 0, length);
 	moved(&pair, peer_moves(&pair, IBV_WR_RDMA_READ, domain, key, raw->base + 7, with_desc(local), in, length - 7), "read");
 	holds(!memcmp(flat + 7, in, length - 7));
-	for (size_t n = 0; n < COUNT(outside); n++)
-		gives(-FI_EINVAL, resolves(domain, key, raw->base + outside[n].at, outside[n].length, &found));
 }
 
-/* Another process maps the key to the same places, and a changed key is refused there. */
-static void reached_there(int kind, struct raw_key *raw, size_t length, const struct rdmamr_segment *here, size_t count)
+/* Unmaps a key, which leads nowhere then. */
+static void unmaps(struct fid_domain *domain, uint64_t key, uint64_t base)
 {
-	struct answer answer = ask(kind, raw, length);
+	size_t found;
 
-	holds(answer.map == 0 && answer.is_key && answer.resolve == 0);
-	if (gives(count, answer.count))
-		same_places(answer.segments, here, count);
-	holds(answer.busy == -FI_EBUSY && answer.unmap == 0 && answer.again == -FI_ENOKEY && answer.close == 0);
-	raw->bytes[raw->size / 2] ^= 1;
-	answer = ask(kind, raw, length);
-	holds(answer.map == -FI_EINVAL && answer.close == 0);
-	raw->bytes[raw->size / 2] ^= 1;
+	gives(0, fi_mr_unmap_key(domain, key));
+	gives(-FI_ENOKEY, resolves(domain, key, base, 1, &found));
+	gives(-FI_ENOKEY, fi_mr_unmap_key(domain, key));
 }
 
 static void maps(struct ibv_pd *other_pd, int from, int round)
 {
 	/* The last round has a base that the program chose. */
 	static const size_t counts[] = { 1, 3, LIMIT, 1 };
-	const size_t count = counts[round], length = length_of(count);
+	const size_t count = counts[round];
 	const uint64_t flags = round == 3 ? RDMAMR_MR_OFFSET : 0, offset = round == 3 ? 0x123456000 : 0;
 	const int to = (from + 1 + round) % KINDS;
 	struct fid_domain *domain = open_kind(pair.pd, &kinds[from]), *target = open_kind(pair.pd, &kinds[to]);
 	struct fid_domain *far = open_kind(other_pd, &kinds[to]);
 	struct fid_mr *mr = buffers(domain, count, offset, flags);
-	struct raw_key raw = raw_key_of(mr);
-	struct rdmamr_segment here[LIMIT];
+	struct order order = { .kind = to, .length = gather(iov, count, NULL), .count = count, .raw = raw_key_of(mr) };
+	struct raw_key *raw = &order.raw;
 	uint64_t key, second;
 	size_t found;
 
-	gives(flags ? offset : base_of(&kinds[from], arena), raw.base);
+	gives(flags ? offset : base_of(&kinds[from], arena), raw->base);
 	sizes(mr);
 
 	about("mapped by a domain of %s", kinds[to].name);
-	key = map(target, &raw);
-	reaches(target, key, &raw, count);
-	second = map(target, &raw);
+	key = map(target, raw);
+	reaches(target, key, raw, count);
+	second = map(target, raw);
 	holds(second != key && second > UINT32_MAX);
-	gives(0, fi_mr_unmap_key(target, key));
-	gives(-FI_ENOKEY, resolves(target, key, raw.base, 1, &found));
-	gives(-FI_ENOKEY, fi_mr_unmap_key(target, key));
+	unmaps(target, key, raw->base);
 	gives(-FI_ENOKEY, fi_mr_unmap_key(domain, second));
-	gives(-FI_ENOKEY, resolves(domain, second, raw.base, 1, &found));
-	gives(0, resolves(target, second, raw.base, length, &found));
+	gives(-FI_ENOKEY, resolves(domain, second, raw->base, 1, &found));
+	gives(0, resolves(target, second, raw->base, order.length, &found));
 	gives(count, found);
-	memcpy(here, segments, sizeof(here));
+	memcpy(order.there, segments, sizeof(segments));
 
 	about("mapped by its own domain");
-	key = map(domain, &raw);
-	reaches(domain, key, &raw, count);
-	gives(0, fi_mr_unmap_key(domain, key));
+	key = map(domain, raw);
+	reaches(domain, key, raw, count);
+	unmaps(domain, key, raw->base);
 
 	about("mapped by a domain of another PD");
-	key = map(far, &raw);
-	gives(0, resolves(far, key, raw.base, length, &found));
-	gives(count, found);
-	same_places(segments, here, count);
+	key = map(far, raw);
+	holds(leads_to(far, key, raw->base, order.length, order.there, count));
 	gives(-FI_EBUSY, fi_close(&far->fid));
-	gives(0, fi_mr_unmap_key(far, key));
+	unmaps(far, key, raw->base);
 	gives(0, fi_close(&far->fid));
 
-	about("mapped by another process");
-	reached_there(to, &raw, length, here, count);
+	about("mapped by another process, as it is and with a changed bit");
+	in_another_process(order, 0);
+	raw->bytes[raw->size / 2] ^= 1;
+	in_another_process(order, -FI_EINVAL);
 
 	/* The mapped key stays, and the device refuses it. */
 	about("the region ends before the domain that has mapped its key");
 	gives(0, fi_close(&mr->fid));
 	gives(0, fi_close(&domain->fid));
 	gives(-FI_EBUSY, fi_close(&target->fid));
-	gives(0, resolves(target, second, raw.base, length, &found));
+	holds(leads_to(target, second, raw->base, order.length, order.there, count));
 	if (!kinds[from].relaxed) {
 		gives(IBV_WC_REM_ACCESS_ERR,
 		      pair_read(&pair, with_desc(local), flat, 8, segments[count - 1].addr, segments[count - 1].rkey));
@@ -406,11 +346,12 @@ static void handles(void)
 	gives(0, fi_close(&provider->fid));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
 	struct ibv_pd *other_pd;
 
-	peer_start();
+	if (argc > 1)
+		return another_process(atoi(argv[1]));
 	fabric_begin();
 	arena = pages(ARENA / PAGE);
 	flat = pages(2 * ARENA / PAGE);
@@ -428,7 +369,6 @@ int main(void)
 	as_case(refused(), "refused raw keys");
 	as_case(handles(), "handles");
 
-	peer_end();
 	must(ibv_dealloc_pd(other_pd) == 0 && fi_close(&local->fid) == 0 && fi_close(&home->fid) == 0);
 	pair_close(&pair);
 	gives(0, stats().live);
