@@ -3,10 +3,13 @@
  * holds: obeys the lines of its standard input, and answers each with a line: "register N", N
  * regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
  * cached relaxed regions; "stats", the answer of rdmamr_get_stats, as "NAME=VALUE"; "undumpable",
- * prctl(PR_SET_DUMPABLE, 0). The device is the stand-in. ctests/tool/top.sh examines it from outside.
+ * prctl(PR_SET_DUMPABLE, 0); "fork", a child obeys, up to "end". Without an answer: "exec", it
+ * starts itself anew; "end". The device is the stand-in. top.sh, live_page.sh and others examine it
+ * from outside.
  */
 #include <inttypes.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include "../lib/device.h"
 #include "../lib/stub_device.h"
 
@@ -19,10 +22,12 @@ int main(void)
 	static struct ibv_mr *held[MOST];
 	static char memory[LENGTH] __attribute__((aligned(4096)));
 	char line[64];
-	int count = 0;
+	int count = 0, status;
 
 	if (stub_open(STUB_NOTHING) || !rdmamr_get_stats)
 		return 1;
+	/* A line that was read ahead would not reach the next image. */
+	setvbuf(stdin, NULL, _IONBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
 		int n = 0;
 
@@ -47,6 +52,15 @@ int main(void)
 		} else if (!strcmp(line, "undumpable\n")) {
 			if (prctl(PR_SET_DUMPABLE, 0))
 				return 8;
+		} else if (!strcmp(line, "fork\n")) {
+			pid_t child = fork();
+
+			if (child && (waitpid(child, &status, 0) != child || status))
+				return 9;
+		} else if (!strcmp(line, "exec\n")) {
+			return execl("/proc/self/exe", "holds", NULL);
+		} else if (!strcmp(line, "end\n")) {
+			return 0;
 		} else if (!strcmp(line, "stats\n")) {
 			struct rdmamr_stats stats;
 
