@@ -49,7 +49,7 @@ __attribute__((noinline)) static void register_rings(void)
 __attribute__((noinline)) static void register_queue(void)
 {
 	struct mlx5dv_devx_umem_in in = { (void *)0x20000000, MIB, IBV_ACCESS_LOCAL_WRITE, 0xfff000, 0, -1 };
-	struct mlx5dv_devx_umem_in of_dmabuf = { (void *)0x1000, 2 * MIB, IBV_ACCESS_LOCAL_WRITE, 0xfff000, UMEM_OF_DMABUF, 3 };
+	struct mlx5dv_devx_umem_in of_dmabuf = { (void *)0x1000, 2 * MIB, IBV_ACCESS_LOCAL_WRITE, 0xfff000, MLX5DV_UMEM_MASK_DMABUF, 3 };
 	struct mlx5dv_devx_umem *umem;
 
 	/* It stays. */

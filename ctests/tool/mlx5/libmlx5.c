@@ -17,7 +17,6 @@ struct umem {
 	bool is_live;
 };
 
-int mlx5dv_query_device(struct ibv_context *context, void *attributes);
 static struct verbs_context device, other_device;
 static char said[256];
 
@@ -45,7 +44,7 @@ const char *stand_in_said(void)
 	return said;
 }
 
-int mlx5dv_query_device(struct ibv_context *context, void *attributes)
+int mlx5dv_query_device(struct ibv_context *context, struct mlx5dv_context *attributes)
 {
 	(void)context;
 	(void)attributes;
