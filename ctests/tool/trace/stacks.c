@@ -1,44 +1,30 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * stacks WAY: registers with the stub of a device through functions whose names the report must
- * give, for ctests/tool/trace/stacks.sh. Compiled without frame pointers. Prints its failures, and
- * exits with 1.
+ * give, for ctests/tool/trace/stacks.sh. Compiled without frame pointers.
  *
  * As a shared library, with -DLIBRARY, a program in Python calls it.
  */
+#include "../../lib/program.h"
+#include "../../lib/memory.h"
 #include "../../lib/stub_device.h"
-#include <pthread.h>
+#include "../../lib/tap.h"
 #include <limits.h>
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 #include <ucontext.h>
-#include <unistd.h>
 
 /* Each function keeps its frame: it has work left after its call. */
 #define FRAME __attribute__((noinline, noclone, used))
 #define AFTER __asm__ volatile("" ::: "memory")
 
-enum { PAGE = 4096 };
 static char memory[PAGE];
-
-static void must(int done, const char *what)
-{
-	if (!done) {
-		perror(what);
-		_exit(1);
-	}
-}
 
 FRAME int register_wrapper(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
 
-	must(mr != NULL, "ibv_reg_mr");
+	must(mr != NULL);
 	AFTER;
 	return ibv_dereg_mr(mr);
 }
@@ -46,11 +32,9 @@ FRAME int register_wrapper(void)
 #ifdef LIBRARY
 int library_call(void)
 {
-	const char *why = stub_open(STUB_NOTHING);
-
 	int result;
 
-	must(!why, why);
+	must(!stub_open(STUB_NOTHING));
 	result = register_wrapper();
 	AFTER;
 	return result;
@@ -63,7 +47,7 @@ FRAME void send_message(int bytes)
 
 	/* Its size is known only at run time, so another register finds the end of the frame. */
 	memset((char *)frame, 1, bytes);
-	must(!register_wrapper(), "ibv_dereg_mr");
+	must(!register_wrapper());
 	AFTER;
 }
 
@@ -78,7 +62,7 @@ FRAME void aligned_phase(int bytes)
 
 	memset((char *)frame, 1, sizeof(frame));
 	memset((char *)more, 1, bytes);
-	must((uintptr_t)frame % 64 == 0, "alignment");
+	must((uintptr_t)frame % 64 == 0);
 	send_message(8);
 	AFTER;
 }
@@ -120,7 +104,7 @@ static void in_coroutine(void)
 	enum { SIZE = 16 * PAGE };
 	char *stack = mmap(NULL, SIZE + 2 * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-	must(stack != MAP_FAILED && !mprotect(stack + PAGE, SIZE, PROT_READ | PROT_WRITE), "a stack");
+	must(stack != MAP_FAILED && !mprotect(stack + PAGE, SIZE, PROT_READ | PROT_WRITE));
 	getcontext(&inside);
 	inside.uc_stack.ss_sp = stack + PAGE;
 	inside.uc_stack.ss_size = SIZE;
@@ -135,7 +119,7 @@ FRAME void *thread_body(void *nothing)
 	return nothing;
 }
 
-static void in_thread(void)
+static void in_small_thread(void)
 {
 	pthread_attr_t small;
 	pthread_t thread;
@@ -143,8 +127,8 @@ static void in_thread(void)
 	/* The first call of a process needs a larger stack (the cache's limits). */
 	first_phase();
 	pthread_attr_init(&small);
-	must(!pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN), "pthread_attr_setstacksize");
-	must(!pthread_create(&thread, &small, thread_body, NULL), "pthread_create");
+	must(!pthread_attr_setstacksize(&small, PTHREAD_STACK_MIN));
+	must(!pthread_create(&thread, &small, thread_body, NULL));
 	pthread_join(thread, NULL);
 }
 
@@ -172,23 +156,22 @@ static void in_handler(void)
 
 FRAME void in_child(void)
 {
-	int status;
 	pid_t child;
 
 	first_phase();
-	child = fork();
+	child = must_fork();
 	if (child == 0) {
 		second_phase();
 		exit(0);
 	}
-	must(waitpid(child, &status, 0) == child && status == 0, "the child");
+	must(child_status(child) == 0);
 }
 
 /* Two ways at each step: 2^left stacks. */
 FRAME void turns(int left)
 {
 	if (left == 0) {
-		must(!register_wrapper(), "ibv_dereg_mr");
+		must(!register_wrapper());
 		return;
 	}
 	turns(left - 1);
@@ -222,15 +205,10 @@ static void very_deep(void) { deep(1000); }
 int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } ways[] = {
-		{ "chain", chain }, { "pointers", around_the_undescribed }, { "coroutine", in_coroutine }, { "thread", in_thread },
+		{ "chain", chain }, { "pointers", around_the_undescribed }, { "coroutine", in_coroutine }, { "thread", in_small_thread },
 		{ "handler", in_handler }, { "child", in_child }, { "many", many }, { "deep", very_deep },
 	};
-	const char *why = stub_open(STUB_NOTHING);
-
-	if (why) {
-		printf("%s\n", why);
-		return 77;
-	}
+	must(!stub_open(STUB_NOTHING));
 	for (size_t n = 0; argc > 1 && n < sizeof(ways) / sizeof(*ways); n++)
 		if (!strcmp(argv[1], ways[n].name))
 			return ways[n].run(), 0;

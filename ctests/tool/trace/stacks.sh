@@ -81,7 +81,7 @@ reports "without the budget the table of stacks is the limit" True many 'report[
 
 # shellcheck disable=SC2086
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
-	"$here/../../lib/stub_device.c" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
+	"$here/../../lib/stub_device.c" "${stacks%/*}/libctest.a" -o libstacks.so -Wl,--no-as-needed -libverbs -lpthread -ldl
 if ! command -v go >/dev/null; then
 	lacks "the functions of a program in Go" go
 else
