@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
-# Processes that obey lines (holds.c), for top.sh and root.sh. Source this. `held` has their numbers, which
-# the script's trap ends.
+# Processes that obey lines (holds.c, $holds), under $library. Source this. `held` has their numbers,
+# which the script's trap ends.
 held=()
 start() { # NAME COMMAND...: its number is in $pid
-	mkfifo "$work/$1.in" "$work/$1.out"
+	[ -p "$work/$1.in" ] || mkfifo "$work/$1.in" "$work/$1.out"
 	"${@:2}" <>"$work/$1.in" >"$work/$1.out" 3<>"$work/$1.out" &
 	pid=$!
 	held+=("$pid")
@@ -13,3 +13,8 @@ ask() { # NAME LINE: prints the answer
 	echo "$2" >"$work/$1.in"
 	head -1 "$work/$1.out"
 }
+ends() { # NAME PID: in order
+	echo end >"$work/$1.in"
+	wait "$2"
+}
+holder() { exec env "$@" LD_PRELOAD="$library" "$holds"; } # [VARIABLE=VALUE...]

@@ -10,13 +10,8 @@ trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work"' EXIT
 export XDG_RUNTIME_DIR=$work/run
 folder=$XDG_RUNTIME_DIR/rdmamr
 mkdir -m 700 "$XDG_RUNTIME_DIR"
-holder() { exec env "$@" LD_PRELOAD="$library" "$holds"; } # [VARIABLE=VALUE...]
 files() { find "$folder/" -mindepth 1 2>/dev/null | wc -l; } # unfinished ones too
 mapped() { grep -c "$folder/" "/proc/$1/maps"; }             # PID
-ends() { # NAME PID: in order
-	echo end >"$work/$1.in"
-	wait "$2"
-}
 registers() { # NAME FILES WORDS COMMAND...: it registers, and then there are so many files
 	start "$1" "${@:4}"
 	is "$3: the program registers" "done" "$(ask "$1" "register 1")"

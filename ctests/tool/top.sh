@@ -15,7 +15,6 @@ trap 'tmux -S "$terminal" kill-server 2>/dev/null; for pid in ${held[*]:-}; do k
 stranger=$((60000 + $$ % 5000))
 
 . "$here/holds.sh"
-holder() { exec env "$@" LD_PRELOAD="$library" "$holds"; } # [VARIABLE=VALUE...]
 top() { "$tool" top --interval 0.2 "$@"; }
 json() { # PID FIELD
 	top --json | python3 -c 'import json, sys
