@@ -24,9 +24,27 @@ build() {
 	LC_ALL=C sed 's/libibverbs\.so\.1/libibverbz.so.1/g' "$(realpath "$original")" >libibverbz.so.1 &&
 		stand_in libmlx5.so.1 libibverbs.so.1 && stand_in libmlx5-2.so.1 libibverbz.so.1 &&
 		plugin one.so libmlx5.so.1 && plugin two.so libmlx5-2.so.1 &&
-		compile "$here/calls.c" -L. -l:libmlx5.so.1 -o calls && compile "$here/host.c" -ldl -o host
+		compile "$here/calls.c" -L. -l:libmlx5.so.1 -o calls
 }
 check "the stand-in and the programs are built" build
+# Runs the calls of plug-ins, each in a scope of its own with the libmlx5 that it is linked to; looks a call up in a
+# file's handle, as DPDK and NCCL do, and makes it; makes it where there is no libmlx5.
+cat >host.py <<-'END'
+	import ctypes, os, sys
+	way, *files = sys.argv[1:]
+	libraries = [ctypes.CDLL(file, use_errno=True) for file in files or [None]]
+	for library in libraries:
+	    if way == "plugins":
+	        library.calls()
+	        continue
+	    if way == "handle":
+	        library.stand_in_device.restype = ctypes.c_void_p
+	    library.mlx5dv_devx_umem_reg.restype = ctypes.c_void_p
+	    device = ctypes.c_void_p(library.stand_in_device()) if way == "handle" else None
+	    done = library.mlx5dv_devx_umem_reg(device, ctypes.c_void_p(0x10000000), ctypes.c_size_t(4096), 0)
+	    print("done" if done else os.strerror(ctypes.get_errno()))
+END
+host=(/usr/bin/python3 -B host.py)
 readelf -W --dyn-syms calls >symbols
 check "the program asks for libmlx5's nodes" grep -q 'mlx5dv_reg_dmabuf_mr@MLX5_1.25' symbols
 
@@ -46,11 +64,11 @@ same "traced" RDMAMR_TRACE="$work/trace" -- ./calls
 same "traced, by the module for LD_AUDIT" RDMAMR_TRACE="$work/audited" LD_AUDIT="$audit" -- ./calls
 same "disabled" RDMAMR_DISABLE=1 -- ./calls
 same "with the cache" RDMAMR_CACHE=all RDMAMR_STATS="$work/stats" -- ./calls
-same "a plug-in, whose libmlx5 is in no other scope" RDMAMR_TRACE="$work/plugin" -- ./host "$work/one.so"
-same "two libmlx5, each of a libibverbs of its own" RDMAMR_TRACE="$work/two" -- ./host "$work/one.so" "$work/two.so"
-same "in the other order" -- ./host "$work/two.so" "$work/one.so"
-same "by a handle" RDMAMR_TRACE="$work/handle" LD_AUDIT="$audit" -- ./host handle libmlx5.so.1
-same "by the handle of a second libmlx5" LD_AUDIT="$audit" -- ./host handle libmlx5-2.so.1
+same "a plug-in, whose libmlx5 is in no other scope" RDMAMR_TRACE="$work/plugin" -- "${host[@]}" plugins "$work/one.so"
+same "two libmlx5, each of a libibverbs of its own" RDMAMR_TRACE="$work/two" -- "${host[@]}" plugins "$work/one.so" "$work/two.so"
+same "in the other order" -- "${host[@]}" plugins "$work/two.so" "$work/one.so"
+same "by a handle" RDMAMR_TRACE="$work/handle" LD_AUDIT="$audit" -- "${host[@]}" handle libmlx5.so.1
+same "by the handle of a second libmlx5" LD_AUDIT="$audit" -- "${host[@]}" handle libmlx5-2.so.1
 
 . "$here/../values.sh"
 for trace in trace audited plugin two handle; do "$rdmamr" report --json $trace >$trace.json; done
@@ -91,7 +109,7 @@ echo >in
 wait "$holder"
 holder=
 
-RDMAMR_LOG=warn LD_PRELOAD=$library ./host none >none 2>said
+RDMAMR_LOG=warn LD_PRELOAD=$library "${host[@]}" none >none 2>said
 is "without a libmlx5 a call fails" "Operation not supported" "$(cat none)"
 check "and says why" grep -q "mlx5dv_devx_umem_reg.*: EOPNOTSUPP: no loaded libmlx5 has mlx5dv_devx_umem_reg" said
 tap_done
