@@ -34,4 +34,13 @@
 
 #![warn(missing_docs)]
 
+#[cfg_attr(
+    test,
+    allow(
+        dead_code,
+        unused_macros,
+        unused_imports,
+        reason = "unit tests replace no function"
+    )
+)]
 mod capi;

@@ -10,6 +10,7 @@
     missing_docs,
     reason = "the fields are described where C declares them"
 )]
+#![allow(non_camel_case_types, reason = "the names are C's")]
 
 pub mod libfabric;
 pub mod libfabric_monitor;
@@ -57,7 +58,6 @@ macro_rules! mirror {
         $(#[$meta])*
         #[repr(C)]
         #[derive(Clone, Copy)]
-        #[allow(non_camel_case_types)]
         pub struct $name { $( $(#[$field_meta])* pub $field: $type, )* }
 
         #[cfg(test)]

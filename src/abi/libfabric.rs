@@ -22,7 +22,6 @@ use libc::{iovec, ssize_t};
 /// The class of an object and its functions. Every object begins with this structure.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fid {
     /// FI_CLASS_...
     pub fclass: usize,
@@ -42,7 +41,6 @@ fields!(
 /// The functions that every object has.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_ops {
     pub size: usize,
     pub close: Option<unsafe extern "C" fn(fid: *mut fid) -> c_int>,
@@ -87,7 +85,6 @@ fields!(
 /// A domain. Regions are registered in a domain.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fid_domain {
     pub fid: fid,
     pub ops: *mut fi_ops_domain,
@@ -98,7 +95,6 @@ fields!("struct fid_domain", fid_domain { fid, ops, mr });
 /// The functions that register memory in a domain.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_ops_mr {
     pub size: usize,
     pub reg: Option<
@@ -149,7 +145,6 @@ fields!(
 /// A memory region.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fid_mr {
     pub fid: fid,
     /// The value that fi_mr_desc() returns.
@@ -162,7 +157,6 @@ fields!("struct fid_mr", fid_mr { fid, mem_desc, key });
 /// The argument of fi_mr_regattr(). Set every field that you do not use to zero.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_mr_attr {
     pub mr_iov: *const iovec,
     pub iov_count: usize,
@@ -195,7 +189,6 @@ fields!("struct fi_mr_attr", fi_mr_attr {
 /// The argument that fi_mr_raw_attr() passes with FI_GET_RAW_MR.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_mr_raw_attr {
     pub flags: u64,
     pub base_addr: *mut u64,
@@ -215,7 +208,6 @@ fields!(
 /// The argument that fi_mr_map_raw() passes with FI_MAP_RAW_MR.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_mr_map_raw {
     pub flags: u64,
     pub base_addr: u64,
@@ -237,7 +229,6 @@ fields!(
 /// The argument that fi_mr_refresh() passes with FI_REFRESH.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_mr_modify {
     pub flags: u64,
     pub attr: fi_mr_attr,
@@ -246,7 +237,6 @@ pub struct fi_mr_modify {
 /// An event queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fid_eq {
     pub fid: fid,
     pub ops: *mut fi_ops_eq,
@@ -256,7 +246,6 @@ fields!("struct fid_eq", fid_eq { fid, ops });
 /// The functions of an event queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_ops_eq {
     pub size: usize,
     pub read: Option<
@@ -315,7 +304,6 @@ fields!(
 /// The attributes of a new event queue.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_eq_attr {
     /// The number of events that the queue must hold. This library ignores it: its queues hold any
     /// number.
@@ -339,13 +327,11 @@ fields!(
 );
 
 /// A pointer to any object.
-#[allow(non_camel_case_types)]
 pub type fid_t = *mut fid;
 
 /// The event FI_MR_COMPLETE.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_eq_entry {
     /// The region.
     pub fid: fid_t,
@@ -358,7 +344,6 @@ fields!("struct fi_eq_entry", fi_eq_entry { fid, context, data });
 /// A registration that failed after its call had returned.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct fi_eq_err_entry {
     pub fid: fid_t,
     pub context: *mut c_void,
@@ -385,7 +370,6 @@ fields!(
 );
 
 /// The functions of a domain that do not concern memory. This library supports none of them.
-#[allow(non_camel_case_types)]
 pub enum fi_ops_domain {}
 
 /// Access: an RMA read of this process writes into the buffer.
@@ -490,7 +474,6 @@ pub const FI_JOIN_COMPLETE: u32 = 6;
 
 /// The means of waiting for a queue.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub enum fi_wait_obj {
     /// No thread can wait for the queue.
     FI_WAIT_NONE,

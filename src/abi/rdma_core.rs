@@ -66,7 +66,7 @@ mirror! { "struct ibv_device_attr" =>
 /// Structures of which the library only forwards pointers.
 #[rustfmt::skip]
 macro_rules! opaque {
-    ($($name:ident)*) => { $( #[allow(non_camel_case_types)] pub enum $name {} )* };
+    ($($name:ident)*) => { $( pub enum $name {} )* };
 }
 opaque! {
     ibv_comp_channel ibv_cq ibv_dmah ibv_qp ibv_qp_init_attr ibv_srq ibv_srq_init_attr
@@ -144,7 +144,6 @@ pub const IBV_REG_MR_MASK_BUF: u64 = 1 << 5;
 
 /// `struct ibv_buf` of rdma-core's private `driver.h`, as of 64 and 65.
 #[repr(C)]
-#[allow(non_camel_case_types)]
 pub struct ibv_buf {
     pub addr: *mut c_void,
     pub size: usize,
@@ -175,7 +174,6 @@ pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
 /// and binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
-#[allow(non_camel_case_types)]
 pub struct verbs_mr {
     /// The public part.
     pub ibv_mr: ibv_mr,

@@ -8,8 +8,6 @@
 //! **Same contract**: each function passes its arguments, unchanged, to the next function of its name,
 //! whose contract the C caller keeps.
 
-#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
-
 use super::ret;
 use core::cell::Cell;
 use core::ffi::{CStr, c_int, c_uint, c_void};

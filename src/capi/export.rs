@@ -6,15 +6,6 @@
 //! libibverbs is published by a stub: one jump, under a symbol with the name and the node.
 //! `ctests/packages/abi` compares the symbols of the library with a list, in both directions.
 
-#![cfg_attr(
-    test,
-    allow(
-        unused_macros,
-        unused_imports,
-        reason = "unit tests replace no function"
-    )
-)]
-
 use rdmamr_sys::caller::Caller;
 
 /// Assembly that continues at `{f}`, as if the caller had called `{f}`.

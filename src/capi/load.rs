@@ -3,8 +3,6 @@
 //! library. No later call asks the dynamic linker for anything: it holds its lock while it runs a
 //! constructor, and that may wait for a thread that calls this library.
 
-#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
-
 use super::{cuda, descriptors, memory, rdmamr, ret, tasks};
 use core::ffi::CStr;
 use rdmamr_cache::dispatch;

@@ -13,8 +13,6 @@
 //! **Same contract**: each function has the contract of its manual page (section 2), and forwards
 //! its arguments unchanged to a function or a system call with that same contract.
 
-#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
-
 use super::forward::{around, call_next, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};

@@ -9,8 +9,6 @@
 //! **Same contract**: each function has the contract of libmlx5's function of that name, which the C
 //! caller keeps, and passes its arguments on unchanged to that function.
 
-#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
-
 use super::export::caller;
 use super::ret::{self, Entry};
 use super::traced;

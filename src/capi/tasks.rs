@@ -12,8 +12,6 @@
 //! unchanged to a function with that same contract. The new task runs on a stack of its own, so it
 //! never returns into this function.
 
-#![cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
-
 use super::forward::next;
 use super::ret;
 use core::ffi::{c_int, c_void};

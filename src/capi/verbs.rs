@@ -315,7 +315,6 @@ interpose!(ibv_unimport_mr, "IBVERBS_1.10");
 
 /// The functions of libibverbs' private interface that providers call. These symbols have no
 /// version node, since the name of the private node contains rdma-core's release.
-#[cfg_attr(test, allow(dead_code, reason = "unit tests stand in for nothing"))]
 mod private {
     use super::*;
 
