@@ -55,7 +55,7 @@ pub fn close(region: &Region) -> Result<How> {
     let how = region.end(before)?;
     domain.keys.remove(region);
     if let Some(queue) = domain.queue() {
-        queue.forget(region.address());
+        queue.forget(region);
     }
     domain.close_region(region);
     Ok(how)

@@ -4,7 +4,7 @@
 use super::errors::{Result, ensure, may_allocate};
 use super::keys::Keys;
 use super::mode::Mode;
-use super::object::{Hold, Process, Tables};
+use super::object::{Head, Hold, Process, Tables};
 use super::provider::DeviceOfDomain;
 use super::queue::Queue;
 use super::raw_key::RawKey;
@@ -14,7 +14,7 @@ use super::segment::{Found, Segment};
 use core::ffi::c_void;
 use core::mem::offset_of;
 use core::ptr::with_exposed_provenance;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use errno::Errno;
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::domain_slots;
@@ -29,9 +29,7 @@ use std::sync::OnceLock;
 #[repr(C)]
 pub struct Domain {
     // The fields of `struct fid_domain`.
-    fclass: AtomicUsize,
-    context: AtomicPtr<c_void>,
-    ops: &'static fi_ops,
+    _fid: Head,
     slots: &'static domain_slots,
     memory: &'static fi_ops_mr,
     // The private fields.
@@ -98,9 +96,7 @@ impl Domain {
         }
         let iwarp = pd.transport() == Some(IBV_TRANSPORT_IWARP);
         let domain = Box::new(Domain {
-            fclass: AtomicUsize::new(FI_CLASS_DOMAIN),
-            context: AtomicPtr::new(context),
-            ops: &tables.domain,
+            _fid: Head::new(FI_CLASS_DOMAIN, context, &tables.domain),
             slots: &tables.domain_rest,
             memory: &tables.memory,
             tables,
@@ -125,16 +121,6 @@ impl Domain {
     pub fn of(region: &Region) -> &'static Domain {
         // SAFETY: a domain counts its regions, so it exists as long as `region` does.
         unsafe { &*with_exposed_provenance::<Domain>(region.domain) }
-    }
-
-    /// Whether this library made the domain.
-    ///
-    /// # Safety
-    /// `domain` is an open domain of any provider.
-    pub unsafe fn is_ours(domain: *mut fid_domain, tables: &Tables) -> bool {
-        // SAFETY: the caller promised an open domain.
-        let memory = unsafe { (*domain).mr };
-        core::ptr::eq(memory, &tables.memory)
     }
 
     /// Whether the device has each buffer at the buffer's own address.
@@ -192,15 +178,14 @@ impl Domain {
     /// `queue` is NULL or an open object.
     pub unsafe fn bind(&self, queue: *mut fid, flags: u64) -> Result<()> {
         // SAFETY: the caller promised NULL or an open object.
-        let class = unsafe { queue.as_ref() }.ok_or(NULL_QUEUE)?.fclass;
-        ensure(class == FI_CLASS_EQ, NOT_A_QUEUE)?;
+        let object = unsafe { queue.as_ref() }.ok_or(NULL_QUEUE)?;
+        ensure(object.fclass == FI_CLASS_EQ, NOT_A_QUEUE)?;
         ensure(flags == FI_REG_MR, BIND_FLAGS)?;
         ensure(self.bound.get().is_none(), BOUND_ALREADY)?;
         ensure(self.regions.0.load(Acquire) == 0, BOUND_TOO_LATE)?;
-        // SAFETY: the class says that the object is an open event queue.
-        let is_ours = unsafe { Queue::is_ours(queue.cast(), self.tables) };
+        let is_ours = core::ptr::eq(object.ops, &self.tables.queue);
         ensure(is_ours, FOREIGN_QUEUE)?;
-        // SAFETY: `is_ours` found this library's table; the hold keeps the queue open.
+        // SAFETY: the table is that of this library's queues; the hold keeps the queue open.
         let queue: &'static Queue = unsafe { Queue::from_c(queue.cast()) }?;
         self.fast.store(false, Relaxed);
         let bound = (queue, queue.hold());

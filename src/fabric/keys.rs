@@ -11,7 +11,6 @@ use super::segment::{Found, locate};
 use core::ptr::with_exposed_provenance;
 use rdmamr_mr::Error;
 use rdmamr_sys::thread;
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
@@ -27,8 +26,6 @@ pub struct KeyTable {
     keys: HashMap<u64, Meaning>,
     /// Placed regions by base address. They do not overlap.
     placed: BTreeMap<u64, usize>,
-    /// The number of mapped raw keys.
-    mapped: usize,
     /// The next key that the library chooses. Such a key is not used twice, unless keys are so short
     /// that none is left: an unmapped key must not come to name another region.
     next: u64,
@@ -42,7 +39,6 @@ impl Default for KeyTable {
         KeyTable {
             keys: HashMap::new(),
             placed: BTreeMap::new(),
-            mapped: 0,
             // Above every key that a device can have.
             next: 1 << 32,
         }
@@ -73,13 +69,9 @@ impl Keys {
     pub fn reserve(&self, key: u64, region: &Region) -> Result<()> {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
-        match table.keys.entry(key) {
-            Entry::Occupied(_) => Err(KEY_IN_USE.into()),
-            Entry::Vacant(entry) => {
-                entry.insert(Meaning::Region(region.address()));
-                Ok(())
-            }
-        }
+        ensure(!table.keys.contains_key(&key), KEY_IN_USE)?;
+        table.keys.insert(key, Meaning::Region(region.address()));
+        Ok(())
     }
 
     /// A key up to `last` that names nothing.
@@ -136,7 +128,6 @@ impl Keys {
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         let key = table.unused(u64::MAX - 1)?;
-        table.mapped += 1;
         table.keys.insert(key, Meaning::Mapped(raw));
         Ok(key)
     }
@@ -147,13 +138,13 @@ impl Keys {
         let mapped = matches!(table.keys.get(&key), Some(Meaning::Mapped(_)));
         ensure(mapped, NOT_MAPPED)?;
         table.keys.remove(&key);
-        table.mapped -= 1;
         Ok(())
     }
 
     /// Whether raw keys are mapped.
     pub fn has_mapped(&self) -> bool {
-        self.lock().mapped > 0
+        let is_mapped = |meaning: &Meaning| matches!(meaning, Meaning::Mapped(_));
+        self.lock().keys.values().any(is_mapped)
     }
 
     /// Finds the memory behind a range of a key's addresses. With the provider's keys, a key

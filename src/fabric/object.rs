@@ -4,7 +4,9 @@
 
 use super::errors::{Result, ensure};
 use super::refusals::OTHER_PROCESS;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::ffi::c_void;
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::domain_slots;
 use rdmamr_cache::dispatch::state::{self, State};
@@ -17,6 +19,27 @@ pub struct Tables {
     pub region: fi_ops,
     pub queue: fi_ops,
     pub queue_rest: fi_ops_eq,
+}
+
+/// The beginning of each object, `struct fid`, whose context and class other threads may read.
+#[repr(C)]
+pub struct Head {
+    pub class: AtomicUsize,
+    pub context: AtomicPtr<c_void>,
+    ops: &'static fi_ops,
+}
+const _: () = assert!(size_of::<Head>() == size_of::<fid>());
+const _: () = assert!(offset_of!(Head, context) == offset_of!(fid, context));
+const _: () = assert!(offset_of!(Head, ops) == offset_of!(fid, ops));
+
+impl Head {
+    pub fn new(class: usize, context: *mut c_void, ops: &'static fi_ops) -> Head {
+        Head {
+            class: AtomicUsize::new(class),
+            context: AtomicPtr::new(context),
+            ops,
+        }
+    }
 }
 
 /// The process in which an object was made.

@@ -2,38 +2,39 @@
 //! An event queue, fi_eq(3). It holds the results of asynchronous registrations, and the events
 //! that the application writes.
 
-use super::errors::{self, Failure, Result, ensure, may_allocate};
-use super::object::{Hold, Process, Tables};
+use super::errors::{self, Result, ensure, may_allocate};
+use super::object::{Head, Hold, Process, Tables};
 use super::refusals::*;
+use super::region::Region;
 use core::ffi::c_void;
 use core::mem::offset_of;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicUsize, Ordering::*};
 use core::time::Duration;
-use errno::{Errno, errno};
+use errno::errno;
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::{FI_VERSION_1_5, FI_WAIT_FD, FI_WAIT_NONE, FI_WAIT_UNSPEC};
 use rdmamr_mr::Error;
 use rdmamr_mr::explain::Reason;
 use rdmamr_sys::thread;
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// An event queue.
 #[repr(C)]
 pub struct Queue {
     // The fields of `struct fid_eq`.
-    fclass: AtomicUsize,
-    context: AtomicPtr<c_void>,
-    ops: &'static fi_ops,
+    _fid: Head,
     rest: &'static fi_ops_eq,
     // The private fields.
     process: Process,
     api_version: u32,
     may_write: bool,
     /// An eventfd that is readable while the queue is not empty. Without it no thread can wait.
-    fd: Option<OwnedFd>,
+    fd: Option<File>,
     /// The number of domains that are bound to the queue.
     holds: AtomicUsize,
     events: Mutex<Events>,
@@ -62,31 +63,22 @@ impl Events {
     }
 }
 
-struct FailedRegistration {
-    region: usize,
-    context: usize,
+/// Why a registration has failed.
+struct Refusal {
     code: i32,
     errno: i32,
     words: Vec<u8>,
 }
 
 enum Event {
-    /// A registration has completed.
-    Completed { region: usize, context: usize },
-    /// A registration has failed.
-    Failed(FailedRegistration),
+    /// A registration has completed, or failed.
+    Registration {
+        region: usize,
+        context: usize,
+        failed: Option<Refusal>,
+    },
     /// An event that the application wrote.
     Written { event: u32, bytes: Vec<u8> },
-}
-
-impl Event {
-    fn region(&self) -> Option<usize> {
-        match self {
-            Event::Completed { region, .. } => Some(*region),
-            Event::Failed(failed) => Some(failed.region),
-            Event::Written { .. } => None,
-        }
-    }
 }
 
 /// The `struct fi_eq_entry` of a completed registration.
@@ -120,9 +112,7 @@ impl Queue {
             _ => return Err(QUEUE_WAIT_OBJECT.into()),
         };
         let queue = Box::new(Queue {
-            fclass: AtomicUsize::new(FI_CLASS_EQ),
-            context: AtomicPtr::new(context),
-            ops: &tables.queue,
+            _fid: Head::new(FI_CLASS_EQ, context, &tables.queue),
             rest: &tables.queue_rest,
             process: Process::this(),
             api_version,
@@ -145,16 +135,6 @@ impl Queue {
         let queue = unsafe { &*eq.cast::<Queue>() };
         queue.process.check()?;
         Ok(queue)
-    }
-
-    /// Whether this library made the queue.
-    ///
-    /// # Safety
-    /// `eq` is an open queue of any provider.
-    pub unsafe fn is_ours(eq: *mut fid_eq, tables: &Tables) -> bool {
-        // SAFETY: the caller promised an open queue.
-        let ops = unsafe { (*eq).ops };
-        core::ptr::eq(ops, &tables.queue_rest)
     }
 
     /// Closes the queue.
@@ -192,26 +172,19 @@ impl Queue {
         self.lock().promised -= 1;
     }
 
-    /// Puts in the event of a completed registration, for which `promise` has reserved room.
-    pub fn completed(&self, region: usize, context: *mut c_void) {
-        let context = context.expose_provenance();
-        self.keep_promise(Event::Completed { region, context });
-    }
-
-    /// Puts in the event of a failed registration, for which `promise` has reserved room.
-    pub fn failed(&self, region: usize, context: *mut c_void, reason: &Reason) {
-        let mut words = reason.to_string().into_bytes();
-        words.push(0);
-        self.keep_promise(Event::Failed(FailedRegistration {
-            region,
-            context: context.expose_provenance(),
+    /// Puts in the event of a registration that has completed, or failed for that reason. `promise`
+    /// has reserved the room.
+    pub fn report(&self, region: &Region, failed: Option<&Reason>) {
+        let refusal = |reason: &Reason| Refusal {
             code: errors::code(reason.error),
             errno: reason.error.errno(),
-            words,
-        }));
-    }
-
-    fn keep_promise(&self, event: Event) {
+            words: format!("{reason}\0").into_bytes(),
+        };
+        let event = Event::Registration {
+            region: region.address(),
+            context: region.context().expose_provenance(),
+            failed: failed.map(refusal),
+        };
         let mut events = self.lock();
         events.promised -= 1;
         self.put(&mut events, event);
@@ -227,17 +200,14 @@ impl Queue {
 
     /// Makes the descriptor readable, or ends its readability.
     fn signal(&self, readable: bool) {
-        let Some(fd) = &self.fd else { return };
-        let mut count = 1u64;
-        let bytes = (&raw mut count).cast();
+        let Some(mut fd) = self.fd.as_ref() else {
+            return;
+        };
         let _uncancelled = thread::uncancelled();
-        if readable {
-            // SAFETY: `bytes` points to the eight bytes of `count`, which outlive the call.
-            unsafe { libc::write(fd.as_raw_fd(), bytes, 8) };
-        } else {
-            // SAFETY: `bytes` points to the eight bytes of `count`, which the call may overwrite.
-            unsafe { libc::read(fd.as_raw_fd(), bytes, 8) };
-        }
+        let _ = match readable {
+            true => fd.write(&1u64.to_ne_bytes()),
+            false => fd.read(&mut [0; size_of::<u64>()]),
+        };
     }
 
     fn take(&self, events: &mut Events) -> Option<Event> {
@@ -249,12 +219,11 @@ impl Queue {
     }
 
     /// Removes the events of a region that is being closed.
-    pub fn forget(&self, region: usize) {
+    pub fn forget(&self, closed: &Region) {
+        let is_of = |event: &Event| matches!(event, Event::Registration { region, .. } if *region == closed.address());
         let mut events = self.lock();
         let had_any = !events.waiting.is_empty();
-        events
-            .waiting
-            .retain(|event| event.region() != Some(region));
+        events.waiting.retain(|event| !is_of(event));
         if had_any && events.waiting.is_empty() {
             self.signal(false);
         }
@@ -269,8 +238,12 @@ impl Queue {
         ensure(flags & !FI_PEEK == 0, READ_FLAGS)?;
         let completed;
         let (event, bytes): (u32, &[u8]) = match events.waiting.front().ok_or(QUEUE_EMPTY)? {
-            Event::Failed(_) => return Err(ERROR_FIRST.into()),
-            Event::Completed { region, context } => {
+            Event::Registration {
+                failed: Some(_), ..
+            } => return Err(ERROR_FIRST.into()),
+            Event::Registration {
+                region, context, ..
+            } => {
                 completed = entry(*region, *context);
                 (FI_MR_COMPLETE, &completed)
             }
@@ -307,12 +280,17 @@ impl Queue {
         ensure(!out.is_null(), NULL_BUFFER)?;
         ensure(flags & !FI_PEEK == 0, READ_ERROR_FLAGS)?;
         let mut events = self.lock();
-        let Some(Event::Failed(failed)) = events.waiting.front() else {
+        let Some(Event::Registration {
+            region,
+            context,
+            failed: Some(failed),
+        }) = events.waiting.front()
+        else {
             return Err(NO_ERROR_FIRST.into());
         };
         let mut error = fi_eq_err_entry {
-            fid: core::ptr::with_exposed_provenance_mut(failed.region),
-            context: core::ptr::with_exposed_provenance_mut(failed.context),
+            fid: core::ptr::with_exposed_provenance_mut(*region),
+            context: core::ptr::with_exposed_provenance_mut(*context),
             data: 0,
             err: failed.code,
             prov_errno: failed.errno,
@@ -381,12 +359,12 @@ impl Queue {
     }
 }
 
-fn event_fd() -> Result<OwnedFd> {
+fn event_fd() -> Result<File> {
     // SAFETY: eventfd takes no pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
-        return Err(Failure::from(Error::Kernel(Errno(errno().0))));
+        return Err(Error::Kernel(errno()).into());
     }
     // SAFETY: eventfd has just returned `fd`, which no other code owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { File::from_raw_fd(fd) })
 }

@@ -2,7 +2,7 @@
 //! A memory region: `struct fid_mr`, and the library's private fields behind it.
 
 use super::errors::{Failure, Result, ensure};
-use super::object::Process;
+use super::object::{Head, Process};
 use super::piece::{Piece, Side, end_all};
 use super::raw_key;
 use super::refusals::*;
@@ -36,24 +36,11 @@ pub enum Phase {
     Closing,
 }
 
-impl Phase {
-    const ALL: [Phase; 6] = [
-        Phase::Closed,
-        Phase::UnderWay,
-        Phase::Registered,
-        Phase::Failed,
-        Phase::Replaced,
-        Phase::Closing,
-    ];
-}
-
 /// A region.
 #[repr(C)]
 pub struct Region {
     // The fields of `struct fid_mr`. The application's threads read them while the library writes.
-    fclass: AtomicUsize,
-    context: AtomicPtr<c_void>,
-    ops: &'static fi_ops,
+    fid: Head,
     desc: AtomicPtr<c_void>,
     key: AtomicU64,
     // The private fields.
@@ -80,8 +67,6 @@ pub struct Region {
     many: Mutex<Vec<Piece>>,
 }
 const _: () = assert!(offset_of!(Region, state) >= size_of::<fid_mr>());
-const _: () = assert!(offset_of!(Region, context) == offset_of!(fid, context));
-const _: () = assert!(offset_of!(Region, ops) == offset_of!(fid, ops));
 const _: () = assert!(offset_of!(Region, desc) == offset_of!(fid_mr, mem_desc));
 const _: () = assert!(offset_of!(Region, key) == offset_of!(fid_mr, key));
 
@@ -108,9 +93,7 @@ impl Region {
         let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory)?;
         let region = Region {
-            fclass: AtomicUsize::new(FI_CLASS_MR),
-            context: AtomicPtr::new(plan.context),
-            ops,
+            fid: Head::new(FI_CLASS_MR, plan.context, ops),
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
             state: AtomicU32::new(Phase::UnderWay as u32),
@@ -165,13 +148,14 @@ impl Region {
     }
 
     pub fn context(&self) -> *mut c_void {
-        self.context.load(Relaxed)
+        self.fid.context.load(Relaxed)
     }
 
     fn state(&self) -> Phase {
-        // Only `Phase as u32` is ever stored.
-        let stored = Phase::ALL.get(self.state.load(Acquire) as usize);
-        stored.copied().unwrap_or(Phase::Closed)
+        use Phase::*;
+        let stored = self.state.load(Acquire);
+        let mut all = [UnderWay, Registered, Failed, Replaced, Closing].into_iter();
+        all.find(|&phase| phase as u32 == stored).unwrap_or(Closed)
     }
 
     fn change(&self, from: Phase, to: Phase) -> bool {
@@ -429,7 +413,7 @@ impl Region {
     pub unsafe fn die(&self) {
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.desc.store(null_mut(), Relaxed);
-        self.fclass.store(FI_CLASS_UNSPEC, Relaxed);
+        self.fid.class.store(FI_CLASS_UNSPEC, Relaxed);
         self.state.store(Phase::Closed as u32, Release);
         // SAFETY: `make` got this memory from malloc, and a region without registrations holds no
         // value to drop.

@@ -192,7 +192,7 @@ fn complete_or_submit(
     // A thread that reads the event may close the region, so the record is written first.
     region.describe(pending, how);
     if let Some(queue) = queue {
-        queue.completed(region.address(), region.context());
+        queue.report(region, None);
     }
     Ok(())
 }

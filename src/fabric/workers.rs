@@ -103,15 +103,14 @@ impl Job {
         let result = catch_unwind(AssertUnwindSafe(|| (self.register)(self.region)));
         let result = result.unwrap_or_else(|_| Err(dispatch::panicked().into()));
         self.write_down(began, result);
-        let (address, context) = (self.region.address(), self.region.context());
         match result {
-            Ok(_) => self.queue.completed(address, context),
+            Ok(_) => self.queue.report(self.region, None),
             Err(failure) => {
                 let reason = self.reason(&failure);
                 stats::counters().count(counter!(reg_failed));
                 log::line(Level::Warn, format_args!("{reason}"));
                 self.region.has_failed();
-                self.queue.failed(address, context, &reason);
+                self.queue.report(self.region, Some(&reason));
             }
         }
     }

@@ -256,12 +256,9 @@ unsafe fn with_segments(
 /// The domain, if this library made it in this process.
 unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Domain> {
     // SAFETY: open objects: `domain` is NULL or an open object, which begins with a `struct fid`.
-    let class = unsafe { domain.as_ref() }.ok_or(NULL_DOMAIN)?.fid.fclass;
-    // SAFETY: the class of this open object says that it is a domain.
-    let ours = class == FI_CLASS_DOMAIN && unsafe { Domain::is_ours(domain, &TABLES) };
-    ensure(ours, OTHER_DOMAIN)?;
-    // SAFETY: `is_ours` has just found that this library made the domain, and the caller keeps it
-    // open.
+    let fid = unsafe { domain.cast::<fid>().as_ref() }.ok_or(NULL_DOMAIN)?;
+    ensure(core::ptr::eq(fid.ops, &TABLES.domain), OTHER_DOMAIN)?;
+    // SAFETY: the table is that of this library's domains, and the caller keeps the domain open.
     unsafe { domain_of_this_process(domain.cast()) }
 }
 

@@ -132,13 +132,9 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
             // SAFETY: caller's memory: `fids` has `count` elements.
             let object = unsafe { fids.wrapping_add(n).read() };
             // SAFETY: open objects: `object` is NULL or an open object.
-            let class = unsafe { object.as_ref() }.map(|object| object.fclass);
-            let ours = class == Some(FI_CLASS_EQ)
-                // SAFETY: the class of this open object says that it is an event queue.
-                && unsafe { Queue::is_ours(object.cast(), &TABLES) };
-            ensure(ours, OTHER_QUEUE)?;
-            // SAFETY: `is_ours` has just found that this library made the queue, and the caller
-            // keeps it open.
+            let ops = unsafe { object.as_ref() }.map_or(null_mut(), |object| object.ops);
+            ensure(core::ptr::eq(ops, &TABLES.queue), OTHER_QUEUE)?;
+            // SAFETY: the table is that of this library's queues, and the caller keeps the queue open.
             let queue = unsafe { Queue::from_c(object.cast()) }?;
             ensure(queue.is_empty(), QUEUE_NOT_EMPTY)?;
         }

@@ -6,12 +6,12 @@ use super::devices::{DeviceOfDomain, OpenDevice};
 use crate::domain::Domain;
 use crate::errors::{Result, ensure, may_allocate};
 use crate::mode::Mode;
-use crate::object::{Hold, Process, Tables};
+use crate::object::{Head, Hold, Process, Tables};
 use crate::queue::Queue;
 use crate::refusals::*;
 use core::ffi::{CStr, c_void};
 use core::mem::offset_of;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::*;
 
@@ -19,9 +19,7 @@ use rdmamr_abi::libfabric_provider::*;
 #[repr(C)]
 pub struct Fabric {
     // The fields of `struct fid_fabric`. libfabric's core writes the version.
-    fclass: AtomicUsize,
-    context: AtomicPtr<c_void>,
-    ops: &'static fi_ops,
+    _fid: Head,
     rest: &'static fi_ops_fabric,
     api_version: AtomicU32,
     // The private fields.
@@ -56,9 +54,7 @@ impl Fabric {
         let ours = !attr.name.is_null() && unsafe { CStr::from_ptr(attr.name) } == NAME;
         ensure(ours, NO_FABRIC)?;
         let fabric = Box::new(Fabric {
-            fclass: AtomicUsize::new(FI_CLASS_FABRIC),
-            context: AtomicPtr::new(context),
-            ops,
+            _fid: Head::new(FI_CLASS_FABRIC, context, ops),
             rest,
             api_version: AtomicU32::new(attr.api_version),
             process: Process::this(),
