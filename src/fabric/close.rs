@@ -48,7 +48,7 @@ pub fn close(region: &Region) -> Result<How> {
     let domain = settle(region);
     let before = {
         // Other threads replace a placed region and look up a key with the table locked.
-        let in_table = region.is_placed || region.table_key.is_some();
+        let in_table = region.plan.is_placed || region.plan.table_key.is_some();
         let _table = in_table.then(|| domain.keys.lock());
         region.begin_to_close()?
     };

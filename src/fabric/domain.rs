@@ -138,10 +138,10 @@ impl Domain {
     /// Makes a region in the state `UnderWay`, which no other thread knows. `None` if there is no
     /// memory.
     #[inline(always)]
-    pub fn open_region(&self, plan: &Plan) -> Option<&'static Region> {
+    pub fn open_region(&self, context: *mut c_void, plan: Plan) -> Option<&'static Region> {
         let domain = (&raw const *self).expose_provenance();
         let ops = &self.tables.region;
-        let region = Region::make(ops, domain, self.process, self.mode.raw, plan)?;
+        let region = Region::make(ops, domain, self.process, self.mode.raw, (context, plan))?;
         self.regions.0.fetch_add(1, AcqRel);
         Some(region)
     }

@@ -83,7 +83,7 @@ impl Keys {
     /// usable. Returns the registrations of the regions that it replaces. The caller must end them.
     pub fn place(&self, new: &Region) -> Result<Vec<Piece>> {
         // `register` has refused a region that runs past the end of the addresses.
-        let end = new.base + new.length;
+        let end = new.plan.base + new.plan.length;
         let mut table = self.lock();
         table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         // Placed regions do not overlap each other. The scan goes down from the new region's end,
@@ -92,9 +92,9 @@ impl Keys {
         // SAFETY: the table is locked.
         let old = below.map(|(_, &address)| unsafe { region(address) });
         let overlapping: Vec<&Region> = old
-            .take_while(|old| old.base + old.length > new.base)
+            .take_while(|old| old.plan.base + old.plan.length > new.plan.base)
             .collect();
-        if let Some(key) = new.table_key {
+        if let Some(key) = new.plan.table_key {
             if let Some(meaning) = table.keys.get(&key) {
                 let goes =
                     |old: &&Region| matches!(meaning, Meaning::Region(at) if *at == old.address());
@@ -107,8 +107,8 @@ impl Keys {
             // A region that another thread is closing ends its registrations itself.
             pieces.extend(old.replace().into_iter().flatten());
         }
-        table.placed.insert(new.base, new.address());
-        if let Some(key) = new.table_key {
+        table.placed.insert(new.plan.base, new.address());
+        if let Some(key) = new.plan.table_key {
             table.keys.insert(key, Meaning::Region(new.address()));
         }
         new.is_now_registered();
@@ -118,7 +118,7 @@ impl Keys {
     /// Takes a region out of the table, if the table has it.
     #[inline(always)]
     pub fn remove(&self, region: &Region) {
-        if region.table_key.is_some() || region.is_placed {
+        if region.plan.table_key.is_some() || region.plan.is_placed {
             self.lock().take_out(region);
         }
     }
@@ -160,7 +160,7 @@ impl Keys {
                 // SAFETY: the table is locked.
                 let region = unsafe { region(*address) };
                 ensure(region.is_registered(), KEY_WITHOUT_REGION)?;
-                region.with_segments(Side::Remote, |segments| locate(region.base, segments))
+                region.with_segments(Side::Remote, |segments| locate(region.plan.base, segments))
             }
         }
     }
@@ -180,13 +180,13 @@ impl KeyTable {
 
     fn take_out(&mut self, region: &Region) {
         let address = region.address();
-        if let Some(key) = region.table_key {
+        if let Some(key) = region.plan.table_key {
             if matches!(self.keys.get(&key), Some(Meaning::Region(at)) if *at == address) {
                 self.keys.remove(&key);
             }
         }
-        if region.is_placed && self.placed.get(&region.base) == Some(&address) {
-            self.placed.remove(&region.base);
+        if region.plan.is_placed && self.placed.get(&region.plan.base) == Some(&address) {
+            self.placed.remove(&region.plan.base);
         }
     }
 }

@@ -52,13 +52,7 @@ pub struct Region {
     pub domain: usize,
     /// Whether remote peers need a raw key.
     raw: bool,
-    /// The region's key in [`Keys`](super::keys::Keys), if it has one there.
-    pub table_key: Option<u64>,
-    /// Whether the application chose the base address.
-    pub is_placed: bool,
-    /// The first address that remote peers use.
-    pub base: u64,
-    pub length: u64,
+    pub plan: Plan,
     /// The address of the region's only `ibv_mr`; 0 if `many` holds the registrations. (Most
     /// regions have one registration, and take no lock for it.)
     single: AtomicUsize,
@@ -72,9 +66,11 @@ const _: () = assert!(offset_of!(Region, key) == offset_of!(fid_mr, key));
 
 /// The properties of a region that its registration decides.
 pub struct Plan {
-    pub context: *mut c_void,
+    /// The region's key in [`Keys`](super::keys::Keys), if it has one there.
     pub table_key: Option<u64>,
+    /// Whether the application chose the base address.
     pub is_placed: bool,
+    /// The first address that remote peers use.
     pub base: u64,
     pub length: u64,
 }
@@ -87,13 +83,13 @@ impl Region {
         domain: usize,
         process: Process,
         raw: bool,
-        plan: &Plan,
+        (context, plan): (*mut c_void, Plan),
     ) -> Option<&'static Region> {
         // SAFETY: the size is not 0.
         let memory: *mut Region = unsafe { libc::malloc(size_of::<Region>()) }.cast();
         let memory = NonNull::new(memory)?;
         let region = Region {
-            fid: Head::new(FI_CLASS_MR, plan.context, ops),
+            fid: Head::new(FI_CLASS_MR, context, ops),
             desc: AtomicPtr::new(null_mut()),
             key: AtomicU64::new(FI_KEY_NOTAVAIL),
             state: AtomicU32::new(Phase::UnderWay as u32),
@@ -101,10 +97,7 @@ impl Region {
             process,
             domain,
             raw,
-            table_key: plan.table_key,
-            is_placed: plan.is_placed,
-            base: plan.base,
-            length: plan.length,
+            plan,
             single: AtomicUsize::new(0),
             remote: AtomicU64::new(0),
             many: Mutex::new(Vec::new()),
@@ -209,7 +202,7 @@ impl Region {
     /// stores.
     #[inline(always)]
     pub fn is_now_registered(&self) {
-        let key = match self.table_key {
+        let key = match self.plan.table_key {
             _ if self.raw => FI_KEY_NOTAVAIL,
             Some(key) => key,
             None => {
@@ -248,7 +241,7 @@ impl Region {
     /// Keeps the registrations of a region that another region may replace (`replace`) from ending
     /// while they are read.
     fn keep_pieces(&self) -> Option<MutexGuard<'_, Vec<Piece>>> {
-        self.is_placed.then(|| self.lock())
+        self.plan.is_placed.then(|| self.lock())
     }
 
     /// Calls `with` with the region's pieces, in order. There is none if another region has
@@ -269,7 +262,7 @@ impl Region {
     /// looked at its state.
     fn check_pieces(&self, segments: &[Segment]) -> Result<()> {
         let is_whole = !segments.is_empty() || self.state() == Phase::Registered;
-        ensure(is_whole || !self.is_placed, REPLACED)
+        ensure(is_whole || !self.plan.is_placed, REPLACED)
     }
 
     /// Writes the pieces to `found`, at the addresses that this process uses.
@@ -296,7 +289,7 @@ impl Region {
     #[cold]
     pub fn describe_record(&self, record: &mut Call, how: How) {
         if record.length == 0 {
-            record.length = self.length;
+            record.length = self.plan.length;
         }
         let kept = self.keep_pieces();
         let many = || match &kept {
@@ -324,7 +317,7 @@ impl Region {
         self.with_segments(Side::Remote, |segments| {
             let written = self
                 .check_pieces(segments)
-                .and_then(|()| raw_key::write(self.base, segments, out));
+                .and_then(|()| raw_key::write(self.plan.base, segments, out));
             (raw_key::size(segments.len()), written)
         })
     }
@@ -424,7 +417,7 @@ impl Region {
     /// registration, and no table holds the region.
     #[inline(always)]
     pub fn served(&self) -> Option<Mr> {
-        let simple = self.table_key.is_none() && !self.is_placed;
+        let simple = self.plan.table_key.is_none() && !self.plan.is_placed;
         if !simple
             || self.state.load(Relaxed) != Phase::Registered as u32
             || self.process.check().is_err()

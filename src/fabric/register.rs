@@ -46,13 +46,13 @@ pub fn hit(
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
     let public = served.read();
-    let Some(region) = domain.open_region(&Plan {
-        context,
+    let plan = Plan {
         table_key: None,
         is_placed: false,
         base: public.addr.addr() as u64,
         length: public.length as u64,
-    }) else {
+    };
+    let Some(region) = domain.open_region(context, plan) else {
         return without_memory(served);
     };
     region.serve(mr, &public);
@@ -96,19 +96,51 @@ pub fn register(
     let length = buffers.length();
     ensure(base.checked_add(length).is_some(), REGION_PAST_END)?;
     let plan = Plan {
-        context: wish.context,
         table_key,
         is_placed,
         base,
         length,
     };
-    let region = domain.open_region(&plan).ok_or(Error::Memory)?;
-    let result = complete_or_submit(call, domain, region, (buffers, rights), publish, pending);
-    if result.is_err() {
+    let opened = domain.open_region(wish.context, plan);
+    let region = opened.ok_or(Error::Memory)?;
+    let memory = (buffers, rights);
+    let complete_or_submit = || -> Result<()> {
+        if let (Some(key), false) = (table_key, is_placed) {
+            domain.keys.reserve(key, region)?;
+        }
+        let queue = domain.queue();
+        if let Some(queue) = queue {
+            queue.promise()?;
+            // A placed region replaces others, so it must be registered when the call returns.
+            if !is_placed {
+                publish(region.as_ptr());
+                workers::submit(Job {
+                    call,
+                    region,
+                    queue,
+                    pending: pending.take(),
+                    register: Box::new(move |region| complete(domain, region, &memory)),
+                });
+                return Ok(());
+            }
+        }
+        let how = complete(domain, region, &memory).inspect_err(|_| {
+            if let Some(queue) = queue {
+                queue.release();
+            }
+        })?;
+        publish(region.as_ptr());
+        // A thread that reads the event may close the region, so the record is written first.
+        region.describe(pending, how);
+        if let Some(queue) = queue {
+            queue.report(region, None);
+        }
+        Ok(())
+    };
+    complete_or_submit().inspect_err(|_| {
         domain.keys.remove(region);
         domain.close_region(region);
-    }
-    result
+    })
 }
 
 /// The key in the domain's table, if the device does not choose the keys.
@@ -154,49 +186,6 @@ fn in_step(buffer: &Buffer, address: u64) -> bool {
     buffer.addr.addr() as u64 % page == address % page
 }
 
-/// Registers the memory of a new region and reports it, or has a thread in the background do so.
-#[inline(always)]
-fn complete_or_submit(
-    call: &'static str,
-    domain: &'static Domain,
-    region: &'static Region,
-    memory: (Buffers, Rights),
-    publish: &dyn Fn(*mut fid_mr),
-    pending: &mut Option<Pending>,
-) -> Result<()> {
-    if let (Some(key), false) = (region.table_key, region.is_placed) {
-        domain.keys.reserve(key, region)?;
-    }
-    let queue = domain.queue();
-    if let Some(queue) = queue {
-        queue.promise()?;
-        // A placed region replaces others, so it must be registered when the call returns.
-        if !region.is_placed {
-            publish(region.as_ptr());
-            workers::submit(Job {
-                call,
-                region,
-                queue,
-                pending: pending.take(),
-                register: Box::new(move |region| complete(domain, region, &memory)),
-            });
-            return Ok(());
-        }
-    }
-    let how = complete(domain, region, &memory).inspect_err(|_| {
-        if let Some(queue) = queue {
-            queue.release();
-        }
-    })?;
-    publish(region.as_ptr());
-    // A thread that reads the event may close the region, so the record is written first.
-    region.describe(pending, how);
-    if let Some(queue) = queue {
-        queue.report(region, None);
-    }
-    Ok(())
-}
-
 /// Registers the memory of a region in the state `UnderWay`. After an error nothing is registered.
 /// Returns the way in which the last registration was done.
 fn complete(
@@ -206,7 +195,7 @@ fn complete(
 ) -> Result<How> {
     // The cache does not serve placed regions: a region that replaces a placed one must end the old
     // registration at once, and the cache may end a registration later.
-    let cached = domain.mode.cached && !region.is_placed;
+    let cached = domain.mode.cached && !region.plan.is_placed;
     let pinning = Pinning {
         domain,
         rights,
@@ -214,7 +203,7 @@ fn complete(
     };
     let how = match buffers {
         Buffers::One(buffer) => {
-            let at = region.is_placed.then_some(region.base);
+            let at = region.plan.is_placed.then_some(region.plan.base);
             let at = at.filter(|&at| in_step(buffer, at) && !domain.is_at_own_address());
             let piece = pinning.pin(buffer, at)?;
             region.fill(piece);
@@ -227,7 +216,7 @@ fn complete(
             how
         }
     };
-    if region.is_placed {
+    if region.plan.is_placed {
         let placed = domain.keys.place(region);
         end_all(&mut placed.inspect_err(|_| region.empty())?);
     } else {

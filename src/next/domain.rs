@@ -15,6 +15,11 @@ use rdmamr_abi::rdma_core::*;
 #[derive(Clone, Copy)]
 pub struct Context(NonNull<ibv_context>);
 
+// SAFETY: libibverbs lets any thread use a context, and a `Context` is only its address.
+unsafe impl Send for Context {}
+// SAFETY: libibverbs lets threads use a context at the same time.
+unsafe impl Sync for Context {}
+
 impl Context {
     /// The device that C names. `None` for a null pointer.
     ///

@@ -319,22 +319,14 @@ pub fn find_all() {
     LIBFABRIC.find_next(&mut OF_LIBFABRIC.iter().copied().chain(getinfo));
 }
 
-/// Declares functions of a library, with the library's own signatures and version nodes.
+/// Declares functions of a library, with the library's own signatures and version nodes, if they have
+/// one.
 macro_rules! next {
     ($library:ident, $all:ident: $( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
         $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =
             // SAFETY: the signature is that of the library's own header.
-            unsafe { Next::new(&$library, $symbol, version!($($version)?)) }; )*
+            unsafe { Next::new(&$library, $symbol, [$(Some($version),)? None][0]) }; )*
         static $all: &[&Symbol] = &[$( &$name.symbol ),*];
-    };
-}
-
-macro_rules! version {
-    () => {
-        None
-    };
-    ($version:literal) => {
-        Some($version)
     };
 }
 
@@ -416,6 +408,9 @@ next! { LIBMLX5, OF_LIBMLX5:
 
 next! { LIBFABRIC, OF_LIBFABRIC:
     FI_VERSION = c"fi_version" @ c"FABRIC_1.0": fn() -> u32;
+    /// Without a version, as a provider takes them: the structures of the libfabric that runs.
+    FI_DUPINFO = c"fi_dupinfo": fn(*const fi_info) -> *mut fi_info;
+    FI_FREEINFO = c"fi_freeinfo": fn(*mut fi_info) -> ();
     /// Since libfabric 1.13.
     FI_OPEN = c"fi_open" @ c"FABRIC_1.5":
         fn(u32, *const c_char, *mut c_void, usize, u64, *mut *mut fid, *mut c_void) -> c_int;

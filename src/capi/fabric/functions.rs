@@ -342,7 +342,7 @@ unsafe fn raw_attr(region: &Region, arg: *const fi_mr_raw_attr) -> Result<()> {
     unsafe { arg.key_size.write(size) };
     written?;
     // SAFETY: caller's memory: `base_addr` is not NULL, so it points to a writable address.
-    unsafe { arg.base_addr.write(region.base) };
+    unsafe { arg.base_addr.write(region.plan.base) };
     Ok(())
 }
 

@@ -13,14 +13,6 @@ use rdmamr_mr::Error;
 use rdmamr_next::{self as next, Context, Next, Pd};
 use rdmamr_sys::thread;
 
-/// An open device.
-pub struct OpenDevice(Context);
-
-// SAFETY: libibverbs lets any thread use a context.
-unsafe impl Send for OpenDevice {}
-// SAFETY: libibverbs lets several threads use a context at once.
-unsafe impl Sync for OpenDevice {}
-
 /// A function of libibverbs.
 fn function<F: Copy>(next: &Next<F>) -> Result<F> {
     next.get().ok_or(Failure::from(Error::NoNext(next.name())))
@@ -57,48 +49,34 @@ pub fn find<R>(mut look: impl FnMut(&CStr, *mut ibv_device) -> Option<R>) -> Res
     Ok(found)
 }
 
-impl OpenDevice {
-    /// Opens a device.
-    pub fn open(device: *mut ibv_device) -> Result<OpenDevice> {
-        let open = function(&next::OPEN_DEVICE)?;
-        let _uncancelled = thread::uncancelled();
-        // SAFETY: `device` is in a list that is not freed yet.
-        let context = unsafe { open(device) };
-        // SAFETY: `context` is NULL, or libibverbs has just opened it.
-        let context = unsafe { Context::from_c(context) };
-        context.map(OpenDevice).ok_or_else(failed)
-    }
+/// Opens a device.
+pub fn open(device: *mut ibv_device) -> Result<Context> {
+    let open = function(&next::OPEN_DEVICE)?;
+    let _uncancelled = thread::uncancelled();
+    // SAFETY: `device` is in a list that is not freed yet.
+    let context = unsafe { open(device) };
+    // SAFETY: `context` is NULL, or libibverbs has just opened it.
+    unsafe { Context::from_c(context) }.ok_or_else(failed)
+}
 
-    /// Opens the device of that name.
-    pub fn open_by_name(wanted: &CStr) -> Result<OpenDevice> {
-        find(|name, device| (name == wanted).then(|| OpenDevice::open(device)))?
-            .unwrap_or(Err(NO_DEVICE.into()))
-    }
+/// Opens the device of that name.
+pub fn open_by_name(wanted: &CStr) -> Result<Context> {
+    find(|name, device| (name == wanted).then(|| open(device)))?.unwrap_or(Err(NO_DEVICE.into()))
+}
 
-    /// The number of regions that the device can have.
-    pub fn max_regions(&self) -> Option<usize> {
-        rdmamr_mr::most_of(self.0).map(|most| most.regions as usize)
-    }
-
-    /// Allocates a protection domain.
-    pub fn allocate_pd(&self) -> Result<Pd> {
-        let allocate = function(&next::ALLOC_PD)?;
-        let _uncancelled = thread::uncancelled();
-        // SAFETY: the device is open.
-        let pd = unsafe { allocate(self.0.as_ptr()) };
-        // SAFETY: `pd` is NULL, or libibverbs has just made it.
-        unsafe { Pd::from_c(pd) }.ok_or_else(failed)
-    }
-
-    /// Closes the device.
-    pub fn close(&self) -> Result<(), Error> {
-        dispatch::close_device(self.0)
-    }
+/// Allocates a protection domain on an open device.
+pub fn allocate_pd(device: Context) -> Result<Pd> {
+    let allocate = function(&next::ALLOC_PD)?;
+    let _uncancelled = thread::uncancelled();
+    // SAFETY: the device is open.
+    let pd = unsafe { allocate(device.as_ptr()) };
+    // SAFETY: `pd` is NULL, or libibverbs has just made it.
+    unsafe { Pd::from_c(pd) }.ok_or_else(failed)
 }
 
 /// A device that was opened for one domain.
 pub struct DeviceOfDomain {
-    pub device: OpenDevice,
+    pub device: Context,
     /// Whether an earlier attempt to close has deallocated the protection domain.
     pub without_pd: AtomicBool,
     /// Keeps the fabric open that opened the device.
@@ -112,6 +90,6 @@ impl DeviceOfDomain {
             dispatch::dealloc_pd(pd)?;
             self.without_pd.store(true, Release);
         }
-        self.device.close()
+        dispatch::close_device(self.device)
     }
 }

@@ -2,7 +2,7 @@
 //! The provider's fabric. Through it, libfabric opens domains and queues.
 
 use super::NAME;
-use super::devices::{DeviceOfDomain, OpenDevice};
+use super::devices::{DeviceOfDomain, allocate_pd, open_by_name};
 use crate::domain::Domain;
 use crate::errors::{Result, ensure, may_allocate};
 use crate::mode::Mode;
@@ -14,6 +14,7 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::*;
+use rdmamr_cache::dispatch;
 
 /// A fabric.
 #[repr(C)]
@@ -110,10 +111,10 @@ impl Fabric {
             ..Mode::agreed(self.api_version.load(Relaxed), attr.mr_mode)?
         };
         // SAFETY: `name` is not NULL, and a valid info has a string in it.
-        let device = OpenDevice::open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
-        let pd = device.allocate_pd().inspect_err(|_| {
+        let device = open_by_name(unsafe { CStr::from_ptr(attr.name) })?;
+        let pd = allocate_pd(device).inspect_err(|_| {
             // The caller gets the first failure.
-            let _ = device.close();
+            let _ = dispatch::close_device(device);
         })?;
         let opened = DeviceOfDomain {
             device,

@@ -2,7 +2,7 @@
 //! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
 use super::NAME;
-use super::devices::{self, OpenDevice};
+use super::devices;
 use super::libfabric;
 use crate::errors::{Result, ensure};
 use crate::raw_key::{self, IOV_LIMIT};
@@ -11,7 +11,9 @@ use core::ffi::{CStr, c_char};
 use core::ptr::null_mut;
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::*;
-use rdmamr_mr::Error;
+use rdmamr_cache::dispatch;
+use rdmamr_mr::{Error, most_of};
+use rdmamr_next::Context;
 use rdmamr_stats::log::{self, Level};
 
 /// libfabric's internal flag: a utility provider looks for a provider to stack on. This one has no
@@ -62,8 +64,14 @@ pub unsafe fn getinfo(
 ) -> Result<*mut fi_info> {
     // SAFETY: the caller keeps the promise of `by_name`.
     let by_name = unsafe { by_name(hints) };
-    // SAFETY: the caller keeps the promise of `offer`.
-    let offered = unsafe { offer(version, has_address, flags, hints, by_name) };
+    let offer = || {
+        ensure(flags & CORE_PROV_ONLY == 0, OFFER_NO_STACKING)?;
+        // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
+        let wanted = unsafe { read(version, hints, by_name) }?;
+        ensure(!has_address || by_name, OFFER_NO_ADDRESS)?;
+        wanted.offer()
+    };
+    let offered = offer();
     // libfabric does not store why a provider makes no offer. A program that names this one wants to
     // know.
     if let Err(Error::Refused(FI_ENODATA, why)) = offered.map_err(|failure| failure.error) {
@@ -72,43 +80,6 @@ pub unsafe fn getinfo(
         log::line(level, format_args!("fi_getinfo: {name}: {why}"));
     }
     offered
-}
-
-/// # Safety
-/// As for `getinfo`.
-unsafe fn offer(
-    version: u32,
-    has_address: bool,
-    flags: u64,
-    hints: *const fi_info,
-    by_name: bool,
-) -> Result<*mut fi_info> {
-    ensure(flags & CORE_PROV_ONLY == 0, OFFER_NO_STACKING)?;
-    // SAFETY: the caller promised that `hints` is NULL or a `struct fi_info` of `version`.
-    let wanted = unsafe { read(version, hints, by_name) }?;
-    ensure(!has_address || wanted.by_name, OFFER_NO_ADDRESS)?;
-    let mr_mode = wanted.agree()?;
-    let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
-    devices::find(|name, device| {
-        if wanted.domain.is_none_or(|wanted| wanted == name) {
-            if let Ok(opened) = OpenDevice::open(device) {
-                let info = wanted.fill(name, mr_mode, opened.max_regions());
-                // If the device cannot be closed, the provider can do nothing about it.
-                let _ = opened.close();
-                if let Some(info) = info {
-                    match first.is_null() {
-                        true => first = info,
-                        // SAFETY: `last` is the entry before, which `fill` made.
-                        false => unsafe { (*last).next = info },
-                    }
-                    last = info;
-                }
-            }
-        }
-        None::<()>
-    })?;
-    ensure(!first.is_null(), OFFER_NO_DEVICE)?;
-    Ok(first)
 }
 
 /// # Safety
@@ -179,6 +150,32 @@ fn is_in_environment() -> bool {
 }
 
 impl Wanted<'_> {
+    /// A list with an entry for each device that the application can use.
+    fn offer(&self) -> Result<*mut fi_info> {
+        let mr_mode = self.agree()?;
+        let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
+        devices::find(|name, device| {
+            if self.domain.is_none_or(|wanted| wanted == name) {
+                if let Ok(opened) = devices::open(device) {
+                    let info = self.entry(name, mr_mode, opened);
+                    // If the device cannot be closed, the provider can do nothing about it.
+                    let _ = dispatch::close_device(opened);
+                    if let Some(info) = info {
+                        match first.is_null() {
+                            true => first = info,
+                            // SAFETY: `last` is the entry before, which `entry` made.
+                            false => unsafe { (*last).next = info },
+                        }
+                        last = info;
+                    }
+                }
+            }
+            None::<()>
+        })?;
+        ensure(!first.is_null(), OFFER_NO_DEVICE)?;
+        Ok(first)
+    }
+
     /// The mr_mode that application and provider can agree on.
     fn agree(&self) -> Result<i32> {
         ensure(self.caps & !CAPS == 0, OFFER_CAPS)?;
@@ -205,36 +202,28 @@ impl Wanted<'_> {
         Ok(agreed)
     }
 
-    /// Makes an entry. `None` if no memory is left for it.
-    fn fill(
-        &self,
-        device: &CStr,
-        mr_mode: i32,
-        max_regions: Option<usize>,
-    ) -> Option<*mut fi_info> {
+    /// Makes the entry of a device. `None` if no memory is left for it.
+    fn entry(&self, name: &CStr, mr_mode: i32, device: Context) -> Option<*mut fi_info> {
         let entry = libfabric::allocate()?;
-        let filled = self.fill_in(entry, device, mr_mode, max_regions);
+        let filled = self.fill(entry, name, mr_mode, device);
         let filled = filled.inspect_err(|_| libfabric::free(entry));
         filled.ok().map(|()| entry)
     }
 
-    fn fill_in(
+    fn fill(
         &self,
         entry: *mut fi_info,
-        device: &CStr,
+        name: &CStr,
         mr_mode: i32,
-        max_regions: Option<usize>,
+        device: Context,
     ) -> Result<(), Error> {
         // SAFETY: libfabric has just allocated the entry, with all its parts.
         let info = unsafe { &mut *entry };
         let caps = if self.caps == 0 { CAPS } else { self.caps };
         info.caps = caps;
-        let local_mr = self.mode & FI_LOCAL_MR;
-        info.mode = if self.version < FI_VERSION_1_5 {
-            local_mr
-        } else {
-            0
-        };
+        if self.version < FI_VERSION_1_5 {
+            info.mode = self.mode & FI_LOCAL_MR;
+        }
         macro_rules! part {
             ($part:ident) => {
                 // SAFETY: a part of an entry of `allocate` is NULL or valid.
@@ -246,7 +235,7 @@ impl Wanted<'_> {
             caps & (FI_MSG | FI_RMA | FI_ATOMIC | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE);
         part!(ep_attr).r#type = FI_EP_RDM;
         let domain = part!(domain_attr);
-        domain.name = duplicate(device)?;
+        domain.name = duplicate(name)?;
         domain.threading = FI_THREAD_SAFE;
         domain.control_progress = FI_PROGRESS_AUTO;
         domain.data_progress = FI_PROGRESS_AUTO;
@@ -260,7 +249,7 @@ impl Wanted<'_> {
             size_of::<u64>()
         };
         domain.mr_iov_limit = IOV_LIMIT;
-        domain.mr_cnt = max_regions.unwrap_or(0);
+        domain.mr_cnt = most_of(device).map_or(0, |most| most.regions as usize);
         part!(fabric_attr).name = duplicate(NAME)?;
         Ok(())
     }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The libfabric that has loaded the provider: its version and its allocation functions.
 
-use core::ffi::CStr;
 use rdmamr_abi::libfabric_provider::fi_info;
-use rdmamr_sys::loaded_files::Object;
+use rdmamr_next as next;
 
 /// The newest libfabric whose structures are known to begin like those in `rdmamr_abi`.
 const NEWEST: u32 = 2 << 16 | 6;
@@ -15,41 +14,23 @@ const OLDEST: u32 = 1 << 16 | 5;
 /// major version: such a libfabric gets no provider. If an application asks a newer libfabric for a
 /// later interface than `NEWEST`, libfabric itself does not offer the provider.
 pub fn serves() -> Option<u32> {
-    // SAFETY: `fi_version` has this signature.
-    let version: unsafe extern "C" fn() -> u32 = unsafe { function(c"fi_version") }?;
-    // SAFETY: `fi_version` is libfabric's function.
-    let version = unsafe { version() };
+    // SAFETY: libfabric's function may be called at any time.
+    let version = unsafe { next::FI_VERSION.get()?() };
     (version >= OLDEST && version >> 16 <= NEWEST >> 16).then_some(version.min(NEWEST))
-}
-
-/// Looks up a function of libfabric.
-///
-/// # Safety
-/// `F` is the type of the function.
-unsafe fn function<F: Copy>(name: &'static CStr) -> Option<F> {
-    let libfabric = Object::named(c"libfabric.so.1", b"libfabric.so.1", &|_| true).ok()??;
-    // SAFETY: this function's contract.
-    unsafe { libfabric.function(name) }
 }
 
 /// Allocates a `struct fi_info` with all its parts, in the sizes of this libfabric. Its strings
 /// come from malloc. libfabric frees it.
 pub fn allocate() -> Option<*mut fi_info> {
-    type Duplicate = unsafe extern "C" fn(*const fi_info) -> *mut fi_info;
-    // SAFETY: `fi_dupinfo` has this signature.
-    let duplicate: Duplicate = unsafe { function(c"fi_dupinfo") }?;
-    // SAFETY: `fi_dupinfo` is libfabric's function. It makes an empty info from NULL.
-    let info = unsafe { duplicate(core::ptr::null()) };
+    // SAFETY: libfabric's function makes an empty info from NULL.
+    let info = unsafe { next::FI_DUPINFO.get()?(core::ptr::null()) };
     (!info.is_null()).then_some(info)
 }
 
 /// Frees a list that `allocate` made.
 pub fn free(info: *mut fi_info) {
-    type Free = unsafe extern "C" fn(*mut fi_info);
-    // SAFETY: `fi_freeinfo` has this signature.
-    if let Some(free) = unsafe { function::<Free>(c"fi_freeinfo") } {
-        // SAFETY: `fi_freeinfo` is libfabric's function; `info` is NULL or came from
-        // `allocate`.
+    if let Some(free) = next::FI_FREEINFO.get() {
+        // SAFETY: `info` is NULL or came from `allocate`.
         unsafe { free(info) };
     }
 }
