@@ -132,7 +132,12 @@ fn libfabric_c_file() -> String {
     whole::<fi_eq_err_entry>(&mut out);
     whole::<fid_fabric>(&mut out);
     whole::<fi_ops_fabric>(&mut out);
-    whole::<domain_slots>(&mut out);
+    let size = size_of::<domain_slots>();
+    writeln!(
+        out,
+        "_Static_assert(sizeof(struct fi_ops_domain) == {size}, \"struct fi_ops_domain\");"
+    )
+    .unwrap();
     whole::<fi_fabric_attr>(&mut out);
     whole::<fi_provider>(&mut out);
     assertions::<fi_mr_attr>(&mut out);

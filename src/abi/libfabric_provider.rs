@@ -36,22 +36,12 @@ mirror! { "struct fi_ops_fabric" =>
     }
 }
 
-mirror! { "struct fi_ops_domain" =>
-    /// The functions of a domain that do not concern memory.
-    pub struct domain_slots {
-        pub size: usize,
-        pub av_open: Slot,
-        pub cq_open: Slot,
-        pub endpoint: Slot,
-        pub scalable_ep: Slot,
-        pub cntr_open: Slot,
-        pub poll_open: Slot,
-        pub stx_ctx: Slot,
-        pub srx_ctx: Slot,
-        pub query_atomic: Slot,
-        pub query_collective: Slot,
-        pub endpoint2: Slot,
-    }
+/// `struct fi_ops_domain`: the functions of a domain that do not concern memory. The library supports
+/// none of them.
+#[repr(C)]
+pub struct domain_slots {
+    pub size: usize,
+    pub functions: [Slot; 11],
 }
 
 mirror! { "struct fi_info" =>

@@ -30,17 +30,7 @@ pub static TABLES: Tables = Tables {
     domain: object(domain_close, domain_bind, domain_control),
     domain_rest: domain_slots {
         size: size_of::<domain_slots>(),
-        av_open: nothing,
-        cq_open: nothing,
-        endpoint: nothing,
-        scalable_ep: nothing,
-        cntr_open: nothing,
-        poll_open: nothing,
-        stx_ctx: nothing,
-        srx_ctx: nothing,
-        query_atomic: nothing,
-        query_collective: nothing,
-        endpoint2: nothing,
+        functions: [nothing; 11],
     },
     memory: fi_ops_mr {
         size: size_of::<fi_ops_mr>(),
