@@ -34,13 +34,5 @@
 
 #![warn(missing_docs)]
 
-#[cfg_attr(
-    test,
-    allow(
-        dead_code,
-        unused_macros,
-        unused_imports,
-        reason = "unit tests replace no function"
-    )
-)]
+#[cfg_attr(test, allow(unused, reason = "unit tests replace no function"))]
 mod capi;

@@ -10,7 +10,7 @@
 //! **Same contract**: each function has the contract of its manual page (section 2), and forwards
 //! its arguments unchanged to a function or a system call with that same contract.
 
-use super::forward::{around, call_next, next};
+use super::forward::{call_next, changing, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::ops::Range;
@@ -201,9 +201,8 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 #[cold]
 #[inline(never)]
 fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    around(
+    changing(
         || changes::unregistering(argument.addr()),
-        || -> c_int { call_next!(IOCTL(fd, request, argument), SYS_ioctl) },
-        |unregistering, _| drop(unregistering),
+        || call_next!(IOCTL(fd, request, argument), SYS_ioctl),
     )
 }

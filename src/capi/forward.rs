@@ -47,4 +47,11 @@ pub fn around<C, R>(
     result
 }
 
+/// Calls the next function. `changing` reports the change that the call makes; the change is over
+/// when the call has returned.
+#[inline(always)]
+pub fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
+    around(changing, call, |changing, _| drop(changing))
+}
+
 pub(super) use {call_next, next};

@@ -13,7 +13,7 @@
 //! **Same contract**: each function has the contract of its manual page (section 2), and forwards
 //! its arguments unchanged to a function or a system call with that same contract.
 
-use super::forward::{around, call_next, next};
+use super::forward::{around, call_next, changing, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -76,13 +76,6 @@ fn find_realloc() {
 pub fn find_all() {
     find_next();
     find_realloc();
-}
-
-/// Calls the next function. `changing` reports the change that the call makes; the change is over
-/// when the call has returned.
-#[inline(always)]
-fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
-    around(changing, call, |changing, _| drop(changing))
 }
 
 fn is_error(address: Address) -> bool {

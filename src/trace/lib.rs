@@ -63,6 +63,17 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// The record of a call that begins now, if calls are recorded.
+    pub fn begin(call: u8, caller: Caller) -> Option<Pending> {
+        let record = Call { call, ..NOTHING };
+        let pending = |began| Pending {
+            began,
+            record,
+            caller,
+        };
+        begin().map(pending)
+    }
+
     /// Ends the measured time: the rest of the call is not counted.
     pub fn is_done(&mut self) {
         self.record.duration = self.began.duration(clock::monotonic());

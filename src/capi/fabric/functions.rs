@@ -11,7 +11,6 @@
 //! - **Caller's memory**: any other pointer is NULL, or is valid as fi_mr(3) and fi_eq(3) say: for
 //!   the size of its type, or for the size that another argument states.
 
-use super::traced;
 use crate::capi::export::caller;
 use crate::capi::ret;
 use core::ffi::{c_char, c_int, c_void};
@@ -28,6 +27,7 @@ use rdmamr_fabric::raw_key;
 use rdmamr_fabric::refusals::*;
 use rdmamr_fabric::region::Region;
 use rdmamr_fabric::register::{hit, register};
+use rdmamr_mr::explain::last_as_text;
 use rdmamr_mr::{Error, How};
 use rdmamr_stats::counter;
 use rdmamr_sys::caller::Caller;
@@ -128,6 +128,17 @@ unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<()> {
     Ok(())
 }
 
+/// Writes the record of a call that is about to return, and returns its result.
+fn end(pending: Option<Pending>, result: c_int) -> c_int {
+    ret::always((), || {
+        if let Some(mut pending) = pending {
+            pending.record.errno = -result as u16;
+            pending.write(last_as_text);
+        }
+    });
+    result
+}
+
 /// The memory that a call's arguments name, for the trace: address, length and access.
 type Named = (usize, usize, u64);
 
@@ -145,7 +156,7 @@ unsafe fn register_in(
     what: impl FnOnce(&Domain) -> Result<(Buffers, Wish)>,
 ) -> c_int {
     let name = call::NAMES[usize::from(call)];
-    let mut pending = traced::begin(call, caller);
+    let mut pending = ret::always(None, || Pending::begin(call, caller));
     if let Some(Pending { record, .. }) = &mut pending {
         // SAFETY: our object: `fid` is an open domain of this library.
         record.pd = unsafe { open_domain(fid) }.pd.address() as u64;
@@ -167,7 +178,7 @@ unsafe fn register_in(
         register(name, domain, what, &publish, &mut pending).inspect_err(|_| publish(before))?;
         Ok(0)
     });
-    traced::end(pending, result)
+    end(pending, result)
 }
 
 pub unsafe extern "C" fn reg(
@@ -275,7 +286,7 @@ pub unsafe extern "C" fn region_close(fid: *mut fid) -> c_int {
 
 #[inline(never)]
 fn close_slowly(region: &'static Region, caller: Caller) -> c_int {
-    let mut pending = traced::begin(call::FI_CLOSE, caller);
+    let mut pending = ret::always(None, || Pending::begin(call::FI_CLOSE, caller));
     ret::always((), || {
         // The region cannot be read after the call. A region that is closed already may have
         // outlived its domain.
@@ -293,7 +304,7 @@ fn close_slowly(region: &'static Region, caller: Caller) -> c_int {
         }
         Ok(0)
     });
-    traced::end(pending, result)
+    end(pending, result)
 }
 
 pub unsafe extern "C" fn region_bind(fid: *mut fid, with: *mut fid, flags: u64) -> c_int {

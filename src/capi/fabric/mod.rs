@@ -2,7 +2,7 @@
 //! The libfabric family.
 //!
 //! - `tables`: the tables of functions of this library's objects.
-//! - `functions`: the functions in those tables. `traced`: their records in the trace.
+//! - `functions`: the functions in those tables.
 //! - `libfabric`: libfabric's calls as symbols. `extensions`: the calls that libfabric does not have.
 //! - `provider`: the entry for libfabric's provider interface.
 //! - `monitor`: the memory monitor for libfabric's registration cache.
@@ -16,4 +16,3 @@ mod libfabric;
 mod monitor;
 mod provider;
 mod tables;
-mod traced;
