@@ -27,7 +27,7 @@ pub struct Block {
     front: [u8; FRONT],
     calls: [Call; RECORDS],
     /// The number of records. This field and those below are not part of the file.
-    count: usize,
+    pub count: usize,
     /// The stack of each record, and whether one has any.
     stacks: [u32; RECORDS],
     has_stacks: bool,
@@ -40,11 +40,6 @@ const FRONT: usize = size_of::<Header>() + RECORDS * size_of::<u32>();
 const _: () = assert!(FRONT % align_of::<Call>() == 0);
 
 impl Block {
-    /// The number of records.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
     fn is_old(&self, now: u64) -> bool {
         now.saturating_sub(self.written) >= OLD
     }
@@ -200,7 +195,7 @@ mod tests {
     /// The number of records in all buffers.
     fn rest(buffers: &TraceBuffers) -> usize {
         let mut count = 0;
-        buffers.flush(0, |_| true, |block| count += block.count());
+        buffers.flush(0, |_| true, |block| count += block.count);
         count
     }
 
@@ -209,7 +204,7 @@ mod tests {
         let buffers = TraceBuffers::new();
         let mut blocks = Vec::new();
         for n in 0..RECORDS as u64 + 3 {
-            buffers.add(&call(n), 0, n, true, |block| blocks.push(block.count()));
+            buffers.add(&call(n), 0, n, true, |block| blocks.push(block.count));
         }
         assert_eq!(blocks, [RECORDS]);
         let mut times = Vec::new();
@@ -253,10 +248,8 @@ mod tests {
         let others = || buffers.add(&call(1), 0, 1, true, |_| panic!("it is new"));
         std::thread::scope(|scope| scope.spawn(others).join().unwrap());
         let mut blocks = Vec::new();
-        buffers.add(&call(2), 0, OLD, true, |block| blocks.push(block.count()));
-        buffers.add(&call(3), 0, 2 * OLD, true, |block| {
-            blocks.push(block.count())
-        });
+        buffers.add(&call(2), 0, OLD, true, |block| blocks.push(block.count));
+        buffers.add(&call(3), 0, 2 * OLD, true, |block| blocks.push(block.count));
         assert_eq!(blocks.iter().sum::<usize>(), 3);
         assert_eq!(rest(&buffers), 0);
     }
@@ -301,7 +294,7 @@ mod tests {
                 scope.spawn(|| {
                     for n in 0..10_000 {
                         buffers.add(&call(n), 0, n, true, |block| {
-                            total.fetch_add(block.count() as u64, Relaxed);
+                            total.fetch_add(block.count as u64, Relaxed);
                         });
                     }
                 });

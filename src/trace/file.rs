@@ -144,7 +144,7 @@ impl File {
 
     /// Writes a block of calls.
     pub fn calls(&self, block: &mut Block) {
-        let calls = block.count() as u64;
+        let calls = block.count as u64;
         if self.full.load(Relaxed) {
             self.left_out.fetch_add(calls, Relaxed);
             return;

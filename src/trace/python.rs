@@ -118,43 +118,26 @@ impl Thread<'_> {
         let complete = text
             .split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'));
-        for frame in complete.filter_map(Frame::parse).take(MOST) {
-            frame.line(&mut lines);
-        }
+        let added = complete.filter_map(|frame| add_frame(frame, &mut lines));
+        added.take(MOST).count();
         lines
     }
 }
 
-/// A frame as the dump has it.
-#[derive(PartialEq, Debug)]
-struct Frame<'a> {
-    path: &'a str,
-    line: u32,
-    function: &'a str,
-}
-
-impl Frame<'_> {
-    /// Reads `  File "PATH", line LINE in FUNCTION`; the line is `???` if there is none.
-    fn parse(text: &str) -> Option<Frame<'_>> {
-        let text = text.strip_prefix("  File \"")?;
-        // The last quote, because a path may contain one.
-        let quote = text.rfind('"')?;
-        let (line, function) = text[quote..].strip_prefix("\", line ")?.split_once(' ')?;
-        let (path, function) = (&text[..quote], function.strip_prefix("in ")?);
-        Some(Frame {
-            path,
-            line: line.parse().unwrap_or(0),
-            function,
-        })
-    }
-
-    fn line(&self, into: &mut String) {
-        let _ = write!(into, "{} ", self.line);
-        unescape(self.function, '_', into);
-        into.push(' ');
-        unescape(self.path, ' ', into);
-        into.push('\n');
-    }
+/// Adds a frame of the dump, `  File "PATH", line LINE in FUNCTION`, as a line of the trace. The line
+/// is `???` if there is none. `None` for other text.
+fn add_frame(text: &str, into: &mut String) -> Option<()> {
+    let text = text.strip_prefix("  File \"")?;
+    // The last quote, because a path may contain one.
+    let quote = text.rfind('"')?;
+    let (line, function) = text[quote..].strip_prefix("\", line ")?.split_once(' ')?;
+    let (path, function) = (&text[..quote], function.strip_prefix("in ")?);
+    let _ = write!(into, "{} ", line.parse().unwrap_or(0u32));
+    unescape(function, '_', into);
+    into.push(' ');
+    unescape(path, ' ', into);
+    into.push('\n');
+    Some(())
 }
 
 /// Adds a name of the dump, in which characters beyond ASCII are `\xNN`, `\uNNNN` or `\UNNNNNNNN`.
@@ -194,8 +177,7 @@ mod tests {
 
     fn line(text: &str) -> Option<String> {
         let mut line = String::new();
-        Frame::parse(text)?.line(&mut line);
-        Some(line)
+        add_frame(text, &mut line).map(|()| line)
     }
 
     #[test]

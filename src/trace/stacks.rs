@@ -21,6 +21,7 @@ use rdmamr_sys::caller::Caller;
 use rdmamr_sys::clock;
 use rdmamr_sys::unwind;
 use rdmamr_trace_format::kind;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// The processor time in ns that a process may spend on new stacks: at its start, and for each call
 /// that it has recorded.
@@ -49,19 +50,12 @@ pub struct Stacks {
     began: u64,
 }
 
-/// A number that two different stacks are unlikely to share.
-struct Fingerprint(u64);
-
-impl Fingerprint {
-    #[inline(always)]
-    fn add(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    /// Never 0.
-    fn number(self) -> u64 {
-        (self.0 ^ self.0 >> 32).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1
-    }
+/// A number that two different stacks are unlikely to share. Never 0.
+fn fingerprint(addresses: &[u64], lines: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    addresses.hash(&mut hasher);
+    lines.hash(&mut hasher);
+    hasher.finish() | 1
 }
 
 /// The places of a stack in the table.
@@ -109,21 +103,12 @@ impl Stacks {
     #[inline(always)]
     fn find(&self, caller: Caller, file: &File) -> Option<u32> {
         let walked = Walked::from(caller)?;
-        let mut fingerprint = Fingerprint(0);
-        for &address in walked.addresses() {
-            fingerprint.add(address);
-        }
         // CPython's dump is a hundred system calls, so it has the same budget.
         let lines = match walked.python() {
             Some(thread) => self.within_budget(file, || thread.lines())?,
             None => String::new(),
         };
-        for bytes in lines.as_bytes().chunks(8) {
-            let mut word = [0; 8];
-            word[..bytes.len()].copy_from_slice(bytes);
-            fingerprint.add(u64::from_le_bytes(word));
-        }
-        let fingerprint = fingerprint.number();
+        let fingerprint = fingerprint(walked.addresses(), &lines);
         let at = |place: usize| self.table[place].load(Relaxed);
         let place = places(fingerprint).find(|&place| [0, fingerprint].contains(&at(place)))?;
         let number = place as u32 + 1;

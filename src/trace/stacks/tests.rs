@@ -3,12 +3,9 @@ use super::*;
 
 #[test]
 fn fingerprints_tell_orders_and_lengths_apart() {
-    let of = |words: &[u64]| {
-        let mut fingerprint = Fingerprint(0);
-        words.iter().for_each(|&word| fingerprint.add(word));
-        fingerprint.number()
-    };
+    let of = |words: &[u64]| fingerprint(words, "");
     let mut all = vec![of(&[]), of(&[1]), of(&[1, 2]), of(&[2, 1]), of(&[1, 2, 3])];
+    all.extend(["1 a b\n", "1 a b\n1 a b\n"].map(|lines| fingerprint(&[1], lines)));
     for n in 0..10_000 {
         all.push(of(&[0x7000_0000 + n, 5]));
     }
