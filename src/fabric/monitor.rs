@@ -29,7 +29,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::*};
 use core::time::Duration;
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_monitor::*;
-use rdmamr_monitor::{self as subscription, Ended};
+use rdmamr_monitor as subscription;
 use rdmamr_next as next;
 use rdmamr_stats::log::{self, Level};
 use rdmamr_sys::futex;
@@ -74,7 +74,6 @@ static UNSUBSCRIBED: AtomicBool = AtomicBool::new(false);
 
 /// Imports the monitor into libfabric just before the first use of libfabric. `disabled` says
 /// whether the library is disabled.
-#[inline]
 pub fn import_once(functions: &'static fi_ops_mem_monitor, disabled: fn() -> bool) {
     if TRIED.load(Acquire) != DONE {
         import_now(functions, disabled);
@@ -190,12 +189,12 @@ pub fn subscribe(addr: *const c_void, length: usize) {
 /// Whether an entry may be used again.
 #[inline(always)]
 pub fn is_valid(addr: *const c_void, length: usize) -> bool {
-    let ended = if UNSUBSCRIBED.load(Relaxed) {
-        Ended::Said
-    } else {
-        Ended::ByAnswer
-    };
-    subscription::is_valid(addr.addr(), length, ended)
+    let valid = subscription::is_valid(addr.addr(), length);
+    if !valid && !UNSUBSCRIBED.load(Relaxed) {
+        // libfabric now ends the entry, and does not say so.
+        subscription::unsubscribe(addr.addr(), length);
+    }
+    valid
 }
 
 /// A futex: 1 while libfabric must be notified of something.

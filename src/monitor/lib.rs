@@ -16,7 +16,8 @@
 //! libfabric asks by range, and each of its domains may have an entry for the same range. An
 //! invalidated range therefore stays invalidated until *every* entry that it had is gone. The
 //! monitor counts the entries: one more with each subscription; one less when libfabric
-//! unsubscribes, or must have ended an entry because the answer was no ([`Ended`]). An entry that
+//! unsubscribes, or must have ended an entry because the answer was no: `fabric/monitor.rs` knows
+//! which, and unsubscribes then. An entry that
 //! ends without either leaves the count too large. Such a range waits until libfabric has been
 //! notified of it, which ends all entries of the range. If a subscription finds no room, no answer
 //! is yes until libfabric has been notified of all memory.
@@ -38,15 +39,6 @@ use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::thread;
 use set::Set;
 use std::alloc::{Layout, handle_alloc_error};
-
-/// How the monitor learns that libfabric has ended an entry.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    /// libfabric unsubscribes each time.
-    Said,
-    /// libfabric does not unsubscribe, but ends an entry when the answer for it is no.
-    ByAnswer,
-}
 
 static SET: PerProcess<Set> = PerProcess::new();
 
@@ -108,15 +100,9 @@ pub fn subscribe(addr: usize, length: usize) -> bool {
 }
 
 /// Whether the memory of an entry is certain to be the same as when libfabric subscribed to it.
-pub fn is_valid(addr: usize, length: usize, ended: Ended) -> bool {
-    let Some((monitor, page_range)) = monitored(addr, length) else {
-        return false;
-    };
-    let valid = !thread::is_inside() && monitor.is_valid(page_range);
-    if !valid && ended == Ended::ByAnswer {
-        unsubscribe(addr, length);
-    }
-    valid
+pub fn is_valid(addr: usize, length: usize) -> bool {
+    let is_valid = |(monitor, page_range): (Monitor, _)| monitor.is_valid(page_range);
+    !thread::is_inside() && monitored(addr, length).is_some_and(is_valid)
 }
 
 /// Uncounts an entry of libfabric's.
@@ -292,6 +278,15 @@ mod tests {
 
     const DOMAINS: usize = 3;
     const PAGES: u64 = 2;
+
+    /// How the monitor learns that libfabric has ended an entry.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    enum Ended {
+        /// libfabric unsubscribes each time.
+        Said,
+        /// libfabric does not unsubscribe, but ends an entry when the answer for it is no.
+        ByAnswer,
+    }
 
     #[derive(Clone, Debug)]
     enum Step {
