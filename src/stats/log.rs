@@ -25,7 +25,6 @@ pub fn set_level(level: Level) {
 }
 
 /// Whether `RDMAMR_LOG` asks for lines of this level.
-#[inline]
 pub fn wants(level: Level) -> bool {
     level as u8 <= WANTED.load(Relaxed)
 }
@@ -97,17 +96,8 @@ struct Printable<'a>(&'a mut Text<LINE>);
 
 impl fmt::Write for Printable<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let parts = text.split_inclusive(controls);
-        parts.into_iter().try_for_each(|part| {
-            let plain = part.trim_end_matches(controls);
-            self.0.write_str(plain)?;
-            let rest = if plain.len() < part.len() {
-                "\u{fffd}"
-            } else {
-                ""
-            };
-            self.0.write_str(rest)
-        })
+        let shown = |c| if controls(c) { '\u{fffd}' } else { c };
+        text.chars().try_for_each(|c| self.0.write_char(shown(c)))
     }
 }
 

@@ -10,7 +10,6 @@
 #![warn(missing_docs)]
 #![allow(missing_docs, reason = "the fields are described in groups")]
 
-use core::fmt;
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 /// The first bytes of a page.
@@ -178,14 +177,8 @@ impl Page {
 }
 
 /// The name of a process's page in its directory.
-pub fn name(pid_namespace: u64, pid: u32, start: u64) -> impl fmt::Display {
-    struct Name(u64, u32, u64);
-    impl fmt::Display for Name {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{}-{}-{}", self.0, self.1, self.2)
-        }
-    }
-    Name(pid_namespace, pid, start)
+pub fn name(pid_namespace: u64, pid: u32, start: u64) -> String {
+    format!("{pid_namespace}-{pid}-{start}")
 }
 
 /// The parts of a page's name: namespace, pid, start. `None` for another file's.
@@ -213,7 +206,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back_and_others_are_not() {
-        let text = name(4026531836, 17, 99).to_string();
+        let text = name(4026531836, 17, 99);
         assert_eq!(parse_name(text.as_bytes()), Some((4026531836, 17, 99)));
         for other in ["", "1-2", "1-2-3-4", ".1-2-3", "1-2-x", "-1-2-3"] {
             assert_eq!(parse_name(other.as_bytes()), None, "{other}");
