@@ -75,15 +75,14 @@ impl Pages {
     /// `None` if the kernel does not tell.
     pub fn percent_there(self, kind: Kind) -> Option<usize> {
         let map = PageMap::open()?;
-        let mut percent = 0;
-        for page in self.samples(100) {
-            let mut entry = [Entry::default()];
-            if !map.read(page.start, &mut entry) {
-                return None;
-            }
-            percent += usize::from(kind.is_there(entry[0]));
-        }
-        Some(percent)
+        let is_there = |page: Pages| Some(usize::from(kind.is_there(page.entry(&map)?)));
+        self.samples(100).map(is_there).sum()
+    }
+
+    /// What the page map has of the first page.
+    pub fn entry(self, map: &PageMap) -> Option<Entry> {
+        let mut entry = [Entry::default()];
+        map.read(self.start, &mut entry).then_some(entry[0])
     }
 }
 

@@ -139,19 +139,21 @@ fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Decimal, u64) {
 
 /// A number of bytes, printed as GiB.
 fn size(bytes: usize) -> Decimal {
+    let (value, unit, decimals) = (bytes as u64, 1 << 30, 2);
     Decimal {
-        value: bytes as u64,
-        unit: 1 << 30,
-        decimals: 2,
+        value,
+        unit,
+        decimals,
     }
 }
 
 /// A time in ns, printed as seconds.
-fn seconds(time: u64) -> Decimal {
+fn seconds(value: u64) -> Decimal {
+    let (unit, decimals) = (SECOND, 1);
     Decimal {
-        value: time,
-        unit: SECOND,
-        decimals: 1,
+        value,
+        unit,
+        decimals,
     }
 }
 

@@ -107,14 +107,13 @@ impl Pages {
     }
 
     fn lacks_some(self, looks: usize) -> bool {
-        let Some(map) = PageMap::open() else {
-            return false;
+        // The page map tells nothing more about a file's page.
+        let lacks = |page: Entry| !page.is_own() && !page.is_of_file();
+        let lacks_some = |map| {
+            self.samples(looks)
+                .any(|page| page.entry(&map).is_some_and(lacks))
         };
-        self.samples(looks).any(|page| {
-            let mut entry = [Entry::default()];
-            // The page map tells nothing more about a file's page.
-            map.read(page.start, &mut entry) && !entry[0].is_own() && !entry[0].is_of_file()
-        })
+        PageMap::open().is_some_and(lacks_some)
     }
 
     /// The address space below the memory, if all of it is mapped with the right that the pin

@@ -154,14 +154,8 @@ impl Populating {
     /// Asks for huge pages between these addresses, if the threads ask for any.
     fn ask(&self, start: usize, end: usize) {
         if let Some(mapped) = self.found.huge {
-            huge::ask(
-                Pages {
-                    start,
-                    end,
-                    ..self.pages
-                },
-                mapped,
-            );
+            let size = self.pages.size;
+            huge::ask(Pages { start, end, size }, mapped);
         }
     }
 
