@@ -59,14 +59,12 @@ impl Context {
     }
 
     /// The address that identifies the device.
-    #[inline]
     pub fn address(self) -> usize {
         self.0.as_ptr().expose_provenance()
     }
 
     /// The device's uverbs descriptor. `None` if the library may not use one: the provider works
     /// without the kernel, or libibverbs did not make the context.
-    #[inline]
     pub fn fd(self) -> Option<i32> {
         // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
         // it.
@@ -93,7 +91,6 @@ impl Context {
     /// The address of `create_cq_ex`, a function of the libibverbs that opened the device: unlike
     /// other operations, libibverbs sets this one in each context after the provider has set its
     /// own. `None` if libibverbs did not make the context, or had no such function yet.
-    #[inline]
     pub fn create_cq_ex(self) -> Option<NonZeroUsize> {
         const LARGEST: usize = 1 << 12;
         // SAFETY: live handle: the context is open, by `from_c` or because a live domain points to
@@ -141,14 +138,12 @@ impl Pd {
     }
 
     /// The address by which regions name the domain.
-    #[inline]
     pub fn address(self) -> usize {
         self.0.as_ptr().expose_provenance()
     }
 
     /// The kernel's handle of the domain. A parent domain has the handle of the domain that it was
     /// made from.
-    #[inline]
     pub fn handle(self) -> u32 {
         // SAFETY: live handle: the domain exists, by `from_c`.
         unsafe { (*self.as_ptr()).handle }
@@ -171,7 +166,6 @@ impl Pd {
     }
 
     /// The domain's device, as C sees it.
-    #[inline]
     pub fn context(self) -> *mut ibv_context {
         // SAFETY: live handle: the domain exists, by `from_c`.
         unsafe { (*self.as_ptr()).context }

@@ -84,7 +84,6 @@ impl Provider {
     /// opened a device. Most processes have no other.
     pub const ORDINARY: Provider = Provider(0);
 
-    #[inline]
     pub fn of(context: Context) -> Provider {
         match context.create_cq_ex() {
             Some(made) if MADE[0].load(Relaxed) != made.get() => Provider::other(made),
@@ -104,13 +103,11 @@ impl Provider {
     ///
     /// # Safety
     /// `context` is NULL or an open context.
-    #[inline]
     pub unsafe fn of_c(context: *mut ibv_context) -> Provider {
         // SAFETY: this function's caller promises that the context is NULL or open.
         unsafe { Context::from_c(context) }.map_or(Provider::ORDINARY, Provider::of)
     }
 
-    #[inline]
     pub fn of_pd(pd: Pd) -> Provider {
         // SAFETY: the context of a live domain stays open as long as the domain exists.
         unsafe { Provider::of_c(pd.context()) }
@@ -182,7 +179,6 @@ impl<F: Copy> Next<F> {
     }
 
     /// The function for a call that concerns no device; `None` if no loaded library has it.
-    #[inline]
     pub fn get(&self) -> Option<F> {
         if self.symbol.library.is_at_load() {
             self.by(Provider::ORDINARY)
@@ -192,7 +188,6 @@ impl<F: Copy> Next<F> {
     }
 
     /// The function of the libibverbs that opened the device; `None` if that libibverbs lacks it.
-    #[inline]
     pub fn by(&self, maker: Provider) -> Option<F> {
         let known = self.symbol.addresses.get(maker.0)?.load(Relaxed);
         self.typed(NonZeroUsize::new(known).or_else(|| self.symbol.look_up(maker)))
@@ -255,7 +250,6 @@ impl Underneath {
         file.find(self.mark.0, Some(self.mark.1)).is_some()
     }
 
-    #[inline]
     fn is_at_load(&self) -> bool {
         self.at_load[1].load(Relaxed) != 0
     }

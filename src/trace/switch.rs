@@ -20,7 +20,6 @@ use std::ffi::CString;
 
 /// Has the next call look at the request, if there is one. Callers are the registrations that enter
 /// the kernel, and the cache's cleaner, which has no thread-local variables.
-#[inline]
 pub fn look() {
     if stats::existing().is_some_and(|counters| has_request(counters.trace_switch())) {
         ON.store(LOOK, Relaxed);
