@@ -22,6 +22,7 @@ use crate::style::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
 use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};
+use rustix::thread::gettid;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
@@ -78,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
     ));
     if let Some(service) = service {
         let files = std::iter::once(&fence.counters).chain(&fence.programs);
-        service.serve(&files.collect::<Vec<_>>())?;
+        service.serve(&files.map(OwnedFd::as_fd).collect::<Vec<_>>())?;
     }
     Ok(())
 }
@@ -166,9 +167,7 @@ fn processors() -> Result<u32> {
 /// How many times the kernel disables migration around a program at its switches.
 fn depth(btf: &Btf) -> Result<i32> {
     let seen = bpf::array(8, 0)?;
-    // The wheel's glibc, 2.28, has no gettid().
-    // SAFETY: gettid takes no arguments.
-    let thread = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+    let thread = gettid().as_raw_nonzero().get();
     let _attached = bpf::attach(&programs::measuring(btf, thread, seen.as_fd())?)?;
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(100));

@@ -4,11 +4,11 @@
 
 pub mod named;
 
-use std::ffi::{CStr, CString};
+use rustix::fs::{CWD, OFlags, openat};
+use rustix::path::Arg;
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// The result of a system call.
@@ -27,9 +27,8 @@ pub fn owned(opened: impl Into<i64>) -> io::Result<OwnedFd> {
 }
 
 /// openat(2), with O_CLOEXEC.
-pub fn open_at(folder: i32, path: &CStr, flags: i32, mode: u32) -> io::Result<OwnedFd> {
-    // SAFETY: the path ends with a NUL.
-    owned(unsafe { libc::openat(folder, path.as_ptr(), flags | libc::O_CLOEXEC, mode) })
+pub fn open_at(folder: impl AsFd, path: impl Arg, flags: OFlags, mode: u32) -> io::Result<OwnedFd> {
+    Ok(openat(folder, path, flags | OFlags::CLOEXEC, mode.into())?)
 }
 
 /// The path of an open file, by its descriptor.
@@ -38,9 +37,8 @@ pub fn by_number(file: &impl AsRawFd) -> PathBuf {
 }
 
 /// Opens anew a file that is open, such as by O_PATH.
-pub fn reopen(file: &impl AsRawFd, flags: i32) -> io::Result<File> {
-    let path = CString::new(by_number(file).into_os_string().into_vec())?;
-    match open_at(libc::AT_FDCWD, &path, flags | libc::O_NOCTTY, 0) {
+pub fn reopen(file: &impl AsRawFd, flags: OFlags) -> io::Result<File> {
+    match open_at(CWD, by_number(file), flags | OFlags::NOCTTY, 0) {
         // The file itself is there.
         Err(_) if !has_proc() => Err(io::Error::other("/proc is not mounted")),
         opened => Ok(opened?.into()),

@@ -5,6 +5,8 @@
 use crate::report::units::lines;
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::termios::tcgetwinsize;
 use std::fmt::{Display, Write as _};
 use std::io::{IsTerminal, Write as _};
 use std::sync::OnceLock;
@@ -30,11 +32,8 @@ pub fn width() -> Option<usize> {
 }
 
 fn width_of_terminal() -> Option<usize> {
-    // SAFETY: all zeros is a valid `winsize`.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    let known = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) } == 0;
-    (known && size.ws_col > 0).then_some(size.ws_col.into())
+    let columns = tcgetwinsize(std::io::stdout()).ok()?.ws_col;
+    (columns > 0).then_some(columns.into())
 }
 
 /// Breaks lines between words, and indents all but the first.
@@ -68,13 +67,9 @@ pub fn print(text: &str) -> Result<()> {
 /// full, the line is lost.
 /// The line may have text from outside.
 pub fn say(line: impl Display) {
-    let mut about = libc::pollfd {
-        fd: libc::STDERR_FILENO,
-        events: libc::POLLOUT,
-        revents: 0,
-    };
-    // SAFETY: the structure is writable.
-    if unsafe { libc::poll(&raw mut about, 1, 0) } == 1 {
+    let stderr = std::io::stderr();
+    let mut about = [PollFd::new(&stderr, PollFlags::OUT)];
+    if poll(&mut about, Some(&Timespec::default())) == Ok(1) {
         let text = lines(&line.to_string());
         let _ = writeln!(anstream::stderr(), "rdmamr: {text}");
     }

@@ -81,8 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else if let Some(file) = &args.textfile {
         let text = metrics(Format::Prometheus);
         // The collector runs as another user.
-        // SAFETY: umask takes a number.
-        unsafe { libc::umask(0o022) };
+        rustix::process::umask(0o022.into());
         replace(file, 0o644, |out| Ok(out.write_all(text.as_bytes())?))
             .with_context(|| shown(file))?;
     } else if args.json || args.once {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of the kinds that are measured.
 
-use crate::files::owned;
 use clap::ValueEnum;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -76,8 +76,7 @@ pub fn map(kind: Kind, length: usize) -> io::Result<Memory> {
 /// A file in memory, or an empty one on the disk, which has no name.
 fn file(kind: Kind, bytes: usize) -> io::Result<File> {
     let file = if kind == Kind::Memfd {
-        // SAFETY: the name ends with a NUL.
-        owned(unsafe { libc::memfd_create(c"rdmamr bench".as_ptr(), libc::MFD_CLOEXEC) })?.into()
+        memfd_create("rdmamr bench", MemfdFlags::CLOEXEC)?.into()
     } else {
         let mut options = File::options();
         options.read(true).write(true).mode(0o600);

@@ -9,6 +9,7 @@ use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
 use anyhow::{Context, bail};
 use clap::ValueEnum;
 use rdmamr_abi::rdma_core::ibv_pd;
+use rustix::mm::{Advice, madvise};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::ffi::{c_int, c_void};
@@ -157,10 +158,7 @@ impl Calls {
         };
         if is_present {
             // SAFETY: the advice populates a mapping of this process.
-            let done = unsafe { libc::madvise(memory.address, bytes, libc::MADV_POPULATE_WRITE) };
-            if done != 0 {
-                return Err(io::Error::last_os_error().into());
-            }
+            unsafe { madvise(memory.address, bytes, Advice::LinuxPopulateWrite) }?;
         }
         let populate = lap();
         // SAFETY: the domain is live. A registration does not access the memory, which is mapped.

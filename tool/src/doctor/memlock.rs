@@ -5,6 +5,7 @@ use super::check::Check;
 use super::container;
 use crate::files::{field, read};
 use crate::report::units::bytes;
+use rustix::process::{Resource, Rlimit, getrlimit};
 
 const CAP_IPC_LOCK: u32 = 14;
 /// Some systems' default is less than this, and too little for most programs.
@@ -13,35 +14,27 @@ const LITTLE: u64 = 1 << 30;
 /// Checks the limit, and the right to exceed it.
 pub fn check() -> Check {
     const SUBJECT: &str = "memlock";
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: the structure is writable.
-    unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) };
-    let shown = |limit| match limit {
-        libc::RLIM_INFINITY => "unlimited".into(),
-        limit => bytes(limit),
-    };
-    let (soft, hard) = (shown(limit.rlim_cur), shown(limit.rlim_max));
-    if limit.rlim_cur == libc::RLIM_INFINITY {
+    let Rlimit { current, maximum } = getrlimit(Resource::Memlock);
+    let Some(soft) = current else {
         return Check::ok(SUBJECT, "unlimited");
-    }
+    };
+    let (is_little, soft) = (soft < LITTLE, bytes(soft));
     let Err(right) = right() else {
         let found = format!("this process may pin any memory (CAP_IPC_LOCK); without that, {soft}");
         return Check::ok(SUBJECT, found);
     };
+    let hard = maximum.map_or("unlimited".into(), bytes);
     let found = format!(
         "soft limit {soft}, hard limit {hard} (VmPin of each process, in /proc/PID/status)"
     );
-    if limit.rlim_cur >= LITTLE {
+    if !is_little {
         return Check::ok(SUBJECT, found);
     }
     let check = Check::warning(SUBJECT, found).meaning(format!(
         "A registration beyond the limit fails with ENOMEM (EPERM if the limit is 0). CAP_IPC_LOCK \
          would lift the limit; here it {right}."
     ));
-    if limit.rlim_max == libc::RLIM_INFINITY {
+    if maximum.is_none() {
         return check.fix("ulimit -l unlimited (a service: LimitMEMLOCK=infinity)");
     }
     check.fix(remedy())

@@ -6,6 +6,7 @@
 //! thread for ever. It is one of several, and a user can leave no more than [`CLOSERS`] of them.
 
 use anyhow::{Context, Result};
+use rustix::thread::gettid;
 use std::io::Error;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
@@ -81,11 +82,10 @@ impl Interrupter {
         let mut event: libc::sigevent = unsafe { zeroed() };
         event.sigev_notify = libc::SIGEV_THREAD_ID;
         event.sigev_signo = SIGNAL;
-        // The wheel's glibc, 2.28, has no gettid(), and its timers are in another library.
-        // SAFETY: gettid takes no arguments.
-        event.sigev_notify_thread_id = unsafe { libc::syscall(libc::SYS_gettid) } as i32;
+        event.sigev_notify_thread_id = gettid().as_raw_nonzero().get();
         let mut timer = 0;
         let (clock, event) = (libc::CLOCK_MONOTONIC, &raw const event);
+        // The timers of the wheel's glibc, 2.28, are in another library.
         // SAFETY: the kernel reads the event and writes one number.
         match unsafe { libc::syscall(libc::SYS_timer_create, clock, event, &raw mut timer) } {
             0 => Ok(Interrupter(timer)),

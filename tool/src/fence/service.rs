@@ -14,15 +14,21 @@
 //! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
 use super::closers::{Closers, Interrupter};
-use crate::files::{open_at, owned, result};
+use crate::files::{open_at, owned};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET};
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock};
+use rustix::io::Errno;
+use rustix::net::{
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType, accept_with, sendmsg, shutdown, socket_with,
+};
+use rustix::process::umask;
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::ErrorKind;
-use std::mem::{offset_of, zeroed};
-use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::io::{Error, ErrorKind, IoSlice};
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::ptr::null_mut;
@@ -69,8 +75,7 @@ fn directory(path: &str, mode: u32) -> Result<File> {
             return Err(error).with_context(|| format!("{path} (the service needs root)"));
         }
     }
-    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW;
-    let it = open_at(libc::AT_FDCWD, &CString::new(path)?, flags, 0)
+    let it = open_at(CWD, path, OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)
         .with_context(|| format!("{path} must be a directory of root's"))?;
     let it = File::from(it);
     let about = it.metadata().context(path.to_owned())?;
@@ -88,12 +93,11 @@ impl Service {
         // systemd makes both directories with one mode.
         let mode = Permissions::from_mode(0o700);
         private.set_permissions(mode).context(PRIVATE)?;
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_NOFOLLOW;
-        let lock = open_at(private.as_raw_fd(), c"lock", flags, 0o600)
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW;
+        let lock = open_at(&private, "lock", flags, 0o600)
             .with_context(|| format!("{LOCK} (the service needs root)"))?;
         let lock = File::from(lock);
-        // SAFETY: flock takes no pointers.
-        if unsafe { libc::flock(lock.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             bail!("another \"rdmamr fence\" serves this machine ({LOCK} is locked)");
         }
         Ok(Service {
@@ -104,19 +108,18 @@ impl Service {
 
     /// Gives the files to each process that connects, until a signal ends the service. The listener
     /// and the connections stay open until the process ends, whose end waits for nothing in them.
-    pub fn serve(self, files: &[&OwnedFd]) -> Result<()> {
-        let files: Vec<_> = files.iter().map(|file| file.as_raw_fd()).collect();
+    pub fn serve(self, files: &[BorrowedFd]) -> Result<()> {
         let closers = Closers::start()?;
         let interrupter = Interrupter::of_this_thread()?;
-        let listener = listen().context(SOCKET)?.into_raw_fd();
+        let listener = Box::leak(Box::new(listen().context(SOCKET)?));
         let mut connections = Connections::default();
         loop {
             connections.forget(&closers);
             let has_room = connections.open.len() < MOST;
-            let mut polled = vec![
-                watched(self.signals.as_raw_fd(), libc::POLLIN),
-                watched(if has_room { listener } else { -1 }, libc::POLLIN),
-            ];
+            // poll(2) leaves out a negative number.
+            let accepted = if has_room { listener.as_raw_fd() } else { -1 };
+            let polled = [self.signals.as_raw_fd(), accepted];
+            let mut polled = polled.map(|fd| watched(fd, libc::POLLIN)).to_vec();
             // A process that has gone needs no answer.
             let all = connections.open.iter();
             let waiting = all.filter(|it| it.state == State::Waits);
@@ -127,10 +130,10 @@ impl Service {
             };
             // SAFETY: the list has as many elements.
             let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as u64, timeout) };
-            result(ready).or_else(|error| match error.kind() {
-                ErrorKind::Interrupted => Ok(0),
-                _ => Err(error).context("poll"),
-            })?;
+            let error = Error::last_os_error();
+            if ready < 0 && error.kind() != ErrorKind::Interrupted {
+                return Err(error).context("poll");
+            }
             if polled[0].revents != 0 {
                 return Ok(());
             }
@@ -145,7 +148,7 @@ impl Service {
             if polled[1].revents != 0 {
                 connections.accept(listener);
             }
-            connections.answer(&files);
+            connections.answer(files);
             connections.end(&closers, |it| it.state == State::Refused);
         }
     }
@@ -191,10 +194,7 @@ pub fn answers() -> Result<(), Absent> {
     if about.uid() != 0 || !about.file_type().is_socket() {
         return Err(Absent::Refused("its socket is not root's"));
     }
-    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes no pointers.
-    let socket = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })
-        .map_err(|_| Absent::Refused("no socket can be made"))?;
+    let socket = socket().map_err(|_| Absent::Refused("no socket can be made"))?;
     // Its calls are those of any socket that sends packets.
     let socket = UnixDatagram::from(socket);
     socket.connect(SOCKET).map_err(|error| match error.kind() {
@@ -220,6 +220,12 @@ pub fn answers() -> Result<(), Absent> {
     }
 }
 
+/// A socket that sends packets.
+fn socket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
 /// The process at the other end.
 fn peer(socket: RawFd) -> Option<libc::ucred> {
     let mut peer = libc::ucred {
@@ -240,26 +246,13 @@ fn listen() -> Result<OwnedFd> {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => {}
     }
-    let flags = libc::SOCK_SEQPACKET | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes no pointers.
-    let listener = owned(unsafe { libc::socket(libc::AF_UNIX, flags, 0) })?;
-    // The file gets the mode of the socket, less the mask. A chmod of its name could follow a link
-    // that a container has put in its place.
-    // SAFETY: umask has no preconditions, and no other thread makes files.
-    unsafe { libc::umask(0) };
-    // SAFETY: fchmod takes no pointers.
-    result(unsafe { libc::fchmod(listener.as_raw_fd(), 0o666) })?;
-    // SAFETY: all zeros is a valid address.
-    let mut address: libc::sockaddr_un = unsafe { zeroed() };
-    address.sun_family = libc::AF_UNIX as u16;
-    for (to, from) in address.sun_path.iter_mut().zip(SOCKET.bytes()) {
-        *to = from as libc::c_char;
-    }
-    let (at, length) = (&raw const address, size_of_val(&address) as u32);
-    // SAFETY: the address is valid and as long.
-    result(unsafe { libc::bind(listener.as_raw_fd(), at.cast(), length) })?;
-    // SAFETY: listen takes no pointers.
-    result(unsafe { libc::listen(listener.as_raw_fd(), 4096) })?;
+    let listener = socket()?;
+    // The file gets the mode of the socket, less the mask, and no other thread makes files. A chmod of
+    // its name could follow a link that a container has put in its place.
+    umask(Mode::empty());
+    fchmod(&listener, 0o666.into())?;
+    net::bind(&listener, &SocketAddrUnix::new(SOCKET)?)?;
+    net::listen(&listener, 4096)?;
     Ok(listener)
 }
 
@@ -322,21 +315,18 @@ impl Connections {
     }
 
     /// Takes the processes that have connected.
-    fn accept(&mut self, listener: RawFd) {
-        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    fn accept(&mut self, listener: &OwnedFd) {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         for _ in 0..64.min(MOST - self.open.len()) {
-            // SAFETY: no address is asked for.
-            let socket = unsafe { libc::accept4(listener, null_mut(), null_mut(), flags) };
-            if let Err(error) = result(socket) {
+            let socket = match accept_with(listener, flags) {
+                Ok(socket) => socket,
+                Err(Errno::WOULDBLOCK) => return,
                 // The system has no descriptor left. Others give theirs back.
-                if error.kind() != ErrorKind::WouldBlock {
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-                return;
-            }
+                Err(_) => return std::thread::sleep(Duration::from_millis(10)),
+            };
             // Nothing more comes in.
-            // SAFETY: shutdown takes no pointers.
-            unsafe { libc::shutdown(socket, libc::SHUT_RD) };
+            let _ = shutdown(&socket, Shutdown::Read);
+            let socket = socket.into_raw_fd();
             let user = peer(socket).map_or(u32::MAX, |peer| peer.uid);
             let of_user = self.open.iter().filter(|it| it.user == user).count();
             self.open.push(Connection {
@@ -352,7 +342,7 @@ impl Connections {
     }
 
     /// Answers those for whose answers there is room.
-    fn answer(&mut self, files: &[RawFd]) {
+    fn answer(&mut self, files: &[BorrowedFd]) {
         let mut unread: HashMap<u32, usize> = HashMap::new();
         let answered = self.open.iter().filter(|it| it.state == State::Answered);
         answered.for_each(|it| *unread.entry(it.user).or_default() += 1);
@@ -362,7 +352,7 @@ impl Connections {
             if *of_user >= UNREAD || (all + 1) * files.len() > IN_FLIGHT {
                 continue;
             }
-            it.state = match send(it.socket, &MAGIC, files) {
+            it.state = match send(it.socket, files) {
                 Ok(_) => State::Answered,
                 Err(_) => State::Refused,
             };
@@ -371,31 +361,14 @@ impl Connections {
     }
 }
 
-/// Sends a packet with files. If it cannot be sent at once, the process does without.
-fn send(socket: RawFd, packet: &[u8], files: &[RawFd]) -> std::io::Result<i64> {
-    /// A control message, with room for more files than there are.
-    #[repr(C)]
-    struct Files {
-        header: libc::cmsghdr,
-        files: [RawFd; 16],
-    }
-    // SAFETY: all zeros is a valid message.
-    let mut control: Files = unsafe { zeroed() };
-    control.files[..files.len()].copy_from_slice(files);
-    control.header.cmsg_level = libc::SOL_SOCKET;
-    control.header.cmsg_type = libc::SCM_RIGHTS;
-    control.header.cmsg_len = offset_of!(Files, files) + size_of_val(files);
-    let mut part = libc::iovec {
-        iov_base: packet.as_ptr().cast_mut().cast(),
-        iov_len: packet.len(),
-    };
-    // SAFETY: all zeros is a valid header.
-    let mut header: libc::msghdr = unsafe { zeroed() };
-    header.msg_iov = &mut part;
-    header.msg_iovlen = 1;
-    header.msg_control = (&raw mut control).cast();
-    header.msg_controllen = control.header.cmsg_len;
-    // SAFETY: the header leads to a packet and a control message, which outlive the call.
-    let sent = unsafe { libc::sendmsg(socket, &header, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
-    result(sent as i64)
+/// Sends the answer. If it cannot be sent at once, the process does without.
+fn send(socket: RawFd, files: &[BorrowedFd]) -> rustix::io::Result<usize> {
+    // Room for more files than there are.
+    let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+    let mut control = SendAncillaryBuffer::new(&mut room);
+    control.push(SendAncillaryMessage::ScmRights(files));
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    // SAFETY: the closers do not have this connection yet.
+    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
+    sendmsg(socket, &[IoSlice::new(&MAGIC)], &mut control, flags)
 }

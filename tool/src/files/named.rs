@@ -7,16 +7,18 @@
 //! into another process. A new file gets its name when it is complete. It takes over neither the owner
 //! nor the content of the file that it replaces, and of its mode only what narrows it.
 
-use super::{by_number, has_proc, open_at, reopen, result};
-use crate::report::units::printable;
+use super::{by_number, has_proc, open_at, reopen};
+use crate::report::units::shown;
 use anyhow::{Context, Result, ensure};
 use rdmamr_live_page::OF_KERNEL;
+use rustix::fs::{CWD, OFlags, fstatfs, mkdirat, readlinkat};
+use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata, Permissions};
 use std::io::{self, ErrorKind, Write};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
@@ -25,8 +27,7 @@ const MOST_LINKS: usize = 40;
 
 /// The effective user.
 pub fn me() -> u32 {
-    // SAFETY: geteuid has no preconditions.
-    unsafe { libc::geteuid() }
+    rustix::process::geteuid().as_raw()
 }
 
 /// A file that is found and not open yet.
@@ -43,15 +44,15 @@ impl Found {
     }
 
     /// Opens this very file.
-    pub fn open(&self, flags: i32) -> io::Result<File> {
+    pub fn open(&self, mut flags: OFlags) -> io::Result<File> {
         // The owner of a regular file may hold a lease, for whose end an open would wait.
-        let at_once = i32::from(self.about.is_file()) * libc::O_NONBLOCK;
-        reopen(&self.file, flags | at_once)
+        flags.set(OFlags::NONBLOCK, self.about.is_file());
+        reopen(&self.file, flags)
     }
 
     /// Refuses what is not a regular file. A file of the kernel's may do something when it is opened.
     pub fn ensure_file(&self) -> Result<()> {
-        let system = system(&self.file)?;
+        let system = fstatfs(&self.file)?.f_type;
         let is_file = self.about.is_file() && !OF_KERNEL.contains(&system);
         ensure!(is_file, "it is not a regular file");
         Ok(())
@@ -60,7 +61,7 @@ impl Found {
     /// Opens a regular file for reading.
     pub fn read(&self) -> Result<File> {
         self.ensure_file()?;
-        Ok(self.open(libc::O_RDONLY)?)
+        Ok(self.open(OFlags::RDONLY)?)
     }
 
     /// The names in a folder.
@@ -90,14 +91,13 @@ pub fn find(path: &Path) -> Result<Found> {
 
 /// Opens a regular file by any links: a program that is run, whose path is as the kernel takes it.
 pub fn read_any(path: &Path) -> Result<File> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    let open = |flags| open_at(libc::AT_FDCWD, &path, flags, 0);
-    let found = Found::new(open(libc::O_PATH)?)?;
+    let open = |flags| open_at(CWD, path, flags, 0);
+    let found = Found::new(open(OFlags::PATH)?)?;
     if has_proc() {
         return found.read();
     }
     found.ensure_file()?;
-    Ok(open(libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY)?.into())
+    Ok(open(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?.into())
 }
 
 /// Whether folders that a path lacks are made.
@@ -110,7 +110,7 @@ pub enum Missing {
 /// A name in an open folder, whatever becomes of the folder's path. The file may be missing.
 pub struct Place {
     folder: OwnedFd,
-    name: CString,
+    name: OsString,
 }
 
 impl Place {
@@ -128,7 +128,7 @@ impl Place {
     }
 
     fn path(&self) -> PathBuf {
-        self.folder().join(OsStr::from_bytes(self.name.as_bytes()))
+        self.folder().join(&self.name)
     }
 
     /// Looks at the file of that name, or at the link.
@@ -138,8 +138,8 @@ impl Place {
 
     /// Makes a new file of that name.
     pub fn make(&self, mode: u32) -> io::Result<File> {
-        let flags = libc::O_RDWR | libc::O_APPEND | libc::O_CREAT | libc::O_EXCL;
-        Ok(open_at(self.folder.as_raw_fd(), &self.name, flags, mode)?.into())
+        let flags = OFlags::RDWR | OFlags::APPEND | OFlags::CREATE | OFlags::EXCL;
+        Ok(open_at(&self.folder, &self.name, flags, mode)?.into())
     }
 
     pub fn remove(&self) -> io::Result<()> {
@@ -174,7 +174,7 @@ pub fn replace(
             } else if kind.is_char_device() || kind.is_fifo() {
                 let is_trusted = user == me() || (user == 0 && kind.is_char_device());
                 ensure!(is_trusted, "it belongs to user {user}");
-                return buffered(found.open(libc::O_WRONLY)?, content);
+                return buffered(found.open(OFlags::WRONLY)?, content);
             } else if found.ensure_mine().is_ok() {
                 // The file may be for its owner alone.
                 mode &= about.mode();
@@ -202,15 +202,15 @@ pub fn buffered(
 
 /// Walks along the parts of a path, folder by folder, by any links. The last part is a folder too if it
 /// is told what becomes of missing ones.
-fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> Result<Found> {
+fn walk(path: &Path, mut rest: VecDeque<OsString>, folders: Option<Missing>) -> Result<Found> {
     let mut folder = start_of(path)?;
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
         let is_last = rest.is_empty() && folders.is_none();
         if !is_last {
             // O_DIRECTORY has an automount happen.
-            let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_NOFOLLOW;
-            match open_at(folder.as_raw_fd(), &name, flags, 0) {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
+            match open_at(&folder, &name, flags, 0) {
                 Ok(next) => {
                     folder = next;
                     continue;
@@ -218,10 +218,10 @@ fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> R
                 Err(error)
                     if error.kind() == ErrorKind::NotFound && folders == Some(Missing::Made) =>
                 {
-                    // SAFETY: the path ends with a NUL.
-                    let made = unsafe { libc::mkdirat(folder.as_raw_fd(), name.as_ptr(), 0o777) };
-                    let error = io::Error::last_os_error();
-                    ensure!(made == 0 || error.kind() == ErrorKind::AlreadyExists, error);
+                    match mkdirat(&folder, &name, 0o777.into()) {
+                        Err(Errno::EXIST) => {}
+                        made => made?,
+                    }
                     rest.push_front(name);
                     continue;
                 }
@@ -232,7 +232,7 @@ fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> R
         let found = look(&folder, &name)?;
         if found.about.is_symlink() {
             let user = found.about.uid();
-            let shown = printable(&name.to_string_lossy());
+            let shown = shown(&name);
             ensure!(
                 trusts(user),
                 "{shown} is a link of user {user}, which root does not follow"
@@ -243,10 +243,11 @@ fn walk(path: &Path, mut rest: VecDeque<CString>, folders: Option<Missing>) -> R
             if is_own_descriptors(&folder) {
                 // What is open there may have no path, such as a pipe.
                 ensure!(is_last, "a descriptor is no folder of a path");
-                let found = open_at(folder.as_raw_fd(), &name, libc::O_PATH, 0)?;
+                let found = open_at(&folder, &name, OFlags::PATH, 0)?;
                 return Ok(Found::new(found)?);
             }
-            let target = target(&found)?;
+            let target = readlinkat(&found.file, "", Vec::new())?;
+            let target = PathBuf::from(OsString::from_vec(target.into_bytes()));
             if target.is_absolute() {
                 folder = start_of(&target)?;
             }
@@ -271,22 +272,21 @@ fn trusts(user: u32) -> bool {
 }
 
 fn start_of(path: &Path) -> io::Result<OwnedFd> {
-    let start = if path.is_absolute() { c"/" } else { c"." };
-    open_at(libc::AT_FDCWD, start, libc::O_PATH | libc::O_DIRECTORY, 0)
+    let start = if path.is_absolute() { "/" } else { "." };
+    open_at(CWD, start, OFlags::PATH | OFlags::DIRECTORY, 0)
 }
 
-fn parts(path: &Path) -> Result<VecDeque<CString>> {
+fn parts(path: &Path) -> Result<VecDeque<OsString>> {
     ensure!(path != Path::new(""), "the path is empty");
     let is_named = |part: &Component| matches!(part, Component::Normal(_) | Component::ParentDir);
     let named = path.components().filter(is_named);
-    let named = named.map(|part| CString::new(part.as_os_str().as_bytes()));
-    Ok(named.collect::<Result<_, _>>()?)
+    Ok(named.map(|part| part.as_os_str().to_owned()).collect())
 }
 
 /// Finds a name in a folder: the file, or the link.
-fn look(folder: &OwnedFd, name: &CStr) -> io::Result<Found> {
-    let flags = libc::O_PATH | libc::O_NOFOLLOW;
-    Found::new(open_at(folder.as_raw_fd(), name, flags, 0)?)
+fn look(folder: &OwnedFd, name: &OsStr) -> io::Result<Found> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW;
+    Found::new(open_at(folder, name, flags, 0)?)
 }
 
 /// Whether a folder is that of this process's own descriptors in proc(5).
@@ -296,28 +296,12 @@ fn is_own_descriptors(folder: &OwnedFd) -> bool {
     this.is_some() && this == about(Path::new("/proc/self/fd/"))
 }
 
-/// The kind of file system that a file is on.
-fn system(file: &File) -> io::Result<i64> {
-    // SAFETY: zeros are a `statfs`, which consists of numbers.
-    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the structure is writable.
-    result(unsafe { libc::fstatfs(file.as_raw_fd(), &mut about) })?;
-    Ok(about.f_type as i64)
-}
-
-/// The path in a link.
-fn target(link: &Found) -> io::Result<PathBuf> {
-    let mut path = vec![0u8; libc::PATH_MAX as usize];
-    let (file, to) = (link.file.as_raw_fd(), path.as_mut_ptr());
-    // SAFETY: the empty path is the link itself, and the buffer has as many bytes.
-    let length = unsafe { libc::readlinkat(file, c"".as_ptr(), to.cast(), path.len()) };
-    path.truncate(usize::try_from(length).map_err(|_| io::Error::last_os_error())?);
-    Ok(OsString::from_vec(path).into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::CString;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::symlink;
 
     fn put(path: &Path, words: &str) -> Result<()> {

@@ -3,9 +3,8 @@
 use super::units::shown;
 use crate::files::named::{buffered, me, replace};
 use anyhow::{Context, Result, bail};
-use std::ffi::CString;
+use rustix::fs::{Access, access};
 use std::io::{self, Write};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
@@ -31,12 +30,7 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
         Some(_) => path,
         None => folder.unwrap_or(Path::new(".")),
     };
-    let place = CString::new(place.as_os_str().as_bytes())?;
-    // SAFETY: the path ends with a NUL.
-    match unsafe { libc::access(place.as_ptr(), libc::W_OK) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error().into()),
-    }
+    Ok(access(place, Access::WRITE_OK)?)
 }
 
 #[cfg(test)]

@@ -8,7 +8,10 @@ use crate::files::named::read_any;
 use crate::library::Library;
 use crate::report::units::shown;
 use anyhow::{Result, anyhow, bail, ensure};
-use std::ffi::{CString, OsStr, OsString};
+use rustix::fs::{StatVfsMountFlags, getxattr_query, statvfs};
+use rustix::process::{getgid, getuid};
+use rustix::thread::no_new_privs;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
@@ -95,28 +98,18 @@ fn loader(interpreter: &Path) -> Result<()> {
 /// Whether the kernel will give the program rights that its caller lacks: ld.so(8) then preloads no
 /// library from outside (secure-execution mode).
 fn privileged(program: &Path) -> Result<()> {
-    let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
-        return Ok(());
-    };
     // Asked only of a program that is marked: a filter may kill at prctl(2).
     let gains_nothing = || {
-        // SAFETY: PR_GET_NO_NEW_PRIVS takes no pointers.
-        let never = unsafe { libc::prctl(libc::PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) } == 1;
-        // SAFETY: all zeros is a valid `statvfs`.
-        let mut system: libc::statvfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the path ends with a NUL, and the structure is writable.
-        let known = unsafe { libc::statvfs(path.as_ptr(), &mut system) } == 0;
-        never || (known && system.f_flag & libc::ST_NOSUID != 0)
+        let is_without =
+            statvfs(program).is_ok_and(|it| it.f_flag.contains(StatVfsMountFlags::NOSUID));
+        is_without || no_new_privs().unwrap_or(false)
     };
     let advice = "ld.so preloads nothing into a program that gains rights. Run it as that user, or run a copy \
                   without those rights";
     let Ok(metadata) = program.metadata() else {
         return Ok(());
     };
-    // SAFETY: getuid has no preconditions.
-    let user = unsafe { libc::getuid() };
-    // SAFETY: getgid has no preconditions.
-    let group = unsafe { libc::getgid() };
+    let (user, group) = (getuid().as_raw(), getgid().as_raw());
     let (owner, owners) = (metadata.uid(), metadata.gid());
     let has = |bits| metadata.mode() & bits == bits;
     ensure!(
@@ -128,11 +121,9 @@ fn privileged(program: &Path) -> Result<()> {
         "it is set-gid (to group {owners}), and {advice}"
     );
     // Root has all capabilities already.
-    let name = c"security.capability".as_ptr();
-    // SAFETY: both strings end with a NUL, and the call gets no buffer.
-    let capabilities = unsafe { libc::getxattr(path.as_ptr(), name, std::ptr::null_mut(), 0) };
+    let has_capabilities = getxattr_query(program, "security.capability").is_ok_and(|it| it > 0);
     ensure!(
-        capabilities <= 0 || user == 0 || gains_nothing(),
+        !has_capabilities || user == 0 || gains_nothing(),
         "it has file capabilities (getcap {}), and {advice}",
         shown(program)
     );

@@ -3,11 +3,12 @@
 //! `%p`, `%h` or `%r` (rdmamr(7), `RDMAMR_TRACE`).
 
 use crate::files::named::{Missing, Place, find};
-use crate::files::{names, read};
+use crate::files::{names, owned, read};
 use crate::report::units::shown;
 use crate::trace::to_append;
 use anyhow::{Context, Result, bail};
 use rdmamr_trace_format::MAGIC;
+use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsRawFd;
@@ -118,26 +119,22 @@ pub fn empty(file: &File) -> Result<()> {
     // programs that rely on the lowest numbers.
     let kept = [900, 200, 3].into_iter().find_map(|number| {
         // SAFETY: F_DUPFD takes no pointers.
-        let kept = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) };
-        (kept >= 0).then_some(kept)
+        owned(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD, number) }).ok()
     });
     let kept = kept.ok_or_else(io::Error::last_os_error)?;
-    let lock = |how| {
-        // SAFETY: flock takes no pointers.
-        unsafe { libc::flock(kept, how | libc::LOCK_NB) == 0 }
-    };
-    if lock(libc::LOCK_EX) {
+    if flock(&kept, FlockOperation::NonBlockingLockExclusive).is_ok() {
         file.set_len(0)?;
     }
     // Another launcher that empties the file at this point finds it empty: this program has not
     // begun to write.
     let until = Instant::now() + TIMEOUT;
-    while !lock(libc::LOCK_SH) {
+    while flock(&kept, FlockOperation::NonBlockingLockShared).is_err() {
         if Instant::now() > until {
             bail!("another program has locked it (flock)");
         }
         sleep(Duration::from_millis(10));
     }
+    std::mem::forget(kept);
     Ok(())
 }
 

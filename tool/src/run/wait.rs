@@ -2,6 +2,11 @@
 //! Running a program as a child, for a word at its end: the program gets this process's
 //! signals, and this process ends as the program does.
 
+use rustix::io::retry_on_intr;
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, set_parent_process_death_signal,
+    setrlimit, waitpid,
+};
 use std::ffi::c_void;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -19,8 +24,8 @@ const PASSED: [i32; 6] = [
 ];
 const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
-/// The status of the ended program, from waitpid(2).
-pub struct Ended(i32);
+/// The status of the ended program.
+pub struct Ended(WaitStatus);
 
 extern "C" fn pass(signal: i32, info: &libc::siginfo_t, _: *const c_void) {
     let program = PROGRAM.load(Relaxed);
@@ -66,8 +71,7 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
         0 => {
             set_mask(&mask_at_start);
             // Whoever kills the launcher means the program.
-            // SAFETY: PR_SET_PDEATHSIG takes no pointers.
-            unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+            let _ = set_parent_process_death_signal(Some(Signal::KILL));
             return Ok(Err(become_program()));
         }
         _ => PROGRAM.store(child, Relaxed),
@@ -84,22 +88,16 @@ pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended
     // A reader of standard error that is gone must not change how this process ends.
     // SAFETY: the call sets no handler.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
-    let mut status = 0;
-    // SAFETY: the status is writable.
-    while unsafe { libc::waitpid(child, &mut status, 0) } < 0 {
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
+    let ended = retry_on_intr(|| waitpid(Pid::from_raw(child), WaitOptions::empty()))?;
     PROGRAM.store(0, Relaxed);
+    let (_, status) = ended.expect("waitpid(2) without WNOHANG waits for the end");
     Ok(Ok(Ended(status)))
 }
 
 impl Ended {
     /// The name of the signal that ended the program, if one did.
     pub fn signal(&self) -> Option<String> {
-        let signal = libc::WIFSIGNALED(self.0).then(|| libc::WTERMSIG(self.0))?;
+        let signal = self.0.terminating_signal()?;
         // "signal: 9 (SIGKILL)", with the number alone for what has no name.
         let words = ExitStatus::from_raw(signal).to_string();
         let name = words.split(['(', ')']).nth(1).map(String::from);
@@ -108,16 +106,12 @@ impl Ended {
 
     /// Ends this process in the same way.
     pub fn follow(self) -> ExitCode {
-        if !libc::WIFSIGNALED(self.0) {
-            return ExitCode::from(libc::WEXITSTATUS(self.0) as u8);
-        }
-        let signal = libc::WTERMSIG(self.0);
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
+        let Some(signal) = self.0.terminating_signal() else {
+            return ExitCode::from(self.0.exit_status().unwrap_or(0) as u8);
         };
-        // SAFETY: the limit is readable. The program has written a core file, if one is wanted.
-        unsafe { libc::setrlimit(libc::RLIMIT_CORE, &none) };
+        let (current, maximum) = (Some(0), Some(0));
+        // The program has written a core file, if one is wanted.
+        let _ = setrlimit(Resource::Core, Rlimit { current, maximum });
         // SAFETY: the call sets no handler.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         // SAFETY: raise takes no pointers.

@@ -6,12 +6,14 @@
 #[path = "../../../src/sys/netlink.rs"]
 mod netlink;
 
-use crate::files::{owned, result};
 use netlink::{number, values};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink as protocol, recv, send,
+    socket_with,
+};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::AsRawFd;
 
 /// The regions of a process on a device, and the sum of their lengths.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -49,7 +51,6 @@ pub struct Pools {
 pub type Table = BTreeMap<(String, u32), Held>;
 
 // <rdma/rdma_netlink.h>
-const NETLINK_RDMA: i32 = 20;
 const NLDEV: u16 = 5;
 const CMD_RES_GET: u16 = 9;
 const CMD_RES_MR_GET: u16 = 13;
@@ -76,10 +77,7 @@ const ATTR_FRMR_POOL_PINNED_HANDLES: u16 = 116;
 const ATTR_RES_SUMMARY_ENTRY_MAX: u16 = 118;
 
 const HEADER: usize = 16;
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
-/// NLM_F_REQUEST and NLM_F_DUMP.
-const DUMP: u16 = 0x301;
+const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
 
 /// The devices, and the regions on them. An error means that the kernel has no RDMA, or does not list
 /// regions.
@@ -179,31 +177,27 @@ fn add(table: &mut Table, device: &str, entry: &[u8]) {
 
 /// Asks for a list, and calls `each` with the attributes of each message of the answer.
 fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
-    // SAFETY: socket takes no pointers.
-    let socket = owned(unsafe { libc::socket(libc::AF_NETLINK, kind, NETLINK_RDMA) })?;
+    let (flags, protocol) = (SocketFlags::CLOEXEC, Some(protocol::RDMA));
+    let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
     let mut request = Vec::new();
     request.extend(((HEADER + attributes.len()) as u32).to_ne_bytes());
     request.extend((NLDEV << 10 | command).to_ne_bytes());
     request.extend(DUMP.to_ne_bytes());
     request.extend([0; 8]);
     request.extend(attributes);
-    let (fd, at) = (socket.as_raw_fd(), request.as_ptr().cast());
-    // SAFETY: the bytes are readable.
-    result(unsafe { libc::send(fd, at, request.len(), 0) } as i64)?;
+    send(&socket, &request, SendFlags::empty())?;
     let mut buffer = vec![0u8; 1 << 16];
     loop {
-        // SAFETY: the buffer is writable.
-        let got = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
-        if got <= 0 {
-            return Err(io::Error::last_os_error());
+        let (got, _) = recv(&socket, &mut buffer, RecvFlags::empty())?;
+        if got == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let mut rest = &buffer[..got as usize];
+        let mut rest = &buffer[..got];
         while let Some((length, kind)) = head(rest) {
-            if kind == NLMSG_DONE {
+            if kind == libc::NLMSG_DONE {
                 return Ok(());
             }
-            if kind == NLMSG_ERROR {
+            if kind == libc::NLMSG_ERROR {
                 let errno = rest.get(HEADER..HEADER + 4).and_then(number).unwrap_or(0);
                 return Err(io::Error::from_raw_os_error(-(errno as i32)));
             }
@@ -214,9 +208,9 @@ fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Res
 }
 
 /// The length and the kind of the first message.
-fn head(bytes: &[u8]) -> Option<(usize, u16)> {
+fn head(bytes: &[u8]) -> Option<(usize, i32)> {
     let length = number(bytes.get(..4)?)? as usize;
-    let kind = number(bytes.get(4..6)?)? as u16;
+    let kind = number(bytes.get(4..6)?)? as i32;
     let is_whole = (HEADER..=bytes.len()).contains(&length);
     is_whole.then_some((length, kind))
 }

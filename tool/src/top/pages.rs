@@ -8,18 +8,17 @@
 //! mount namespace is found by the mapping of its process, and no path there is followed.
 
 use crate::files::named::me;
-use crate::files::{by_number, first_names, of_system, open_at, processes, reopen, result, status};
+use crate::files::{by_number, first_names, of_system, open_at, processes, reopen, status};
 use rdmamr_live_page::{
     DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
 };
+use rustix::fs::{AtFlags, CWD, OFlags, Statx, StatxFlags, statx};
 use std::cell::LazyCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ffi::CString;
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -128,11 +127,9 @@ fn folders(elsewhere: &[(u64, u32)]) -> Vec<(PathBuf, String, u32)> {
 
 /// Opens a folder that is the user's own, and no mount of his.
 fn open_folder(parent: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
-    const FOLDER: i32 = libc::O_PATH | libc::O_DIRECTORY;
-    let path = CString::new(parent.as_os_str().as_bytes())?;
-    let name = CString::new(name)?;
-    let parent = open_at(libc::AT_FDCWD, &path, FOLDER, 0)?;
-    let folder = open_at(parent.as_raw_fd(), &name, FOLDER | libc::O_NOFOLLOW, 0)?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let parent = open_at(CWD, parent, flags, 0)?;
+    let folder = open_at(&parent, name, flags | OFlags::NOFOLLOW, 0)?;
     let (about, above) = (about(&folder)?, about(&parent)?);
     let is_own = about.stx_uid == user && about.stx_mode & 0o7777 == 0o700;
     match is_own && device(&about) == device(&above) {
@@ -142,22 +139,17 @@ fn open_folder(parent: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
 }
 
 /// Attributes of a file. Asks the kernel, and no file system: the answer of one may not come.
-fn about(file: &OwnedFd) -> io::Result<libc::statx> {
-    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    // SAFETY: zeros are the structure, which consists of numbers.
-    let mut about: libc::statx = unsafe { std::mem::zeroed() };
-    let (file, wanted) = (file.as_raw_fd(), libc::STATX_BASIC_STATS);
-    // SAFETY: the empty path is the file itself, and the structure is writable.
-    result(unsafe { libc::statx(file, c"".as_ptr(), flags, wanted, &mut about) })?;
-    Ok(about)
+fn about(file: &OwnedFd) -> io::Result<Statx> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    Ok(statx(file, "", flags, StatxFlags::BASIC_STATS)?)
 }
 
 /// The major and the minor number.
-fn device(about: &libc::statx) -> (u32, u32) {
+fn device(about: &Statx) -> (u32, u32) {
     (about.stx_dev_major, about.stx_dev_minor)
 }
 
-fn is_page(about: &libc::statx, user: u32) -> bool {
+fn is_page(about: &Statx, user: u32) -> bool {
     let mode = u32::from(about.stx_mode);
     let is_file = mode & libc::S_IFMT == libc::S_IFREG;
     let is_own = about.stx_uid == user && mode & 0o777 == 0o600;
@@ -176,9 +168,7 @@ fn in_folder(
     if user != 0 && user_of(pid) != Some(user) {
         return None;
     }
-    let path = CString::new(file).ok()?;
-    let flags = libc::O_PATH | libc::O_NOFOLLOW;
-    let file = open_at(folder.as_raw_fd(), &path, flags, 0).ok()?;
+    let file = open_at(folder, file, OFlags::PATH | OFlags::NOFOLLOW, 0).ok()?;
     if !is_page(&about(&file).ok()?, user) {
         return None;
     }
@@ -189,8 +179,7 @@ fn in_folder(
 /// The page that a process of another mount namespace has mapped. This needs CAP_CHECKPOINT_RESTORE
 /// or CAP_SYS_ADMIN.
 fn mapped(pid: u32) -> Option<Found> {
-    let path = CString::new(mapping(pid, PLACE as u64)).ok()?;
-    let file = open_at(libc::AT_FDCWD, &path, libc::O_PATH, 0).ok()?;
+    let file = open_at(CWD, mapping(pid, PLACE as u64), OFlags::PATH, 0).ok()?;
     let (user, about) = (user_of(pid)?, about(&file).ok()?);
     if !is_page(&about, user) || !is_tmpfs_of(pid, device(&about)) {
         return None;
@@ -221,10 +210,10 @@ fn is_tmpfs_of(pid: u32, (major, minor): (u32, u32)) -> bool {
 /// Reads a page; the file is open for writing if this user may.
 fn read(file: &OwnedFd, pid: u32, user: u32) -> Option<Found> {
     // The file's owner may hold a lease, for whose end an open would wait.
-    let open = |flags| reopen(file, flags | libc::O_NONBLOCK);
-    let writable = open(libc::O_RDWR);
+    let open = |flags| reopen(file, flags | OFlags::NONBLOCK);
+    let writable = open(OFlags::RDWR);
     let may_write = writable.is_ok();
-    let file = writable.or_else(|_| open(libc::O_RDONLY)).ok()?;
+    let file = writable.or_else(|_| open(OFlags::RDONLY)).ok()?;
     // SAFETY: a page consists of numbers, so zeros are one.
     let mut page: Box<Page> = Box::new(unsafe { std::mem::zeroed() });
     let bytes: *mut Page = &mut *page;

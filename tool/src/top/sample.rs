@@ -8,6 +8,7 @@ use crate::files::{of_system, read};
 use crate::limit::Limit;
 use crate::report::units::{printable, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
+use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
@@ -334,12 +335,7 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
 }
 
 pub fn monotonic() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the structure is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    let time = clock_gettime(ClockId::Monotonic);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 

@@ -5,11 +5,11 @@ use crate::files::named::{Missing, Place as Named, find, me};
 use crate::report::units::{reason, shown};
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
+use rustix::fs::{OFlags, SeekFrom, seek};
 use std::cell::Cell;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ fn of_path(path: &Path, damage: &mut Vec<String>) -> Result<Vec<Source>> {
         // Its owner could keep a reader waiting.
         let user = found.about.uid();
         ensure!(user == me(), "it is a pipe of user {user}");
-        return Ok(vec![of_pipe(path, found.open(libc::O_RDONLY)?)?]);
+        return Ok(vec![of_pipe(path, found.open(OFlags::RDONLY)?)?]);
     }
     ensure!(
         kind.is_file(),
@@ -113,7 +113,7 @@ pub fn to_append(path: &Path) -> Result<(Named, File)> {
             let found = place.look()?;
             found.ensure_file()?;
             found.ensure_mine()?;
-            found.open(libc::O_RDWR | libc::O_APPEND)?
+            found.open(OFlags::RDWR | OFlags::APPEND)?
         }
         made => made?,
     };
@@ -153,13 +153,6 @@ impl Source {
         self.file.read_exact_at(into, at).context("reading it")
     }
 
-    fn seek(&self, at: u64, whence: i32) -> Option<u64> {
-        let at = i64::try_from(at).ok()?;
-        // SAFETY: lseek takes no pointers. Each read states its own place, so the file's is free.
-        let found = unsafe { libc::lseek(self.file.as_raw_fd(), at, whence) };
-        u64::try_from(found).ok()
-    }
-
     /// The place of the next hole, from `at` on: `at` itself in a hole, else at most the file's
     /// end.
     pub fn data_until(&self, at: u64) -> u64 {
@@ -167,8 +160,9 @@ impl Source {
         if (from..to).contains(&at) {
             return to;
         }
-        // A file system without SEEK_HOLE counts as one without holes.
-        let to = self.seek(at, libc::SEEK_HOLE).unwrap_or(self.size);
+        // A file system without SEEK_HOLE counts as one without holes. Each read states its own place,
+        // so the file's is free.
+        let to = seek(&self.file, SeekFrom::Hole(at)).unwrap_or(self.size);
         self.data.set((at, to));
         to
     }
@@ -179,7 +173,7 @@ impl Source {
         while at + (MAGIC.len() as u64) <= end {
             if self.data_until(at) == at {
                 // ENXIO: no data follows.
-                at = self.seek(at, libc::SEEK_DATA).unwrap_or(end);
+                at = seek(&self.file, SeekFrom::Data(at)).unwrap_or(end);
                 continue;
             }
             self.read(at, ((end - at) as usize).min(1 << 20), &mut bytes)?;
