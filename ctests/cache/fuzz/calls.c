@@ -24,14 +24,15 @@
 #define PROT_GROWSUP 0x02000000
 #endif
 enum { GUARD_INSTALL = 102, GUARD_REMOVE = 103, DONTNEED_LOCKED = 24 };
-enum { MEMFD, SEALED, DISK, ZERO, FILES };
-static const int file_pages[FILES] = { 64, 32, 24, 0 };
+/* The numbers of the files, the same in each run. The library's own begin at 60. */
+enum { MEMFD = 50, SEALED, DISK, ZERO, PIDFD };
+static const int file_pages[] = { [MEMFD] = 64, [SEALED] = 32, [DISK] = 24, [ZERO] = 0 };
 enum { SEGMENTS = 3 };
 static const size_t segment_sizes[SEGMENTS] = { 4 * PAGE, 9 * PAGE - 100, 20 * PAGE };
 
 int step_number;
 bool calm_sequence;
-static int files[FILES], segments[SEGMENTS], to_parent[2], pidfd;
+static int segments[SEGMENTS], to_parent[2];
 /*
  * Whether mremap takes a page at a time from now on: the library joins mappings that the kernel left apart when
  * one grew down to another, or at the ends of an mmap that the kernel refused (docs/limits.md).
@@ -88,12 +89,39 @@ static int a_protection(uint32_t word)
  */
 static bool raw_is_known_to_differ(const char *at, size_t length) { return was_registered(at, length); }
 
-static void begin(const char *call, bool raw, const char *at, size_t length)
+static uint32_t a_file(uint32_t word) { return word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED; }
+
+static bool is_pointer(const void *function)
 {
-	note("%s%s(", raw ? "raw " : "", call);
-	note_address(at);
-	note(", %#zx", length);
+	return function == (void *)mmap || function == (void *)mremap;
 }
+
+/*
+ * Makes a call by its number, or by the C library's function if that is -1, and writes it and its
+ * answer to the log.
+ */
+static long call(const char *name, long number, void *function, const long a[6], size_t count)
+{
+	long (*of_library)(long, long, long, long, long, long) = (long (*)(long, long, long, long, long, long))function;
+	long answer = number >= 0 ? syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) :
+				    of_library(a[0], a[1], a[2], a[3], a[4], a[5]);
+	int err = errno;
+
+	answer = is_pointer(function) ? answer : (int)answer;
+	note("%s%s", number >= 0 ? "raw " : "", name);
+	for (size_t n = 0; n < count; n++) {
+		note(n ? ", " : "(");
+		note_value(a[n]);
+	}
+	note(")");
+	errno = err;
+	note_result(answer);
+	errno = err;
+	return answer;
+}
+#define CALL(name, raw, ...)                                                                      \
+	call(#name, (raw) ? SYS_##name : -1, (void *)(name), (const long[6]){ __VA_ARGS__ },      \
+	     sizeof((long[]){ __VA_ARGS__ }) / sizeof(long))
 
 /* Calls. */
 
@@ -101,9 +129,8 @@ static void map_step(const struct step *step)
 {
 	char *at = odd_at(step);
 	size_t length = odd_length(step), offset = 0;
-	int protection = a_protection(step->word[0]), flags = MAP_PRIVATE | MAP_ANONYMOUS, fd = -1;
+	int protection = a_protection(step->word[0]), flags = MAP_PRIVATE | MAP_ANONYMOUS, file = -1;
 	uint32_t object = step->word[1] % 20, extra = step->word[2] % 32;
-	int file = -1;
 	long result;
 
 	if (length > 1UL << 30 && length < 1UL << 47) /* the kernel would really map it */
@@ -116,7 +143,6 @@ static void map_step(const struct step *step)
 		file = file < 4 ? MEMFD : file < 6 ? SEALED : file < 7 ? DISK : ZERO;
 		flags = object < 18 ? MAP_SHARED : MAP_PRIVATE;
 		offset = file_pages[file] ? (size_t)(step->word[4] % (uint32_t)file_pages[file]) * PAGE : 0;
-		fd = files[file];
 	} else if (object == 13) {
 		flags |= MAP_GROWSDOWN;
 	}
@@ -124,13 +150,8 @@ static void map_step(const struct step *step)
 	flags |= extra == 1 ? MAP_LOCKED : extra == 2 ? MAP_NORESERVE : extra < 6 ? MAP_POPULATE : 0;
 	some_locked |= flags & MAP_LOCKED;
 	/* Never let the kernel choose an address: it would differ from run to run. */
-	begin("mmap", step->raw, at, length);
-	note(", %#x, %#x, file %d, %#zx)", protection, flags, file, offset);
-	errno = 0;
-	result = step->raw ? syscall(SYS_mmap, at, length, protection, flags, fd, offset) :
-			      (long)mmap(at, length, protection, flags, fd, (off_t)offset);
+	result = CALL(mmap, step->raw, (long)at, length, protection, flags, file, offset);
 	page_by_page |= result == -1 && errno == ENOMEM;
-	note_result(result);
 	if (result == (long)at) {
 		page_by_page |= flags & MAP_GROWSDOWN;
 		in_pieces |= step->raw || was_registered(page_at(0), ALL_PAGES * (size_t)PAGE);
@@ -143,27 +164,9 @@ static void unmap_step(const struct step *step)
 {
 	char *at = odd_at(step);
 	size_t length = odd_length(step);
-	long result;
 
-	begin("munmap", step->raw, at, length);
-	note(")");
-	result = step->raw ? syscall(SYS_munmap, at, length) : munmap(at, length);
-	note_result(result);
-	if (!result)
+	if (!CALL(munmap, step->raw, (long)at, length))
 		is_new(at, length);
-}
-
-static long make_remap(bool raw, char *old, size_t old_length, size_t new_length, int flags, char *new)
-{
-	begin("mremap", raw, old, old_length);
-	note(", %#zx, %#x", new_length, flags);
-	if (flags & MREMAP_FIXED) {
-		note(", ");
-		note_address(new);
-	}
-	note(")");
-	return raw ? syscall(SYS_mremap, old, old_length, new_length, flags, new) :
-		      (long)mremap(old, old_length, new_length, flags, new);
 }
 
 static bool is_inside(const char *at)
@@ -226,21 +229,20 @@ static void remap_step(const struct step *step)
 		old_length = new_length = PAGE;
 	if (old_length > PAGE && page_by_page)
 		old_length = new_length = PAGE;
-	result = make_remap(raw, old, old_length, new_length, flags, new);
+	result = CALL(mremap, raw, (long)old, old_length, new_length, flags, (long)new);
 	if (result != -1 && !is_inside((char *)result)) {
-		note(" = elsewhere, then ");
 		new = page_at(step->other);
 		if (step->other + (new_length + PAGE - 1) / PAGE > PLACE_PAGES)
 			new = page_at(0);
 		old = (char *)result;
-		result = make_remap(false, old, new_length, new_length, MREMAP_MAYMOVE | MREMAP_FIXED, new);
+		note(", then ");
+		result = mremap(old, new_length, new_length, MREMAP_MAYMOVE | MREMAP_FIXED, new) == new ? (long)new : -1;
+		note_result(result);
 		if (result == -1) {
-			note_result(result);
-			note(" then munmap");
-			result = munmap(old, new_length);
+			note(", then munmap");
+			note_result(result = munmap(old, new_length));
 		}
 	}
-	note_result(result);
 	if (result == -1)
 		return;
 	/* Memory that stays in its place stays registered. */
@@ -260,20 +262,15 @@ static void protect_step(const struct step *step)
 	uint32_t how = step->word[1] % 16;
 	int protection = list[step->word[0] % 4] | (step->word[2] % 16 ? 0 : PROT_GROWSUP);
 	bool raw = step->raw, by_key = how >= 14;
-	long result;
 
 	if (how == 0)
 		protection |= 0x40; /* no such right */
 	if ((protection & 3) != 3 && raw_is_known_to_differ(at, length))
 		raw = false;
-	begin(by_key ? "pkey_mprotect" : "mprotect", raw, at, length);
-	note(", %#x)", protection);
 	if (by_key) /* no key: as mprotect; or one that was never allocated */
-		result = raw ? syscall(SYS_pkey_mprotect, at, length, protection, how == 14 ? -1 : 7) :
-				pkey_mprotect(at, length, protection, how == 14 ? -1 : 7);
+		CALL(pkey_mprotect, raw, (long)at, length, protection, how == 14 ? -1 : 7);
 	else
-		result = raw ? syscall(SYS_mprotect, at, length, protection) : mprotect(at, length, protection);
-	note_result(result);
+		CALL(mprotect, raw, (long)at, length, protection);
 }
 
 /*
@@ -313,9 +310,7 @@ static void advise_step(const struct step *step)
 	int advice = an_advice(step->word[0]);
 	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
 
-	begin("madvise", raw, at, length);
-	note(", %d)", advice);
-	note_result(raw ? syscall(SYS_madvise, at, length, advice) : madvise(at, length, advice));
+	CALL(madvise, raw, (long)at, length, advice);
 }
 
 static void process_advise_step(const struct step *step)
@@ -324,39 +319,33 @@ static void process_advise_step(const struct step *step)
 		{ odd_at(step), advised_length(step) },
 		{ page_at(step->other), PAGE },
 	};
-	int advice = an_advice(step->word[0]), fd = step->word[2] % 8 ? pidfd : 99;
+	int advice = an_advice(step->word[0]), process = step->word[2] % 8 ? PIDFD : 99;
 	size_t count = 1 + step->word[1] % 2;
 	bool raw = step->raw && !drops(advice);
 
 	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
 					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
 		raw = false;
-	begin("process_madvise", raw, ranges[0].iov_base, ranges[0].iov_len);
-	note(", and %zu, ", count - 1);
-	note_address(ranges[1].iov_base);
-	note(", %d, fd %d)", advice, fd == pidfd);
-	note_result(raw ? syscall(SYS_process_madvise, fd, ranges, count, advice, 0) :
-			   process_madvise(fd, ranges, count, advice, 0));
+	for (size_t n = 0; n < count; n++) {
+		note("range ");
+		note_value((long)ranges[n].iov_base);
+		note(", %#zx: ", ranges[n].iov_len);
+	}
+	note("%sprocess_madvise(%d, %d)", raw ? "raw " : "", process, advice);
+	note_result(raw ? syscall(SYS_process_madvise, process, ranges, count, advice, 0) :
+			   process_madvise(process, ranges, count, advice, 0));
 }
 
 static void break_step(const struct step *step)
 {
 	char *end = page_at(PLACE_PAGES) + step->word[0] % (HEAP_PAGES * PAGE);
 	int how = (int)(step->word[1] % 3);
-	long result;
 
 	if (step->word[2] % 2)
 		end = (char *)((uintptr_t)end & ~(uintptr_t)(PAGE - 1));
-	note("%s(", how == 0 ? "brk" : how == 1 ? "sbrk to" : "raw brk");
-	note_address(end);
-	note(")");
-	if (how == 0)
-		result = brk(end);
-	else if (how == 1)
-		result = (long)sbrk(end - (char *)sbrk(0));
-	else
-		result = syscall(SYS_brk, end);
-	note_result(result);
+	note("%s to ", how == 0 ? "brk" : how == 1 ? "sbrk" : "raw brk");
+	note_value((long)end);
+	note_result(how == 0 ? brk(end) : how == 1 ? (long)sbrk(end - (char *)sbrk(0)) : syscall(SYS_brk, end));
 }
 
 static void attach_step(const struct step *step)
@@ -374,8 +363,9 @@ static void attach_step(const struct step *step)
 		at = page_at(0);
 	if (flags & SHM_REMAP && raw_is_known_to_differ(at, size))
 		raw = false;
-	begin("shmat", raw, at, size);
-	note(", segment %u, %#x)", n, flags);
+	note("%sshmat(segment %u, ", raw ? "raw " : "", n);
+	note_value((long)at);
+	note(", %#x)", flags);
 	result = raw ? syscall(SYS_shmat, id, at, flags) : (long)shmat(id, at, flags);
 	note_result(result);
 	if (result != -1) {
@@ -384,23 +374,14 @@ static void attach_step(const struct step *step)
 	}
 }
 
-static void detach_step(const struct step *step)
-{
-	char *at = odd_at(step);
-
-	begin("shmdt", step->raw, at, 0);
-	note(")");
-	note_result(step->raw ? syscall(SYS_shmdt, at) : shmdt(at));
-}
+static void detach_step(const struct step *step) { CALL(shmdt, step->raw, (long)odd_at(step)); }
 
 static void cut_file(uint32_t word, bool raw)
 {
-	uint32_t file = word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
+	uint32_t file = a_file(word);
 	off_t length = (off_t)(word / 4 % (uint32_t)(file_pages[file] + 4)) * PAGE - (word / 1024 % 8 == 0 ? 9 : 0);
 
-	length = length < 0 ? 0 : length;
-	note("%sftruncate(file %u, %ld)", raw ? "raw " : "", file, (long)length);
-	note_result(raw ? syscall(SYS_ftruncate, files[file], length) : ftruncate(files[file], length));
+	CALL(ftruncate, raw, file, length < 0 ? 0 : length);
 }
 
 static void cut_step(const struct step *step) { cut_file(step->word[0], step->raw); }
@@ -408,53 +389,47 @@ static void cut_step(const struct step *step) { cut_file(step->word[0], step->ra
 static void punch_step(const struct step *step)
 {
 	static const int modes[] = { FALLOC_FL_PUNCH_HOLE, FALLOC_FL_PUNCH_HOLE, 0, FALLOC_FL_ZERO_RANGE };
-	uint32_t file = step->word[0] % 4 < 2 ? MEMFD : step->word[0] % 4 == 2 ? DISK : SEALED;
-	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE, length = (off_t)length_of(step);
-	int mode = modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE;
+	uint32_t file = a_file(step->word[0]);
+	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE;
 
-	note("%sfallocate(file %u, %#x, %ld, %ld)", step->raw ? "raw " : "", file, mode, (long)offset, (long)length);
-	note_result(step->raw ? syscall(SYS_fallocate, files[file], mode, offset, length) :
-				 fallocate(files[file], mode, offset, length));
+	CALL(fallocate, step->raw, file, modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE, offset, length_of(step));
 }
 
 static void write_file_step(const struct step *step)
 {
-	uint32_t file = step->word[0] % DISK;
+	int file = step->word[0] % 2 ? SEALED : MEMFD;
 	uint64_t value = 0xf000000000000000 | (uint64_t)step_number << 16;
 	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE;
 
-	note("pwrite(file %u, %ld)", file, (long)offset);
-	note_result(pwrite(files[file], &value, sizeof(value), offset));
+	note("pwrite(%d, %ld)", file, (long)offset);
+	note_result(pwrite(file, &value, sizeof(value), offset));
 }
 
 /* The kernel writes to memory, or refuses. */
 static void read_into_step(const struct step *step)
 {
-	begin("pread of a file into", false, at_of(step), length_of(step));
-	note(")");
-	note_result(pread(files[SEALED], at_of(step), length_of(step), 0));
+	CALL(pread64, false, SEALED, (long)at_of(step), length_of(step), 0);
 }
 
 static void lock_step(const struct step *step)
 {
-	char *at = odd_at(step);
+	long at = (long)odd_at(step);
 	size_t length = odd_length(step);
 	uint32_t how = step->word[0] % 4;
 
 	some_locked |= how >= 2;
-	begin(how < 2 ? "munlock" : how == 2 ? "mlock" : "mlock2", step->raw, at, length);
-	note(")");
-	note_result(how < 2 ? munlock(at, length) : how == 2 ? mlock(at, length) : mlock2(at, length, MLOCK_ONFAULT));
+	if (how < 2)
+		CALL(munlock, false, at, length);
+	else if (how == 2)
+		CALL(mlock, false, at, length);
+	else
+		CALL(mlock2, false, at, length, MLOCK_ONFAULT);
 }
 
 static void sync_step(const struct step *step)
 {
-	char *at = odd_at(step);
-	int flags = step->word[0] % 2 ? MS_SYNC : MS_ASYNC | MS_INVALIDATE;
-
-	begin("msync", false, at, odd_length(step));
-	note(", %d)", flags);
-	note_result(msync(at, odd_length(step), flags));
+	CALL(msync, false, (long)odd_at(step), odd_length(step),
+	     step->word[0] % 2 ? MS_SYNC : MS_ASYNC | MS_INVALIDATE);
 }
 
 /* Writes to each page, and records which writes fail. */
@@ -539,12 +514,17 @@ const struct kind kinds[] = {
 };
 const int kinds_count = sizeof(kinds) / sizeof(*kinds);
 
-static int pattern_file(int fd, int pages)
+static void open_file(int file, int fd)
 {
-	must(fd >= 0 && ftruncate(fd, (off_t)pages * PAGE) == 0);
-	for (int page = 0; page < pages; page += 2)
-		must(pwrite(fd, &(uint64_t){ 0xe000000000000000 | (uint64_t)page }, 8, (off_t)page * PAGE + 24) == 8);
-	return fd;
+	must(fd >= 0 && dup3(fd, file, O_CLOEXEC) == file && close(fd) == 0);
+}
+
+static void pattern_file(int file, int fd)
+{
+	open_file(file, fd);
+	must(ftruncate(file, (off_t)file_pages[file] * PAGE) == 0);
+	for (int page = 0; page < file_pages[file]; page += 2)
+		must(pwrite(file, &(uint64_t){ 0xe000000000000000 | (uint64_t)page }, 8, (off_t)page * PAGE + 24) == 8);
 }
 
 void calls_open(void)
@@ -563,15 +543,13 @@ void calls_open(void)
 	mallopt(M_MMAP_THRESHOLD, 1 << 25);
 	spare_in_heap(1 << 20);
 
-	files[MEMFD] = pattern_file(memfd_create("fuzz", MFD_CLOEXEC), file_pages[MEMFD]);
-	files[SEALED] = pattern_file(memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING), file_pages[SEALED]);
-	must(fcntl(files[SEALED], F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
-	files[DISK] = pattern_file(mkstemp(name), file_pages[DISK]);
-	must(unlink(name) == 0);
-	files[ZERO] = open("/dev/zero", O_RDWR | O_CLOEXEC);
-	must(files[ZERO] >= 0 && pipe2(to_parent, O_CLOEXEC) == 0);
-	pidfd = (int)syscall(SYS_pidfd_open, getpid(), 0);
-	must(pidfd >= 0);
+	pattern_file(MEMFD, memfd_create("fuzz", MFD_CLOEXEC));
+	pattern_file(SEALED, memfd_create("sealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+	must(fcntl(SEALED, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0);
+	pattern_file(DISK, mkstemp(name));
+	open_file(ZERO, open("/dev/zero", O_RDWR));
+	open_file(PIDFD, (int)syscall(SYS_pidfd_open, getpid(), 0));
+	must(unlink(name) == 0 && pipe2(to_parent, O_CLOEXEC) == 0);
 	for (int n = 0; n < SEGMENTS; n++) {
 		segments[n] = shmget(IPC_PRIVATE, segment_sizes[n], IPC_CREAT | 0600);
 		must(segments[n] >= 0 && shmat(segments[n], keep + n * (64L << 20), 0) != (void *)-1);

@@ -69,8 +69,8 @@ char *page_at(int page);
 __attribute__((format(printf, 1, 2))) void note(const char *format, ...);
 /* Writes the line of a step to the log's file. */
 void note_end(void);
-/* Writes an address to the log, relative to its window. */
-void note_address(const void *at);
+/* Writes an argument to the log: an address of the windows relative to its window. */
+void note_value(long value);
 /* Writes the result of a call to the log: a number, an address of the windows, or an errno. */
 void note_result(long result);
 

@@ -41,30 +41,37 @@ void note_end(void)
 	line_length = 0;
 }
 
-void note_address(const void *at)
+/* Writes an address of the windows, relative to its window. Returns false for any other value. */
+static bool note_address(long value)
 {
-	long in_place = (char *)at - page_at(0), in_heap = (char *)at - heap;
+	long in_place = value - (long)page_at(0), in_heap = value - (long)heap;
 
 	if (in_place >= -PAGE && in_place <= (PLACE_PAGES + 1) * (long)PAGE)
 		note("place%+ld", in_place);
 	else if (in_heap >= 0 && in_heap <= (HEAP_PAGES + 1) * (long)PAGE)
 		note("heap%+ld", in_heap);
 	else
-		note("elsewhere");
+		return false;
+	return true;
+}
+
+void note_value(long value)
+{
+	if (!note_address(value))
+		note("%#lx", value);
 }
 
 void note_result(long result)
 {
 	int err = errno;
 
-	if (result == -1) {
-		note(" = %s", strerrorname_np(err));
-	} else if (result >= 0 && result < 1 << 20) {
-		note(" = %ld", result);
-	} else {
-		note(" = ");
-		note_address((void *)result);
-	}
+	note(" = ");
+	if (result == -1)
+		note("%s", strerrorname_np(err));
+	else if (result >= 0 && result < 1 << 20)
+		note("%ld", result);
+	else if (!note_address(result))
+		note("elsewhere");
 }
 
 /* Accesses that may fail. */

@@ -225,7 +225,7 @@ void register_step(const struct step *step)
 	lately[of].domain = domain;
 
 	note("%d: %s(", n, relaxed ? "ibv_reg_mr_relaxed" : "ibv_reg_mr");
-	note_address(at);
+	note_value((long)at);
 	note(", %#zx, %#x, domain %d)", length, access, domain);
 	if (held[n].mr)
 		end_region(n);
