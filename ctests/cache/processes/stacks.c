@@ -10,14 +10,9 @@
 #include <alloca.h>
 #include <limits.h>
 #include <signal.h>
-#include <sys/auxv.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
 #include "../../lib/stub_rows.h"
-
-#ifndef AT_MINSIGSTKSZ
-#define AT_MINSIGSTKSZ 51
-#endif
 
 static char *memory;
 static ucontext_t outside, inside;
@@ -66,134 +61,70 @@ static void smallest(void)
 	ok(stub_registered() > 0, "all calls fit on %ld bytes", (long)PTHREAD_STACK_MIN);
 }
 
-/* A signal handler's stack. The test paints it to see how much a call needs. */
+/* A signal handler's stack: its size, and the bytes of it that are left for the first calls, and for later ones. */
 
-enum { SIGNAL_STACK = 8192, PAINTED = 256 << 10, MOST = 1536, ROUNDS = 300, PAINT = 0x5a };
-enum { MISS, HITS, RELEASE, MADVISE, MPROTECT, MMAP, MUNMAP, KINDS };
+enum { SIGNAL_STACK = 256 << 10, FIRST_CALLS = 4096, LATER_CALLS = 1792, ROUNDS = 300 };
 
-static struct ibv_mr *mr;
-static char *low;
-static struct { const char *name; long most; } kinds[KINDS] = {
-	{ "a miss", 0 }, { "a hit", 0 }, { "a deregistration", 0 }, { "madvise", 0 }, { "mprotect", 0 }, { "mmap", 0 }, { "munmap", 0 },
-};
+static char *low; /* its end */
 
 static void registers(void)
 {
-	mr = by_plain_calls() ? ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) :
-				ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+	struct ibv_mr *mr = by_plain_calls() ? ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) :
+					       ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
+
+	must(mr);
+	dereg(mr);
 }
 
-static void deregisters(void) { dereg(mr); }
-static void drops(void) { must(madvise(memory, PAGE, MADV_DONTNEED) == 0); }
-static void protects(void) { must(mprotect(memory, PAGE, PROT_READ) == 0); }
-static void unmaps(void) { must(munmap(memory, PAGE) == 0); }
-
-static void maps_over(void)
+static void make_calls(int rounds)
 {
-	must(mmap(memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == memory);
-}
-
-static inline __attribute__((always_inline)) char *stack_pointer(void)
-{
-	char *here;
-
-#if defined(__x86_64__)
-	__asm__ volatile("mov %%rsp, %0" : "=r"(here));
-#elif defined(__aarch64__)
-	__asm__ volatile("mov %0, sp" : "=r"(here));
-#else
-	here = __builtin_frame_address(0);
-#endif
-	return here;
-}
-
-/* Notes the number of bytes of the stack that the call writes to. */
-static __attribute__((noinline)) void use(int kind, void (*call)(void))
-{
-	char *here = stack_pointer(), *end = here - 128;
-	long used = 128;
-
-	for (volatile char *byte = low; byte < end; byte++)
-		*byte = PAINT;
-	call();
-	for (char *byte = low; byte < end; byte++)
-		if (*(volatile char *)byte != PAINT) {
-			used = here - byte;
-			break;
-		}
-	if (used > kinds[kind].most)
-		kinds[kind].most = used;
-}
-
-static void measures(int number)
-{
-	void (*const changes[])(void) = { drops, protects, maps_over, unmaps };
-
-	(void)number;
-	/* The first calls start the cache. */
-	for (int round = 0; round < 2; round++) {
-		memory = pages(1);
-		for (int time = 0; time < 3; time++) {
-			registers();
-			must(mr);
-			deregisters();
-		}
-		drops(), protects(), maps_over(), unmaps();
-	}
-	for (int round = 0; round < ROUNDS; round++) {
+	for (int round = 0; round < rounds; round++) {
 		memory = new_place(PAGE);
-		fresh_at(memory, PAGE);
-		for (int time = 0; time < 4; time++) {
-			use(time ? HITS : MISS, registers);
-			must(mr);
-			use(RELEASE, deregisters);
+		must(raw_map_at(memory, PAGE));
+		for (int time = 0; time < 4; time++)
+			registers();
+		switch (round % 4) {
+		case 0: must(madvise(memory, PAGE, MADV_DONTNEED) == 0); break;
+		case 1: must(mprotect(memory, PAGE, PROT_READ) == 0); break;
+		case 2: renew(BY_FIXED, memory, PAGE); break;
+		default: must(munmap(memory, PAGE) == 0);
 		}
-		if (round % 8 < 4)
-			use(MADVISE + round % 8, changes[round % 8]);
 	}
 }
 
-static void on_signal_stack(size_t size, void (*handler)(int))
+static __attribute__((noinline)) void with_left(long size, int rounds)
 {
-	struct sigaction action = { .sa_handler = handler, .sa_flags = SA_ONSTACK };
-	char *guarded = mmap(NULL, size + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	stack_t stack = { .ss_sp = guarded + PAGE, .ss_size = size };
+	volatile char *room = alloca((size_t)((char *)__builtin_frame_address(0) - low - size));
 
-	must(guarded != MAP_FAILED && mprotect(guarded, PAGE, PROT_NONE) == 0);
-	low = guarded + PAGE;
-	by_plain_calls();
-	must(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
-	must(raise(SIGUSR1) == 0);
-}
-
-static void painted(void)
-{
-	on_signal_stack(PAINTED, measures);
-	for (int n = 0; n < KINDS; n++)
-		ok(kinds[n].most > 0 && kinds[n].most <= MOST, "%s needs %ld bytes of the stack", kinds[n].name, kinds[n].most);
+	room[0] = 1;
+	make_calls(rounds);
 }
 
 static void handles(int number)
 {
 	(void)number;
-	for (int time = 0; time < 4; time++) {
-		registers();
-		must(mr);
-		deregisters();
-	}
-	drops();
-	registers();
-	deregisters();
-	unmaps();
+	if (row->value == LATER_CALLS)
+		make_calls(ROUNDS);
+	with_left(row->value, row->value == LATER_CALLS ? ROUNDS : 4);
 }
 
-static void first_calls_of_handler(void)
+/* Memory whose begin is the end of a page without access. */
+static char *guarded(size_t size)
 {
-	if (getauxval(AT_MINSIGSTKSZ) > SIGNAL_STACK / 2)
-		skip_all("the kernel's frame takes more than half of the stack");
-	memory = pages(1);
-	on_signal_stack(SIGNAL_STACK, handles);
-	ok(stub_registered() > 0, "the calls fit on %d bytes", SIGNAL_STACK);
+	char *guard = pages(1 + (size + PAGE - 1) / PAGE);
+
+	must(mprotect(guard, PAGE, PROT_NONE) == 0);
+	return guard + PAGE;
+}
+
+static void on_signal_stack(void)
+{
+	struct sigaction action = { .sa_handler = handles, .sa_flags = SA_ONSTACK };
+	stack_t stack = { .ss_sp = low = guarded(SIGNAL_STACK), .ss_size = SIGNAL_STACK };
+
+	by_plain_calls();
+	must(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0);
+	ok(stub_registered() > 0, "the calls fit on %ld bytes", row->value);
 }
 
 /* A coroutine is on no signal stack, so the calls must find out that its stack is small. */
@@ -223,12 +154,9 @@ static void run_on(char *stack, size_t size, void (*function)(void))
 
 static void in_coroutine(void)
 {
-	char *stack = pages(2 + STACK / PAGE);
-
 	memory = pages(1);
 	by_plain_calls();
-	must(mprotect(stack, 2 * PAGE, PROT_NONE) == 0);
-	run_on(stack + 2 * PAGE, STACK, coroutine);
+	run_on(guarded(STACK), STACK, coroutine);
 	ok(stats().hits >= 2, "regions are reused");
 }
 
@@ -351,11 +279,11 @@ static const struct row rows[] = {
 	  .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=debug" },
 	{ "the smallest stack, with threads that populate", smallest, .flags = BOTH_CALLS,
 	  .settings = NO_CACHE "RDMAMR_PREFAULT=2 RDMAMR_PROGRESS=1" },
-	{ "the first calls are a signal handler's", first_calls_of_handler, .flags = UNPINNED, .settings = BIND NO_CACHE },
-	{ "the first calls are a signal handler's, with the cache", first_calls_of_handler, .flags = UNPINNED,
+	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS, .flags = UNPINNED,
 	  .settings = BIND "RDMAMR_CACHE=all" },
-	{ "later calls", painted, .flags = UNPINNED, .settings = BIND NO_CACHE },
-	{ "later calls, with the cache", painted, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all" },
+	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all" },
 	{ "a coroutine makes the first calls", in_coroutine, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE_LINGER" },
 	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },
 	{ "a handler needs much of the first thread's stack", handler_needs_stack, false, .flags = BOTH_CALLS },
