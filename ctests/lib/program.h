@@ -54,6 +54,9 @@ int child_status(pid_t child);
 /* Runs a function in a forked child, which ends by _exit. Returns its status. */
 int in_forked(int (*function)(void));
 
+/* A barrier of that many threads and processes. */
+pthread_barrier_t *shared_barrier(unsigned count);
+
 /* Runs a part in a forked child, which continues the count of results, and ends by exit(0). */
 void in_part(void (*part)(void));
 

@@ -88,6 +88,8 @@ void served(void *page, enum served wanted, const char *when)
 	}
 }
 
+long in_device(void) { return stub_registered() - stub_deregistered(); }
+
 void none_is_left(void)
 {
 	ok(comes(stub_deregistered() == stub_registered()), "no region is left of %ld", stub_registered());

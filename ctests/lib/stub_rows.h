@@ -41,6 +41,9 @@ char *idle(void);
 /* Checks what the next registration of the page is. */
 void served(void *page, enum served wanted, const char *when);
 
+/* The number of regions that the device has. */
+long in_device(void);
+
 /* Checks that soon no region is registered. */
 void none_is_left(void);
 

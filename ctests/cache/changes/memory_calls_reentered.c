@@ -4,15 +4,18 @@
  * constructor, after its destructor, inside its own calls of malloc and free, in handlers of fork
  * between its own, and in a thread whose thread-local storage is being destroyed. They must do
  * their work, and a live cache must see the change.
+ *
+ * The device is the stand-in, whose pins are real (stub_device.h).
  */
+#include <fcntl.h>
 #include <sys/shm.h>
-#include "../../lib/pair_rows.h"
+#include "../../lib/stub_rows.h"
 
 void *__libc_malloc(size_t size);
 void *__libc_calloc(size_t count, size_t size);
 void __libc_free(void *memory);
 
-enum { VICTIMS = 64, FORKED = 3 };
+enum { VICTIMS = 64, FORKED = 3, RIGHT = 42 };
 
 static char *victims, *forked, *at_exit;
 static int early_done, early_wrong;
@@ -38,29 +41,26 @@ void free(void *memory) { change_one(), __libc_free(memory); }
 
 static void in_malloc(void)
 {
-	struct ibv_pd *pd = ibv_alloc_pd(pair.context);
-	char *memory = pages(2 * VICTIMS);
 	struct ibv_mr *regions[VICTIMS];
-	struct rdmamr_stats before;
-	int failed = 0, stale = 0;
+	char *memory = pages(2 * VICTIMS);
 
-	must(pd);
+	by_plain_calls();
 	victims = pages(2 * VICTIMS);
 	for (int n = 0; n < VICTIMS; n++)
-		must(lands(&pair, victims + n * 2 * PAGE, PAGE));
+		leave_idle(victims + n * 2 * PAGE);
 	armed = 1;
 	for (int n = 0; n < VICTIMS; n++)
-		regions[n] = register_by_cache(pd, memory + n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
+		regions[n] = reg(memory + n * 2 * PAGE, PAGE);
 	for (int n = 0; n < VICTIMS; n++)
-		failed += !regions[n] || deregister_region(regions[n]) != 0;
-	failed += ibv_flush_relaxed_mr(pd) != 0;
-	failed += ibv_dealloc_pd(pd) != 0;
+		dereg(regions[n]);
+	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	armed = 0;
-	is(failed, 0, "registration, deregistration, flush and the end of a domain");
+	ok(inside > 0, "%d pages were changed inside malloc or free", inside);
+	/* Data lands in those, and in the others. */
 	for (int n = 0; n < VICTIMS; n++)
-		stale += !lands(&pair, victims + n * 2 * PAGE, PAGE);
-	is(stale, 0, "data lands in the %d pages that were changed inside malloc or free, and in the others", inside);
-	control_later(&pair, "after that", victims, PAGE);
+		once(victims + n * 2 * PAGE);
+	usleep(1200000);
+	leave_idle(victims);
 }
 
 /* In a thread that is nearly gone: the destructors of pthread keys run after those of thread-local objects. */
@@ -70,9 +70,9 @@ static int late_runs;
 
 static void late(void *memory)
 {
-	let_go(by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE));
+	once(memory);
 	remap(memory, PAGE);
-	let_go(by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE));
+	once(memory);
 	raw_remap(memory, PAGE);
 	if (++late_runs % 3)
 		must(pthread_setspecific(key, memory) == 0);
@@ -83,20 +83,16 @@ static void *ends(void *memory)
 	must(pthread_setspecific(key, memory) == 0);
 	/* Every other thread uses the library before. */
 	if (late_runs % 2)
-		must(lands(&pair, memory, PAGE));
+		once(memory);
 	return NULL;
 }
 
 static void in_a_thread_that_ends(void)
 {
-	char *memory = pages(1);
-
 	must(pthread_key_create(&key, late) == 0);
 	for (int n = 0; n < 4; n++)
-		in_thread(ends, memory);
+		in_thread(ends, idle_page);
 	is(late_runs, 12, "threads that registered and unmapped in the destructors of keys");
-	anew(&pair, "memory that such a destructor has mapped", memory, PAGE);
-	control(&pair, "after that", memory, PAGE);
 }
 
 /* In handlers of fork. They are set before the library has set its own: they run between those. */
@@ -111,30 +107,27 @@ static void fork_prepare(void) { remap_forked(0); }
 static void fork_parent(void) { remap_forked(2); }
 static void fork_child(void) { remap_forked(4); }
 
+static int remaps_all(void)
+{
+	remap(forked, FORKED * 2 * PAGE);
+	return memcmp(forked, forked + PAGE, PAGE) != 0;
+}
+
 static void in_fork(void)
 {
 	struct ibv_mr *used;
-	int status;
-	pid_t pid;
+	char *at = pages(2 * FORKED);
 
-	forked = pages(2 * FORKED);
 	for (int n = 0; n < FORKED; n++)
-		control(&pair, "before a fork", forked + n * 2 * PAGE, PAGE);
-	/* A fork ends the idle regions, and leaves those in use. */
-	used = register_region(pair.pd, forked + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
-	must(used);
-	pid = must_fork();
-	if (!pid) {
-		remap(forked, FORKED * 2 * PAGE);
-		_exit(memcmp(forked, forked + PAGE, PAGE) ? 1 : 0);
-	}
-	must(waitpid(pid, &status, 0) == pid);
-	is(status, 0, "a child whose handlers and whose own code unmap ends well");
-	anew(&pair, "mapped in the handler before the fork", forked, PAGE);
-	anew(&pair, "mapped in the parent's handler", forked + 2 * PAGE, PAGE);
-	must(deregister_region(used) == 0);
-	still(&pair, "mapped in the child's handler, which is not this memory", forked + 4 * PAGE, PAGE);
+		leave_idle(at + n * 2 * PAGE);
+	used = reg(at + 4 * PAGE, PAGE);
+	forked = at;
+	is(in_forked(remaps_all), 0, "a child whose handlers and whose own code unmap ends well");
 	forked = NULL;
+	served(at, FRESH, "mapped in the handler before the fork");
+	served(at + 2 * PAGE, FRESH, "mapped in the parent's handler");
+	dereg(used);
+	served(at + 4 * PAGE, HIT, "mapped in the child's handler, which is not this memory");
 }
 
 /* After the destructors. This handler was set before all others: it runs after the library's own end. */
@@ -145,21 +138,20 @@ static void last(void)
 		return;
 	remap(at_exit, PAGE);
 	raw_remap(at_exit + PAGE, PAGE);
-	_exit(madvise(at_exit + 2 * PAGE, PAGE, MADV_DONTNEED) || munmap(at_exit, 4 * PAGE) ? 1 : 42);
+	_exit(madvise(at_exit + 2 * PAGE, PAGE, MADV_DONTNEED) || munmap(at_exit, 4 * PAGE) ? 1 : RIGHT);
 }
 
-static int goes_by_exit(void)
+static int exits(void)
 {
-	pair_open(&pair);
-	far_open(&pair);
-	at_exit = pages(4);
+	char *memory = pages(4);
+
 	for (int n = 0; n < 4; n++)
-		must(lands(&pair, at_exit + n * PAGE, PAGE));
-	must(stats().idle == 4 || !stats().hits);
+		leave_idle(memory + n * PAGE);
+	at_exit = memory;
 	exit(1);
 }
 
-static void at_the_end(void) { is(once_more("exit", NULL), 42, "they are made, with regions idle until then"); }
+static void at_the_end(void) { is(in_forked(exits), RIGHT, "they are made, with regions idle until then"); }
 
 /* Before the constructors, and the handlers of above. */
 
@@ -201,14 +193,10 @@ static void before_all(void)
 
 static const struct row rows[] = {
 	{ "memory calls before any constructor", before_all },
-	{ "memory calls inside malloc and free, of the library's own calls", in_malloc },
-	{ "memory calls in the destructors of a thread's keys", in_a_thread_that_ends },
-	{ "memory calls in handlers of fork", in_fork },
-	{ "memory calls after all destructors", at_the_end },
+	{ "memory calls inside malloc and free, of the library's own calls", in_malloc, .flags = PLAIN_CALLS },
+	{ "memory calls in the destructors of a thread's keys", in_a_thread_that_ends, .flags = BOTH_CALLS, .then = FRESH },
+	{ "memory calls in handlers of fork", in_fork, .flags = BOTH_CALLS },
+	{ "memory calls after all destructors", at_the_end, .flags = BOTH_CALLS },
 };
 
-int main(int argc, char **argv)
-{
-	return argc == 2 && !strcmp(argv[1], "exit") ? goes_by_exit() :
-	       run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_pair);
-}
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)
