@@ -103,49 +103,18 @@ static unsigned int *ring(uint32_t offset)
 	return (unsigned int *)(uring.rings + offset);
 }
 
-static bool ring_submit(const struct io_uring_sqe *request)
+/* Submits an advice and waits for the result: by the submitting thread, or by a worker. */
+static int advise_by_ring(void *at, size_t length, int advice, bool worker)
 {
-	unsigned int tail, slot;
+	const struct io_uring_cqe *cqes;
+	unsigned int tail, slot, head;
+	int result;
 
 	if (!ring_open())
-		return false;
+		return -1;
 	tail = *ring(uring.params.sq_off.tail);
 	slot = tail & *ring(uring.params.sq_off.ring_mask);
-	uring.entries[slot] = *request;
-	ring(uring.params.sq_off.array)[slot] = slot;
-	__atomic_store_n(ring(uring.params.sq_off.tail), tail + 1, __ATOMIC_RELEASE);
-	must(syscall(SYS_io_uring_enter, uring.fd, 1, 0, 0, NULL, 0) == 1);
-	return true;
-}
-
-int ring_result(void)
-{
-	unsigned int head = *ring(uring.params.cq_off.head);
-	const struct io_uring_cqe *cqes = (const void *)(uring.rings + uring.params.cq_off.cqes);
-	int result;
-
-	while (__atomic_load_n(ring(uring.params.cq_off.tail), __ATOMIC_ACQUIRE) == head)
-		must(syscall(SYS_io_uring_enter, uring.fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0) >= 0);
-	result = cqes[head & *ring(uring.params.cq_off.ring_mask)].res;
-	__atomic_store_n(ring(uring.params.cq_off.head), head + 1, __ATOMIC_RELEASE);
-	return result;
-}
-
-/* Submits the request and waits for it. */
-static int ring_does(const struct io_uring_sqe *request)
-{
-	int result;
-
-	if (!ring_submit(request))
-		return -1;
-	result = ring_result();
-	errno = -result;
-	return result ? -1 : 0;
-}
-
-static struct io_uring_sqe advice_request(void *at, size_t length, int advice, bool worker)
-{
-	return (struct io_uring_sqe){
+	uring.entries[slot] = (struct io_uring_sqe){
 		.opcode = IORING_OP_MADVISE,
 		.flags = worker ? IOSQE_ASYNC : 0,
 		.fd = -1,
@@ -153,20 +122,16 @@ static struct io_uring_sqe advice_request(void *at, size_t length, int advice, b
 		.len = (uint32_t)length,
 		.fadvise_advice = (uint32_t)advice,
 	};
-}
-
-bool ring_begin_discard(void *at, size_t length, bool worker)
-{
-	struct io_uring_sqe request = advice_request(at, length, MADV_DONTNEED, worker);
-
-	return ring_submit(&request);
-}
-
-static int advise_by_ring(void *at, size_t length, int advice, bool worker)
-{
-	struct io_uring_sqe request = advice_request(at, length, advice, worker);
-
-	return ring_does(&request);
+	ring(uring.params.sq_off.array)[slot] = slot;
+	__atomic_store_n(ring(uring.params.sq_off.tail), tail + 1, __ATOMIC_RELEASE);
+	must(syscall(SYS_io_uring_enter, uring.fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
+	head = *ring(uring.params.cq_off.head);
+	must(__atomic_load_n(ring(uring.params.cq_off.tail), __ATOMIC_ACQUIRE) == head + 1);
+	cqes = (const void *)(uring.rings + uring.params.cq_off.cqes);
+	result = cqes[head & *ring(uring.params.cq_off.ring_mask)].res;
+	__atomic_store_n(ring(uring.params.cq_off.head), head + 1, __ATOMIC_RELEASE);
+	errno = -result;
+	return result ? -1 : 0;
 }
 CALL(int, ring_advise, (void *at, size_t length, int advice), advise_by_ring(at, length, advice, false))
 CALL(int, worker_advise, (void *at, size_t length, int advice), advise_by_ring(at, length, advice, true))

@@ -119,13 +119,4 @@ void release(struct place *place);
 /* Registers the memory in another domain, and deregisters it. The driver sets it. */
 extern void (*another_domain_registers)(void *at, size_t length);
 
-/*
- * Submits MADV_DONTNEED to an io_uring, for a worker or not. Returns false if this user gets no
- * io_uring.
- */
-bool ring_begin_discard(void *at, size_t length, bool worker);
-
-/* Waits for the result of the request. */
-int ring_result(void);
-
 #endif
