@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory of some kinds: stacks, variables of shared objects, huge pages, memory of devices, untouched
- * memory. The cache keeps no region of memory that can change unseen; of all others, a registration
- * gets the current pages, which RDMA traffic proves, and unchanged memory is a hit.
+ * Memory of some kinds: stacks, huge pages, memory of devices, untouched memory. The cache keeps no
+ * region of memory that can change unseen; of all others, a registration gets the current pages,
+ * which RDMA traffic proves, and unchanged memory is a hit.
  */
-#include <dlfcn.h>
 #include <linux/io_uring.h>
 #include <linux/udmabuf.h>
-#include <malloc.h>
 #include "../../lib/pair_rows.h"
 
 enum { COUNT = 8, SIZE = COUNT * PAGE, HUGE = 2 << 20, PART = 64 << 10 };
@@ -25,111 +23,32 @@ static char *map(int fd, size_t length, int protection, int flags, off_t offset)
 	return memory == MAP_FAILED ? NULL : memory;
 }
 
-/*
- * The variables of a shared object are a private mapping of its file, and go with it: dlclose unmaps
- * them inside libc. Transfers change them; the object gets them back.
- */
-
-#define OBJECT "libresolv.so.2" /* of libc, unused here, and small */
-static char saved[PAGE];
-
-/* The last page of its writable mapping of the file; NULL if it is not loaded. */
-static char *variables(void)
-{
-	char *start, *end;
-
-	return find_mapping("rw-p", OBJECT, &start, &end) ? end - PAGE : NULL;
-}
-
-static char *load(void **object)
-{
-	char *memory;
-
-	must(!variables() && (*object = dlopen(OBJECT, RTLD_NOW)) && (memory = variables()));
-	memcpy(saved, memory, PAGE);
-	return memory;
-}
-
-static void unload(void *object, char *memory)
-{
-	memcpy(memory, saved, PAGE);
-	must(dlclose(object) == 0 && !variables());
-}
-
-static void unloaded(void)
-{
-	void *object;
-	char *memory = load(&object);
-	struct ibv_mr *old = NULL;
-
-	if (row->value)
-		old = by_cache(pair.pd, memory, PAGE, LOCAL_AND_REMOTE);
-	else
-		not_kept(&pair, "variables", memory, PAGE);
-	unload(object, memory);
-	fresh_at(memory, PAGE);
-	anew(&pair, "memory where they were", memory, PAGE);
-	if (old)
-		is(deregister_region(old), 0, "they are deregistered");
-}
-
 /* The stack of an ended thread is used again at the same address with other pages. */
 
-enum { BUFFER = 16 * PAGE, SMALL = 1 << 20, LARGE = 64 << 20 };
+enum { SMALL = 1 << 20, LARGE = 64 << 20 };
 
-static char *page_in(char *room) { return (char *)(((uintptr_t)room + PAGE - 1) & ~(uintptr_t)(PAGE - 1)); }
-
-/* The buffer lies far from the top of the stack, where libc gives pages back when the thread ends. */
-struct thread {
-	size_t depth;
-	char *buffer, *expected; /* the second thread's buffer must be there */
-};
-
-__attribute__((noinline))
-static void *on_stack(void *argument)
+/* Far from the top of the stack, where libc gives pages back when the thread ends. */
+static void *on_stack(void *last)
 {
-	struct thread *thread = argument;
-	char *room = alloca(thread->depth);
+	char *room = alloca((size_t)row->value / 2), *buffer = (char *)(((uintptr_t)room + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
 
-	thread->buffer = page_in(room);
-	if (thread->expected && thread->buffer != thread->expected)
-		return NULL;
-	if (thread->expected)
-		anew(&pair, "the second thread's buffer", thread->buffer, BUFFER);
-	control(&pair, "the thread's buffer", thread->buffer, BUFFER);
-	return NULL;
+	if (buffer == last)
+		anew(&pair, "the next thread's buffer, at the same place", buffer, SIZE);
+	control(&pair, "the thread's buffer", buffer, SIZE);
+	return buffer;
 }
 
-/*
- * Two threads one after the other on the same stack of this size: libc's, or, if negative, one that
- * the program unmaps between. libc's choice of an address depends on the other mappings, so the test
- * tries again if the second stack lies elsewhere.
- */
 static void recycled(void)
 {
-	size_t size = (size_t)labs(row->value);
-	char *own = row->value < 0 ? pages(size / PAGE) : NULL;
-	bool same = false;
+	pthread_attr_t attributes;
+	void *last = NULL;
+	pthread_t thread;
 
-	for (int tries = 0; tries < 10 && !same; tries++) {
-		struct thread runs[2] = { { .depth = size / 2 }, { .depth = size / 2 } };
-
-		for (int n = 0; n < 2; n++) {
-			pthread_attr_t attr;
-			pthread_t thread;
-
-			must(pthread_attr_init(&attr) == 0 && (own ? pthread_attr_setstack(&attr, own, size) :
-								     pthread_attr_setstacksize(&attr, size)) == 0);
-			must(pthread_create(&thread, &attr, on_stack, &runs[n]) == 0 && pthread_join(thread, NULL) == 0);
-			must(pthread_attr_destroy(&attr) == 0);
-			if (own)
-				remap(own, size);
-			runs[1].expected = runs[0].buffer;
-		}
-		same = runs[1].buffer == runs[1].expected;
+	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, (size_t)row->value) == 0);
+	for (int n = 0; n < 3; n++) {
+		must(pthread_create(&thread, &attributes, on_stack, last) == 0);
+		last = must_join(thread);
 	}
-	if (!same)
-		skip_all("libc puts each stack elsewhere");
 }
 
 /* A mapping grows when the page below it is touched, where other memory may have been. */
@@ -340,12 +259,9 @@ static void part_of_a_huge_page(void)
 }
 
 static const struct row rows[] = {
-	{ "variables of a shared object that is unloaded", unloaded },
-	{ "variables of a shared object that is unloaded while they are in use", unloaded, 1 },
 	/* Too large for libc's cache of stacks; libc caches the other, and gives its pages back by madvise. */
 	{ "a thread's stack that libc unmaps", recycled, LARGE },
 	{ "a thread's stack that libc caches", recycled, SMALL },
-	{ "a thread's stack of the program's own", recycled, -SMALL },
 	{ "a mapping that grows down", grows_down },
 	{ "a right to write comes, untouched memory, local", upgraded, UNTOUCHED },
 	{ "a right to write comes, untouched memory, remote", upgraded, UNTOUCHED | REMOTE },
@@ -361,8 +277,6 @@ static const struct row rows[] = {
 
 static void around(void)
 {
-	/* A thread's first malloc would map an arena, perhaps where its old stack was. */
-	must(mallopt(M_ARENA_MAX, 1) == 1);
 	on_pair();
 	is((long long)stats().flushed_linger, 0, "no region ended by age");
 }
