@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "stub_rows.h"
+#include <sys/syscall.h>
 
 char *idle_page;
 int row_rights = LOCAL_AND_REMOTE;
@@ -27,13 +28,19 @@ void dereg(struct ibv_mr *mr)
 	must((by_plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 }
 
-void once(void *page)
+static bool lands(void *page)
 {
 	struct ibv_mr *mr = reg(page, PAGE);
+	bool good = row->flags & NO_PINS || row_rights != LOCAL_AND_REMOTE || stub_lands(mr);
 
-	if (!(row->flags & NO_PINS) && row_rights == LOCAL_AND_REMOTE && !stub_lands(mr))
-		ok(false, "data lands in the current page");
 	dereg(mr);
+	return good;
+}
+
+void once(void *page)
+{
+	if (!lands(page))
+		ok(false, "data lands in the current page");
 }
 
 int hits(void *page, int times)
@@ -86,6 +93,54 @@ void served(void *page, enum served wanted, const char *when)
 	default:
 		break;
 	}
+}
+
+static _Atomic bool held, waits;
+
+/* The reader waits by this call, and announces an event before it reads it. */
+static void hold(long number, const long argument[6])
+{
+	(void)argument;
+	while (held && number == SYS_pselect6) {
+		waits = true;
+		stub_syscall(SYS_sched_yield);
+	}
+}
+
+void hold_reader(void)
+{
+	static char *page;
+
+	page = page ? page : pages(1);
+	leave_idle(page);
+	stub_before = hold;
+	waits = false;
+	held = true;
+	/* It reads this event, and goes back to wait. */
+	raw_remap(page, PAGE);
+	must(comes(waits));
+	/* The cache applies it at a registration. */
+	leave_idle(page);
+}
+
+static void *unmaps(void *page)
+{
+	must(raw_munmap(page, PAGE) == 0);
+	return NULL;
+}
+
+void race(char *page)
+{
+	pthread_t thread = must_start(unmaps, page);
+	bool first, next;
+
+	while (!raw_map_at(page, PAGE))
+		must(errno == EEXIST);
+	first = lands(page);
+	next = lands(page);
+	held = false;
+	must_join(thread);
+	ok(first && next && lands(page), "data lands in the current page, before the event is read and after");
 }
 
 long in_device(void) { return stub_registered() - stub_deregistered(); }

@@ -41,6 +41,14 @@ char *idle(void);
 /* Checks what the next registration of the page is. */
 void served(void *page, enum served wanted, const char *when);
 
+/*
+ * The race that makes userfaultfd alone unsafe, of a page with an idle region: another thread unmaps
+ * it by a raw system call, this one maps it anew before the library's reader has begun to read the
+ * event, and checks that the program sees the device's writes. hold_reader() comes first.
+ */
+void hold_reader(void);
+void race(char *page);
+
 /* The number of regions that the device has. */
 long in_device(void);
 

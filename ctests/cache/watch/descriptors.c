@@ -236,64 +236,7 @@ static void nobody_reads(void)
 	is(poll(&there, 1, 0), 1, "the next registration reports it");
 }
 
-/*
- * The race of race.c, once at each place: new memory is registered as soon as the old is gone,
- * perhaps before the reader has read the event.
- */
-
-enum { PLACES = 400 };
-static char *const places = (char *)0x10000000000;
-static _Atomic long go;
-static _Atomic int step;
-
-static void *unmaps(void *unused)
-{
-	for (long n = 0; n < PLACES; n++) {
-		while (go <= n)
-			;
-		must(raw_munmap(places + 2 * n * PAGE, PAGE) == 0);
-	}
-	return unused;
-}
-
-static void idle_places(void)
-{
-	fresh_at(places, 2 * PLACES * PAGE);
-	for (long n = 0; n < PLACES; n++)
-		leave_idle(places + 2 * n * PAGE);
-}
-
-/* `EAGAIN`: the kernel's answer while a change is under way. */
-static struct ibv_mr *reg_anyway(char *page)
-{
-	struct ibv_mr *mr;
-
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), page, PAGE, LOCAL_AND_REMOTE))) {
-		must(errno == EAGAIN);
-		sched_yield();
-	}
-	return mr;
-}
-
-static void races(void)
-{
-	int stale = 0;
-	pthread_t thread = must_start(unmaps, NULL);
-
-	for (long n = 0; n < PLACES; n++) {
-		char *place = places + 2 * n * PAGE;
-		struct ibv_mr *mr;
-
-		go = n + 1;
-		while (!raw_map_at(place, PAGE))
-			;
-		mr = reg_anyway(place);
-		stale += !stub_lands(mr);
-		dereg(mr);
-	}
-	must_join(thread);
-	is(stale, 0, "no region of %d is stale", PLACES);
-}
+/* With another file at the number, the race of stub_rows.h. */
 
 static int epoll_file(void) { return epoll_create1(EPOLL_CLOEXEC); }
 
@@ -306,7 +249,7 @@ static int another_userfaultfd(void)
 	return open_userfaultfd(uffd_features() & ~events);
 }
 
-/* By a call that the library sees, or not. */
+/* By a call that the library sees, or not; any greater value is RAW too. */
 enum { DUP2, DUP3, RAW };
 
 static void give_number(int to)
@@ -331,11 +274,14 @@ static void new_memory(void)
 
 static void replaced(void)
 {
-	idle_places();
-	give_number(watch_number());
+	char *page = idle();
+	int number = watch_number();
+
+	hold_reader();
+	give_number(number);
 	if (row->value == RAW)
 		new_memory();
-	races();
+	race(page);
 }
 
 /* A process with one thread asks no userfaultfd before it reuses a region. */
@@ -357,49 +303,54 @@ static void replaced_in_one_thread(void)
 
 enum { BY_UNSHARE, BY_CLOSE_RANGE, BY_RAW, EARLY_RAW };
 
-static bool leaves(void)
+static pthread_barrier_t meeting;
+static char *raced;
+
+static void leaves(void)
 {
-	if ((row->value & 7) == BY_CLOSE_RANGE)
-		return close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) == 0;
-	return (row->value & 7) >= BY_RAW ? syscall(SYS_unshare, CLONE_FILES) == 0 : unshare(CLONE_FILES) == 0;
+	must((row->value == BY_UNSHARE ? unshare(CLONE_FILES) : row->value == BY_CLOSE_RANGE ?
+	      close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) : (int)syscall(SYS_unshare, CLONE_FILES)) == 0);
 }
 
 static void *apart(void *other)
 {
-	bool early = row->value == EARLY_RAW;
 	int number = 60; /* src/cache/watch/userfaultfd.rs; a program cannot know */
-	int file;
 
-	if (early) {
-		must(leaves());
-		step = 1;
-	}
-	must(comes(step >= 2));
+	if (row->value == EARLY_RAW)
+		leaves();
+	pthread_barrier_wait(&meeting);
+	/* The other thread starts the cache, and holds the reader. */
+	pthread_barrier_wait(&meeting);
 	if (row->value < BY_RAW)
 		once(other);
-	must(early || (leaves() && userfaultfds(&number) == 1));
-	file = ((int (*)(void))(uintptr_t)row->of)();
-	must(file >= 0 && (row->value >= BY_RAW ? syscall(SYS_dup3, file, number, O_CLOEXEC) : dup2(file, number)) == number);
+	if (row->value != EARLY_RAW) {
+		leaves();
+		must(userfaultfds(&number) == 1);
+	}
+	give_number(number);
+	pthread_barrier_wait(&meeting);
 	/* The other thread verifies its own number. */
-	step = 3;
-	must(comes(step >= 4));
-	races();
+	pthread_barrier_wait(&meeting);
+	race(raced);
 	return NULL;
 }
 
 static void table_apart(void)
 {
 	char *other = pages(1);
-	pthread_t thread = must_start(apart, other);
+	pthread_t thread;
 
-	must(row->value != EARLY_RAW || comes(step == 1));
+	must(pthread_barrier_init(&meeting, NULL, 2) == 0);
+	thread = must_start(apart, other);
+	pthread_barrier_wait(&meeting);
 	leave_idle(other);
-	idle_places();
-	step = 2;
-	must(comes(step == 3));
+	raced = idle();
+	hold_reader();
+	pthread_barrier_wait(&meeting);
+	pthread_barrier_wait(&meeting);
 	/* A hit, for which this thread verifies the number. Later ones stay hits. */
 	is(hits(other, 4), 4, "the other thread's registrations are hits");
-	step = 4;
+	pthread_barrier_wait(&meeting);
 	must_join(thread);
 	served(other, HIT, "after it");
 }
