@@ -17,7 +17,6 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <time.h>
 #include <unistd.h>
 
 /*
@@ -143,10 +142,7 @@ static int fails(enum stub_call call)
 	       failure[call].err : 0;
 }
 
-void stub_take(struct stub_costs wanted)
-{
-	costs = wanted;
-}
+void stub_take(struct stub_costs wanted) { costs = wanted; }
 
 /* By number: a helper thread may run nothing else. */
 static long now(void)
@@ -175,16 +171,60 @@ _Atomic int stub_slow;
 
 static struct stub_driver driver = { .id = RDMA_DRIVER_RXE };
 
-void stub_drive(struct stub_driver wanted)
-{
-	driver = wanted;
-}
+void stub_drive(struct stub_driver wanted) { driver = wanted; }
 
 static atomic_bool is_gone;
 
-void stub_unplug(void)
+void stub_unplug(void) { is_gone = true; }
+
+/* A slot that is free, which is being made from now on; -1 if there is none. `word`: what it had. */
+static long free_slot(uint32_t count, uint32_t *word)
 {
-	is_gone = true;
+	for (uint32_t tries = 0; tries < count; tries++) {
+		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % count;
+
+		*word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
+		if ((*word & 3) == FREE && atomic_compare_exchange_strong(&slots[slot], word, *word + MAKING))
+			return slot;
+	}
+	return -1;
+}
+
+static int make(const struct ib_uverbs_reg_mr *command, struct ib_uverbs_reg_mr_resp *answer)
+{
+	int err = fails(STUB_REGISTER);
+	uint32_t word;
+	long slot;
+
+	if (err)
+		return fail(err);
+	if (command->pd_handle != pds[0].handle && command->pd_handle != pds[1].handle)
+		return fail(ENOENT);
+	/* As the kernel: uverbs knows no such rights, and ib_umem_get no such memory. */
+	if (command->length == 0 || command->start + command->length < command->start ||
+	    ((command->access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
+	     !(command->access_flags & IBV_ACCESS_LOCAL_WRITE)))
+		return fail(EINVAL);
+	if (driver.max_mr_size && command->length > driver.max_mr_size)
+		return fail(driver.too_long);
+	take(costs.registration + costs.page * (long)((command->length + 4095) / 4096));
+	slot = free_slot(usable_slots, &word);
+	if (slot < 0)
+		return fail(driver.full ? driver.full : ENOMEM);
+	if (pin((uint32_t)slot, command->start, command->length)) {
+		atomic_store(&slots[slot], word);
+		return driver.unpinned ? fail(driver.unpinned) : -1;
+	}
+	if (stub_slow) {
+		struct timespec time = { stub_slow / 1000, stub_slow % 1000 * 1000000L };
+
+		syscall(SYS_nanosleep, &time, NULL);
+	}
+	answer->mr_handle = (uint32_t)slot;
+	answer->lkey = answer->rkey = key_of((uint32_t)slot, word);
+	atomic_store(&slots[slot], word + LIVE);
+	atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
+	return 0;
 }
 
 static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
@@ -193,47 +233,14 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
 	struct ib_uverbs_reg_mr command;
 	struct ib_uverbs_reg_mr_resp answer;
-	int err;
 
 	if (!in || !out || in->len < sizeof(command) || out->len < sizeof(answer))
 		return fail(ENOSPC);
 	memcpy(&command, (const void *)(uintptr_t)in->data, sizeof(command));
-	err = fails(STUB_REGISTER);
-	if (err)
-		return fail(err);
-	if (command.pd_handle != pds[0].handle && command.pd_handle != pds[1].handle)
-		return fail(ENOENT);
-	/* As the kernel: uverbs knows no such rights, and ib_umem_get no such memory. */
-	if (command.length == 0 || command.start + command.length < command.start ||
-	    ((command.access_flags & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) &&
-	     !(command.access_flags & IBV_ACCESS_LOCAL_WRITE)))
-		return fail(EINVAL);
-	if (driver.max_mr_size && command.length > driver.max_mr_size)
-		return fail(driver.too_long);
-	take(costs.registration + costs.page * (long)((command.length + 4095) / 4096));
-	for (uint32_t tries = 0; tries < usable_slots; tries++) {
-		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % usable_slots;
-		uint32_t word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
-
-		if ((word & 3) != FREE || !atomic_compare_exchange_strong(&slots[slot], &word, word + MAKING))
-			continue;
-		if (pin(slot, command.start, command.length)) {
-			atomic_store(&slots[slot], word);
-			return driver.unpinned ? fail(driver.unpinned) : -1;
-		}
-		if (stub_slow) {
-			struct timespec time = { stub_slow / 1000, stub_slow % 1000 * 1000000L };
-
-			syscall(SYS_nanosleep, &time, NULL);
-		}
-		answer.mr_handle = slot;
-		answer.lkey = answer.rkey = key_of(slot, word);
-		memcpy((void *)(uintptr_t)out->data, &answer, sizeof(answer));
-		atomic_store(&slots[slot], word + LIVE);
-		atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
-		return 0;
-	}
-	return fail(driver.full ? driver.full : ENOMEM);
+	if (make(&command, &answer))
+		return -1;
+	memcpy((void *)(uintptr_t)out->data, &answer, sizeof(answer));
+	return 0;
 }
 
 /* The dma-buf of a region, which the kernel holds as long as the region exists, plus 1; and its number. */
@@ -241,10 +248,7 @@ static int held[PINNED_SLOTS];
 static uint64_t numbers[PINNED_SLOTS];
 uint64_t (*stub_number)(uint64_t iova);
 
-uint64_t stub_number_of(uint32_t lkey)
-{
-	return numbers[lkey >> GENERATION_BITS];
-}
+uint64_t stub_number_of(uint32_t lkey) { return numbers[lkey >> GENERATION_BITS]; }
 
 static uint64_t value_of(const struct ib_uverbs_ioctl_hdr *header, uint16_t id)
 {
@@ -258,37 +262,35 @@ static int register_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	int file = (int)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_FD);
 	uint64_t end = value_of(header, UVERBS_ATTR_REG_DMABUF_MR_OFFSET) + value_of(header, UVERBS_ATTR_REG_DMABUF_MR_LENGTH);
 
+	uint32_t word, key;
+	long slot;
+
 	if (!stub_number || end > (uint64_t)lseek(file, 0, SEEK_END))
 		return fail(EINVAL);
-	for (uint32_t tries = 0; tries < PINNED_SLOTS; tries++) {
-		uint32_t slot = atomic_fetch_add(&next_slot, 1) % PINNED_SLOTS, word = atomic_load(&slots[slot]), key = key_of(slot, word);
-
-		if ((word & 3) != FREE || !atomic_compare_exchange_strong(&slots[slot], &word, word + MAKING))
-			continue;
-		numbers[slot] = stub_number(value_of(header, UVERBS_ATTR_REG_DMABUF_MR_IOVA));
-		held[slot] = fcntl(file, F_DUPFD_CLOEXEC, 0) + 1;
-		memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY), &key, sizeof(key));
-		memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY), &key, sizeof(key));
-		((struct ib_uverbs_attr *)(uintptr_t)attribute(header, UVERBS_ATTR_REG_DMABUF_MR_HANDLE))->data = slot;
-		atomic_store(&slots[slot], word + LIVE);
-		return 0;
-	}
-	return fail(ENOMEM);
+	slot = free_slot(PINNED_SLOTS, &word);
+	if (slot < 0)
+		return fail(ENOMEM);
+	key = key_of((uint32_t)slot, word);
+	numbers[slot] = stub_number(value_of(header, UVERBS_ATTR_REG_DMABUF_MR_IOVA));
+	held[slot] = fcntl(file, F_DUPFD_CLOEXEC, 0) + 1;
+	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY), &key, sizeof(key));
+	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY), &key, sizeof(key));
+	((struct ib_uverbs_attr *)(uintptr_t)attribute(header, UVERBS_ATTR_REG_DMABUF_MR_HANDLE))->data = (uint64_t)slot;
+	atomic_store(&slots[slot], word + LIVE);
+	return 0;
 }
 
 _Atomic int stub_signal;
 
-static int destroy(const struct ib_uverbs_ioctl_hdr *header)
+static int destroy(uint64_t handle)
 {
-	const struct ib_uverbs_attr *handle = attribute(header, UVERBS_ATTR_DESTROY_MR_HANDLE);
-	uint32_t word, slot;
+	uint32_t word, slot = (uint32_t)handle;
 	int err = fails(STUB_DEREGISTER);
 
 	if (err)
 		return fail(err);
-	if (!handle || handle->data >= usable_slots)
+	if (handle >= usable_slots)
 		return fail(ENOENT);
-	slot = (uint32_t)handle->data;
 	word = atomic_load(&slots[slot]);
 	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
 		return fail(ENOENT);
@@ -340,10 +342,7 @@ static int populated(const struct ib_uverbs_ioctl_hdr *header)
 
 static _Atomic long misled;
 
-long stub_misled(void)
-{
-	return misled;
-}
+long stub_misled(void) { return misled; }
 
 static int uverbs(struct ib_uverbs_ioctl_hdr *header)
 {
@@ -356,7 +355,7 @@ static int uverbs(struct ib_uverbs_ioctl_hdr *header)
 		return fail(ENOENT);
 	}
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_MR_DESTROY)
-		return destroy(header);
+		return destroy(value_of(header, UVERBS_ATTR_DESTROY_MR_HANDLE));
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_REG_DMABUF_MR)
 		return register_dmabuf(header);
 	if (header->object_id == UVERBS_OBJECT_MR && header->method_id == UVERBS_METHOD_QUERY_MR)
@@ -496,20 +495,9 @@ void stub_provide(long (*operation)(void))
 	device.extended.priv = (struct verbs_ex_private *)functions;
 }
 
-void stub_have(uint32_t regions)
-{
-	usable_slots = regions;
-}
-
-struct ibv_pd *stub_pd(void)
-{
-	return &pds[0];
-}
-
-struct ibv_pd *stub_other_pd(void)
-{
-	return &pds[1];
-}
+void stub_have(uint32_t regions) { usable_slots = regions; }
+struct ibv_pd *stub_pd(void) { return &pds[0]; }
+struct ibv_pd *stub_other_pd(void) { return &pds[1]; }
 
 struct ibv_mr *stub_register(struct ibv_pd *pd, void *addr, size_t length, int access)
 {
@@ -520,20 +508,10 @@ struct ibv_mr *stub_register(struct ibv_pd *pd, void *addr, size_t length, int a
 		.pd_handle = pd->handle,
 		.access_flags = (uint32_t)access,
 	};
-	struct ib_uverbs_reg_mr_resp answer = { 0 };
-	struct {
-		struct ib_uverbs_ioctl_hdr header;
-		struct ib_uverbs_attr attrs[2];
-	} bundle = {
-		.header = { .num_attrs = 2 },
-		.attrs = {
-			{ .attr_id = UVERBS_ATTR_CORE_IN, .len = sizeof(command), .data = (uintptr_t)&command },
-			{ .attr_id = UVERBS_ATTR_CORE_OUT, .len = sizeof(answer), .data = (uintptr_t)&answer },
-		},
-	};
+	struct ib_uverbs_reg_mr_resp answer;
 	struct ibv_mr *mr = malloc(sizeof(*mr));
 
-	if (!mr || register_memory(&bundle.header)) {
+	if (!mr || make(&command, &answer)) {
 		free(mr);
 		return NULL;
 	}
@@ -551,15 +529,7 @@ struct ibv_mr *stub_register(struct ibv_pd *pd, void *addr, size_t length, int a
 
 int stub_deregister(struct ibv_mr *mr)
 {
-	struct {
-		struct ib_uverbs_ioctl_hdr header;
-		struct ib_uverbs_attr attrs[1];
-	} bundle = {
-		.header = { .num_attrs = 1 },
-		.attrs = { { .attr_id = UVERBS_ATTR_DESTROY_MR_HANDLE, .data = mr->handle } },
-	};
-
-	if (destroy(&bundle.header))
+	if (destroy(mr->handle))
 		return errno;
 	free(mr);
 	return 0;
@@ -642,9 +612,11 @@ int stub_write(const struct ibv_mr *mr, unsigned char value)
 	return err;
 }
 
-int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length)
+/* Moves a part of the region: from the program's memory, or else to it. */
+static int move(const struct ibv_mr *mr, size_t at, const void *from, void *to, size_t length)
 {
 	long slot = slot_of(mr);
+	unsigned char *there = (unsigned char *)mr->addr + at;
 	int err;
 
 	if (slot < 0)
@@ -652,30 +624,22 @@ int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length
 	if (length > PATTERN)
 		return EMSGSIZE;
 	pthread_mutex_lock(&ring.lock);
-	memcpy(ring.pattern, from, length);
-	err = put((uint32_t)slot, (unsigned char *)mr->addr + at, length);
+	if (from) {
+		memcpy(ring.pattern, from, length);
+		err = put((uint32_t)slot, there, length);
+	} else {
+		err = transfer(IORING_OP_WRITE_FIXED, (uint32_t)slot, there, (unsigned int)length);
+		if (!err && read(ring.pipe[0], to, length) != (ssize_t)length)
+			err = EIO;
+		if (err)
+			empty_pipe();
+	}
 	pthread_mutex_unlock(&ring.lock);
 	return err;
 }
 
-int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
-{
-	long slot = slot_of(mr);
-	int err;
-
-	if (slot < 0)
-		return errno;
-	if (length > PATTERN)
-		return EMSGSIZE;
-	pthread_mutex_lock(&ring.lock);
-	err = transfer(IORING_OP_WRITE_FIXED, (uint32_t)slot, (unsigned char *)mr->addr + at, (unsigned int)length);
-	if (!err && read(ring.pipe[0], to, length) != (ssize_t)length)
-		err = EIO;
-	if (err)
-		empty_pipe();
-	pthread_mutex_unlock(&ring.lock);
-	return err;
-}
+int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length) { return move(mr, at, from, NULL, length); }
+int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length) { return move(mr, at, NULL, to, length); }
 
 bool stub_lands(const struct ibv_mr *mr)
 {
@@ -689,12 +653,5 @@ bool stub_lands(const struct ibv_mr *mr)
 	return stub_write(&page, value) == 0 && *memory == value;
 }
 
-long stub_registered(void)
-{
-	return registered;
-}
-
-long stub_deregistered(void)
-{
-	return deregistered;
-}
+long stub_registered(void) { return registered; }
+long stub_deregistered(void) { return deregistered; }
