@@ -248,43 +248,38 @@ static int maps_where(const char *word, bool anywhere)
 int maps_from(const char *word) { return maps_where(word, false); }
 int maps_with(const char *word) { return maps_where(word, true); }
 
-bool vm_flag(const void *page, const char *flag)
+/*
+ * Sums a field of smaps over the mappings that the range overlaps, or counts those whose field has
+ * this word.
+ */
+static long smaps(const void *memory, size_t length, const char *field, const char *word)
 {
-	FILE *smaps = fopen("/proc/self/smaps", "re");
+	FILE *file = fopen("/proc/self/smaps", "re");
 	unsigned long start, end;
-	bool within = false, found = false;
-	char line[4096], word[8];
-
-	must(smaps);
-	snprintf(word, sizeof(word), " %s", flag);
-	while (fgets(line, sizeof(line), smaps)) {
-		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
-			within = start <= (uintptr_t)page && (uintptr_t)page < end;
-		else if (within && !strncmp(line, "VmFlags:", 8))
-			found = strstr(line, word) != NULL;
-	}
-	must(fclose(smaps) == 0);
-	return found;
-}
-
-long smaps_kib(const void *memory, size_t length, const char *field)
-{
-	FILE *smaps = fopen("/proc/self/smaps", "re");
-	unsigned long start, end;
-	long sum = 0, kib;
 	bool inside = false;
 	char line[4096];
+	long sum = 0;
 
-	must(smaps);
-	while (fgets(line, sizeof(line), smaps)) {
+	must(file);
+	while (fgets(line, sizeof(line), file)) {
 		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
 			inside = start < (uintptr_t)memory + length && end > (uintptr_t)memory;
-		else if (inside && !strncmp(line, field, strlen(field)) && sscanf(line + strlen(field), ": %ld", &kib) == 1)
-			sum += kib;
+		else if (inside && !strncmp(line, field, strlen(field)) && line[strlen(field)] == ':')
+			sum += word ? strstr(line, word) != NULL : atol(line + strlen(field) + 1);
 	}
-	must(fclose(smaps) == 0);
+	must(fclose(file) == 0);
 	return sum;
 }
+
+bool vm_flag(const void *page, const char *flag)
+{
+	char word[8];
+
+	snprintf(word, sizeof(word), " %s", flag);
+	return smaps(page, 1, "VmFlags", word);
+}
+
+long smaps_kib(const void *memory, size_t length, const char *field) { return smaps(memory, length, field, NULL); }
 
 bool find_mapping(const char *rights, const char *word, char **start, char **end)
 {
