@@ -209,14 +209,16 @@ char *at_the_edge(size_t length)
 	return memory + (count - 1) * PAGE - length;
 }
 
-char *pages(size_t count)
+static char *mapped(size_t length, int flags)
 {
-	char *memory = mmap(NULL, count * PAGE, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 
 	must(memory != MAP_FAILED);
 	return memory;
 }
+
+char *pages(size_t count) { return mapped(count * PAGE, MAP_POPULATE); }
+char *untouched(size_t length) { return mapped(length, MAP_NORESERVE); }
 
 long field_of(const char *path, const char *name)
 {

@@ -29,6 +29,9 @@ void *count_events(void *count);
 /* Anonymous memory of whole pages, touched. */
 char *pages(size_t count);
 
+/* The same, untouched. */
+char *untouched(size_t length);
+
 /*
  * Gives the heap this much spare memory, which a later malloc of this thread takes without moving
  * the heap's end. mallopt must forbid that it is trimmed or mapped separately.

@@ -142,6 +142,14 @@ static int fails(enum stub_call call)
 	       failure[call].err : 0;
 }
 
+_Atomic int stub_signals[2];
+
+static void signals(enum stub_call call)
+{
+	if (stub_signals[call])
+		syscall(SYS_tgkill, syscall(SYS_getpid), syscall(SYS_gettid), stub_signals[call]);
+}
+
 void stub_take(struct stub_costs wanted) { costs = wanted; }
 
 /* By number: a helper thread may run nothing else. */
@@ -224,6 +232,7 @@ static int make(const struct ib_uverbs_reg_mr *command, struct ib_uverbs_reg_mr_
 	answer->lkey = answer->rkey = key_of((uint32_t)slot, word);
 	atomic_store(&slots[slot], word + LIVE);
 	atomic_fetch_add_explicit(&registered, 1, memory_order_relaxed);
+	signals(STUB_REGISTER);
 	return 0;
 }
 
@@ -280,8 +289,6 @@ static int register_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	return 0;
 }
 
-_Atomic int stub_signal;
-
 static int destroy(uint64_t handle)
 {
 	uint32_t word, slot = (uint32_t)handle;
@@ -304,8 +311,7 @@ static int destroy(uint64_t handle)
 	}
 	atomic_store(&slots[slot], word - LIVE + 4);
 	atomic_fetch_add_explicit(&deregistered, 1, memory_order_relaxed);
-	if (stub_signal)
-		syscall(SYS_tgkill, syscall(SYS_getpid), syscall(SYS_gettid), stub_signal);
+	signals(STUB_DEREGISTER);
 	return 0;
 }
 

@@ -97,8 +97,8 @@ void stub_fail(enum stub_call call, int err, long times);
 /* Each registration takes this many milliseconds more, once its memory is pinned. */
 extern _Atomic int stub_slow;
 
-/* Each deregistration raises this signal in the thread that deregisters, unless it is 0. */
-extern _Atomic int stub_signal;
+/* Each call of this kind that succeeds raises this signal in the thread that makes it, unless it is 0. */
+extern _Atomic int stub_signals[2];
 
 /*
  * Called, unless it is NULL, before each system call that the library makes by number, except those

@@ -28,43 +28,49 @@ void dereg(struct ibv_mr *mr)
 	must((by_plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 }
 
-static bool lands(void *page)
+bool arrives(void *memory, size_t length)
 {
-	struct ibv_mr *mr = reg(page, PAGE);
+	struct ibv_mr *mr = reg(memory, length);
 	bool good = row->flags & NO_PINS || row_rights != LOCAL_AND_REMOTE || stub_lands(mr);
 
 	dereg(mr);
 	return good;
 }
 
-void once(void *page)
+static void once_in(void *memory, size_t length)
 {
-	if (!lands(page))
+	if (!arrives(memory, length))
 		ok(false, "data lands in the current page");
 }
 
-int hits(void *page, int times)
+void once(void *page) { once_in(page, PAGE); }
+
+int hits_in(void *memory, size_t length, int times)
 {
 	int count = 0;
 
 	for (; times; times--) {
 		long before = stub_registered();
 
-		once(page);
+		once_in(memory, length);
 		count += stub_registered() == before;
 	}
 	return count;
 }
 
-void leave_idle(void *page)
+int hits(void *page, int times) { return hits_in(page, PAGE, times); }
+
+void leave_idle_in(void *memory, size_t length)
 {
 	/* The cache gives a range of plain calls up for a few registrations. */
-	for (int tries = 0; !hits(page, 1); tries++) {
+	for (int tries = 0; !hits_in(memory, length, 1); tries++) {
 		if (tries == 100)
 			skip_all("the cache keeps no region: userfaultfd is refused here");
 		usleep(tries < 4 ? 0 : 20000);
 	}
 }
+
+void leave_idle(void *page) { leave_idle_in(page, PAGE); }
 
 char *idle(void)
 {
@@ -123,6 +129,8 @@ void hold_reader(void)
 	leave_idle(page);
 }
 
+void release_reader(void) { held = false; }
+
 static void *unmaps(void *page)
 {
 	must(raw_munmap(page, PAGE) == 0);
@@ -136,11 +144,11 @@ void race(char *page)
 
 	while (!raw_map_at(page, PAGE))
 		must(errno == EEXIST);
-	first = lands(page);
-	next = lands(page);
-	held = false;
+	first = arrives(page, PAGE);
+	next = arrives(page, PAGE);
+	release_reader();
 	must_join(thread);
-	ok(first && next && lands(page), "data lands in the current page, before the event is read and after");
+	ok(first && next && arrives(page, PAGE), "data lands in the current page, before the event is read and after");
 }
 
 long in_device(void) { return stub_registered() - stub_deregistered(); }

@@ -28,14 +28,22 @@ bool by_plain_calls(void);
 struct ibv_mr *reg(void *at, size_t length);
 void dereg(struct ibv_mr *mr);
 
+/*
+ * Registers memory and deregisters it. Whether the program sees the device's write to its first page,
+ * if the row has pins and remote rights.
+ */
+bool arrives(void *memory, size_t length);
+
 /* Registers a page and deregisters it, and checks that the program sees the device's write. */
 void once(void *page);
 
 /* Registers it that often. Returns how often that registered nothing in the device. */
 int hits(void *page, int times);
+int hits_in(void *memory, size_t length, int times);
 
 /* Leaves an idle region of the page, which has been reused; skips the row if the cache keeps none. */
 void leave_idle(void *page);
+void leave_idle_in(void *memory, size_t length);
 char *idle(void);
 
 /* Checks what the next registration of the page is. */
@@ -47,6 +55,7 @@ void served(void *page, enum served wanted, const char *when);
  * event, and checks that the program sees the device's writes. hold_reader() comes first.
  */
 void hold_reader(void);
+void release_reader(void);
 void race(char *page);
 
 /* The number of regions that the device has. */

@@ -27,42 +27,7 @@
 #define OWN (MAP_PRIVATE | MAP_ANONYMOUS)
 enum { GUARD_INSTALL = 102, TIMES = 100, SOME = 16 * PAGE, CHUNK = 2 << 20, HUGE = 2 << 20 };
 
-/* Whether a registration is a hit; the number of hits of 100. */
-static bool hit(void *memory, size_t length)
-{
-	uint64_t before = stats().hits;
-
-	dereg(reg(memory, length));
-	return stats().hits == before + 1;
-}
-
-static int hits_of(void *memory, size_t length)
-{
-	int count = 0;
-
-	for (int n = 0; n < TIMES; n++)
-		count += hit(memory, length);
-	return count;
-}
-
-/* Whether the program sees the device's writes to the first page. Other threads may do so with other memory. */
-static bool arrives(void *memory, size_t length)
-{
-	volatile unsigned char *first = memory;
-	unsigned char value = (unsigned char)((uintptr_t)memory / PAGE);
-	struct ibv_mr *mr, page;
-	bool good;
-
-	/* A change of this memory is under way in another thread. */
-	while (!(mr = ibv_reg_mr_relaxed(stub_pd(), memory, length, LOCAL_AND_REMOTE)))
-		must(errno == EFAULT || errno == EAGAIN);
-	page = *mr;
-	page.length = PAGE;
-	*first = (unsigned char)~value;
-	good = stub_write(&page, value) == 0 && *first == value;
-	dereg(mr);
-	return good;
-}
+static bool hit(void *memory, size_t length) { return hits_in(memory, length, 1); }
 
 /* The registrations, of 4, that are refused with EFAULT. */
 static int refused(void *memory, size_t length)
@@ -79,15 +44,12 @@ static int refused(void *memory, size_t length)
 	return count;
 }
 
-/* Fresh memory, of which `length` bytes have an idle region that was reused. */
+/* Fresh memory, of which the first bytes have an idle region. */
 static char *with_region(size_t size, size_t length)
 {
-	char *at = mmap(NULL, size, READ_WRITE, OWN, -1, 0);
+	char *at = untouched(size);
 
-	must(at != MAP_FAILED);
-	memset(at, 1, length);
-	for (int tries = 0; !hit(at, length) || !hit(at, length); tries++)
-		must(tries < 100 && usleep(20000) == 0);
+	leave_idle_in(at, length);
 	return at;
 }
 
@@ -179,7 +141,7 @@ static void just_dropped(void)
 	is(hits, 0, "such memory is not reused");
 	for (int tries = 0; !hit(memory, SOME) || !hit(memory, SOME); tries++)
 		must(tries < 500 && usleep(20000) == 0);
-	is(hits_of(memory, SOME), TIMES, "a while later it is");
+	is(hits_in(memory, SOME, TIMES), TIMES, "a while later it is");
 }
 
 static void grows_down(void)
@@ -189,8 +151,7 @@ static void grows_down(void)
 	must(room != MAP_FAILED && munmap(room, 8 << 20) == 0);
 	must(mmap(stack, SOME, READ_WRITE, OWN | MAP_GROWSDOWN | MAP_FIXED_NOREPLACE, -1, 0) == stack);
 	memset(stack, 1, SOME);
-	for (int tries = 0; !hit(stack, PAGE) || !hit(stack, PAGE); tries++)
-		must(tries < 100 && usleep(20000) == 0);
+	leave_idle(stack);
 	must(mprotect(top - PAGE, PAGE, PROT_READ | PROT_GROWSDOWN) == 0);
 	ok(!hit(stack, PAGE), "the region at the start is not reused");
 }
@@ -203,7 +164,7 @@ static void keyed(void)
 	if (key < 0)
 		skip_all("the processor has no protection keys");
 	must(pkey_mprotect(memory, SOME, READ_WRITE, key) == 0);
-	is(hits_of(memory, SOME), 0, "the memory is not reused");
+	is(hits_in(memory, SOME, TIMES), 0, "the memory is not reused");
 }
 
 /* Beside a call that has not returned, or that a handler has left. */
@@ -222,7 +183,7 @@ static void beside_a_slow_call(void)
 	slow_address = place;
 	thread = must_start(thread_unmaps, place);
 	wait_for(SLOW_INSIDE);
-	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
+	is(hits_in(elsewhere, SOME, TIMES), TIMES, "memory elsewhere is reused");
 	hit(fresh, SOME);
 	hit(fresh, SOME);
 	ok(hit(fresh, SOME), "and so is fresh memory");
@@ -251,20 +212,20 @@ static void left_by_a_handler(void)
 
 	must(signal(SIGUSR1, leave) != SIG_ERR);
 	slow_address = early ? NULL : place;
-	*(early ? &stub_signal : &slow_signal) = SIGUSR1;
+	*(early ? &stub_signals[STUB_DEREGISTER] : &slow_signal) = SIGUSR1;
 	if (!sigsetjmp(out, 1))
 		munmap(place, SOME);
 	else
 		left = true;
 	slow_address = NULL;
-	stub_signal = slow_signal = 0;
+	stub_signals[STUB_DEREGISTER] = slow_signal = 0;
 	/* Another thread may end the region. */
 	ok(left || early, "the handler has run");
-	is(hits_of(elsewhere, SOME), TIMES, "memory elsewhere is reused");
+	is(hits_in(elsewhere, SOME, TIMES), TIMES, "memory elsewhere is reused");
 	fresh_at(place, SOME);
 	hit(place, SOME);
 	hit(place, SOME);
-	is(hits_of(place, SOME), TIMES, "and so is memory at that place");
+	is(hits_in(place, SOME, TIMES), TIMES, "and so is memory at that place");
 }
 
 static void *thread_protects(void *memory)
@@ -330,7 +291,7 @@ static void pinned_during_call(void)
 	wait_for(SLOW_INSIDE);
 	protected = memory;
 	stub_before = before_kept;
-	hit(memory + PAGE, PAGE);
+	dereg(reg(memory + PAGE, PAGE));
 	stub_before = NULL;
 	slow_address = NULL;
 	ok(!protected, "mprotect has returned between the pin and the end of the registration");
@@ -359,8 +320,6 @@ static void interrupted(void)
 	is(refused(memory, SOME), 4, "the memory is not registered for writing");
 }
 
-static long registered(void) { return stub_registered() - stub_deregistered(); }
-
 /*
  * Regions of one mapping share the watch of the 2 MiB around them. When the memory of one or two of
  * them goes, the watch of the others must go on: a raw system call that replaces their memory still
@@ -378,8 +337,7 @@ static void neighbours_change(int first, int second, int replaced)
 
 	fresh_at(place, CHUNK);
 	for (int n = 0; n < REGIONS; n++)
-		for (int tries = 0; !hit(region_in(place, n), SOME); tries++)
-			must(tries < 40 && usleep(tries * 5000) == 0);
+		leave_idle_in(region_in(place, n), SOME);
 	change((enum change)row->value, region_in(place, first));
 	if (second != NONE)
 		change((enum change)row->value, region_in(place, second));
@@ -469,7 +427,7 @@ static void huge_pages(void)
 		must(arrives(memory, length) && arrives(memory, length));
 		for (size_t page = 0; page < all; page++)
 			must(arrives(memory + page * HUGE, HUGE) && arrives(memory + page * HUGE + PAGE, PAGE));
-		kept += registered() != 0;
+		kept += in_device() != 0;
 		if (row->value == SHARED_FILE) {
 			must(ftruncate(file, 0) == 0);
 			others = map_huge(length);
@@ -489,18 +447,18 @@ static void huge_pages(void)
 static void end_soon(void)
 {
 	enum { MANY = 400 };
-	long before = registered();
+	long before = in_device();
 	char *memory = pages(MANY), *other = memory;
 
 	for (int n = 0; n < MANY; n++)
 		leave_idle(memory + n * PAGE);
-	is(registered() - before, MANY, "idle regions");
+	is(in_device() - before, MANY, "idle regions");
 	if (row->value == PROTECT)
 		must(mprotect(memory, MANY * PAGE, PROT_READ) == 0 && refused(memory + (MANY - 1) * PAGE, PAGE) == 4);
 	else
 		must((other = mremap(memory, MANY * PAGE, MANY * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, new_place(MANY * PAGE))) !=
 		     MAP_FAILED);
-	ok(comes(registered() == before), "all of them end");
+	ok(comes(in_device() == before), "all of them end");
 	if (row->value == MOVE_AWAY) {
 		fresh_at(memory, MANY * PAGE);
 		for (int n = 0; n < MANY; n++)
@@ -547,7 +505,7 @@ static void around(void)
 		skip_all("userfaultfd is refused here");
 	on_stub();
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	is(registered(), 0, "the device has no region left");
+	is(in_device(), 0, "the device has no region left");
 }
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)

@@ -67,50 +67,43 @@ static void child_reuses(void)
 	is(in_forked(reuses), RIGHT, "a child reuses regions");
 }
 
-/* A task that is killed in a raw system call: the kernel drops the event that nobody has read. */
+/*
+ * A task that is killed in a raw system call, which waits for the library's reader: the kernel drops
+ * the event that nobody has read.
+ */
 
 enum change { UNMAPS, REPLACES };
-/* This much memory beside the region makes the call long enough for the signal to come during it. */
-enum { LARGE = 192 << 20 };
 
 static char *memory;
-static atomic_bool begins;
 
 __attribute__((noreturn)) static int changes(void *unused)
 {
 	(void)unused;
-	begins = true;
 	if (row->value == UNMAPS)
-		syscall(SYS_munmap, memory, LARGE);
+		syscall(SYS_munmap, memory, PAGE);
 	else
-		syscall(SYS_mmap, memory, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		syscall(SYS_mmap, memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	for (;;)
 		syscall(SYS_pause);
 }
 
-static bool is_mapped(char *page)
+static bool is_changed(void)
 {
 	unsigned char there;
 
-	return syscall(SYS_mincore, page, PAGE, &there) == 0 || errno != ENOMEM;
+	return syscall(SYS_mincore, memory, PAGE, &there) != 0 || (row->value == REPLACES && memory[0] == 0);
 }
 
 static void killed_in_its_call(void)
 {
 	pid_t task;
 
-	memory = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(memory != MAP_FAILED && madvise(memory, LARGE, MADV_NOHUGEPAGE) == 0);
-	for (size_t at = 0; at < LARGE; at += PAGE)
-		memory[at] = 1;
-	leave_idle(memory);
+	memory = idle();
+	memory[0] = 1;
+	hold_reader();
 	task = start_task(BY_CLONE, changes, NULL, CLONE_FILES);
-	while (!begins)
-		continue;
-	usleep(1000);
-	must(kill(task, SIGKILL) == 0 && child_status(task) == 128 + SIGKILL);
-	if (row->value == UNMAPS ? is_mapped(memory) : memory[0] != 0)
-		row_again();
+	must(comes(is_changed()) && kill(task, SIGKILL) == 0 && child_status(task) == 128 + SIGKILL);
+	release_reader();
 	must(row->value == REPLACES || raw_map_at(memory, PAGE));
 	served(memory, PLAIN, "after it was killed");
 }
@@ -279,22 +272,29 @@ static void stop(int number)
 	(void)number;
 	if (stub_syscall(SYS_gettid) != mutator)
 		return;
+	armed = false;
+	stub_signals[STUB_REGISTER] = stub_signals[STUB_DEREGISTER] = 0;
 	sem_post(&stopped);
 	while (sem_wait(&go) != 0)
 		;
 	errno = before;
 }
 
-/* Runs before each system call of the library, and raises the signal at the right one. */
+/* Before each system call of the library: raises the signal at the right one. */
 static void interrupts(long number, const long *argument)
 {
 	bool there = row->value == IN_THE_START ? number == SYS_userfaultfd :
 		     row->value == WITH_THE_LOCK && number == SYS_ioctl && argument[1] == (long)UFFDIO_UNREGISTER;
 
-	if (armed && there && stub_syscall(SYS_gettid) == mutator) {
-		armed = false;
+	if (armed && there && stub_syscall(SYS_gettid) == mutator)
 		stub_syscall(SYS_tkill, mutator, SIGUSR1);
-	}
+}
+
+static void arm(void)
+{
+	if (row->value == IN_A_REGISTRATION || row->value == IN_A_DEREGISTRATION)
+		stub_signals[row->value == IN_A_REGISTRATION ? STUB_REGISTER : STUB_DEREGISTER] = SIGUSR1;
+	armed = true;
 }
 
 static void stops_threads(int signal)
@@ -309,10 +309,8 @@ static void *mutates(void *unused)
 {
 	char *range = pages(COUNT);
 
-	if (row->value == IN_A_DEREGISTRATION)
-		stub_signal = SIGUSR1;
 	mutator = (pid_t)syscall(SYS_gettid);
-	armed = true;
+	arm();
 	do {
 		struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE);
 
@@ -354,22 +352,11 @@ static void collector(void)
 	stub_before = interrupts;
 	thread = must_start(mutates, NULL);
 	for (int collection = 0; !done; collection++) {
-		if (row->value == IN_A_REGISTRATION) {
-			must(comes(mutator != 0));
-			stub_slow = 20;
-			usleep(5000);
-			must(pthread_kill(thread, SIGUSR1) == 0);
-		}
 		must(sem_wait(&stopped) == 0);
-		stub_slow = 0;
-		stub_signal = 0;
 		collects(range, other);
-		if (collection + 1 == COLLECTIONS || row->value == IN_THE_START)
-			done = true;
-		else if (row->value == IN_A_DEREGISTRATION)
-			stub_signal = SIGUSR1;
-		else
-			armed = true;
+		done = collection + 1 == COLLECTIONS || row->value == IN_THE_START;
+		if (!done)
+			arm();
 		must(sem_post(&go) == 0);
 	}
 	must_join(thread);
@@ -383,7 +370,7 @@ static void collector(void)
  * without the cache. The stand-in's counts in the child are those of the moment of the fork.
  */
 
-static int registered(void) { return (int)(stub_registered() - stub_deregistered()); }
+static int left(void) { return (int)in_device(); }
 
 /* Of few bytes they may stay. */
 enum { REGIONS = 16, BYTES = 2 << 20 };
@@ -391,7 +378,7 @@ enum { REGIONS = 16, BYTES = 2 << 20 };
 /* More than once, since a registration is plain while another thread has the cache's lock. */
 static void leave_all_idle(void)
 {
-	for (int round = 0; round < 10 && registered() < REGIONS; round++)
+	for (int round = 0; round < 10 && left() < REGIONS; round++)
 		for (long n = 0; n < REGIONS; n++)
 			dereg(reg(memory + n * BYTES, BYTES));
 }
@@ -405,13 +392,13 @@ static void fork_beside_idle(void)
 	mr = reg(memory, BYTES);
 	if (row->value)
 		usleep(300000);
-	is(registered(), REGIONS, "one is in use, and the others are idle");
-	is(in_forked(registered), 1, "the one in use is still registered when the child begins");
+	is(left(), REGIONS, "one is in use, and the others are idle");
+	is(in_forked(left), 1, "the one in use is still registered when the child begins");
 	ok(stub_lands(mr), "its data lands in the parent");
 	dereg(mr);
 	leave_all_idle();
-	is(registered(), REGIONS, "all are idle");
-	is(in_forked(registered), 0, "until the next fork");
+	is(left(), REGIONS, "all are idle");
+	is(in_forked(left), 0, "until the next fork");
 	served(memory, FRESH, "after it");
 }
 
@@ -494,8 +481,8 @@ static const struct row rows[] = {
 	{ "a task is made after the cache started: nothing is reused", makes_task, .then = PLAIN, .flags = PLAIN_CALLS },
 	{ "a task is made before the cache started: nothing is reused", makes_task_first, .flags = PLAIN_CALLS },
 	{ "a child of fork reuses regions, though its parent has made a task", child_reuses, .flags = PLAIN_CALLS | NO_PINS },
-	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS, .flags = PLAIN_CALLS, .times = 10 },
-	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES, .flags = PLAIN_CALLS, .times = 10 },
+	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS, .flags = PLAIN_CALLS },
+	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES, .flags = PLAIN_CALLS },
 	{ "a task outlives the registering process, with its descriptors", outlives, CLONE_FILES },
 	{ "a task outlives the registering process, with descriptors of its own", outlives, 0 },
 	{ "a task outlives the registering process, with its signal handlers", outlives, CLONE_FILES | CLONE_SIGHAND },
