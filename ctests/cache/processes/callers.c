@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the library's calls and threads leave to the program: errno, the cancellation of a thread, the
- * processor and the scheduling of the thread that registers first, namespaces, the reason of a failure, a
+ * What the library's calls and threads leave to the program: errno, the cancellation of a thread, most of
+ * its stack, the processor and the scheduling of the thread that registers first, namespaces, the reason of a failure, a
  * trace that cannot grow, and the end of the process (docs/limits.md has exceptions). The program has a
  * function `clone` of its own, and the linker binds the libraries to it: the cache must not make its
  * threads by it.
  *
  * The device is the stand-in (stub_device.h).
  */
+#include <limits.h>
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -48,8 +49,7 @@ static void errno_unchanged(void)
 		}
 	}
 	/* The watch splits this mapping, so the library repeats the mremap. */
-	large = mmap(NULL, SMALLER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(large != MAP_FAILED);
+	large = untouched(SMALLER);
 	hits(large + PAGE, TIMES);
 	errno = MINE;
 	large = mremap(large, SMALLER, 2 * SMALLER, MREMAP_MAYMOVE);
@@ -85,22 +85,42 @@ static void call_provider(void)
 	must(ibv_close_device(stub_pd()->context) == 0 && provided == 5);
 }
 
+static void refused(void *here)
+{
+	must(here != MAP_FAILED);
+	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
+				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
+}
+
+/* Their reasons take the most calls. */
+static void refuse_all(void *unmapped)
+{
+	char *huge = mmap(NULL, LARGE, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
+
+	refused(unmapped);
+	refused(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_create("empty", 0), 0));
+	if (huge != MAP_FAILED && madvise(huge, PAGE, MADV_POPULATE_WRITE))
+		refused(huge);
+}
+
 static volatile bool all_done;
 
 static void *on_request_to_end(void *unused)
 {
-	char *memory = pages(4), *large;
+	char *memory = pages(4), *large = untouched(LARGE);
 
-	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(large != MAP_FAILED && pthread_cancel(pthread_self()) == 0);
+	must(pthread_cancel(pthread_self()) == 0);
 	hits(memory, 3);
 	for (int time = 0; time < 3; time++)
 		dereg(reg(large, LARGE));
 	must(madvise(memory, PAGE, MADV_DONTNEED) == 0);
 	hits(memory + PAGE, 3);
 	must(mprotect(memory, PAGE, PROT_READ) == 0);
-	must(munmap(memory + 2 * PAGE, 2 * PAGE) == 0);
+	must(munmap(memory + 2 * PAGE, PAGE) == 0 && raw_munmap(memory + 3 * PAGE, PAGE) == 0);
 	must(mremap(large, LARGE, LARGE / 2, 0) == large && munmap(large, LARGE / 2) == 0);
+	if (!getenv("RDMAV_HUGEPAGES_SAFE"))
+		refuse_all(memory + 2 * PAGE);
 	if (!by_plain_calls())
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	call_provider();
@@ -109,17 +129,23 @@ static void *on_request_to_end(void *unused)
 	return unused;
 }
 
-/* None of the calls is a cancellation point: the thread ends at its own, after all of them. */
+/*
+ * All calls fit on the smallest stack of a thread, and none is a cancellation point: the thread ends
+ * at its own, after all of them.
+ */
 static void cancelled(void)
 {
-	void *answer;
+	pthread_attr_t attributes;
+	pthread_t thread;
 
 	if (getenv("RDMAV_HUGEPAGES_SAFE"))
 		ibv_fork_init();
+	/* The stand-in's write to the memory is a cancellation point. */
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
-	answer = must_join(must_start(on_request_to_end, NULL));
-	ok(all_done, "each call has done its work");
-	ok(answer == PTHREAD_CANCELED, "the thread is cancelled then");
+	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+	must(pthread_create(&thread, &attributes, on_request_to_end, NULL) == 0);
+	ok(must_join(thread) == PTHREAD_CANCELED, "the thread is cancelled");
+	ok(all_done, "each call has done its work before");
 }
 
 /* The library's threads. */
@@ -364,14 +390,16 @@ static const struct row rows[] = {
 	{ "errno, with eight idle regions at most", errno_unchanged, .flags = UNPINNED,
 	  .settings = "RDMAMR_CACHE=all RDMAMR_CACHE_MAX_IDLE=8" },
 	{ "errno, with a trace", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
-	{ "a cancelled thread", cancelled, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=warn" },
-	{ "a cancelled thread, with the cache and messages", cancelled, .flags = UNPINNED,
-	  .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
-	{ "a cancelled thread, with a trace", cancelled, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
-	{ "a cancelled thread, with threads that populate", cancelled, .flags = UNPINNED,
-	  .settings = "RDMAMR_PREFAULT=2 RDMAMR_CACHE=all" },
+	{ "a cancelled thread with the smallest stack", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=warn" },
+	{ "the same with messages", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=debug" },
+	{ "the same with the cache and messages", cancelled, .flags = BOTH_CALLS, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "the same with a trace", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_TRACE=/dev/null" },
+	{ "the same with a trace, the cache and messages", cancelled, .flags = BOTH_CALLS,
+	  .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "the same with threads that populate", cancelled, .flags = BOTH_CALLS,
+	  .settings = "RDMAMR_PREFAULT=2 RDMAMR_PROGRESS=1 RDMAMR_CACHE=all" },
 	/* libibverbs keeps registered memory from children, and reads the size of its pages from a file. */
-	{ "a cancelled thread, with RDMAV_HUGEPAGES_SAFE", cancelled, .flags = UNPINNED,
+	{ "the same with RDMAV_HUGEPAGES_SAFE", cancelled, .flags = UNPINNED,
 	  .settings = "RDMAV_HUGEPAGES_SAFE=1 RDMAMR_CACHE=all" },
 	{ "a program with a function clone of its own", own_clone },
 	{ "the first to register is bound to a processor: the library's threads are not", processor, .flags = NO_PINS },

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The library's calls need little of a stack: of a thread with the smallest one, of a signal handler
- * with 8 KiB, of a coroutine, of one whose pages a handler of SIGSEGV makes accessible. A handler
- * that needs much of the stack comes before each system call of the library, and finds room there.
- * Most rows have LD_BIND_NOW: the linker binds a function at the first call, on the caller's stack.
+ * The library's calls need little of a stack: of what is left to a signal handler, of a coroutine's,
+ * of one whose pages a handler of SIGSEGV makes accessible (callers.c has the smallest stack of a
+ * thread). A handler that needs much of the stack comes before each system call of the library, and
+ * finds room there. Most rows have LD_BIND_NOW: the linker binds a function at the first call, on the caller's stack.
  *
  * The device is the stand-in (stub_device.h).
  */
 #include <alloca.h>
-#include <limits.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <ucontext.h>
@@ -16,50 +15,6 @@
 
 static char *memory;
 static ucontext_t outside, inside;
-
-/* The smallest stack of a thread. */
-
-enum { LARGE = 32 << 20 };
-
-static void refused(void *here)
-{
-	must(here != MAP_FAILED);
-	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
-				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
-}
-
-static void *all_calls(void *unused)
-{
-	char *here = pages(2), *large;
-
-	for (int time = 0; time < 3; time++)
-		once(here);
-	must(munmap(here, PAGE) == 0 && raw_munmap(here + PAGE, PAGE) == 0);
-	refused(here);
-	/* The reasons of these take the most calls. */
-	refused(mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, memfd_create("empty", 0), 0));
-	here = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
-	if (here != MAP_FAILED && madvise(here, PAGE, MADV_POPULATE_WRITE))
-		refused(here);
-	large = mmap(NULL, LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	must(large != MAP_FAILED);
-	for (int time = 0; time < 3; time++)
-		dereg(reg(large, LARGE));
-	must(mremap(large, LARGE, LARGE / 2, 0) == large && munmap(large, LARGE / 2) == 0);
-	if (!by_plain_calls())
-		must(ibv_flush_relaxed_mr(stub_pd()) == 0);
-	return unused;
-}
-
-static void smallest(void)
-{
-	pthread_attr_t attributes;
-	pthread_t thread;
-
-	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
-	must(pthread_create(&thread, &attributes, all_calls, NULL) == 0 && pthread_join(thread, NULL) == 0);
-	ok(stub_registered() > 0, "all calls fit on %ld bytes", (long)PTHREAD_STACK_MIN);
-}
 
 /* A signal handler's stack: its size, and the bytes of it that are left for the first calls, and for later ones. */
 
@@ -271,14 +226,6 @@ static void handler_needs_stack(void)
 #define BIND "LD_BIND_NOW=1 "
 
 static const struct row rows[] = {
-	{ "the smallest stack", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=warn" },
-	{ "the smallest stack, with messages", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=debug" },
-	{ "the smallest stack, with the cache", smallest, .flags = BOTH_CALLS, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
-	{ "the smallest stack, with a trace", smallest, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_TRACE=/dev/null" },
-	{ "the smallest stack, with a trace and the cache", smallest, .flags = BOTH_CALLS,
-	  .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=debug" },
-	{ "the smallest stack, with threads that populate", smallest, .flags = BOTH_CALLS,
-	  .settings = NO_CACHE "RDMAMR_PREFAULT=2 RDMAMR_PROGRESS=1" },
 	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
 	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS, .flags = UNPINNED,
 	  .settings = BIND "RDMAMR_CACHE=all" },
