@@ -7,8 +7,6 @@
  * domain while regions of it exist.
  */
 #include <dlfcn.h>
-#include <sys/personality.h>
-#include <sys/ptrace.h>
 #include "../../lib/observe.h"
 #include "../../lib/stub_rows.h"
 
@@ -43,80 +41,35 @@ static bool put(struct ibv_pd *pd, void *at, size_t length, int access)
 
 /* What it costs. */
 
-/* A process's resources and system calls. */
-struct cost {
-	long threads, descriptors, mappings, address_space, system_calls;
-};
+static _Atomic long calls; /* of the system, by number, as the library makes them */
 
-/* Registers each range once, and writes the process's resources to standard output. */
-static int once_each(void)
+static void count(long number, const long argument[6])
 {
-	char *memory = pages((size_t)RANGES * APART / PAGE);
-	struct cost cost;
-
-	must(stub_open(STUB_NOTHING) == NULL);
-	for (int n = 0; n < RANGES; n++) {
-		struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory + (size_t)n * APART, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && ibv_dereg_mr(mr) == 0);
-	}
-	cost = (struct cost){ entries("/proc/self/task"), entries("/proc/self/fd"), mappings(), field_of("/proc/self/status", "VmSize"), 0 };
-	must(write(STDOUT_FILENO, &cost, sizeof(cost)) == sizeof(cost));
-	return 0;
+	(void)number, (void)argument;
+	calls++;
 }
 
-/* Runs that under this setting, and counts the system calls of all its threads. */
-static struct cost cost_with(const char *cache)
-{
-	struct cost cost;
-	int ends[2], status, calls = 0;
-	pid_t child, task;
-
-	must(pipe(ends) == 0);
-	child = must_fork();
-	if (!child) {
-		/* The same addresses in each run. */
-		if (personality(ADDR_NO_RANDOMIZE) == -1 || dup2(ends[1], STDOUT_FILENO) < 0 || setenv("RDMAMR_CACHE", cache, 1) ||
-		    ptrace(PTRACE_TRACEME, 0, NULL, NULL))
-			_exit(1);
-		close(ends[0]);
-		close(ends[1]);
-		execl("/proc/self/exe", "plain_first", "once", NULL);
-		_exit(1);
-	}
-	close(ends[1]);
-	must(waitpid(child, &status, 0) == child && WIFSTOPPED(status));
-	must(ptrace(PTRACE_SETOPTIONS, child, NULL,
-		    (void *)(PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEFORK | PTRACE_O_EXITKILL)) == 0);
-	must(ptrace(PTRACE_SYSCALL, child, NULL, NULL) == 0);
-	while ((task = waitpid(-1, &status, __WALL)) > 0) {
-		int number = WIFSTOPPED(status) ? WSTOPSIG(status) : 0;
-
-		if (WIFEXITED(status) && task == child)
-			must(WEXITSTATUS(status) == 0);
-		if (!WIFSTOPPED(status))
-			continue;
-		calls += number == (SIGTRAP | 0x80);
-		if (number == (SIGTRAP | 0x80) || number == SIGTRAP || number == SIGSTOP)
-			number = 0;
-		ptrace(PTRACE_SYSCALL, task, NULL, (void *)(long)number);
-	}
-	must(read(ends[0], &cost, sizeof(cost)) == sizeof(cost));
-	close(ends[0]);
-	/* Each call stops twice. */
-	cost.system_calls = calls / 2;
-	return cost;
-}
-
+/* The first registration of a process sets up what all have. */
 static void costs_nothing(void)
 {
-	struct cost off = cost_with("off"), on = cost_with(row->of);
+	char *memory = pages((size_t)RANGES * APART / PAGE);
+	int threads, descriptors, before_mappings;
+	long address_space;
 
-	ok(labs(on.system_calls - off.system_calls) <= 2, "%ld system calls, off %ld", on.system_calls, off.system_calls);
-	is(on.threads, off.threads, "threads");
-	is(on.descriptors, off.descriptors, "descriptors");
-	is(on.mappings, off.mappings, "mappings");
-	is(on.address_space, off.address_space, "KiB of address space");
+	put(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
+	threads = entries("/proc/self/task");
+	descriptors = entries("/proc/self/fd");
+	before_mappings = mappings();
+	address_space = field_of("/proc/self/status", "VmSize");
+	stub_before = count;
+	for (int n = 1; n < RANGES; n++)
+		put(stub_pd(), memory + n * APART, PAGE, LOCAL_AND_REMOTE);
+	stub_before = NULL;
+	is(calls, RANGES - 1, "system calls, one of the stand-in for each registration");
+	is(entries("/proc/self/task"), threads, "threads");
+	is(entries("/proc/self/fd"), descriptors, "descriptors");
+	is(mappings(), before_mappings, "mappings");
+	is(field_of("/proc/self/status", "VmSize"), address_space, "KiB of address space");
 }
 
 /* Which registration is cached. */
@@ -380,8 +333,9 @@ static void keeps_no_domain_busy(void)
 
 #define LOUD .settings = "RDMAMR_LOG=info RDMAMR_CACHE_LINGER=600"
 static const struct row rows[] = {
-	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing, .of = "all" },
-	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing, .of = "local" },
+	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing, .flags = NO_PINS },
+	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=local" },
+	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=off" },
 	{ "memory that is mapped anew", mapped_anew },
 	{ "which registration comes again", comes_back },
 	{ "shared memory", shared },
@@ -395,8 +349,4 @@ static const struct row rows[] = {
 	{ "a parent domain's regions keep no domain busy", keeps_no_domain_busy, LOCAL_AND_REMOTE },
 };
 
-int main(int argc, char **argv)
-{
-	return argc == 2 && !strcmp(argv[1], "once") ? once_each() :
-	       run_rows(argv, ROWS(rows), "RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-}
+RUN_ROWS("RDMAMR_CACHE=all RDMAMR_CACHE_LINGER=" FOREVER, on_stub)
