@@ -57,9 +57,6 @@ int deregister_region(struct ibv_mr *mr);
 struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, int access,
 				struct rdmamr_stats *before);
 
-/* Registers the far end in the domain of the pair. Do not repeat it after pair_reconnect(). */
-void far_open(struct pair *pair);
-
 /* Connects a pair. Skips the program if userfaultfd is refused: then the cache keeps no region. */
 void relaxed_open(struct pair *pair);
 
@@ -115,18 +112,11 @@ int control_with(struct pair *pair, const char *name, void *memory, size_t lengt
 #define control(pair, name, memory, length) control_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
- * The control for memory whose pages madvise has just discarded: the event comes before the pages
- * go, so the cache keeps no region that is registered there for a second (DROPPING in the library).
- */
-int control_later(struct pair *pair, const char *name, void *memory, size_t length);
-
-/*
  * Checks that the cache keeps no region of memory that the watch cannot see completely. It keeps
  * the first region until it asks the kernel about the memory, when the memory is registered again
  * or a moment later; then that region ends.
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
-#define not_kept(pair, name, memory, length) not_kept_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
  * Checks, after a change, that data lands in the current page, by a new region. A registration that
