@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Idle regions in a cgroup: they leave room for other objects of the device, for memory, for huge pages, and
- * without a thread left registrations succeed.
+ * Idle regions in a cgroup: they leave room for other objects of the device, and for memory.
  *
  * Runs only in the machine of vm/, where the test may change the cgroups.
  */
@@ -11,7 +10,7 @@
 
 #define ROOT_GROUP "/sys/fs/cgroup"
 #define GROUP ROOT_GROUP "/limits"
-enum { OBJECTS = 10, REGIONS = OBJECTS - 1, BUFFER = 100 << 20, HUGE_BUFFER = 8 << 20, ROUNDS = 10 };
+enum { OBJECTS = 10, REGIONS = OBJECTS - 1, BUFFER = 100 << 20, ROUNDS = 10 };
 
 static bool put(const char *path, const char *text)
 {
@@ -39,9 +38,8 @@ static void objects(void)
 	snprintf(limit, sizeof(limit), "%s hca_object=%d", getenv("CHECK_DEVICE"), OBJECTS);
 	must(put(GROUP "/rdma.max", limit));
 	enter();
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	must(pd);
+	pd = domain_of_device();
+	context = pd->context;
 	for (int n = 0; n < REGIONS; n++) {
 		regions[n] = register_by_cache(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
 		failed += !regions[n];
@@ -68,66 +66,30 @@ static void objects(void)
 	is(ibv_close_device(context), 0, "the device is closed");
 }
 
-/* Rounds of a buffer that is mapped, filled, registered, deregistered and unmapped. */
-static void rounds(size_t length, int flags)
-{
-	struct ibv_pd *pd = ibv_alloc_pd(open_device());
-
-	must(pd);
-	for (int n = 0; n < ROUNDS; n++) {
-		char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-		struct ibv_mr *mr;
-
-		if (!ok(at != MAP_FAILED, "round %d has its buffer", n))
-			return;
-		memset(at, n, length);
-		mr = ibv_reg_mr(pd, at, length, IBV_ACCESS_LOCAL_WRITE);
-		must(mr && ibv_dereg_mr(mr) == 0 && munmap(at, length) == 0);
-	}
-}
-
-/* In 300 MiB, at most 1.2 times the memory of one buffer and what the process has. */
+/*
+ * In 300 MiB, rounds of a buffer that is mapped, filled, registered, deregistered and unmapped: at most
+ * 1.2 times the memory of one buffer and what the process has.
+ */
 static void much_memory(void)
 {
-	FILE *peak;
+	struct ibv_pd *pd = domain_of_device();
 	long long bytes = 0;
+	FILE *peak;
 
 	must(put(GROUP "/memory.max", "314572800"));
 	put(GROUP "/memory.swap.max", "0");
 	enter();
-	rounds(BUFFER, 0);
+	for (int n = 0; n < ROUNDS; n++) {
+		char *at = untouched(BUFFER);
+		struct ibv_mr *mr;
+
+		memset(at, n, BUFFER);
+		mr = ibv_reg_mr(pd, at, BUFFER, IBV_ACCESS_LOCAL_WRITE);
+		must(mr && ibv_dereg_mr(mr) == 0 && munmap(at, BUFFER) == 0);
+	}
 	peak = fopen(GROUP "/memory.peak", "re");
 	must(peak && fscanf(peak, "%lld", &bytes) == 1 && bytes > BUFFER);
 	ok(bytes <= BUFFER / 10 * 12, "at most 1.2 times the memory of a buffer: %lld MiB", bytes >> 20);
-}
-
-/* A buffer of all huge pages that the group may have, mapped anew each round. */
-static void huge_pages(void)
-{
-	char limit[32];
-
-	if (!put("/proc/sys/vm/nr_hugepages", "16") || access(GROUP "/hugetlb.2MB.max", W_OK))
-		skip_all("no controller of huge pages");
-	snprintf(limit, sizeof(limit), "%d", HUGE_BUFFER);
-	must(put(GROUP "/hugetlb.2MB.max", limit));
-	enter();
-	rounds(HUGE_BUFFER, MAP_HUGETLB);
-}
-
-/* The group may have no more processes than it has. */
-static void no_thread_left(void)
-{
-	struct ibv_pd *pd = ibv_alloc_pd(open_device());
-
-	if (access(GROUP "/pids.max", W_OK))
-		skip_all("no controller of processes");
-	enter();
-	must(pd && put(GROUP "/pids.max", "1"));
-	for (int n = 0; n < ROUNDS; n++)
-		must(ibv_dereg_mr(ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)) == 0);
-	is((long long)stats().hits, 0, "registrations succeed, and none is reused");
-	must(put(GROUP "/pids.max", "max"));
-	ok(comes(ibv_dereg_mr(ibv_reg_mr(pd, memory, PAGE, LOCAL_AND_REMOTE)) == 0 && stats().hits > 0), "until there is a thread");
 }
 
 /* A new group for each row. */
@@ -139,8 +101,8 @@ static void in_group(void)
 		skip_all("only in the machine of vm/: the cgroups are changed");
 	if (access(ROOT_GROUP "/cgroup.controllers", R_OK) && mount("none", ROOT_GROUP, "cgroup2", 0, NULL))
 		skip_all("no cgroup2");
-	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+rdma +memory +hugetlb +pids"))
-		skip_all("no controller of rdma, memory, hugetlb or pids");
+	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+rdma +memory"))
+		skip_all("no controller of rdma or memory");
 	rmdir(GROUP);
 	must(mkdir(GROUP, 0755) == 0);
 	on_pair();
@@ -154,8 +116,6 @@ static const struct row rows[] = {
 	{ "nine registrations of ten objects in turn", objects, false, BY(BOTH_CALLS) },
 	{ "nine registrations of ten objects at once", objects, true, BY(BOTH_CALLS) },
 	{ "rounds of a third of the memory", much_memory, BY(PLAIN_CALLS) },
-	{ "rounds of all huge pages", huge_pages, BY(PLAIN_CALLS) },
-	{ "no thread left", no_thread_left, BY(PLAIN_CALLS) },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, in_group)
