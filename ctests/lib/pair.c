@@ -124,15 +124,19 @@ void pair_close(struct pair *pair)
 		must(ibv_dealloc_pd(pair->pd) == 0);
 }
 
-static int post(struct pair *pair, struct ibv_send_wr *request)
+/* Posts a request about one piece of local memory, and waits for its completion. */
+static int post(struct pair *pair, struct ibv_send_wr request, const struct ibv_mr *local, const void *memory, size_t length)
 {
 	static _Atomic uint64_t last;
+	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = (uint32_t)length, .lkey = local->lkey };
 	struct ibv_send_wr *bad;
 	struct ibv_wc wc;
 	int err;
 
-	request->wr_id = ++last;
-	err = ibv_post_send(pair->qp, request, &bad);
+	request.wr_id = ++last;
+	request.sg_list = &sge;
+	request.num_sge = 1;
+	err = ibv_post_send(pair->qp, &request, &bad);
 	if (err) {
 		errno = err;
 		return -1;
@@ -143,7 +147,7 @@ static int post(struct pair *pair, struct ibv_send_wr *request)
 
 		must(count >= 0);
 		/* An earlier request, which had no completion in time, may have one now. */
-		if (count && wc.wr_id == request->wr_id)
+		if (count && wc.wr_id == request.wr_id)
 			return wc.status;
 		usleep(tries < 100 ? 20 : 1000);
 	}
@@ -151,42 +155,22 @@ static int post(struct pair *pair, struct ibv_send_wr *request)
 	return -1;
 }
 
-static int transfer(struct pair *pair, enum ibv_wr_opcode opcode, const struct ibv_mr *local,
-		    const void *memory, size_t length, uint64_t remote, uint32_t rkey)
+int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length, uint64_t remote, uint32_t rkey)
 {
-	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = (uint32_t)length, .lkey = local->lkey };
+	return post(pair, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { remote, rkey } }, local, from, length);
+}
+
+int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length, uint64_t remote, uint32_t rkey)
+{
+	return post(pair, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_READ, .wr.rdma = { remote, rkey } }, local, to, length);
+}
+
+int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uint64_t add, uint64_t remote, uint32_t rkey)
+{
 	struct ibv_send_wr request = {
-		.sg_list = &sge,
-		.num_sge = 1,
-		.opcode = opcode,
-		.wr.rdma = { .remote_addr = remote, .rkey = rkey },
-	};
-
-	return post(pair, &request);
-}
-
-int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length,
-	       uint64_t remote, uint32_t rkey)
-{
-	return transfer(pair, IBV_WR_RDMA_WRITE, local, from, length, remote, rkey);
-}
-
-int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length, uint64_t remote,
-	      uint32_t rkey)
-{
-	return transfer(pair, IBV_WR_RDMA_READ, local, to, length, remote, rkey);
-}
-
-int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uint64_t add,
-		   uint64_t remote, uint32_t rkey)
-{
-	struct ibv_sge sge = { .addr = (uintptr_t)old, .length = 8, .lkey = local->lkey };
-	struct ibv_send_wr request = {
-		.sg_list = &sge,
-		.num_sge = 1,
 		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,
 		.wr.atomic = { .remote_addr = remote, .compare_add = add, .rkey = rkey },
 	};
 
-	return post(pair, &request);
+	return post(pair, request, local, old, 8);
 }

@@ -92,13 +92,28 @@ int status_is_good(int status, const char *what)
 	return status == IBV_WC_SUCCESS;
 }
 
+bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, int access)
+{
+	bool remote = access & IBV_ACCESS_REMOTE_READ;
+	uint64_t there = (uintptr_t)memory, in = (uintptr_t)far.in;
+	int status;
+
+	memset(far.in, 0, length);
+	status = remote ? pair_read(pair, far.mr, far.in, length, there, mr->rkey) :
+			  pair_write(pair, mr, memory, length, in, far.mr->rkey);
+	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
+	if (!remote && pair->iwarp)
+		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
+	return status_is_good(status, "the device reads") && !memcmp(memory, far.in, length);
+}
+
 /*
  * One transfer each way: with `remote` from the far end by the region's rkey, else to the far end
  * by its lkey.
  */
 static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote)
 {
-	uint64_t there = (uintptr_t)memory, in = (uintptr_t)far.in, out = (uintptr_t)far.out;
+	uint64_t there = (uintptr_t)memory, out = (uintptr_t)far.out;
 
 	fill(far.out, length);
 	if (!status_is_good(remote ? pair_write(pair, far.mr, far.out, length, there, mr->rkey) :
@@ -119,15 +134,7 @@ static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory,
 		return 0;
 	}
 	fill(memory, length);
-	memset(far.in, 0, length);
-	if (!status_is_good(remote ? pair_read(pair, far.mr, far.in, length, there, mr->rkey) :
-				     pair_write(pair, mr, memory, length, in,
-						far.mr->rkey), "the device reads"))
-		return 0;
-	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
-	if (!remote && pair->iwarp)
-		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
-	if (memcmp(memory, far.in, length)) {
+	if (!is_read_by_device(pair, mr, memory, length, remote ? IBV_ACCESS_REMOTE_READ : 0)) {
 		printf("# STALE: the device reads other data than the program wrote\n");
 		return 0;
 	}

@@ -65,28 +65,19 @@ static void as_kernel(const char *name, const struct range *range, int access, b
 		is(deregister_region(mr), 0, "%s, rights %#x: deregistered", name, access);
 }
 
-/*
- * The device reads the program's data by a region that may not write, or writes by one that may. On
- * iWARP the answer to a read behind a write comes after it.
- */
-static bool transfers(const struct ibv_mr *mr, const struct range *range, int access, bool writes)
+/* The device writes to memory that the program may only read. On iWARP a read behind a write waits for it. */
+static bool device_writes(const struct ibv_mr *mr, const struct range *range, int access)
 {
-	uint64_t there = (uintptr_t)range->at, in = (uintptr_t)far.in, out = (uintptr_t)far.out;
-	bool remote = access & (writes ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ);
+	uint64_t there = (uintptr_t)range->at;
+	bool remote = access & IBV_ACCESS_REMOTE_WRITE;
 	int status;
 
 	fill(far.out, range->length);
-	memset(far.in, 0, range->length);
-	if (writes)
-		status = remote ? pair_write(&pair, far.mr, far.out, range->length, there, mr->rkey) :
-				  pair_read(&pair, mr, range->at, range->length, out, far.mr->rkey);
-	else
-		status = remote ? pair_read(&pair, far.mr, far.in, range->length, there, mr->rkey) :
-				  pair_write(&pair, mr, range->at, range->length, in, far.mr->rkey);
-	if (pair.iwarp && writes == remote)
-		must(pair_read(&pair, far.mr, writes ? far.in : far.out, 8, writes ? there : in,
-			       writes ? mr->rkey : far.mr->rkey) == IBV_WC_SUCCESS);
-	return status_is_good(status, "the device") && !memcmp(range->at, writes ? far.out : far.in, range->length);
+	status = remote ? pair_write(&pair, far.mr, far.out, range->length, there, mr->rkey) :
+			  pair_read(&pair, mr, range->at, range->length, (uintptr_t)far.out, far.mr->rkey);
+	if (pair.iwarp && remote)
+		must(pair_read(&pair, far.mr, far.in, 8, there, mr->rkey) == IBV_WC_SUCCESS);
+	return status_is_good(status, "the device") && !memcmp(range->at, far.out, range->length);
 }
 
 static void readable(const char *name, const struct range *range, int access)
@@ -95,7 +86,7 @@ static void readable(const char *name, const struct range *range, int access)
 
 	if (!ok(mr != NULL, "%s, rights %#x: registered", name, access))
 		return;
-	ok(transfers(mr, range, access, false), "%s, rights %#x: the device reads the program's data", name, access);
+	ok(is_read_by_device(&pair, mr, range->at, range->length, access), "%s, rights %#x: the device reads the program's data", name, access);
 	is(deregister_region(mr), 0, "%s, rights %#x: deregistered", name, access);
 }
 
@@ -108,7 +99,7 @@ static void unseen(const char *name, const struct range *range, int access)
 		is(errno, EFAULT, "%s: refused", name);
 		return;
 	}
-	ok(transfers(mr, range, access, true), "%s: the device writes into the current page", name);
+	ok(device_writes(mr, range, access), "%s: the device writes into the current page", name);
 	is(deregister_region(mr), 0, "%s: deregistered", name);
 }
 

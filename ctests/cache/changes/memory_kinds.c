@@ -80,25 +80,11 @@ static void grows_down(void)
  * must not serve the second registration, and must read the data that the program sees.
  */
 
-static bool reads(const struct ibv_mr *mr, char *memory, int access)
-{
-	int status;
-
-	memset(far.in, 0x55, SIZE);
-	if (access & IBV_ACCESS_REMOTE_READ)
-		status = pair_read(&pair, far.mr, far.in, SIZE, (uintptr_t)memory, mr->rkey);
-	else
-		status = pair_write(&pair, mr, memory, SIZE, (uintptr_t)far.in, far.mr->rkey);
-	if (pair.iwarp && !status) /* the answer to a read behind a write comes after it */
-		status = pair_read(&pair, far.mr, far.out, 8, (uintptr_t)far.in, far.mr->rkey);
-	return status_is_good(status, "the device reads") && !memcmp(far.in, memory, SIZE);
-}
-
 /* By a registration of its own. */
 static bool reads_anew(char *memory, int access)
 {
 	struct ibv_mr *mr = by_cache(pair.pd, memory, SIZE, access);
-	bool good = reads(mr, memory, access);
+	bool good = is_read_by_device(&pair, mr, memory, SIZE, access);
 
 	must(deregister_region(mr) == 0);
 	return good;
@@ -129,9 +115,9 @@ static void upgraded(void)
 	writes = by_cache(pair.pd, memory, SIZE, second);
 	ok(was_made() && writes->lkey != mr->lkey, "the right to write takes another region");
 	ok(all_lands(&pair, writes, memory, SIZE, row->value & REMOTE), "by that, data lands in the current page");
-	ok(reads(mr, memory, first), "and the first reads it");
+	ok(is_read_by_device(&pair, mr, memory, SIZE, first), "and the first reads it");
 	fill(memory, SIZE);
-	ok(reads(mr, memory, first), "and reads the program's later data");
+	ok(is_read_by_device(&pair, mr, memory, SIZE, first), "and reads the program's later data");
 	is(deregister_region(mr), 0, "the first is deregistered");
 	is(deregister_region(writes), 0, "and the second");
 	ok(reads_anew(memory, first), "without the right to write again");
