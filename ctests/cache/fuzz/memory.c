@@ -17,8 +17,8 @@
  *
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
+#include "../../lib/program.h"
 #include "fuzz.h"
-#include <pthread.h>
 #include <semaphore.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -29,7 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LONGEST = 2000, LOG_FD = 45, NO_DEVICE = 77, FIXED_SEEDS = 160 };
+enum { LONGEST = 2000, LOG_FD = 45, ORDER_FD, NO_DEVICE = 77, FIXED_SEEDS = 160 };
 
 /* The settings of a run. */
 struct order {
@@ -75,12 +75,18 @@ static void take(const struct step *step, bool with_thread)
 		;
 }
 
-static __attribute__((noreturn)) void run(const struct order *order)
+static __attribute__((noreturn)) void run(void)
 {
 	static struct step steps[LONGEST];
-	struct draw from = { order->seed };
-	bool with_thread = below(&from, 3) > 0;
-	int every = below(&from, 2) ? 1 : 5;
+	static struct order order[1];
+	struct draw from;
+	bool with_thread;
+	int every;
+
+	must(pread(ORDER_FD, order, sizeof(order), 0) == sizeof(order));
+	from = (struct draw){ order->seed };
+	with_thread = below(&from, 3) > 0;
+	every = below(&from, 2) ? 1 : 5;
 
 	/* A guard against calls that never return, far above the time of any sequence. */
 	alarm(120);
@@ -114,21 +120,8 @@ static __attribute__((noreturn)) void run(const struct order *order)
 	exit(0);
 }
 
-static void read_order(char **argv, struct order *order)
-{
-	order->seed = strtoull(argv[2], NULL, 0);
-	order->count = atoi(argv[3]);
-	order->show = atoi(argv[4]);
-	for (int n = 0; n < order->count; n++)
-		order->keep[n] = argv[5][n] == '1';
-}
-
 /* --- The comparison. */
 
-struct log {
-	char *text;
-	int status;
-};
 static const char *preload;
 
 bool is_linux(int major, int minor)
@@ -142,20 +135,14 @@ bool is_linux(int major, int minor)
 
 static pid_t start(const struct order *order, const char *cache, int log)
 {
-	char seed[24], count[12], show[12], keep[LONGEST + 1];
-	pid_t pid;
+	int file = memfd_create("order", MFD_CLOEXEC);
+	pid_t pid = must_fork();
 
-	snprintf(seed, sizeof(seed), "%llu", (unsigned long long)order->seed);
-	snprintf(count, sizeof(count), "%d", order->count);
-	snprintf(show, sizeof(show), "%d", order->show);
-	for (int n = 0; n < order->count; n++)
-		keep[n] = order->keep[n] ? '1' : '0';
-	keep[order->count] = 0;
-	fflush(stdout);
-	pid = fork();
-	must(pid >= 0);
-	if (pid)
+	if (pid) {
+		close(file);
 		return pid;
+	}
+	must(write(file, order, sizeof(*order)) == sizeof(*order) && dup2(file, ORDER_FD) == ORDER_FD);
 	must(dup2(log, LOG_FD) == LOG_FD);
 	if (cache) {
 		setenv("LD_PRELOAD", preload, 1);
@@ -165,23 +152,24 @@ static pid_t start(const struct order *order, const char *cache, int log)
 		unsetenv("LD_PRELOAD");
 	}
 	personality(ADDR_NO_RANDOMIZE);
-	execl("/proc/self/exe", "fuzz_memory", "--run", seed, count, show, keep, NULL);
+	execl("/proc/self/exe", "fuzz_memory", "--run", NULL);
 	must(!"execl");
 	return -1;
 }
 
-static struct log log_of(int fd, pid_t pid)
+/* The log of a run, when it has ended. Its last line is the exit status. */
+static char *log_of(int fd, pid_t pid, int *status)
 {
-	struct log log;
 	off_t length;
+	char *text;
 
-	must(waitpid(pid, &log.status, 0) == pid);
+	must(waitpid(pid, status, 0) == pid);
 	length = lseek(fd, 0, SEEK_END);
-	log.text = malloc((size_t)length + 64);
-	must(log.text && pread(fd, log.text, (size_t)length, 0) == length);
-	sprintf(log.text + length, "exit status %#x\n", (unsigned int)log.status);
+	text = malloc((size_t)length + 64);
+	must(text && pread(fd, text, (size_t)length, 0) == length);
+	sprintf(text + length, "exit status %#x\n", (unsigned int)*status);
 	close(fd);
-	return log;
+	return text;
 }
 
 /* A difference: the lines of both runs. */
@@ -236,21 +224,19 @@ static void each_has_come(bool judged)
 static bool differs(const struct order *order, const char *cache, struct difference *difference, bool print)
 {
 	int fds[2] = { memfd_create("log", MFD_CLOEXEC), memfd_create("log", MFD_CLOEXEC) };
+	char *logs[2], *at[2], *lines[2];
+	int status[2];
 	pid_t pids[2];
-	struct log logs[2];
-	char *at[2], *lines[2];
 	bool different = false;
 
 	must(fds[0] >= 0 && fds[1] >= 0);
 	for (int n = 0; n < 2; n++)
 		pids[n] = start(order, n ? cache : NULL, fds[n]);
 	for (int n = 0; n < 2; n++)
-		logs[n] = log_of(fds[n], pids[n]);
-	if (WIFEXITED(logs[0].status) && WEXITSTATUS(logs[0].status) == NO_DEVICE)
+		at[n] = logs[n] = log_of(fds[n], pids[n], &status[n]);
+	if (WIFEXITED(status[0]) && WEXITSTATUS(status[0]) == NO_DEVICE)
 		skip_all("the kernel refuses io_uring, by which the device of this test pins memory");
-	count_hits(logs[1].text);
-	at[0] = logs[0].text;
-	at[1] = logs[1].text;
+	count_hits(logs[1]);
 	while (!different && (at[0] || at[1])) {
 		for (int n = 0; n < 2; n++)
 			lines[n] = next_line(&at[n]);
@@ -272,8 +258,8 @@ static bool differs(const struct order *order, const char *cache, struct differe
 		if (strcmp(lines[0], lines[1]))
 			printf("#   without:%s\n#   with:   %s\n", lines[0], lines[1]);
 	}
-	free(logs[0].text);
-	free(logs[1].text);
+	free(logs[0]);
+	free(logs[1]);
 	return different;
 }
 
@@ -368,17 +354,14 @@ static bool equal(uint64_t seed, int count, const char *cache)
 
 int main(int argc, char **argv)
 {
-	static struct order order;
 	static const char *const caches[] = { "all", "all", "local" };
 	const char *one = getenv("CHECK_SEED"), *steps = getenv("CHECK_STEPS"), *only = getenv("CHECK_CACHE");
 	int count = steps ? atoi(steps) : 250, wrong = 0;
 	long sum = argc > 1 ? atol(argv[1]) : FIXED_SEEDS * (long)count, done = 0;
 	uint64_t fresh = (uint64_t)time(NULL) % 1000000 * 1000;
 
-	if (argc > 5 && !strcmp(argv[1], "--run")) {
-		read_order(argv, &order);
-		run(&order);
-	}
+	if (argc > 1 && !strcmp(argv[1], "--run"))
+		run();
 	preload = getenv("LD_PRELOAD");
 	must(preload && count > 0 && count <= LONGEST);
 	if (!one && sum > FIXED_SEEDS * (long)count)
