@@ -47,32 +47,24 @@ static void load(void)
  */
 static void plain_calls_bypass(void *memory)
 {
+	enum { PLAIN_ONES = 100 };
 	struct rdmamr_stats before, after;
-	uint64_t times = 0;
 
 	must(get_stats(&before, sizeof(before)) == 0);
-	do {
-		struct ibv_mr *mr = plain_get(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && plain_put(mr) == 0 && get_stats(&after, sizeof(after)) == 0);
-	} while (++times < 100 && after.bypassed_watch - before.bypassed_watch < 3);
-	ok(after.reg_kernel == before.reg_kernel + times && after.misses == before.misses && after.hits == before.hits &&
-	   after.bypassed_watch == before.bypassed_watch + 3 &&
-	   after.bypassed_watch - before.bypassed_watch + after.bypassed_first - before.bypassed_first == times,
-	   "RDMAMR_CACHE serves no plain call, which is counted");
+	for (int n = 0; n < PLAIN_ONES; n++)
+		must(plain_put(plain_get(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE)) == 0);
+	must(get_stats(&after, sizeof(after)) == 0);
+	is((long)(after.reg_kernel - before.reg_kernel), PLAIN_ONES, "RDMAMR_CACHE serves no plain call");
+	ok(after.bypassed_watch - before.bypassed_watch >= 3 &&
+	   after.bypassed_watch - before.bypassed_watch + after.bypassed_first - before.bypassed_first == PLAIN_ONES, "which is counted");
 }
 
-static bool is_right(char *page, char value)
+static bool is_right(char *page)
 {
 	struct ibv_mr *mr = get(stub_pd(), page, PAGE, LOCAL_AND_REMOTE);
-	volatile char *memory = page;
-	bool right;
+	bool right = mr && stub_lands(mr);
 
-	must(mr);
-	*memory = (char)~value;
-	must(stub_write(mr, (unsigned char)value) == 0);
-	right = *memory == value;
-	must(put(mr) == 0);
+	must(mr && put(mr) == 0);
 	return right;
 }
 
@@ -100,15 +92,15 @@ static void nothing_is_reused(void)
 	char *memory = pages(1);
 	long before;
 
-	must(is_right(memory, 1) && is_right(memory, 2));
+	must(is_right(memory) && is_right(memory));
 	before = stub_registered();
-	ok(is_right(memory, 3) && stub_registered() == before + 1, "no region is reused");
+	ok(is_right(memory) && stub_registered() == before + 1, "no region is reused");
 	is(stub_registered() - stub_deregistered(), 0, "none is cached");
 	plain_calls_bypass(memory);
 	if (madvise(memory, PAGE, MADV_GUARD_INSTALL) == 0) {
 		refused(memory, "guard pages");
 		must(madvise(memory, PAGE, MADV_GUARD_REMOVE) == 0);
-		ok(is_right(memory, 4), "after their removal, data lands in the current page");
+		ok(is_right(memory), "after their removal, data lands in the current page");
 	} else {
 		printf("# skipped: guard pages: this kernel has none\n");
 	}
