@@ -66,45 +66,89 @@ static void calls(void)
 
 /* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
 
+static struct ibv_mr *reg_mr_ex(struct init_attr *attr)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, struct init_attr *);
+
+	*(void **)&reg = dlvsym(RTLD_DEFAULT, "ibv_reg_mr_ex", "IBVERBS_1.15");
+	must(reg);
+	return reg(pd, attr);
+}
+
+/* What ibv_alloc_buf returns (rdma-core 64), by which ibv_reg_buf_mr registers: its private structure. */
+struct buffer {
+	void *addr;
+	size_t size;
+	struct ibv_pd *pd;
+	int dmabuf_fd;
+};
+
 static void extensible(void)
 {
+	enum { ADDR = MASK_ADDR, BUF = MASK_ADDR | MASK_BUF, AT = 8 };
+	struct ibv_pd *other = ibv_alloc_pd(context);
+	struct buffer whole = { local, PAGE, pd, -1 }, half = { local + PAGE / 2, PAGE / 2, pd, -1 };
+	struct buffer of_other = { local, PAGE, other, -1 }, dmabuf = { local, PAGE, pd, 1000 };
 	struct {
 		const char *name;
 		struct init_attr attr;
 		int err; /* 0: it is registered; -1: any */
 	} rows[] = {
-		{ "by address", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = MASK_ADDR, .addr = local + 8 }, 0 },
-		{ "by another iova", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = MASK_ADDR | MASK_IOVA,
-				       .iova = 0x123456789008, .addr = local + 8 }, 0 },
-		{ "an iova of another page offset", { .length = 100, .access = LOCAL_AND_REMOTE,
-						      .comp_mask = MASK_ADDR | MASK_IOVA, .iova = 0x10, .addr = local + 8 }, EINVAL },
+		{ "by address", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = ADDR, .addr = local + AT }, 0 },
+		{ "by another iova", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = ADDR | MASK_IOVA,
+				       .iova = 0x123456789008, .addr = local + AT }, 0 },
+		{ "an iova of another page offset", { .length = 100, .access = LOCAL_AND_REMOTE, .comp_mask = ADDR | MASK_IOVA,
+						      .iova = 0x10, .addr = local + AT }, EINVAL },
+#define OF(whose, offset, bytes)                                                                \
+	{ .length = bytes, .access = LOCAL, .comp_mask = BUF, .addr = local + (offset), .buffer = &(whose) }
+		{ "of a buffer", OF(whole, AT, 100), 0 },
 		/* libibverbs decides about memory that is not plain. It may lack the call. */
-		{ "a file", { .length = PAGE, .access = 1, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 }, -1 },
-		{ "an invalid DMA handle", { .length = PAGE, .access = 1, .comp_mask = MASK_ADDR | MASK_DMAH, .addr = local }, -1 },
-		{ "unknown attributes", { .length = PAGE, .access = 1, .comp_mask = 1ull << 40, .addr = local }, -1 },
+		{ "past the buffer's end", OF(whole, AT, PAGE), -1 },
+		{ "before the buffer", OF(half, 0, PAGE), -1 },
+		{ "a buffer of another domain", OF(of_other, 0, PAGE), -1 },
+		{ "a buffer with a dma-buf", OF(dmabuf, 0, PAGE), -1 },
+		{ "a file", { .length = PAGE, .access = LOCAL, .comp_mask = MASK_FD | MASK_FD_OFFSET | MASK_IOVA, .fd = -1 }, -1 },
+		{ "an invalid DMA handle", { .length = PAGE, .access = LOCAL, .comp_mask = ADDR | MASK_DMAH, .addr = local }, -1 },
+		{ "unknown attributes", { .length = PAGE, .access = LOCAL, .comp_mask = 1ull << 40, .addr = local }, -1 },
 	};
-	struct ibv_mr *(*reg_mr_ex)(struct ibv_pd *, struct init_attr *);
 
-	*(void **)&reg_mr_ex = dlvsym(RTLD_DEFAULT, "ibv_reg_mr_ex", "IBVERBS_1.15");
-	must(reg_mr_ex);
+	must(other);
 	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
 		struct ibv_mr *mr;
 
 		about("%s", rows[n].name);
 		errno = 0;
-		mr = reg_mr_ex(pd, &rows[n].attr);
+		mr = reg_mr_ex(&rows[n].attr);
 		gives(!rows[n].err, mr != NULL);
 		holds(rows[n].err < 0 ? errno != 0 : errno == rows[n].err);
 		holds(rows[n].err != EINVAL || said("must have the same offset"));
 		if (mr) {
-			holds(mr->addr == local + 8 && mr->length == 100);
+			holds(mr->addr == local + AT && mr->length == 100);
 			gives(0, ibv_dereg_mr(mr));
 		}
 	}
 	about("no attributes");
 	errno = 0;
-	holds(!reg_mr_ex(pd, NULL) && errno == EINVAL);
-	is((long long)stats().reg_kernel, 2, "the library made the two");
+	holds(!reg_mr_ex(NULL) && errno == EINVAL);
+	is((long long)stats().reg_kernel, 3, "the library made the three");
+	is(once_more("buffer_served", (const char *[]){ "RDMAMR_CACHE=local", NULL }), 0, "the cache serves a buffer");
+	must(ibv_dealloc_pd(other) == 0);
+}
+
+/* Registers a buffer three times: the third alone is a hit. */
+static void buffer_served(void)
+{
+	struct buffer buffer = { local, PAGE, pd, -1 };
+	struct init_attr attr = {
+		.length = PAGE, .access = LOCAL, .comp_mask = MASK_ADDR | MASK_BUF, .addr = local, .buffer = &buffer,
+	};
+
+	for (int n = 0; n < 3; n++) {
+		struct ibv_mr *mr = reg_mr_ex(&attr);
+
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+	exit(stats().hits != 1 || stats().reg_kernel != 2);
 }
 
 /* --- foreign: regions of others go to libibverbs; NULL is EINVAL --- */
@@ -666,10 +710,12 @@ static const struct part {
 	{ "signals", signals, false },
 	{ "fork", forks, true },
 	{ "fork_unneeded", fork_unneeded, false },
-	{ "fork_served", fork_served, false },
 	{ "steady", steady, false },
 	{ "disabled", disabled, true },
 	{ "old_kernel_regions", old_kernel_regions, false },
+	/* Of other parts, with other settings. */
+	{ "buffer_served", buffer_served, false },
+	{ "fork_served", fork_served, false },
 };
 
 int main(int argc, char **argv)
