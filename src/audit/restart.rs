@@ -21,6 +21,7 @@
 
 use super::LIBRARY;
 use core::ffi::CStr;
+use core::iter::successors;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use rdmamr_elf::{File, Text, read};
@@ -180,21 +181,21 @@ impl Start {
 
     /// The value of the tunable, and whether it is one that this module may raise.
     fn optional(&self) -> (usize, bool) {
-        let mut found = (DEFAULT, true);
-        for variable in self.variables() {
-            let Some(mut text) = variable.after(c"GLIBC_TUNABLES=") else {
-                continue;
-            };
-            loop {
-                if let Some(value) = text.after(TUNABLE) {
-                    found = (number(value), false);
-                }
-                let Some(next) = text.behind(b':') else { break };
-                text = next;
-            }
-        }
-        (found.0, found.1 || self.raised().is_some())
+        let tunables = self
+            .variables()
+            .filter_map(|text| text.after(c"GLIBC_TUNABLES="));
+        let last = tunables
+            .flat_map(parts)
+            .filter_map(|text| text.after(TUNABLE))
+            .last();
+        let value = last.map_or(DEFAULT, number);
+        (value, last.is_none() || self.raised().is_some())
     }
+}
+
+/// The parts of a list with a colon between them, each with those behind it.
+fn parts(list: Text) -> impl Iterator<Item = Text> {
+    successors(Some(list), |part| part.behind(b':'))
 }
 
 /// A number as in C, up to the first byte that is no digit.
@@ -274,9 +275,7 @@ fn restart_if_needed(needed: usize, without: bool) {
         let begun = text.0;
         text.bytes(b"LD_AUDIT=".iter().copied());
         let empty = text.0;
-        let mut rest = Some(modules);
-        while let Some(module) = rest {
-            rest = module.behind(b':');
+        for module in parts(modules) {
             let name = || module.bytes().take_while(|&byte| byte != b':');
             if ends_with(name(), MODULE) {
                 is_changed = true;
@@ -359,22 +358,19 @@ impl Writer {
 mod system {
     use core::arch::asm;
 
-    #[cfg(target_arch = "x86_64")]
-    mod number {
-        pub const MMAP: usize = 9;
-        pub const WRITE: usize = 1;
-        pub const EXECVE: usize = 59;
-        pub const PPOLL: usize = 271;
-        pub const NEWFSTATAT: usize = 262;
+    /// A call's number on x86-64, and on all other machines.
+    const fn number(x86: usize, others: usize) -> usize {
+        if cfg!(target_arch = "x86_64") {
+            x86
+        } else {
+            others
+        }
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    mod number {
-        pub const MMAP: usize = 222;
-        pub const WRITE: usize = 64;
-        pub const EXECVE: usize = 221;
-        pub const PPOLL: usize = 73;
-        pub const NEWFSTATAT: usize = 79;
-    }
+    const MMAP: usize = number(9, 222);
+    const WRITE: usize = number(1, 64);
+    const EXECVE: usize = number(59, 221);
+    const PPOLL: usize = number(271, 73);
+    const NEWFSTATAT: usize = number(262, 79);
 
     /// # Safety
     /// The kernel may do to memory what this call does.
@@ -408,7 +404,7 @@ mod system {
         const PRIVATE_ANONYMOUS: usize = 0x22;
         let arguments = [0, bytes, READ_WRITE, PRIVATE_ANONYMOUS, usize::MAX, 0];
         // SAFETY: a new mapping.
-        let memory = unsafe { call(number::MMAP, arguments) };
+        let memory = unsafe { call(MMAP, arguments) };
         (memory > 0).then_some(memory as usize)
     }
 
@@ -423,12 +419,12 @@ mod system {
         let now = [0u64; 2];
         let now = now.as_ptr().expose_provenance();
         // SAFETY: the kernel writes the answer, and reads the time.
-        unsafe { call(number::PPOLL, [at, 1, now, 0, 0, 0]) };
+        unsafe { call(PPOLL, [at, 1, now, 0, 0, 0]) };
         if about[3] == POLLOUT {
             let from = text.as_ptr().expose_provenance();
             let arguments = [STANDARD_ERROR.into(), from, text.len(), 0, 0, 0];
             // SAFETY: the kernel reads the text.
-            unsafe { call(number::WRITE, arguments) };
+            unsafe { call(WRITE, arguments) };
         }
     }
 
@@ -440,13 +436,13 @@ mod system {
         let to = about.as_mut_ptr().expose_provenance();
         let arguments = [AT_FDCWD, path, to, 0, 0, 0];
         // SAFETY: the path ends with a NUL, and the kernel writes a `struct stat`.
-        let failed = unsafe { call(number::NEWFSTATAT, arguments) } != 0;
+        let failed = unsafe { call(NEWFSTATAT, arguments) } != 0;
         (!failed).then_some([about[0], about[1]])
     }
 
     /// Returns only if the kernel refuses.
     pub fn execute(path: usize, arguments: usize, environment: usize) {
         // SAFETY: the path ends with a NUL, and both lists of strings with 0.
-        unsafe { call(number::EXECVE, [path, arguments, environment, 0, 0, 0]) };
+        unsafe { call(EXECVE, [path, arguments, environment, 0, 0, 0]) };
     }
 }
