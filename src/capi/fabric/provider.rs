@@ -24,7 +24,6 @@ use rdmamr_fabric::provider::{self, Fabric};
 use rdmamr_fabric::queue::Queue;
 use rdmamr_fabric::refusals::*;
 use rdmamr_mr::Error;
-use std::sync::Mutex;
 
 static FABRIC: fi_ops = object(fabric_close, no_bind, no_control);
 
@@ -142,24 +141,6 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
     })
 }
 
-/// The provider's description, in memory that libfabric's core may write to.
-struct SharedProvider(Mutex<fi_provider>);
-
-// SAFETY: the pointers in the description point to statics, which every thread may read.
-unsafe impl Sync for SharedProvider {}
-// SAFETY: the pointers in the description point to statics, which every thread may read.
-unsafe impl Send for SharedProvider {}
-
-static PROVIDER: SharedProvider = SharedProvider(Mutex::new(fi_provider {
-    version: RELEASE,
-    fi_version: 0,
-    context: [0; 4],
-    name: provider::NAME.as_ptr(),
-    getinfo,
-    fabric,
-    cleanup,
-}));
-
 /// This library's version, in the form of FI_VERSION(major, minor).
 const RELEASE: u32 =
     crate::capi::rdmamr::RDMAMR_VERSION_MAJOR << 16 | crate::capi::rdmamr::RDMAMR_VERSION_MINOR;
@@ -170,14 +151,19 @@ const RELEASE: u32 =
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut fi_provider {
     ret::always(null_mut(), || {
-        let Some(version) = provider::serves() else {
+        let Some(fi_version) = provider::serves() else {
             return null_mut();
         };
-        let Ok(mut provider) = PROVIDER.0.lock() else {
-            return null_mut();
-        };
-        provider.fi_version = version;
-        &raw mut *provider
+        // libfabric's core writes to the description, and keeps it.
+        Box::into_raw(Box::new(fi_provider {
+            version: RELEASE,
+            fi_version,
+            context: [0; 4],
+            name: provider::NAME.as_ptr(),
+            getinfo,
+            fabric,
+            cleanup,
+        }))
     })
 }
 versioned!(fi_prov_ini, "RDMAMR_1.0");
