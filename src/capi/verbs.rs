@@ -313,71 +313,68 @@ unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
 }
 interpose!(ibv_unimport_mr, "IBVERBS_1.10");
 
-/// The functions of libibverbs' private interface that providers call. These symbols have no
-/// version node, since the name of the private node contains rdma-core's release.
-mod private {
-    use super::*;
+// The functions of libibverbs' private interface that providers call. These symbols have no version
+// node, since the name of the private node contains rdma-core's release.
 
-    const _: next::CmdRereg = ibv_cmd_rereg_mr;
+const _: next::CmdRereg = ibv_cmd_rereg_mr;
 
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ibv_cmd_dereg_mr(vmr: *mut verbs_mr) -> c_int {
+    // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
+    let deregister = || unsafe { dispatch::private::deregister(vmr) };
+    ret::always(libc::ENOMEM, deregister)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ibv_cmd_rereg_mr(
+    vmr: *mut verbs_mr,
+    flags: u32,
+    addr: *mut c_void,
+    length: usize,
+    hca_va: u64,
+    access: c_int,
+    pd: *mut ibv_pd,
+    command: *mut c_void,
+    command_size: usize,
+    answer: *mut c_void,
+    answer_size: usize,
+) -> c_int {
+    ret::always(libc::ENOMEM, || {
+        let forward = |next: rdmamr_next::CmdRereg| {
+            // SAFETY: `next` is libibverbs' function of this name, and gets the provider's
+            // arguments.
+            unsafe {
+                next(
+                    vmr,
+                    flags,
+                    addr,
+                    length,
+                    hca_va,
+                    access,
+                    pd,
+                    command,
+                    command_size,
+                    answer,
+                    answer_size,
+                )
+            }
+        };
         // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
-        let deregister = || unsafe { dispatch::private::deregister(vmr) };
-        ret::always(libc::ENOMEM, deregister)
-    }
+        unsafe { dispatch::private::rereg(vmr, forward) }
+    })
+}
 
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub unsafe extern "C" fn ibv_cmd_rereg_mr(
-        vmr: *mut verbs_mr,
-        flags: u32,
-        addr: *mut c_void,
-        length: usize,
-        hca_va: u64,
-        access: c_int,
-        pd: *mut ibv_pd,
-        command: *mut c_void,
-        command_size: usize,
-        answer: *mut c_void,
-        answer_size: usize,
-    ) -> c_int {
-        ret::always(libc::ENOMEM, || {
-            let forward = |next: rdmamr_next::CmdRereg| {
-                // SAFETY: `next` is libibverbs' function of this name, and gets the provider's
-                // arguments.
-                unsafe {
-                    next(
-                        vmr,
-                        flags,
-                        addr,
-                        length,
-                        hca_va,
-                        access,
-                        pd,
-                        command,
-                        command_size,
-                        answer,
-                        answer_size,
-                    )
-                }
-            };
-            // SAFETY: the provider passes NULL, an object of its own, or an object of this library.
-            unsafe { dispatch::private::rereg(vmr, forward) }
-        })
-    }
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: the provider passes a domain that it is about to deallocate and that still
+    // exists.
+    let deallocate = || unsafe { dispatch::private::dealloc_pd(pd) };
+    ret::always(libc::ENOMEM, deallocate)
+}
 
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub unsafe extern "C" fn ibv_cmd_dealloc_pd(pd: *mut ibv_pd) -> c_int {
-        // SAFETY: the provider passes a domain that it is about to deallocate and that still
-        // exists.
-        let deallocate = || unsafe { dispatch::private::dealloc_pd(pd) };
-        ret::always(libc::ENOMEM, deallocate)
-    }
-
-    #[cfg_attr(not(test), unsafe(no_mangle))]
-    pub unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
-        // SAFETY: the provider passes a device that it made and is about to close.
-        let close = || unsafe { dispatch::private::close_device(verbs_context) };
-        ret::always((), close)
-    }
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn verbs_uninit_context(verbs_context: *mut c_void) {
+    // SAFETY: the provider passes a device that it made and is about to close.
+    let close = || unsafe { dispatch::private::close_device(verbs_context) };
+    ret::always((), close)
 }
