@@ -67,21 +67,19 @@ fn of_memory(request: &Request) -> Call {
 /// The record of a deregistration, made before the call: the region cannot be read after it.
 #[cold]
 pub fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
-    let known = mr.map(|mr| {
-        let public = mr.read();
-        Call {
-            pd: public.pd.addr() as u64,
-            addr: public.addr.addr() as u64,
-            length: public.length as u64,
-            access: mr.access(),
-            lkey: public.lkey,
-            ..trace::NOTHING
-        }
-    });
-    Call {
+    let mut record = Call {
         call,
-        ..known.unwrap_or(trace::NOTHING)
+        ..trace::NOTHING
+    };
+    if let Some(mr) = mr {
+        let public = mr.read();
+        record.pd = public.pd.addr() as u64;
+        record.addr = public.addr.addr() as u64;
+        record.length = public.length as u64;
+        record.access = mr.access();
+        record.lkey = public.lkey;
     }
+    record
 }
 
 /// The same record after the call.

@@ -8,7 +8,6 @@
 use super::buffers::Block;
 use super::modules::{self, ModuleList};
 use super::place;
-use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use errno::Errno;
 use once_cell::race::OnceBox;
@@ -24,11 +23,12 @@ use std::ffi::{CStr, CString};
 const MOST_REASONS: u32 = 4096;
 
 /// The file, as one process writes it.
+#[derive(Default)]
 pub struct File {
     /// Its name for this process (`place::expand`).
     path: Option<CString>,
     /// The file to which that name leads.
-    first: &'static First,
+    first: Option<&'static First>,
     /// Another process has chosen the name, by a request in the live page.
     is_requested: bool,
     pid: u32,
@@ -70,26 +70,18 @@ impl File {
         let pattern = config.trace.as_deref();
         let path = pattern.map(|pattern| place::expand(pattern, pid, config.rank));
         File {
-            first: shared(path.as_deref().unwrap_or_default()),
+            first: path.as_deref().map(shared),
             path,
-            is_requested: false,
             pid,
             process: clock::real(),
-            sequence: AtomicU64::new(0),
-            reasons: AtomicU32::new(0),
-            listed: AtomicPtr::new(null_mut()),
-            start: AtomicU32::new(NOT_STARTED),
-            failed: AtomicBool::new(false),
-            full: AtomicBool::new(false),
-            left_out: AtomicU64::new(0),
-            written: AtomicU64::new(0),
+            ..File::default()
         }
     }
 
     /// The file that has this path now, by a request, with nothing written yet.
     pub fn requested(path: CString) -> File {
         File {
-            first: Box::leak(Box::new(First::default())),
+            first: Some(Box::leak(Box::new(First::default()))),
             path: Some(path),
             is_requested: true,
             ..File::new()
@@ -127,19 +119,15 @@ impl File {
         let mut place = config().rank.unwrap_or(NO_RANK).to_le_bytes().to_vec();
         place.extend(place::host().into_bytes());
         self.block(kind::PLACE, &place);
-        self.say_if_slow();
-        self.start.store(STARTED, Release);
-        true
-    }
-
-    /// Warns of a file system over which blocks take long.
-    fn say_if_slow(&self) {
+        // Over such a file system blocks take long.
         if let Some(system) = self.path.as_deref().and_then(place::slow_file_system) {
             log::always(format_args!(
                 "RDMAMR_TRACE: the file is on {system}: calls take longer, and processes that share it may mix \
                  what they write; a local file system is better"
             ));
         }
+        self.start.store(STARTED, Release);
+        true
     }
 
     /// Writes a block of calls.
@@ -229,7 +217,7 @@ impl File {
         let manner = Manner {
             mode: 0o600,
             limit,
-            first: Some(self.first),
+            first: self.first,
             magic: Some(MAGIC),
             only_existing: self.is_requested,
         };
