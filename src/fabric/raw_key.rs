@@ -73,15 +73,9 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl RawKey {
-    /// Reads a raw key that a remote peer has sent, and compares its base address with `base`, which
-    /// came with it.
-    pub fn read(bytes: &[u8], base: u64) -> Result<RawKey> {
-        let key = Self::parse(bytes)?;
-        ensure(key.base == base, RAW_KEY_BASE)?;
-        Ok(key)
-    }
-
-    fn parse(bytes: &[u8]) -> Result<RawKey> {
+    /// Reads a raw key that a remote peer has sent, and compares its base address with the one
+    /// that came with it.
+    pub fn read(bytes: &[u8], sent_base: u64) -> Result<RawKey> {
         ensure(bytes.get(..4) == Some(&MAGIC), RAW_KEY_FOREIGN)?;
         let count = u32_at(bytes, 4).ok_or(RAW_KEY_SIZE)? as usize;
         let whole = (1..=IOV_LIMIT).contains(&count) && bytes.len() == size(count);
@@ -106,6 +100,7 @@ impl RawKey {
             end = end.and_then(|end| end.checked_add(piece.length));
         }
         ensure(end.is_some(), RAW_KEY_PAST_END)?;
+        ensure(base == sent_base, RAW_KEY_BASE)?;
         Ok(RawKey { base, pieces })
     }
 }

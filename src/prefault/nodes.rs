@@ -24,8 +24,9 @@ const MPOL_LOCAL: c_int = 4;
 pub struct Place {
     /// The processors that they may use, if not those of the registering thread.
     processors: Option<Mask>,
-    /// How many threads beside the registering one have a processor of their own.
-    helpers: usize,
+    /// How many threads beside the registering one find a processor. More threads would only slow
+    /// each other down. This ignores a limit on their time (cpu.max).
+    pub helpers: usize,
     /// The node to allocate from if the thread runs on another.
     node: Option<u32>,
 }
@@ -67,12 +68,6 @@ impl Place {
             helpers: spare,
             node: Some(node),
         }
-    }
-
-    /// How many threads beside the registering one find a processor. More threads would only slow
-    /// each other down. This ignores a limit on their time (cpu.max).
-    pub fn helpers(&self) -> usize {
-        self.helpers
     }
 
     /// Moves this thread to the place.
@@ -185,6 +180,6 @@ mod tests {
     fn a_machine_with_one_node_leaves_the_threads_alone() {
         let here = 0u8;
         let place = Place::of((&raw const here).addr(), 1);
-        assert_eq!(place.helpers(), count(&allowed()) - 1);
+        assert_eq!(place.helpers, count(&allowed()) - 1);
     }
 }

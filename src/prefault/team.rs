@@ -71,7 +71,7 @@ impl Team {
         let place = Place::of(pages.start, threads);
         let threads = threads
             .min(pages.bytes() / PIECE.max(found.page))
-            .min(place.helpers());
+            .min(place.helpers);
         if threads == 0 {
             return None;
         }
@@ -175,7 +175,10 @@ impl Populating {
     fn await_pin(&self) -> bool {
         const MOMENT: u64 = 1_000_000;
         const LONGEST: u64 = 1_000_000_000;
-        let first = self.first_missing();
+        const PIECES: usize = 32;
+        // The first missing page, if it is among the first pieces.
+        let end = self.pages.end.min(self.pages.start + PIECES * PIECE);
+        let first = self.first_missing(Pages { end, ..self.pages });
         let start = clock::monotonic_by_kernel();
         loop {
             if self.over.load(Relaxed) {
@@ -183,7 +186,7 @@ impl Populating {
             }
             let waited = clock::monotonic_by_kernel().saturating_sub(start);
             let begun = match first {
-                Some(page) => self.first_missing_in(page).is_none(),
+                Some(page) => self.first_missing(page).is_none(),
                 None => waited >= MOMENT,
             };
             if begun || waited >= LONGEST {
@@ -193,16 +196,9 @@ impl Populating {
         }
     }
 
-    /// The first missing page, if it is among the first pieces.
-    fn first_missing(&self) -> Option<Pages> {
-        const PIECES: usize = 32;
-        let end = self.pages.end.min(self.pages.start + PIECES * PIECE);
-        self.first_missing_in(Pages { end, ..self.pages })
-    }
-
     /// The first missing page among these. `None` also if the kernel does not tell. Each look opens
     /// the page map anew, because a descriptor that stays open may mean another file later.
-    fn first_missing_in(&self, pages: Pages) -> Option<Pages> {
+    fn first_missing(&self, pages: Pages) -> Option<Pages> {
         let map = PageMap::open()?;
         let mut entries = [Entry::default(); PIECE / 4096];
         let mut at = pages;
@@ -232,7 +228,7 @@ impl Populating {
             self.ask_for_all();
         }
         // Populating present pages takes twenty times as long as asking whether they are present.
-        if self.first_missing_in(piece).is_some() && !self.populate(piece) {
+        if self.first_missing(piece).is_some() && !self.populate(piece) {
             self.over.store(true, Relaxed);
         }
         true
@@ -274,7 +270,7 @@ mod tests {
     };
 
     fn helpers() -> usize {
-        Place::of(0, 1).helpers()
+        Place::of(0, 1).helpers
     }
 
     #[test]

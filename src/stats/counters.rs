@@ -274,10 +274,8 @@ impl Change {
 
     /// A region less.
     pub fn less(bytes: u64) -> Change {
-        Change {
-            regions: 1u64.wrapping_neg(),
-            bytes: bytes.wrapping_neg(),
-        }
+        let [regions, bytes] = [1, bytes].map(u64::wrapping_neg);
+        Change { regions, bytes }
     }
 }
 
