@@ -36,8 +36,8 @@ mirror! { "struct fi_ops_fabric" =>
     }
 }
 
-/// `struct fi_ops_domain`: the functions of a domain that do not concern memory. The library supports
-/// none of them.
+/// `struct fi_ops_domain`: the functions of a domain that do not concern memory. The library
+/// supports none of them.
 #[repr(C)]
 pub struct domain_slots {
     pub size: usize,

@@ -220,7 +220,10 @@ impl Queue {
 
     /// Removes the events of a region that is being closed.
     pub fn forget(&self, closed: &Region) {
-        let is_of = |event: &Event| matches!(event, Event::Registration { region, .. } if *region == closed.address());
+        let is_of = |event: &Event| match event {
+            Event::Registration { region, .. } => *region == closed.address(),
+            Event::Written { .. } => false,
+        };
         let mut events = self.lock();
         let had_any = !events.waiting.is_empty();
         events.waiting.retain(|event| !is_of(event));

@@ -313,8 +313,8 @@ pub fn find_all() {
     LIBFABRIC.find_next(&mut OF_LIBFABRIC.iter().copied().chain(getinfo));
 }
 
-/// Declares functions of a library, with the library's own signatures and version nodes, if they have
-/// one.
+/// Declares functions of a library, with the library's own signatures and version nodes, if they
+/// have one.
 macro_rules! next {
     ($library:ident, $all:ident: $( $(#[$meta:meta])* $name:ident = $symbol:literal $(@ $version:literal)?: fn($($arg:ty),*) -> $ret:ty; )*) => {
         $( $(#[$meta])* pub static $name: Next<unsafe extern "C" fn($($arg),*) -> $ret> =

@@ -196,8 +196,8 @@ impl rdmamr_stats {
     }
 }
 
-/// What a counter counts, in the words of the table for people: behind its name, or behind the common
-/// beginning of several names.
+/// What a counter counts, in the words of the table for people: behind its name, or behind the
+/// common beginning of several names.
 const WORDS: &str = "\
 ended_elsewhere regions that ended without ibv_dereg_mr
 shared hits on a region in use

@@ -124,8 +124,8 @@ impl Thread<'_> {
     }
 }
 
-/// Adds a frame of the dump, `  File "PATH", line LINE in FUNCTION`, as a line of the trace. The line
-/// is `???` if there is none. `None` for other text.
+/// Adds a frame of the dump, `  File "PATH", line LINE in FUNCTION`, as a line of the trace. The
+/// line is `???` if there is none. `None` for other text.
 fn add_frame(text: &str, into: &mut String) -> Option<()> {
     let text = text.strip_prefix("  File \"")?;
     // The last quote, because a path may contain one.

@@ -133,7 +133,8 @@ unsafe extern "C" fn trywait(_: *mut fid_fabric, fids: *mut *mut fid, count: c_i
             // SAFETY: open objects: `object` is NULL or an open object.
             let ops = unsafe { object.as_ref() }.map_or(null_mut(), |object| object.ops);
             ensure(core::ptr::eq(ops, &TABLES.queue), OTHER_QUEUE)?;
-            // SAFETY: the table is that of this library's queues, and the caller keeps the queue open.
+            // SAFETY: the table is that of this library's queues, and the caller keeps the queue
+            // open.
             let queue = unsafe { Queue::from_c(object.cast()) }?;
             ensure(queue.is_empty(), QUEUE_NOT_EMPTY)?;
         }
