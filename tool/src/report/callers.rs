@@ -3,6 +3,7 @@
 //! symbols or debug information.
 use super::symbols::Symbols;
 use super::units::name_of;
+use crate::trace::Trace;
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::path::Path;
@@ -113,9 +114,20 @@ pub struct Resolver {
 }
 
 impl Resolver {
+    /// The functions at a place of a process: a file of the trace, if one is known, and an address in it.
+    pub fn at(
+        &mut self,
+        trace: &Trace,
+        process: u32,
+        (file, offset): (Option<u32>, u64),
+    ) -> Vec<Frame> {
+        let module = file.map(|file| trace.paths[file as usize].as_str());
+        self.resolve(module, offset, trace.processes[process as usize].process)
+    }
+
     /// The functions at an address: the inlined ones, the innermost first, then the one around them.
     /// There is at least one. `began` is when the process began, CLOCK_REALTIME in ns.
-    pub fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Vec<Frame> {
+    fn resolve(&mut self, module: Option<&str>, offset: u64, began: u64) -> Vec<Frame> {
         let unnamed = Frame {
             module: module.map(str::to_string),
             offset,

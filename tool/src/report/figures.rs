@@ -33,12 +33,8 @@ impl Replay {
         let sites = std::mem::take(&mut self.site_totals);
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
-            let began = trace.processes[*process as usize].process;
-            let mut frames = |path: Option<u32>, offset| {
-                let module = path.map(|path| trace.paths[path as usize].as_str());
-                resolver.resolve(module, offset, began)
-            };
-            let at = frames(site.path, site.offset);
+            let mut frames = |place| resolver.at(trace, *process, place);
+            let at = frames((site.path, site.offset));
             Caller::new(at, site.stack.as_deref(), frames)
         };
 

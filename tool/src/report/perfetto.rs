@@ -75,9 +75,11 @@ fn title(process: &Process) -> String {
 /// The functions from which a call came, the innermost inlined one first.
 pub fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> Vec<Frame> {
     let (process, address) = (event.process, event.call.caller);
-    let (path, offset) = trace.locate(process, event.modules, address);
-    let module = path.map(|path| trace.paths[path as usize].as_str());
-    resolver.resolve(module, offset, trace.processes[process as usize].process)
+    resolver.at(
+        trace,
+        process,
+        trace.locate(process, event.modules, address),
+    )
 }
 
 fn of_call(event: &Event, begin: u64, caller: &str) -> Value {

@@ -66,13 +66,12 @@ impl Caller {
     pub fn new(
         at: Vec<Frame>,
         beyond: Option<&Places>,
-        mut frames: impl FnMut(Option<u32>, u64) -> Vec<Frame>,
+        frames: impl FnMut((Option<u32>, u64)) -> Vec<Frame>,
     ) -> Caller {
         let mut stack = at;
         let place = stack.remove(0);
         if let Some(places) = beyond {
-            let native = places.native.iter();
-            let native = native.flat_map(|&(path, offset)| frames(path, offset));
+            let native = places.native.iter().copied().flat_map(frames);
             let is_native = |frame: &Frame| places.python.is_empty() || !is_interpreter(frame);
             stack.extend(native.take_while(is_native));
             stack.extend(places.python.iter().map(of_python));
@@ -116,7 +115,7 @@ mod tests {
     }
 
     fn names(places: &Places, functions: [&str; 4]) -> Vec<String> {
-        let frames = |_, offset: u64| vec![named(functions[offset as usize])];
+        let frames = |(_, offset): (_, u64)| vec![named(functions[offset as usize])];
         let caller = Caller::new(vec![named("wrapper")], Some(places), frames);
         caller.stack.iter().map(|frame| frame.words()).collect()
     }
@@ -135,7 +134,7 @@ mod tests {
         let all = ["call_c", functions[2], "run", "main"];
         assert_eq!(names(&native, functions), all);
         // If the function has no name, the file identifies it.
-        let frames = |_, offset| {
+        let frames = |(_, offset)| {
             let module = [
                 "/lib/app",
                 "/lib/app",
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn inlined_functions_are_frames_of_the_stack() {
         let at = ["wrapper", "leaks"].map(named).to_vec();
-        let frames = |_, offset: u64| match offset {
+        let frames = |(_, offset): (Option<u32>, u64)| match offset {
             3 => ["inner", "outer"].map(named).to_vec(),
             _ => vec![named("main")],
         };
