@@ -13,7 +13,7 @@ use anyhow::Result;
 use rdmamr_trace_format::call;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -97,12 +97,11 @@ impl Replay {
     }
 
     fn latencies(&self) -> Vec<Latency> {
-        let kinds: BTreeSet<What> = self.sizes.keys().map(|key| key.1).collect();
-        let of_kind = |what| {
-            let mut all = Durations::default();
-            for (_, durations) in self.sizes.iter().filter(|((_, of), _)| *of == what) {
-                all.merge(durations);
-            }
+        let mut kinds: BTreeMap<What, Durations> = BTreeMap::new();
+        for (&(_, what), durations) in &self.sizes {
+            kinds.entry(what).or_default().merge(durations);
+        }
+        let rows = kinds.iter().flat_map(|(&what, all)| {
             let steps = all.steps().into_iter();
             steps.map(move |(from_ns, calls, time_ns)| Latency {
                 from_ns,
@@ -110,8 +109,8 @@ impl Replay {
                 calls,
                 time_ns,
             })
-        };
-        let mut latencies: Vec<_> = kinds.into_iter().flat_map(of_kind).collect();
+        });
+        let mut latencies: Vec<_> = rows.collect();
         latencies.sort_by_key(|row| (row.from_ns, row.what));
         latencies
     }

@@ -5,6 +5,7 @@ use super::replay::ProcessCounts;
 use super::shape::{Rank, Ranks};
 use crate::trace::Process;
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 /// `counts` are those of `processes`.
 pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
@@ -40,9 +41,7 @@ pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
     }
     list.sort_by_key(|rank| (Reverse(rank.time_ns), rank.rank, rank.host.clone()));
     let mean_ns = list.iter().map(|rank| rank.time_ns).sum::<u64>() / (list.len() as u64).max(1);
-    let mut hosts: Vec<_> = list.iter().filter_map(|rank| rank.host.as_ref()).collect();
-    hosts.sort();
-    hosts.dedup();
+    let hosts: BTreeSet<_> = list.iter().filter_map(|rank| rank.host.as_ref()).collect();
     Ranks {
         hosts: hosts.len() as u64,
         mean_ns,

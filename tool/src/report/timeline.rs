@@ -44,11 +44,10 @@ impl Timeline {
         };
         Timeline {
             step,
-            now: Point::default(),
-            peak: Point::default(),
             points: vec![Point::default()],
             moments: (0..POINTS).map(moment).collect(),
             lanes: processes.iter().take(MOST_LANES).map(lane).collect(),
+            ..Timeline::default()
         }
     }
 
@@ -78,10 +77,9 @@ impl Timeline {
     }
 
     fn bytes(&mut self, cache: bool) -> &mut u64 {
-        if cache {
-            &mut self.now.cache_bytes
-        } else {
-            &mut self.now.plain_bytes
+        match cache {
+            true => &mut self.now.cache_bytes,
+            false => &mut self.now.plain_bytes,
         }
     }
 
