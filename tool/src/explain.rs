@@ -75,7 +75,10 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     }
     let (own, others) = own_lines(&pasted);
     let found = pasted::find(&others, rows(LINES));
-    let statuses = found.statuses.iter().filter_map(|status| of_status(status));
+    // The row of a completion's status: what is known, and what to look at.
+    let statuses = found.statuses.iter();
+    let statuses = statuses.filter_map(|status| rows_of(COMPLETIONS, status).next());
+    let statuses = statuses.map(|cells| meaning(&cells));
     let lines = found.lines.iter();
     let lines = lines.map(|cells| entry(&cells[0], &cells[2..], None));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
@@ -125,21 +128,15 @@ fn of_errno(errno: &str) -> Option<String> {
     let Some(row) = SECTIONS.iter().find(|row| row.0 == errno) else {
         return other(errno);
     };
-    explain(row.0).map(|mut text| {
-        let checks = row.1.iter().map(|check| check());
-        let checks: Vec<_> = checks.chain(doctor::of_devices(row.0)).collect();
-        if !checks.is_empty() {
-            let strong = style::STRONG;
-            let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");
-            text += &doctor::paragraphs(&checks);
-        }
-        text
-    })
-}
-
-/// The row of a completion's status: what is known, and what to look at.
-fn of_status(status: &str) -> Option<String> {
-    Some(meaning(&rows_of(COMPLETIONS, status).next()?))
+    let mut text = explain(errno)?;
+    let checks = row.1.iter().map(|check| check());
+    let checks: Vec<_> = checks.chain(doctor::of_devices(errno)).collect();
+    if !checks.is_empty() {
+        let strong = style::STRONG;
+        let _ = write!(text, "\n{strong}This process, here{strong:#}\n\n");
+        text += &doctor::paragraphs(&checks);
+    }
+    Some(text)
 }
 
 /// A row of three cells: what is said, what it means, and what to do.
@@ -175,9 +172,13 @@ fn explain(errno: &str) -> Option<String> {
     for block in body.split("\n\n") {
         let block = block.trim_matches('\n');
         if block.starts_with('|') {
-            for row in block.lines().skip(2) {
+            for row in block.lines().skip(2).map(cells) {
+                // What the library's line says, the cause if the row has one, and what to do.
+                let [says, causes @ .., to_do] = &row[..] else {
+                    continue;
+                };
                 number += 1;
-                text += &cause(number, &cells(row));
+                text += &format!("\n{number:2}. {}", entry(says, causes, Some(to_do)));
             }
         } else if block.starts_with("- ") {
             for point in format!("\n{block}").split("\n- ").skip(1) {
@@ -188,13 +189,6 @@ fn explain(errno: &str) -> Option<String> {
         }
     }
     Some(text)
-}
-
-/// A row: what the library's line says, the cause if the row has one, and what to do.
-fn cause(number: usize, cells: &[String]) -> String {
-    let (says, rest) = cells.split_first().expect("a row has a cell");
-    let (to_do, causes) = rest.split_last().expect("a row has two cells");
-    format!("\n{number:2}. {}", entry(says, causes, Some(to_do)))
 }
 
 /// The row of an errno that has no section.
@@ -266,7 +260,7 @@ mod tests {
         for section in [COMPLETIONS, LINES] {
             assert!(rows(section).all(|cells| cells.len() == 3), "{section}");
         }
-        assert!(pasted::names().all(|name| of_status(name).is_some()));
+        assert!(pasted::names().all(|name| rows_of(COMPLETIONS, name).next().is_some()));
         assert!(other("EIO").unwrap().contains("the device is gone"));
         let named = |name: &String| (0..300).any(|number| errno::name(number) == *name);
         assert!(names().iter().all(named), "{:?} have numbers", names());
