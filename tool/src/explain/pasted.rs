@@ -3,7 +3,8 @@
 //! print the same number in different ways, and many numbers that are neither.
 
 use crate::report::errno;
-use std::io::Error;
+use ::errno::Errno;
+use anstream::adapter::strip_str;
 
 /// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
 /// mlx5dv.h), mlx5's code of the vendor that was seen with it, and the words of ibv_wc_status_str, UCX
@@ -99,7 +100,7 @@ const ALONE: &str = "none";
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos that mean
 /// nothing beside them.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
-    let text = without_colours(pasted).trim().to_lowercase();
+    let text = strip_str(pasted).to_string().trim().to_lowercase();
     let numbers: Vec<_> = text.lines().flat_map(numbers).collect();
     let statuses = statuses(&text, &numbers);
     let lines = rows.filter_map(|mut cells| {
@@ -126,16 +127,6 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         lines,
         errnos,
     }
-}
-
-/// The text without a terminal's escape sequences, each of which a letter ends.
-fn without_colours(text: &str) -> String {
-    let mut parts = text.split('\x1b');
-    let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |text, part| {
-        let end = part.find(|of: char| of.is_ascii_alphabetic());
-        text + end.map_or("", |end| &part[end + 1..])
-    })
 }
 
 fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
@@ -206,11 +197,9 @@ fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
     let text = text.replace("no such device or address", "enxio");
     let text = text.replace("too many open files in system", "enfile");
     let is_named = |number: &u16| {
-        let words = Error::from_raw_os_error((*number).into()).to_string();
-        let words = words.to_lowercase();
-        let words = words.split(" (os error").next().unwrap_or_default();
+        let words = Errno((*number).into()).to_string().to_lowercase();
         has_words(&text, &errno::name(*number).to_lowercase())
-            || !words.starts_with("unknown error") && has_words(&text, words)
+            || !words.starts_with("unknown error") && has_words(&text, &words)
     };
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
