@@ -49,7 +49,7 @@ fn number(text: &str) -> Result<u64, String> {
 
 /// What the trace says about the key.
 pub fn explain(args: &Args) -> anyhow::Result<String> {
-    let path = args.trace.as_deref().context("no trace")?;
+    let path = args.trace.as_ref().context("no trace")?;
     let key = args.key.context("no key")?;
     let key = u32::try_from(key).context("a key has 32 bits")?;
     let wanted = args.addr.map(|start| (start, args.length.unwrap_or(1)));
@@ -60,8 +60,7 @@ pub fn explain(args: &Args) -> anyhow::Result<String> {
         );
     }
     let asked = Asked { key, wanted };
-    let paths = [path.to_path_buf()];
-    asked.answer(&Trace::of(&paths)?)
+    asked.answer(&Trace::of(std::slice::from_ref(path))?)
 }
 
 /// What is asked: a key, and the first byte and the length of an access.
