@@ -25,6 +25,16 @@ pub enum Size {
     U64 = 0x79,
 }
 
+/// What is calculated in a register.
+#[derive(Clone, Copy)]
+pub enum Alu {
+    Add = 0x00,
+    Or = 0x40,
+    And = 0x50,
+    ShiftLeft = 0x60,
+    Set = 0xb0,
+}
+
 /// The condition of a jump, of a register and a number.
 #[derive(Clone, Copy)]
 pub enum If {
@@ -70,36 +80,14 @@ impl Code {
         self.push(0xdb, to, from, offset, 1);
     }
 
-    pub fn copy(&mut self, to: Register, from: Register) {
-        self.push(0xbf, to, from, 0, 0);
+    /// Calculates with a number.
+    pub fn alu(&mut self, operation: Alu, to: Register, value: i32) {
+        self.push(operation as u8 | 0x07, to, 0, 0, value);
     }
 
-    pub fn set(&mut self, to: Register, value: i32) {
-        self.push(0xb7, to, 0, 0, value);
-    }
-
-    pub fn add(&mut self, to: Register, value: i32) {
-        self.push(0x07, to, 0, 0, value);
-    }
-
-    pub fn add_register(&mut self, to: Register, from: Register) {
-        self.push(0x0f, to, from, 0, 0);
-    }
-
-    pub fn and(&mut self, to: Register, value: i32) {
-        self.push(0x57, to, 0, 0, value);
-    }
-
-    pub fn or_register(&mut self, to: Register, from: Register) {
-        self.push(0x4f, to, from, 0, 0);
-    }
-
-    pub fn shift_left(&mut self, to: Register, bits: i32) {
-        self.push(0x67, to, 0, 0, bits);
-    }
-
-    pub fn shift_left_by(&mut self, to: Register, by: Register) {
-        self.push(0x6f, to, by, 0, 0);
+    /// Calculates with another register.
+    pub fn alu_by(&mut self, operation: Alu, to: Register, from: Register) {
+        self.push(operation as u8 | 0x0f, to, from, 0, 0);
     }
 
     pub fn call(&mut self, helper: i32) {
@@ -150,7 +138,7 @@ impl Code {
     /// The end of a program, with a label.
     pub fn end(&mut self, label: &'static str) {
         self.label(label);
-        self.set(0, 0);
+        self.alu(Alu::Set, 0, 0);
         self.push(0x95, 0, 0, 0, 0);
     }
 }
@@ -166,7 +154,7 @@ mod tests {
         code.address_of_element(2, 7);
         code.jump("out");
         code.label("nowhere");
-        code.set(1, 1);
+        code.alu(Alu::Set, 1, 1);
         code.end("out");
         let offsets: Vec<i16> = code.instructions().iter().map(|it| it.offset).collect();
         assert_eq!(offsets, [4, 0, 0, 1, 0, 0, 0]);

@@ -20,7 +20,7 @@
 //! processors on which a task is switched out that cannot leave.
 
 use super::btf::{Btf, FUNCTION, TYPEDEF, VARIABLE};
-use super::code::{Code, If, Register, Size::*};
+use super::code::{Alu::*, Code, If, Register, Size::*};
 use anyhow::{Result, bail};
 use rdmamr_fence::{GAPS, LINE, LINES, MOVES, OPEN};
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -73,10 +73,10 @@ pub fn hooks(btf: &Btf, counters: BorrowedFd) -> Result<Vec<Program>> {
         code.jump_if(If::Equal, 1, 0, "out");
         code.load(U32, 1, 1, btf.field(TASK, "tgid")?);
         line(&mut code, 1, LINES);
-        code.add(1, LINE as i32);
+        code.alu(Add, 1, LINE as i32);
         code.address_of_element(2, counters.as_raw_fd());
-        code.add_register(2, 1);
-        code.set(3, 1);
+        code.alu_by(Add, 2, 1);
+        code.alu(Set, 3, 1);
         code.fetch_add(2, MOVES as i16, 3);
         code.end("out");
         Ok(Program {
@@ -91,8 +91,8 @@ pub fn hooks(btf: &Btf, counters: BorrowedFd) -> Result<Vec<Program>> {
 
 /// Makes a number the offset of its line, one of `lines`, a power of two.
 fn line(code: &mut Code, register: Register, lines: u32) {
-    code.and(register, lines as i32 - 1);
-    code.shift_left(register, LINE.trailing_zeros() as i32);
+    code.alu(And, register, lines as i32 - 1);
+    code.alu(ShiftLeft, register, LINE.trailing_zeros() as i32);
 }
 
 /// A program for the kernel's switches from one task to another.
@@ -120,12 +120,12 @@ pub fn measuring(btf: &Btf, thread: i32, seen: BorrowedFd) -> Result<Program> {
     code.load(U32, 2, 1, btf.field(TASK, "pid")?);
     code.jump_if(If::NotEqual, 2, thread, "out");
     code.load(U16, 1, 1, btf.field(TASK, "migration_disabled")?);
-    code.and(1, 63);
-    code.set(2, 1);
-    code.shift_left_by(2, 1);
+    code.alu(And, 1, 63);
+    code.alu(Set, 2, 1);
+    code.alu_by(ShiftLeft, 2, 1);
     code.address_of_element(1, seen.as_raw_fd());
     code.load(U64, 3, 1, 0);
-    code.or_register(2, 3);
+    code.alu_by(Or, 2, 3);
     code.store(1, 0, 2);
     code.end("out");
     at_switch(btf, "measuring", code)
@@ -150,7 +150,7 @@ pub fn at_switches(
 ) -> Result<Program> {
     let disabled = btf.field(TASK, "migration_disabled")?;
     let mut code = Code::default();
-    code.copy(6, 1);
+    code.alu_by(Set, 6, 1);
     code.address_of_variable(1, btf.id(VARIABLE, "runqueues")?);
     code.call(THIS_CPU_PTR);
     // r7: the tasks of this processor that cannot leave it.
@@ -158,7 +158,7 @@ pub fn at_switches(
     code.load(U32, 8, 0, btf.field("rq", "cpu")?);
     line(&mut code, 8, lines);
     code.address_of_element(9, processors.as_raw_fd());
-    code.add_register(9, 8);
+    code.alu_by(Add, 9, 8);
     code.load(U64, 8, 9, 0);
     code.jump_if(If::Equal, 8, BROKEN, "out");
     if depth > 0 {
@@ -167,7 +167,7 @@ pub fn at_switches(
         code.load(U16, 1, 1, disabled);
         code.jump_if(If::Less, 1, depth, "impossible");
         code.jump_if(If::NotEqual, 1, depth, "next");
-        code.add(7, -1);
+        code.alu(Add, 7, -1);
         code.label("next");
     }
     // Less the next task, which is about to run. Most often there is none at all, and that task is
@@ -176,28 +176,28 @@ pub fn at_switches(
     code.load(U64, 2, 6, 16);
     code.load(U16, 2, 2, disabled);
     code.jump_if(If::Equal, 2, 0, "count");
-    code.add(7, -1);
+    code.alu(Add, 7, -1);
     code.label("count");
     code.jump_if(If::Less, 7, 0, "impossible");
     code.jump_if(If::Equal, 7, 0, "compare");
-    code.set(7, 1);
+    code.alu(Set, 7, 1);
     code.label("compare");
     code.jump_if_same(7, 8, "out");
     code.store(9, 0, 7);
     code.address_of_element(1, counters.as_raw_fd());
     code.jump_if(If::NotEqual, 7, 0, "raise");
-    code.set(2, -1);
+    code.alu(Set, 2, -1);
     code.fetch_add(1, OPEN as i16, 2);
     code.jump("out");
     // The state stays broken, so that OPEN is never lowered again.
     code.label("impossible");
-    code.set(7, BROKEN);
+    code.alu(Set, 7, BROKEN);
     code.store(9, 0, 7);
     code.address_of_element(1, counters.as_raw_fd());
     code.label("raise");
-    code.set(2, 1);
+    code.alu(Set, 2, 1);
     code.fetch_add(1, OPEN as i16, 2);
-    code.set(2, 1);
+    code.alu(Set, 2, 1);
     code.fetch_add(1, GAPS as i16, 2);
     code.end("out");
     at_switch(btf, "switches", code)
