@@ -17,6 +17,7 @@ use super::closers::{Closers, Interrupter};
 use crate::files::{open_at, owned};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{
@@ -26,9 +27,9 @@ use rustix::net::{
 use rustix::process::umask;
 use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, Permissions};
-use std::io::{Error, ErrorKind, IoSlice};
+use std::io::{ErrorKind, IoSlice};
 use std::mem::{MaybeUninit, zeroed};
-use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::ptr::null_mut;
@@ -113,39 +114,40 @@ impl Service {
         let interrupter = Interrupter::of_this_thread()?;
         let listener = Box::leak(Box::new(listen().context(SOCKET)?));
         let mut connections = Connections::default();
+        let again = Timespec::try_from(AGAIN)?;
         loop {
             connections.forget(&closers);
             let has_room = connections.open.len() < MOST;
-            // poll(2) leaves out a negative number.
-            let accepted = if has_room { listener.as_raw_fd() } else { -1 };
-            let polled = [self.signals.as_raw_fd(), accepted];
-            let mut polled = polled.map(|fd| watched(fd, libc::POLLIN)).to_vec();
+            let nothing = PollFlags::empty();
+            let accepts = if has_room { PollFlags::IN } else { nothing };
+            let mut polled = vec![
+                PollFd::new(&self.signals, PollFlags::IN),
+                PollFd::new(&*listener, accepts),
+            ];
             // A process that has gone needs no answer.
             let all = connections.open.iter();
             let waiting = all.filter(|it| it.state == State::Waits);
-            polled.extend(waiting.map(|it| watched(it.socket, 0)));
-            let timeout = match has_room && polled.len() == 2 {
-                true => -1,
-                false => AGAIN.as_millis() as i32,
+            polled.extend(waiting.map(|it| PollFd::from_borrowed_fd(it.socket, nothing)));
+            let timeout = (!has_room || polled.len() > 2).then_some(&again);
+            match poll(&mut polled, timeout) {
+                Err(Errno::INTR) => 0,
+                ready => ready.context("poll")?,
             };
-            // SAFETY: the list has as many elements.
-            let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as u64, timeout) };
-            let error = Error::last_os_error();
-            if ready < 0 && error.kind() != ErrorKind::Interrupted {
-                return Err(error).context("poll");
-            }
-            if polled[0].revents != 0 {
+            let is_ready = |it: &PollFd| !it.revents().is_empty();
+            if is_ready(&polled[0]) {
                 return Ok(());
             }
             let _interrupted = interrupter.begin();
-            let gone = polled[2..].iter().filter(|it| it.revents != 0);
-            let gone: Vec<_> = gone.map(|it| it.fd).collect();
+            let gone = polled[2..].iter().filter(|it| is_ready(it));
+            let gone: Vec<_> = gone.map(|it| it.as_fd().as_raw_fd()).collect();
             connections.end(&closers, |it| match it.state {
-                State::Waits => gone.contains(&it.socket) || it.since.elapsed() >= TIMEOUT,
+                State::Waits => {
+                    gone.contains(&it.socket.as_raw_fd()) || it.since.elapsed() >= TIMEOUT
+                }
                 State::Answered => !it.is_unread(),
                 State::Refused | State::Closes => false,
             });
-            if polled[1].revents != 0 {
+            if is_ready(&polled[1]) {
                 connections.accept(listener);
             }
             connections.answer(files);
@@ -169,15 +171,6 @@ fn signals() -> Result<OwnedFd> {
     Ok(file?)
 }
 
-/// A file for poll(2).
-fn watched(fd: RawFd, events: i16) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    }
-}
-
 /// Why a process of this user gets no counters.
 pub enum Absent {
     /// No service runs.
@@ -189,7 +182,7 @@ pub enum Absent {
 /// Asks the service that runs, with the library's checks (`src/cache/watch/service.rs`) and more
 /// time.
 pub fn answers() -> Result<(), Absent> {
-    const ANSWER_MS: i32 = 200;
+    const LIMIT: Duration = Duration::from_millis(200);
     let about = fs::symlink_metadata(SOCKET).map_err(|_| Absent::NotRunning)?;
     if about.uid() != 0 || !about.file_type().is_socket() {
         return Err(Absent::Refused("its socket is not root's"));
@@ -205,9 +198,8 @@ pub fn answers() -> Result<(), Absent> {
         return Err(Absent::Refused("it does not run as root"));
     }
     let silent = Absent::Refused("it does not answer");
-    let mut polled = watched(socket.as_raw_fd(), libc::POLLIN);
-    // SAFETY: the list has one element.
-    if unsafe { libc::poll(&mut polled, 1, ANSWER_MS) } != 1 {
+    let limit = Timespec::try_from(LIMIT).ok();
+    if poll(&mut [PollFd::new(&socket, PollFlags::IN)], limit.as_ref()) != Ok(1) {
         return Err(silent);
     }
     let mut packet = [0u8; MAGIC.len() + 1];
@@ -271,7 +263,7 @@ enum State {
 /// A connection of a process. The closers close it.
 #[derive(Clone, Copy)]
 struct Connection {
-    socket: RawFd,
+    socket: BorrowedFd<'static>,
     user: u32,
     since: Instant,
     state: State,
@@ -283,7 +275,7 @@ impl Connection {
         let mut bytes = 0i32;
         // SIOCOUTQ, by its other name: how much of what was sent has been neither read nor dropped.
         // SAFETY: the kernel writes one number.
-        let asked = unsafe { libc::ioctl(self.socket, libc::TIOCOUTQ, &raw mut bytes) };
+        let asked = unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
         asked == 0 && bytes > 0
     }
 }
@@ -299,7 +291,8 @@ impl Connections {
     fn forget(&mut self, closers: &Closers) {
         while let Some(closed) = closers.closed() {
             // The first: a later one has the number anew.
-            let is_it = |it: &Connection| it.state == State::Closes && it.socket == closed;
+            let is_it =
+                |it: &Connection| it.state == State::Closes && it.socket.as_raw_fd() == closed;
             if let Some(at) = self.open.iter().position(is_it) {
                 self.open.remove(at);
             }
@@ -310,7 +303,7 @@ impl Connections {
     fn end(&mut self, closers: &Closers, ends: impl Fn(&Connection) -> bool) {
         for it in self.open.iter_mut().filter(|it| ends(it)) {
             it.state = State::Closes;
-            closers.close(it.socket);
+            closers.close(it.socket.as_raw_fd());
         }
     }
 
@@ -326,8 +319,9 @@ impl Connections {
             };
             // Nothing more comes in.
             let _ = shutdown(&socket, Shutdown::Read);
-            let socket = socket.into_raw_fd();
-            let user = peer(socket).map_or(u32::MAX, |peer| peer.uid);
+            // SAFETY: it stays open until a closer has it, and is not used after that.
+            let socket = unsafe { BorrowedFd::borrow_raw(socket.into_raw_fd()) };
+            let user = peer(socket.as_raw_fd()).map_or(u32::MAX, |peer| peer.uid);
             let of_user = self.open.iter().filter(|it| it.user == user).count();
             self.open.push(Connection {
                 socket,
@@ -362,13 +356,11 @@ impl Connections {
 }
 
 /// Sends the answer. If it cannot be sent at once, the process does without.
-fn send(socket: RawFd, files: &[BorrowedFd]) -> rustix::io::Result<usize> {
+fn send(socket: BorrowedFd, files: &[BorrowedFd]) -> rustix::io::Result<usize> {
     // Room for more files than there are.
     let mut room = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
     let mut control = SendAncillaryBuffer::new(&mut room);
     control.push(SendAncillaryMessage::ScmRights(files));
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    // SAFETY: the closers do not have this connection yet.
-    let socket = unsafe { BorrowedFd::borrow_raw(socket) };
     sendmsg(socket, &[IoSlice::new(&MAGIC)], &mut control, flags)
 }
