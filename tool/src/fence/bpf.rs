@@ -4,7 +4,7 @@
 //! three programs of some 25 instructions, which it makes for the running kernel itself.
 
 use super::programs::Program;
-use crate::files::owned;
+use crate::files::{owned, result};
 use anyhow::{Context, Result, anyhow};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -26,10 +26,8 @@ pub const MAPPABLE: u32 = 0x400;
 /// The structure is the call's, and its pointers are valid.
 unsafe fn bpf<T>(call: i32, argument: &T) -> std::io::Result<i32> {
     // SAFETY: this function's contract.
-    match unsafe { libc::syscall(libc::SYS_bpf, call, argument, size_of::<T>()) } {
-        -1 => Err(Error::last_os_error()),
-        result => Ok(result as i32),
-    }
+    let value = result(unsafe { libc::syscall(libc::SYS_bpf, call, argument, size_of::<T>()) })?;
+    Ok(value as i32)
 }
 
 fn reason(error: Error) -> anyhow::Error {
