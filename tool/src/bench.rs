@@ -96,8 +96,7 @@ struct Row {
 
 /// Measures, and prints the result.
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
-    let verbs = Verbs::load().map_err(anyhow::Error::msg);
-    let verbs = verbs.context("libibverbs.so.1 cannot be loaded")?;
+    let verbs = Verbs::load().context("libibverbs.so.1 cannot be loaded")?;
     let names = verbs.names();
     let Some(first) = names.first() else {
         bail!("there is no RDMA device; 'rdmamr doctor' says how to get one");

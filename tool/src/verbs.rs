@@ -2,7 +2,12 @@
 //! libibverbs, loaded at run time: most of this program is useful without it.
 
 use crate::report::units::shown;
+use anyhow::{Context as _, Error, Result, ensure};
+use errno::errno;
 use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
+use rdmamr_uverbs::context::identify;
+use rdmamr_uverbs::driver::Driver;
+use rdmamr_uverbs::kernel::Uverbs;
 use std::ffi::{CStr, c_int, c_void};
 use std::fs;
 
@@ -12,7 +17,7 @@ pub struct Loaded(*mut c_void);
 
 impl Loaded {
     /// Loads a library; an error is the linker's message.
-    pub fn open(name: &CStr) -> Result<Loaded, String> {
+    pub fn open(name: &CStr) -> Result<Loaded> {
         let mode = libc::RTLD_NOW | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
         // SAFETY: this program loads only libraries that are made to be loaded at run time.
         let handle = unsafe { libc::dlopen(name.as_ptr(), mode) };
@@ -23,7 +28,7 @@ impl Loaded {
         let error = unsafe { libc::dlerror() };
         // SAFETY: after a failure it is a NUL-terminated string, valid until the next call of dlerror.
         let error = unsafe { CStr::from_ptr(error) };
-        Err(error.to_string_lossy().into_owned())
+        Err(Error::msg(error.to_string_lossy().into_owned()))
     }
 
     /// The program itself and all libraries that were loaded with it; a preloaded library comes
@@ -85,13 +90,14 @@ pub struct Context(*mut ibv_context);
 
 impl Verbs {
     /// Loads libibverbs.
-    pub fn load() -> Result<Verbs, String> {
+    pub fn load() -> Result<Verbs> {
         let library = Loaded::open(c"libibverbs.so.1")?;
-        let missing = |name: &CStr| format!("libibverbs.so.1 has no {}", name.to_string_lossy());
         macro_rules! function {
             ($name:expr) => {
                 // SAFETY: each function has its type in <infiniband/verbs.h>.
-                unsafe { library.function($name) }.ok_or_else(|| missing($name))?
+                unsafe { library.function($name) }.with_context(|| {
+                    format!("libibverbs.so.1 has no {}", $name.to_string_lossy())
+                })?
             };
         }
         Ok(Verbs {
@@ -103,13 +109,11 @@ impl Verbs {
     }
 
     /// The devices for which libibverbs has a provider.
-    fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>, String> {
+    fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>> {
         let mut count = 0;
         // SAFETY: the count is writable. The list is never freed, so its devices stay valid.
         let list = unsafe { (self.get_device_list)(&mut count) };
-        if list.is_null() {
-            return Err(errno::errno().to_string());
-        }
+        ensure!(!list.is_null(), errno());
         // SAFETY: the list has `count` devices, followed by a null.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
         let named = list.iter().map(|&device| {
@@ -129,15 +133,13 @@ impl Verbs {
     }
 
     /// Opens a device.
-    pub fn open(&self, name: &str) -> Result<Context, String> {
+    pub fn open(&self, name: &str) -> Result<Context> {
         let mut devices = self.devices()?.into_iter();
         let device = devices.find(|device| device.0 == name);
-        let (_, device) = device.ok_or("libibverbs does not know it")?;
+        let (_, device) = device.context("libibverbs does not know it")?;
         // SAFETY: the device is of a list that is never freed.
         let context = unsafe { (self.open_device)(device) };
-        if context.is_null() {
-            return Err(errno::errno().to_string());
-        }
+        ensure!(!context.is_null(), errno());
         Ok(Context(context))
     }
 
@@ -161,13 +163,11 @@ impl Verbs {
     }
 
     /// Allocates a protection domain.
-    pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd, String> {
+    pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd> {
         // SAFETY: a `Context` is an open device.
         let pd = unsafe { (self.alloc_pd)(context.0) };
-        match pd.is_null() {
-            true => Err(errno::errno().to_string()),
-            false => Ok(pd),
-        }
+        ensure!(!pd.is_null(), errno());
+        Ok(pd)
     }
 }
 
@@ -176,5 +176,10 @@ impl Context {
     pub fn fd(&self) -> c_int {
         // SAFETY: the context is open and never closed.
         unsafe { (*self.0).cmd_fd }
+    }
+
+    /// The row of the device's driver in the library's table.
+    pub fn driver(&self) -> Option<&'static Driver> {
+        identify(&Uverbs, self.fd()).ok()?.driver()
     }
 }

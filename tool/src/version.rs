@@ -6,12 +6,15 @@ use crate::files::kernel_release;
 use crate::library;
 use crate::report::units::shown;
 use crate::verbs::{Loaded, Verbs};
+use anyhow::{Context, Result};
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
 /// The program, the library, rdma-core and the kernel, a line each. Each begins with its name.
 pub fn lines() -> String {
-    let library = library().unwrap_or_else(|error| format!("not found: {error}"));
+    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
+    let library = library()
+        .unwrap_or_else(|error| format!("not found: {}", first_line(format!("{error:#}"))));
     let rdma_core = match Verbs::load() {
         Ok(verbs) => rdma_core::found(&verbs).0,
         Err(error) => format!("not found: {error}"),
@@ -24,15 +27,13 @@ pub fn lines() -> String {
 }
 
 /// The version that the library itself states, which `run` would preload, and its path.
-fn library() -> Result<String, String> {
+fn library() -> Result<String> {
     type Version = unsafe extern "C" fn() -> *const c_char;
-    let first_line = |text: String| text.lines().next().unwrap_or_default().to_owned();
-    let found = library::find().map_err(|error| first_line(format!("{error:#}")))?;
-    let path = CString::new(found.path.as_os_str().as_bytes());
-    let loaded = Loaded::open(&path.map_err(|error| error.to_string())?)?;
+    let found = library::find()?;
+    let loaded = Loaded::open(&CString::new(found.path.as_os_str().as_bytes())?)?;
     // SAFETY: the function has this type in rdmamr.h.
     let version = unsafe { loaded.function::<Version>(c"rdmamr_version") };
-    let version = version.ok_or("it has no rdmamr_version")?;
+    let version = version.context("it has no rdmamr_version")?;
     // SAFETY: the function has no preconditions.
     let version = unsafe { version() };
     // SAFETY: it returns a constant string.

@@ -127,9 +127,9 @@ impl Calls {
     /// Opens a device, and looks the functions up in the library if it is preloaded, else in libibverbs,
     /// even if the environment loads another library.
     fn open(device: &str) -> anyhow::Result<Calls> {
-        let verbs = Verbs::load().map_err(anyhow::Error::msg)?;
-        let context = verbs.open(device).map_err(anyhow::Error::msg);
-        let pd = verbs.alloc_pd(&context.with_context(|| device.to_owned())?);
+        let verbs = Verbs::load()?;
+        let context = verbs.open(device).with_context(|| device.to_owned())?;
+        let pd = verbs.alloc_pd(&context).context("ibv_alloc_pd")?;
         let all = Loaded::whole_program();
         // SAFETY: the function is only looked up, and not called.
         let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") };
@@ -139,7 +139,7 @@ impl Calls {
         // SAFETY: <infiniband/verbs.h> gives this type.
         let deregister = unsafe { from.function(c"ibv_dereg_mr") };
         Ok(Calls {
-            pd: pd.map_err(anyhow::Error::msg).context("ibv_alloc_pd")?,
+            pd,
             register: register.context("ibv_reg_mr is missing")?,
             deregister: deregister.context("ibv_dereg_mr is missing")?,
         })

@@ -8,11 +8,10 @@ use crate::top::kernel::{self, Device, Pools};
 use crate::verbs::Context;
 use rdmamr_abi::uapi::*;
 use rdmamr_uverbs::bundle::Bundle;
-use rdmamr_uverbs::context::identify;
 use rdmamr_uverbs::kernel::{Kernel, Uverbs};
 
 /// IB_USER_VERBS_EX_CMD_QUERY_DEVICE, with the flag of the extended commands.
-const QUERY_DEVICE_EX: u64 = 0x8000_0001;
+const QUERY_DEVICE_EX: u32 = 0x8000_0001;
 /// The size of `struct ib_uverbs_ex_query_device_resp`, and the offsets of its fields.
 const ANSWER: usize = 304;
 const MAX_MR_SIZE: usize = 24;
@@ -132,12 +131,9 @@ fn guest(answer: &[u8; ANSWER]) -> Option<Check> {
 }
 
 fn query(context: &Context) -> Result<[u8; ANSWER], String> {
-    let facts = identify(&Uverbs, context.fd()).ok();
-    let driver = facts.and_then(|facts| facts.driver());
-    let driver = driver.ok_or("its driver is unknown")?;
+    let driver = context.driver().ok_or("its driver is unknown")?;
     let mut answer = [0u8; ANSWER];
-    let mut bundle = Bundle::<3>::new(driver.id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
-    bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, QUERY_DEVICE_EX);
+    let mut bundle = Bundle::<3>::of_command(driver.id, QUERY_DEVICE_EX);
     // struct ib_uverbs_ex_query_device, all zero.
     bundle.inline(UVERBS_ATTR_CORE_IN, 8, 0);
     bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer);

@@ -5,6 +5,7 @@ use super::check::Check;
 use super::rdma_core;
 use crate::files::kernel_version;
 use crate::verbs::Verbs;
+use anyhow::Result;
 use std::env;
 use std::ffi::c_int;
 
@@ -25,7 +26,7 @@ const MEANING: &str = "Such a registration costs a madvise(2) and up to two VMAs
 const COPIES: &str = "A fork copies pinned private memory, which takes long; posix_spawn, vfork and MADV_DONTFORK avoid it.";
 
 /// Asks libibverbs, which asks the kernel.
-pub fn check(verbs: &Result<Verbs, String>) -> Check {
+pub fn check(verbs: &Result<Verbs>) -> Check {
     const SUBJECT: &str = "fork";
     type Ask = unsafe extern "C" fn() -> c_int;
     let Ok(verbs) = verbs else {

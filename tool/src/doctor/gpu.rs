@@ -12,6 +12,7 @@ use super::check::Check;
 use crate::files::{of_system, read};
 use crate::report::units::bytes;
 use crate::verbs::{Context, Verbs};
+use anyhow::Result;
 use exports::Exports;
 use flate2::read::GzDecoder;
 use imports::Imports;
@@ -20,7 +21,7 @@ use pci::{Gpu, NVIDIA, Place};
 use std::path::Path;
 
 /// Checks the GPUs, and these RDMA devices, each with its context if it could be opened.
-pub fn check(verbs: &Result<Verbs, String>, devices: &[(String, Option<Context>)]) -> Vec<Check> {
+pub fn check(verbs: &Result<Verbs>, devices: &[(String, Option<Context>)]) -> Vec<Check> {
     let root = Path::new("/");
     let mut gpus = pci::gpus(root);
     if gpus.is_empty() {

@@ -5,6 +5,7 @@ use super::check::Check;
 use crate::files::{kernel_release, kernel_version, names, of_system, read};
 use crate::report::units::{printable, reason};
 use crate::verbs::{Context, Verbs};
+use anyhow::{Result, anyhow};
 use std::io::ErrorKind;
 
 /// The version of the uverbs interface that libibverbs speaks, the same since 2005.
@@ -13,11 +14,7 @@ const NODES: &str = "/sys/class/infiniband_verbs";
 const SUBJECT: &str = "uverbs";
 
 /// Opens a device by its file, then by libibverbs, and adds a check: that it opens, or the obstacle.
-pub fn open(
-    device: &str,
-    verbs: &Result<Verbs, String>,
-    checks: &mut Vec<Check>,
-) -> Option<Context> {
+pub fn open(device: &str, verbs: &Result<Verbs>, checks: &mut Vec<Check>) -> Option<Context> {
     let (check, context) = match try_open(device, verbs) {
         Ok((path, context)) => (Check::ok(SUBJECT, format!("{path} opens")), Some(context)),
         Err(obstacle) => (obstacle, None),
@@ -27,7 +24,7 @@ pub fn open(
 }
 
 /// The path of a device's file, and the device.
-fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Context), Check> {
+fn try_open(device: &str, verbs: &Result<Verbs>) -> Result<(String, Context), Check> {
     let Some(node) = node(device) else {
         let found = "the device has no uverbs file in /sys/class/infiniband_verbs";
         return Err(Check::failure(SUBJECT, found)
@@ -63,7 +60,7 @@ fn try_open(device: &str, verbs: &Result<Verbs, String>) -> Result<(String, Cont
                 .fix("apt-get install ibverbs-providers"));
         }
         Ok(verbs) => verbs.open(device),
-        Err(error) => Err(error.clone()),
+        Err(error) => Err(anyhow!("{error}")),
     };
     match opened {
         Ok(context) => Ok((path, context)),

@@ -3,6 +3,7 @@
 
 use super::check::Check;
 use crate::verbs::Verbs;
+use anyhow::Result;
 use std::ffi::{CStr, c_void};
 
 /// Functions of libibverbs and the release of rdma-core that added each, the latest first.
@@ -19,7 +20,7 @@ const SINCE: &[(&CStr, u32)] = &[
 const NEEDED: u32 = 28;
 
 /// Checks the release, told by the file's name or else by its functions.
-pub fn check(verbs: &Result<Verbs, String>) -> Check {
+pub fn check(verbs: &Result<Verbs>) -> Check {
     const SUBJECT: &str = "rdma-core";
     let verbs = match verbs {
         Ok(verbs) => verbs,

@@ -6,9 +6,8 @@ use super::super::check::{Obstacle, obstacle};
 use super::super::rdma_core;
 use crate::files::kernel_release;
 use crate::verbs::{Context, Verbs};
+use anyhow::Result;
 use rdmamr_abi::rdma_core::{ibv_mr, ibv_pd};
-use rdmamr_uverbs::context::identify;
-use rdmamr_uverbs::kernel::Uverbs;
 use std::ffi::c_int;
 
 /// The providers that register dma-bufs (`reg_dmabuf_mr` in their context operations), and the
@@ -28,7 +27,7 @@ pub struct Imports {
 }
 
 /// Asks an open device.
-pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
+pub fn of(verbs: &Result<Verbs>, context: Option<&Context>) -> Imports {
     let (Ok(verbs), Some(context)) = (verbs, context) else {
         let fix = "rdmamr doctor (the line \"uverbs\")";
         return Imports {
@@ -36,9 +35,7 @@ pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
             takes_peer_memory: false,
         };
     };
-    let facts = identify(&Uverbs, context.fd()).ok();
-    let driver = facts.and_then(|facts| facts.driver());
-    let driver = driver.map_or("unknown", |driver| driver.name);
+    let driver = context.driver().map_or("unknown", |driver| driver.name);
     let release = rdma_core::release_of(verbs);
     Imports {
         dma_buf: judge(driver, ask(verbs, context), release, &kernel_release()),
@@ -48,7 +45,7 @@ pub fn of(verbs: &Result<Verbs, String>, context: Option<&Context>) -> Imports {
 
 /// Offers a file that is not open. A driver that takes dma-bufs answers EBADF (`dma_buf_get`). An
 /// error is an answer that does not say it.
-fn ask(verbs: &Verbs, context: &Context) -> Result<bool, String> {
+fn ask(verbs: &Verbs, context: &Context) -> Result<bool> {
     type RegDmabufMr =
         unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
     const LOCAL_WRITE: c_int = 1;
@@ -63,16 +60,11 @@ fn ask(verbs: &Verbs, context: &Context) -> Result<bool, String> {
     match errno::errno().0 {
         libc::EBADF if region.is_null() => Ok(true),
         libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS | libc::ENOTTY => Ok(false),
-        other => Err(errno::Errno(other).to_string()),
+        other => Err(errno::Errno(other).into()),
     }
 }
 
-fn judge(
-    driver: &str,
-    takes: Result<bool, String>,
-    release: u32,
-    kernel: &str,
-) -> Result<(), Obstacle> {
+fn judge(driver: &str, takes: Result<bool>, release: u32, kernel: &str) -> Result<(), Obstacle> {
     let provider = PROVIDERS.iter().find(|row| row.0 == driver);
     match (takes, provider) {
         (Ok(true), _) => Ok(()),
@@ -119,7 +111,7 @@ mod tests {
         );
         assert_eq!(why("rxe", Ok(false), 60), "rxe takes no dma-buf");
         assert!(why("mlx5", Ok(false), 33).contains("34 and later"));
-        let error = Err("Input/output error".to_string());
+        let error = Err(anyhow::anyhow!("Input/output error"));
         assert!(why("mlx5", error, 44).contains("(Input/output error)"));
     }
 }
