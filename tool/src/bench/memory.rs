@@ -3,6 +3,7 @@
 
 use clap::ValueEnum;
 use rustix::fs::{MemfdFlags, memfd_create};
+use serde::{Deserialize, Serialize};
 use std::ffi::c_void;
 use std::fs::File;
 use std::io;
@@ -10,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 
 /// A kind of memory.
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub enum Kind {
     Anonymous,
     Transparent,

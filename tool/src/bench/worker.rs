@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A process that registers memory when it is its turn: another copy of this program. Its protocol is
-//! a line `KIND BYTES IS_PRESENT` in, and a line of JSON out.
+//! a line of JSON in, the kind, the bytes and whether they are present, and a line of JSON out.
 
 use super::memory::{Kind, map};
-use crate::choices::name;
 use crate::report::units;
 use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
 use anyhow::{Context, bail};
-use clap::ValueEnum;
 use rdmamr_abi::rdma_core::ibv_pd;
 use rustix::mm::{Advice, madvise};
 use serde::{Deserialize, Serialize};
@@ -72,7 +70,8 @@ impl Worker {
     /// registration's, or says that this machine has no such memory.
     pub fn turn(&mut self, kind: Kind, bytes: u64, is_present: bool) -> anyhow::Result<Answer> {
         // If the process has ended, the pipe is broken; the read below reports that.
-        let _ = writeln!(self.questions, "{} {bytes} {is_present}", name(kind));
+        let question = serde_json::to_string(&(kind, bytes, is_present))?;
+        let _ = writeln!(self.questions, "{question}");
         let mut answer = String::new();
         self.answers.read_line(&mut answer)?;
         if answer.is_empty() {
@@ -103,13 +102,8 @@ pub fn as_worker() -> Option<anyhow::Result<()>> {
 fn answer(device: &str) -> anyhow::Result<()> {
     let calls = Calls::open(device)?;
     for line in io::stdin().lines() {
-        let line = line?;
-        let words: Vec<&str> = line.split(' ').collect();
-        let [kind, bytes, is_present] = words[..] else {
-            bail!("KIND BYTES IS_PRESENT");
-        };
-        let kind = Kind::from_str(kind, false).map_err(anyhow::Error::msg)?;
-        let turn = calls.turn(kind, bytes.parse()?, is_present.parse()?);
+        let (kind, bytes, is_present) = serde_json::from_str(&line?)?;
+        let turn = calls.turn(kind, bytes, is_present);
         let turn = turn.map_err(|why| units::reason(&why));
         println!("{}", serde_json::to_string(&turn)?);
     }
