@@ -12,8 +12,9 @@ mod worker;
 use crate::choices::{bytes as size, name};
 use crate::files::kernel_release;
 use crate::library;
+use crate::report::json;
 use crate::report::units::bytes;
-use crate::style::STRONG;
+use crate::style::{self, STRONG};
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
 use clap::{ValueEnum, value_parser};
@@ -137,7 +138,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
         rows,
     };
     match args.json {
-        true => anstream::println!("{}", serde_json::to_string_pretty(&results)?),
+        true => style::print(&json::render(&results)?)?,
         false => print(&results),
     }
     // A machine without huge pages is not a failure.

@@ -17,7 +17,7 @@ pub mod figures;
 mod flame;
 mod html;
 mod job;
-mod json;
+pub mod json;
 mod output;
 pub mod perfetto;
 mod plots;

@@ -11,6 +11,7 @@ mod screen;
 mod table;
 
 use crate::files::named::replace;
+use crate::report::json;
 use crate::report::units::shown;
 use crate::style::print;
 use anyhow::{Context, Result, bail};
@@ -91,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
         sample.compare(&before);
         view.apply(&mut sample.processes);
         print(&if args.json {
-            serde_json::to_string_pretty(&sample)? + "\n"
+            json::render(&sample)?
         } else {
             table::text(&sample)
         })?;

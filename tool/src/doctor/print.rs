@@ -2,11 +2,11 @@
 //! The answer, for people and for programs.
 
 use super::check::{Check, State};
+use crate::report::json;
 use crate::report::units::plural;
 use crate::style::{self, wrap};
 use serde::Serialize;
 use std::fmt::Write as _;
-use std::io::Write as _;
 
 /// The column at which the text of a check begins.
 const INDENT: usize = 9;
@@ -20,28 +20,26 @@ struct Answer<'a> {
 }
 
 /// Prints the checks, and returns the worst state among them.
-pub fn print(checks: &[Check], json: bool) -> anyhow::Result<State> {
+pub fn print(checks: &[Check], as_json: bool) -> anyhow::Result<State> {
     let states = checks.iter().map(|check| check.state);
     let worst = states.max().unwrap_or(State::Ok);
-    let mut out = anstream::stdout().lock();
-    if json {
+    if as_json {
         let answer = Answer {
             schema: 1,
             state: worst,
             checks,
         };
-        writeln!(out, "{}", serde_json::to_string_pretty(&answer)?)?;
+        style::print(&json::render(&answer)?)?;
         return Ok(worst);
     }
-    out.write_all(paragraphs(checks).as_bytes())?;
     let count = |state| checks.iter().filter(|check| check.state == state).count() as u64;
-    writeln!(
-        out,
-        "\n{} ok, {}, {}",
+    let counts = format!(
+        "\n{} ok, {}, {}\n",
         count(State::Ok),
         plural(count(State::Warning), "warning", "warnings"),
         plural(count(State::Failure), "failure", "failures")
-    )?;
+    );
+    style::print(&(paragraphs(checks) + &counts))?;
     Ok(worst)
 }
 
