@@ -5,8 +5,9 @@
 use super::check::Check;
 use super::container;
 use crate::files::{field, kernel_version, of_system, read};
+use crate::report::units::reason;
 use crate::userfaultfd::{DEVICE, EVENTS, open};
-use errno::Errno;
+use std::io;
 
 /// Write protection. Without it the library caches no region.
 const WRITE_PROTECTION: u64 = 1 << 0;
@@ -49,7 +50,7 @@ fn device() -> String {
     let runtime = container::runtime().map(|runtime| runtime.name);
     let opened = of_system(DEVICE, false).map_err(|error| error.kind());
     match (opened, runtime) {
-        (Err(std::io::ErrorKind::PermissionDenied), _) => format!(
+        (Err(io::ErrorKind::PermissionDenied), _) => format!(
             "chgrp GROUP {DEVICE} && chmod 660 {DEVICE} (a group that may use it: whoever opens it can hold up \
              page faults of the kernel in own memory, which helps exploits of other bugs; do not use 666)"
         ),
@@ -63,10 +64,11 @@ fn device() -> String {
     }
 }
 
-fn refused(error: Errno) -> Check {
-    let check = Check::warning(SUBJECT, format!("refused: {error}"));
+fn refused(error: io::Error) -> Check {
+    let errno = error.raw_os_error().unwrap_or(0);
+    let check = Check::warning(SUBJECT, format!("refused: {}", reason(&error.into())));
     let filtered = field("/proc/self/status", "Seccomp").as_deref() == Some("2");
-    if filtered && matches!(error.0, libc::EPERM | libc::ENOSYS | libc::EACCES) {
+    if filtered && matches!(errno, libc::EPERM | libc::ENOSYS | libc::EACCES) {
         return check
             .meaning(format!(
                 "A seccomp filter refuses it, as in many containers, and {DEVICE} does not help \
@@ -77,7 +79,7 @@ fn refused(error: Errno) -> Check {
                 device()
             ));
     }
-    match error.0 {
+    match errno {
         libc::ENOSYS => check.meaning(format!(
             "The kernel is built without it (CONFIG_USERFAULTFD). {COST}"
         )),
