@@ -18,6 +18,19 @@ pub struct Limit {
     pub most: u64,
 }
 
+impl Limit {
+    /// A limit on memory.
+    pub fn of_bytes(name: &'static str, used: u64, most: u64) -> Limit {
+        Limit {
+            name,
+            device: None,
+            bytes: true,
+            used,
+            most,
+        }
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let words = |number: u64| match self.bytes {

@@ -22,7 +22,7 @@ const RDMA: [(&str, bool); 2] = [("hca_object", false), ("mr_mem", true)];
 /// Looks for a limit in the group of this process and in those around it.
 pub fn check() -> Check {
     let (mut limits, mut tight, mut fixes) = (Vec::new(), Vec::new(), Vec::new());
-    for (used, most) in memory("self") {
+    for Limit { used, most, .. } in memory("self") {
         limits.push(format!("memory.max {}, {} used", bytes(most), bytes(used)));
         if most.saturating_sub(used) < LITTLE {
             tight.push(
@@ -80,14 +80,13 @@ pub fn check() -> Check {
         .fix(fixes.join("; "))
 }
 
-/// The memory that each limited group of a process has used, and its limit. The process is a number,
-/// or `self`.
-pub fn memory(process: &str) -> Vec<(u64, u64)> {
+/// The memory that each limited group of a process may have. The process is a number, or `self`.
+pub fn memory(process: &str) -> Vec<Limit> {
     let limit = |group: PathBuf| {
         let used = number(&group, &["memory.current", "memory.usage_in_bytes"]).unwrap_or(0);
         let most = number(&group, &["memory.max", "memory.limit_in_bytes"])?;
         // Without a limit version 1 shows the largest multiple of a page.
-        (most < 1 << 60).then_some((used, most))
+        (most < 1 << 60).then(|| Limit::of_bytes("memory.max", used, most))
     };
     let groups = groups(process, "memory").into_iter();
     groups.filter_map(limit).collect()

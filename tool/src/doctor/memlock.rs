@@ -53,12 +53,14 @@ fn remedy() -> &'static str {
     )
 }
 
+/// Whether a set of capabilities, as /proc/PID/status shows it, has CAP_IPC_LOCK.
+pub fn may_pin(set: &str) -> bool {
+    u64::from_str_radix(set, 16).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
+}
+
 /// Whether this process has CAP_IPC_LOCK, capabilities(7), and if not, how far.
 fn right() -> Result<(), &'static str> {
-    let has = |set| {
-        let set = field("/proc/thread-self/status", set).unwrap_or_default();
-        u64::from_str_radix(&set, 16).unwrap_or(0) >> CAP_IPC_LOCK & 1 == 1
-    };
+    let has = |set| field("/proc/thread-self/status", set).is_some_and(|set| may_pin(&set));
     // The kernel asks for the capability in the machine's first user namespace.
     let map = read("/proc/self/uid_map").unwrap_or_default();
     match (has("CapEff"), has("CapPrm"), has("CapBnd")) {
