@@ -204,12 +204,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
             environment.insert(PROGRAM.into(), program);
         }
         let error = become_program(&program, &args.command, environment);
-        let status = match error.kind() {
-            // A script's first line may name an interpreter that does not exist.
-            io::ErrorKind::NotFound => search::NOT_FOUND,
-            _ => search::CANNOT_RUN,
-        };
-        let why = units::reason(&error.into());
+        let (why, status) = search::refused(error);
         say(format_args!("{}: {why}", shown(&program)));
         ExitCode::from(status)
     };

@@ -4,16 +4,26 @@
 use crate::report::units::{reason, shown};
 use std::env;
 use std::ffi::{CString, OsStr};
-use std::io::ErrorKind;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Exit statuses of timeout(1), env(1) and nohup(1) for a program.
-pub const CANNOT_RUN: u8 = 126;
-pub const NOT_FOUND: u8 = 127;
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
 
 /// Why no file can be run by that name, and the exit status: [`CANNOT_RUN`] if such a file exists.
 pub type Refused = (String, u8);
+
+/// Why a program cannot be run, by the error. A script's first line may name an interpreter that does
+/// not exist.
+pub fn refused(error: io::Error) -> Refused {
+    let status = match error.kind() {
+        io::ErrorKind::NotFound => NOT_FOUND,
+        _ => CANNOT_RUN,
+    };
+    (reason(&error.into()), status)
+}
 
 /// Finds the file. The returned path contains a slash, so that exec does not search again.
 pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
@@ -41,18 +51,9 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
 }
 
 fn check(file: &Path) -> Result<(), Refused> {
-    match file.metadata() {
-        Err(error) => {
-            let status = match error.kind() {
-                ErrorKind::NotFound => NOT_FOUND,
-                _ => CANNOT_RUN,
-            };
-            return Err((reason(&error.into()), status));
-        }
-        Ok(metadata) if metadata.is_dir() => {
-            return Err(("it is a directory".into(), CANNOT_RUN));
-        }
-        Ok(_) => {}
+    let about = file.metadata().map_err(refused)?;
+    if about.is_dir() {
+        return Err(("it is a directory".into(), CANNOT_RUN));
     }
     let path = CString::new(file.as_os_str().as_bytes());
     let path = path.map_err(|_| ("its name holds a NUL".into(), NOT_FOUND))?;
