@@ -105,7 +105,11 @@ pub fn kernel_release() -> String {
 
 /// The version of the running kernel, such as (6, 12).
 pub fn kernel_version() -> (u32, u32) {
-    let release = kernel_release();
+    version(&kernel_release())
+}
+
+/// The first two numbers of a release.
+pub fn version(release: &str) -> (u32, u32) {
     let mut words = release.split(|it: char| !it.is_ascii_digit());
     let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
     (number(), number())

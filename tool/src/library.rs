@@ -2,8 +2,9 @@
 //! The search for librdmamr.so.1.
 
 use crate::elf::Elf;
+use crate::files::version;
 use crate::report::units::shown;
-use anyhow::{anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use std::env;
 use std::ffi::{CStr, OsStr, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -27,12 +28,12 @@ pub struct Library {
 pub fn find() -> anyhow::Result<Library> {
     if let Some(path) = env::var_os("RDMAMR_LIBRARY").filter(|path| !path.is_empty()) {
         let path = std::path::absolute(path)?;
-        return open(&path).map_err(|why| anyhow!("RDMAMR_LIBRARY={}: {why:#}", shown(&path)));
+        return open(&path).with_context(|| format!("RDMAMR_LIBRARY={}", shown(&path)));
     }
     let beside = beside_this_program();
     let found = beside.iter().find(|path| path.exists()).cloned();
     if let Some(path) = found.or_else(by_linker) {
-        return open(&path).map_err(|why| anyhow!("{}: {why:#}", shown(&path)));
+        return open(&path).with_context(|| shown(&path));
     }
     let looked = beside.iter().map(|path| format!("\n  {}", shown(path)));
     bail!(
@@ -53,9 +54,9 @@ impl Library {
         let path = MODULE.iter().map(|name| dir.join(name)).find(fits);
         let path = path.ok_or_else(|| format!("{} is not in {}", MODULE[0], shown(dir)))?;
         match glibc() {
-            Some(version) if version < (2, 35) => Err(format!(
-                "glibc {}.{} does not show all bindings to {}, glibc 2.35 does",
-                version.0, version.1, MODULE[0]
+            (major, minor) if (major, minor) < (2, 35) => Err(format!(
+                "glibc {major}.{minor} does not show all bindings to {}, glibc 2.35 does",
+                MODULE[0]
             )),
             _ => Ok(path),
         }
@@ -63,29 +64,24 @@ impl Library {
 }
 
 /// The version of the C library of this program, which is also that of the programs that it runs.
-fn glibc() -> Option<(u32, u32)> {
+fn glibc() -> (u32, u32) {
     // SAFETY: the function has no preconditions.
-    let version = unsafe { libc::gnu_get_libc_version() };
+    let release = unsafe { libc::gnu_get_libc_version() };
     // SAFETY: it returns a constant string.
-    let version = unsafe { CStr::from_ptr(version) };
-    let (major, minor) = version.to_str().ok()?.split_once('.')?;
-    let minor = minor.split('.').next()?;
-    Some((major.parse().ok()?, minor.parse().ok()?))
+    version(&unsafe { CStr::from_ptr(release) }.to_string_lossy())
 }
 
 fn open(path: &Path) -> anyhow::Result<Library> {
-    let Some(elf) = Elf::read(path)? else {
-        bail!("it is not a shared library");
-    };
-    if !elf.is_dynamic || elf.is_program || elf.interpreter.is_some() {
-        bail!("it is a program, not a shared library");
-    }
-    if elf.soname != SONAME.as_bytes() {
-        bail!(
-            "it is another library than {SONAME}: its DT_SONAME is \"{}\"",
-            elf.soname.escape_ascii()
-        );
-    }
+    let elf = Elf::read(path)?.context("it is not a shared library")?;
+    ensure!(
+        elf.is_dynamic && !elf.is_program && elf.interpreter.is_none(),
+        "it is a program, not a shared library"
+    );
+    ensure!(
+        elf.soname == SONAME.as_bytes(),
+        "it is another library than {SONAME}: its DT_SONAME is \"{}\"",
+        elf.soname.escape_ascii()
+    );
     // ld.so treats both characters as the end of a name, and they cannot be quoted.
     let ends_a_name = |byte: &u8| b": \t\n".contains(byte);
     ensure!(
