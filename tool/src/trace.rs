@@ -45,6 +45,7 @@ const fn most(kind: u16) -> usize {
 }
 
 /// A trace whose blocks are known.
+#[derive(Default)]
 pub struct Trace {
     sources: Vec<Source>,
     pub processes: Vec<Process>,
@@ -211,21 +212,13 @@ impl Process {
 }
 
 impl Trace {
-    /// Finds the blocks of a file.
-    #[cfg(test)]
-    pub fn open(path: &Path) -> Result<Trace> {
-        Trace::of(&[path.to_path_buf()])
-    }
-
     /// Finds the blocks of several files, folders and pipes, which may be those of several hosts.
     pub fn of(paths: &[PathBuf]) -> Result<Trace> {
         let mut damage = Vec::new();
         let mut trace = Trace {
             sources: source::open(paths, &mut damage)?,
-            processes: Vec::new(),
-            paths: Vec::new(),
-            runs: Vec::new(),
             damage,
+            ..Trace::default()
         };
         let mut known = Known::default();
         for number in 0..trace.sources.len() {
@@ -340,18 +333,12 @@ impl Trace {
                 if cut == 1 { "A block is".to_string() } else { format!("{cut} blocks are") }
             ));
         }
-        if garbage > 0 {
-            self.damage.push(format!(
-                "{name}The report leaves out {} outside of any block.",
-                plural(garbage, "byte", "bytes")
-            ));
-        }
-        if newer > 0 {
-            self.damage.push(format!(
-                "{name}The report leaves out {} of another version.",
-                plural(newer, "block", "blocks")
-            ));
-        }
+        let bytes = plural(garbage, "byte", "bytes") + " outside of any block";
+        let blocks = plural(newer, "block", "blocks") + " of another version";
+        let left_out = [(garbage, bytes), (newer, blocks)].into_iter();
+        let left_out = left_out.filter(|(count, _)| *count > 0);
+        let left_out = left_out.map(|(_, what)| format!("{name}The report leaves out {what}."));
+        self.damage.extend(left_out);
         Ok(())
     }
 

@@ -3,6 +3,13 @@ use super::*;
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
 use rdmamr_trace_format::call;
 
+impl Trace {
+    /// The trace in one file.
+    pub fn open(path: &Path) -> Result<Trace> {
+        Trace::of(&[path.to_path_buf()])
+    }
+}
+
 fn open(sample: &Sample) -> Result<Trace> {
     let (_folder, path) = file(sample);
     Trace::open(&path)
