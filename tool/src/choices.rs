@@ -10,12 +10,9 @@ pub fn name(choice: impl ValueEnum) -> String {
 
 /// A number of bytes: 4096, 64K, 1M, 2G.
 pub fn bytes(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.to_ascii_uppercase().chars().last() {
-        Some('K') => (&text[..text.len() - 1], 10),
-        Some('M') => (&text[..text.len() - 1], 20),
-        Some('G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
+    let mut units = [(['K', 'k'], 10), (['M', 'm'], 20), (['G', 'g'], 30)].into_iter();
+    let of_unit = units.find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, shift)));
+    let (digits, shift) = of_unit.unwrap_or((text, 0));
     let number = digits.parse::<u64>().ok();
     let bytes = number.and_then(|number| number.checked_mul(1 << shift));
     bytes
