@@ -8,7 +8,7 @@ use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::termios::tcgetwinsize;
 use std::fmt::{Display, Write as _};
-use std::io::{IsTerminal, Write as _};
+use std::io::Write as _;
 use std::sync::OnceLock;
 
 pub const GOOD: Style = AnsiColor::Green.on_default();
@@ -25,15 +25,10 @@ pub fn columns() -> usize {
 pub fn width() -> Option<usize> {
     static WIDTH: OnceLock<Option<usize>> = OnceLock::new();
     *WIDTH.get_or_init(|| {
-        let is_terminal = std::io::stdout().is_terminal() && !cfg!(test);
-        let width = is_terminal.then(width_of_terminal).flatten();
-        width.map(|width| width.clamp(40, 160))
+        let columns = tcgetwinsize(std::io::stdout()).ok()?.ws_col;
+        let is_known = columns > 0 && !cfg!(test);
+        is_known.then(|| usize::from(columns).clamp(40, 160))
     })
-}
-
-fn width_of_terminal() -> Option<usize> {
-    let columns = tcgetwinsize(std::io::stdout()).ok()?.ws_col;
-    (columns > 0).then_some(columns.into())
 }
 
 /// Breaks lines between words, and indents all but the first.
