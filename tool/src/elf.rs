@@ -8,7 +8,7 @@ use object::{Endianness, ReadCache, ReadRef};
 use std::path::{Path, PathBuf};
 
 /// The processor and the word size that code is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Machine {
     is_64: bool,
     big_endian: bool,
@@ -16,7 +16,7 @@ pub struct Machine {
 }
 
 /// An ELF file.
-#[derive(Debug)]
+#[derive(Default, Debug)]
 pub struct Elf {
     pub machine: Machine,
     /// PT_INTERP: the program that loads the program and its libraries.
@@ -58,10 +58,8 @@ where
             big_endian: header.is_big_endian(),
             number: header.e_machine(endian),
         },
-        interpreter: None,
-        is_program: false,
         is_dynamic: header.e_type(endian) == elf::ET_DYN,
-        soname: Vec::new(),
+        ..Elf::default()
     };
     let segments = header.program_headers(endian, data)?;
     let (mut soname, mut strings) = (None, None);
