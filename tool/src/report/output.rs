@@ -2,7 +2,7 @@
 //! The output of a report: to standard output, or to a file.
 use super::units::shown;
 use crate::files::named::{buffered, me, replace};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::{Access, access};
 use std::io::{self, Write};
 use std::path::Path;
@@ -18,17 +18,15 @@ pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) ->
 
 /// Refuses a path that [`write`] cannot write, before a program runs whose results go there.
 pub fn ensure_writable(path: &Path) -> Result<()> {
-    let there = path.metadata().ok().filter(|there| !there.is_file());
     if path == Path::new("-") {
         return Ok(());
     }
-    if there.as_ref().is_some_and(|there| there.is_dir()) {
-        bail!("it is a directory");
-    }
+    ensure!(!path.is_dir(), "it is a directory");
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
-    let place = match there {
-        Some(_) => path,
-        None => folder.unwrap_or(Path::new(".")),
+    // A device or a pipe is written to; a file is replaced.
+    let place = match path.exists() && !path.is_file() {
+        true => path,
+        false => folder.unwrap_or(Path::new(".")),
     };
     Ok(access(place, Access::WRITE_OK)?)
 }
