@@ -73,20 +73,7 @@ check "it fits 80 columns, except lines to copy" [ "$(grep -v '^ *-> ' "$work/te
 check "wrong usage: status 2" bash -c '"$1" doctor --nosuch 2>/dev/null; [ $? = 2 ]' - "$tool"
 
 # A filter of system calls, as containers have one.
-filtered() { # ERRNO COMMAND...
-	${hidden:+hide} python3 -c '
-import ctypes, os, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-step = lambda code, jt, jf, k: struct.pack("HBBI", code, jt, jf, k)
-# The number of the call; 323 is userfaultfd on x86-64.
-code = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 323) + step(6, 0, 0, 0x50000 | int(sys.argv[1])) + step(6, 0, 0, 0x7fff0000)
-buffer = ctypes.create_string_buffer(code)
-class Program(ctypes.Structure):
-    _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
-program = Program(len(code) // 8, ctypes.addressof(buffer))
-assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(program)) == 0, ctypes.get_errno()
-os.execv(sys.argv[2], sys.argv[2:])' "$@"
-}
+filtered() { ${hidden:+hide} "${built:-target/ctests}/starts_filtered" "$@"; } # ACTION COMMAND...
 if [ "$(uname -m)" = x86_64 ]; then
 	says "userfaultfd is allowed" userfaultfd ok "allowed" cat "$work/text"
 	# Without a device libibverbs cannot ask the kernel, which needs no help from 5.13 on.
@@ -97,7 +84,7 @@ if [ "$(uname -m)" = x86_64 ]; then
 	fi
 	if [ -z "$device" ]; then
 		if [ -r /dev/userfaultfd ]; then
-			says "refused by a container's filter, and granted by the device" userfaultfd ok "allowed" filtered 1 "$tool" doctor
+			says "refused by a container's filter, and granted by the device" userfaultfd ok "allowed" filtered refuse "$tool" doctor
 		else
 			skip "the device in place of the call" "there is none, or not for this user"
 		fi
@@ -110,8 +97,8 @@ if [ "$(uname -m)" = x86_64 ]; then
 		}
 		if hide true 2>/dev/null; then
 			hidden=yes
-			says "refused by a container's filter" userfaultfd warning "seccomp" filtered 1 "$tool" doctor
-			says "in the other way that they refuse" userfaultfd warning "seccomp" filtered 38 "$tool" doctor
+			says "refused by a container's filter" userfaultfd warning "seccomp" filtered refuse "$tool" doctor
+			says "in the other way that they refuse" userfaultfd warning "seccomp" filtered lack "$tool" doctor
 			hidden=
 		else
 			skip "refused by a container's filter" "the device cannot be hidden here"
@@ -188,16 +175,13 @@ if [ -z "$device" ]; then
 	"$tool" explain enomem >"$work/explained"
 	check "explain ENOMEM has causes and what to do, in 80 columns" bash -c 'grep -q "^ 1\. " "$1" && grep -q "^ *-> " "$1" && [ "$(grep -v "^ *-> " "$1" | wc -L)" -le 80 ]' - "$work/explained"
 	check "memory of a GPU among them" grep -q "memory of a GPU, says" "$work/explained"
-	check "a number means the same as a name, in capitals or not" diff <("$tool" explain 12) "$work/explained"
 	for runtime in Docker Kubernetes Slurm systemd prlimit; do
 		check "explain ENOMEM says how $runtime raises the limit" grep -q "^  - .*$runtime" <(sed 's/^  - A process that.*prlimit/  - prlimit/' "$work/explained")
 	done
 	[ "$(id -u)" != 0 ] || says "and what the limit is" memlock warning "soft limit 64 KiB" prlimit --memlock=65536 "${nobody[@]}" "$tool" explain ENOMEM
 	check "another errno has a line" grep -q "^EIO: likely the device is gone" <("$tool" explain EIO)
-	check "a pasted line has its errno found" diff <("$tool" explain "ibv_reg_mr(address=0x1000, length=8) failed: Cannot allocate memory") "$work/explained"
 	check "so has one from standard input" diff <(echo "fi_mr_reg failed, ret is:-12" | "$tool" explain -) "$work/explained"
 	check "words need no quotes" grep -q "^EFAULT: Bad address" <("$tool" explain Bad address)
-	check "a completion's status is no errno" grep -q "^IBV_WC_LOC_PROT_ERR" <("$tool" explain "Got completion with error 4, opcode 1, len 8, vendor err 81")
 	check "an unknown errno: status 2, and the known ones" bash -c '"$1" explain EXDEV 2>"$2"; [ $? = 2 ] && grep -q "ENOMEM, EFAULT" "$2"' - "$tool" "$work/explained"
 fi
 

@@ -3,6 +3,7 @@
 # run.sh TOOL LIBRARY [DEVICE GID_INDEX]: the programs that "rdmamr run" starts, their environment,
 # and the programs that it refuses. With a device, instead, another project's program on that
 # device.
+# shellcheck disable=SC2016,SC2086 # variables of inner shells, and words
 . "$(dirname "$0")/../lib/script.sh"
 tool=$1 library=$2
 chmod 755 "$work"
@@ -68,7 +69,6 @@ signalled() { # SIGNAL dies|catches OPTION...
 	local name="SIG$1 to the launcher${3:+, with $3}: the program $2" wanted="5 caught" pid status
 	[ "$2" = catches ] || wanted="$((128 + $(kill -l "$1"))) "
 	rm -f started
-	# shellcheck disable=SC2016 # the program's own variables
 	"$tool" run "${@:3}" -- perl -e '$SIG{$ARGV[0]} = $ARGV[1] eq "dies" ? "DEFAULT" : sub { print "caught\n"; exit 5 } if $ARGV[0] ne "KILL";
 		open F, ">started"; close F; sleep 600' "$1" "$2" >caught 2>/dev/null &
 	pid=$!
@@ -124,7 +124,6 @@ has() { # NAME LINE COMMAND...: the program's environment has the line
 module=${library%/*}/librdmamr-audit.so
 # OPTIONS | A LINE OF THE ENVIRONMENT
 while IFS='|' read -r options line; do
-	# shellcheck disable=SC2086 # words
 	has "rdmamr run $options: $line" "$line" run $options env
 done <<-ROWS
 	|LD_PRELOAD=$library
@@ -143,10 +142,6 @@ done <<-ROWS
 ROWS
 has "before libraries that are preloaded already" "LD_PRELOAD=$library:libdl.so.2" env LD_PRELOAD=libdl.so.2 "$tool" run env
 has "before another module" "LD_AUDIT=$module:/nowhere.so" env LD_AUDIT=/nowhere.so "$tool" run env
-launchers=()
-for _ in $(seq 14); do launchers+=(env RDMAMR_LIBRARY="$library" "$tool" run); done
-# shellcheck disable=SC2016 # the program's own variables
-gives "14 launchers, each started by the one before: each file is named once" "$library $module"$'\nstatus 0' "${launchers[@]}" sh -c 'echo $LD_PRELOAD $LD_AUDIT'
 has "the user's settings stay" RDMAMR_LOG=debug env RDMAMR_LOG=debug "$tool" run env
 has "--no-audit leaves it out" 0 run --no-audit bash -c 'env | grep -c ^LD_AUDIT'
 for file in "$module" "$library"; do has "loaded: ${file##*/}" "$file" run bash -c 'awk "/librdmamr/ { print \$6 }" /proc/$$/maps'; done
@@ -159,7 +154,6 @@ check "--stats=FILE: the library has written it" grep -q reg_kernel stats
 
 # Programs that register nothing, and those that end early: one line says so.
 none='rdmamr: no call is recorded: the program has registered no memory, or its trace could not be written'
-# shellcheck disable=SC2016 # the inner shell's own variable
 die='kill $$'
 gives "a trace of nothing" "$none"$'\nstatus 0' run --trace none true
 gives "of a program that a signal ends" $'rdmamr: SIGTERM ended the program\n'"$none"$'\nstatus 143' run --trace none sh -c "$die"
@@ -172,7 +166,6 @@ gives "of one that leaves by _exit" $'rdmamr: the program has no statistics: it 
 mkdir temporary
 TMPDIR=$work/temporary run --stats sh -c "$die" 2>/dev/null
 check "nothing stays in TMPDIR" rmdir temporary
-# shellcheck disable=SC2016 # the inner shell's own variable
 check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
 cp /bin/true busy
 gives "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
@@ -186,7 +179,6 @@ block "an old block" >trace
 run --trace trace true 2>/dev/null
 check "a new trace replaces an old one" bash -c '! grep -qs "old block" trace'
 rm -f started
-# shellcheck disable=SC2016 # the program's own variable
 "$tool" run --trace trace -- sh -c 'printf "RDMAMRTR and a new block" >>"$RDMAMR_TRACE"; : >started; until [ -e over ]; do sleep 0.1; done' 2>/dev/null &
 awaits [ -e started ]
 run --trace trace true 2>/dev/null
@@ -236,7 +228,6 @@ gives "nor has one with a name of several traces" "$none"$'\nstatus 3' run --rep
 refused_all() {
 	local name status words arguments
 	while IFS='|' read -r name status words arguments; do
-		# shellcheck disable=SC2086 # words
 		refused "$name" "$status" "$words" $arguments
 	done
 }
@@ -256,7 +247,6 @@ ROWS
 PATH=$PATH:$work/text refused "a file in PATH is no folder" 127 "no program of that name" nosuch
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
 for usage in --cache=some "--prefault 65" --nosuch "--trace none --trace-limit 10X"; do
-	# shellcheck disable=SC2086 # words
 	gives "wrong usage: $usage" "status 125" bash -c '"$0" run "$@" echo it ran 2>/dev/null' "$tool" $usage
 done
 
@@ -361,7 +351,6 @@ RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD canno
 
 # Help, colours, completions.
 for command in '' run report doctor explain bench completions; do
-	# shellcheck disable=SC2086 # none, or one word
 	help=$("$tool" $command --help </dev/null)
 	lines=$(wc -l <<<"$help")
 	check "rdmamr $command --help has $lines lines, and examples" bash -c '[ "$1" -le 40 ] && grep -q "^Examples:" <<<"$2"' - "$lines" "$help"
@@ -389,7 +378,6 @@ for shell in bash zsh fish; do
 done
 # An error, neither a panic nor success.
 for arguments in --help 'completions bash' 'completions fish' 'doctor --json'; do
-	# shellcheck disable=SC2086 # words
 	gives "rdmamr $arguments on a full disk" $'rdmamr: No space left on device\nstatus 2' bash -c '"$0" "$@" >/dev/full' "$tool" $arguments
 done
 completed=$(bash -c '. ./completions.bash; COMP_WORDS=(rdmamr d) COMP_CWORD=1; _rdmamr rdmamr d rdmamr; echo "${COMPREPLY[*]}"')

@@ -2,8 +2,8 @@
 /*
  * filtered ACTION COMMAND...: runs a command under a seccomp filter, as a service with systemd's
  * SystemCallFilter=@system-service. ACTION is "kill", systemd's default for calls outside the list,
- * "refuse", as SystemCallErrorNumber=EPERM and containers do, "allow", or "prctl", which kills at that
- * call alone.
+ * "refuse", as SystemCallErrorNumber=EPERM and containers do, "lack", as others do with ENOSYS, "allow",
+ * or "prctl", which kills at that call alone.
  */
 #include <linux/seccomp.h>
 #include <sys/syscall.h>
@@ -22,6 +22,8 @@ int main(int count, char **arguments)
 		action = SECCOMP_RET_KILL_PROCESS;
 	if (!strcmp(arguments[1], "refuse"))
 		action = SECCOMP_RET_ERRNO | EPERM;
+	if (!strcmp(arguments[1], "lack"))
+		action = SECCOMP_RET_ERRNO | ENOSYS;
 	must(filter_each(outside, sizeof(outside) / sizeof(*outside), action));
 	if (!strcmp(arguments[1], "prctl"))
 		must(filter_each(rights, 1, SECCOMP_RET_KILL_PROCESS));
