@@ -72,38 +72,27 @@ check "and names nothing to load" names_nothing faster/report.diff.html
 check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
 
 # Chrome's trace event format, by its rules: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
-events() {
+events() { # FILE CALLS PROCESSES [apart]: so many calls and processes; apart: no two calls of a thread overlap
 	python3 - "$@" <<-'END'
-		import collections, json, sys
-		path, calls, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+		import json, sys
+		path, calls, processes, *apart = sys.argv[1:]
+		# What an event must have, by its kind: a call, an instant, a counter, a process's name or place in the list.
+		needs = {
+		    "X": lambda one: one["ts"] >= 0 and one["dur"] >= 0 and isinstance(one["cat"], str),
+		    "i": lambda one: one["ts"] >= 0 and one["s"] in ("g", "p", "t"),
+		    "C": lambda one: one["ts"] >= 0 and one["args"] and all(isinstance(value, (int, float)) for value in one["args"].values()),
+		    "M": lambda one: one["name"] in ("process_name", "process_sort_index"),
+		}
 		events = json.load(open(path))["traceEvents"]
-		numbers = (int, float)
-		tracks, named = collections.defaultdict(list), set()
-		for event in events:
-		    assert isinstance(event["name"], str) and event["name"], event
-		    assert isinstance(event["pid"], int) and isinstance(event["tid"], int), event
-		    assert event["ph"] in ("X", "i", "C", "M"), event
-		    if event["ph"] == "M":
-		        assert event["name"] in ("process_name", "process_sort_index"), event
-		        named.add(event["pid"])
-		        continue
-		    assert isinstance(event["ts"], numbers) and event["ts"] >= 0, event
-		    assert event["pid"] in named, f"a process without a name: {event}"
-		    if event["ph"] == "X":
-		        assert isinstance(event["dur"], numbers) and event["dur"] >= 0 and isinstance(event["cat"], str), event
-		        tracks[event["pid"], event["tid"]].append((event["ts"], event["dur"]))
-		    elif event["ph"] == "C":
-		        assert all(isinstance(value, numbers) for value in event["args"].values()) and event["args"], event
-		    else:
-		        assert event["s"] in ("g", "p", "t"), event
-		for track, spans in tracks.items():
-		    spans.sort()
-		    for (start, length), (following, _) in zip(spans, spans[1:]):
-		        assert following >= start + length - 0.001 or "apart" not in sys.argv, f"{track}: calls of a thread overlap at {following}"
-		found = sum(map(len, tracks.values()))
-		assert found == calls, f"{found} calls"
-		assert len({track[0] for track in tracks}) == processes, "processes share a track"
-		assert any(event["ph"] == "C" for event in events), "no counter"
+		for one in events:
+		    assert one["name"] and isinstance(one["pid"], int) and isinstance(one["tid"], int) and needs[one["ph"]](one), one
+		assert {one["ph"] for one in events} >= {"X", "C", "M"}
+		assert {one["pid"] for one in events} == {one["pid"] for one in events if one["ph"] == "M"}, "a process without a name"
+		spans = sorted((one["pid"], one["tid"], one["ts"], one["dur"]) for one in events if one["ph"] == "X")
+		assert len({span[0] for span in spans}) == int(processes), "processes share a track"
+		assert len(spans) == int(calls), f"{len(spans)} calls"
+		for one, next in zip(spans, spans[1:]):
+		    assert not apart or one[:2] != next[:2] or next[2] >= one[2] + one[3] - 0.001, f"calls of a thread overlap: {one}, {next}"
 	END
 }
 check "the export for Perfetto is named" [ "$("$rdmamr" report --perfetto folder_of_a_job)" = folder_of_a_job/report.json ]
@@ -114,15 +103,10 @@ check "so is that of a trace with everything" events perfetto.json 270 2
 check "the check finds overlapping calls of a thread" fails events perfetto.json 270 2 apart
 sed 's/"dur"/"duration"/' perfetto.json >spoilt.json
 check "the check finds a call without a duration" fails events spoilt.json 270 2
-# For speedscope and flamegraph.pl: each line is frames, separated by semicolons, and a number.
-"$rdmamr" report --folded trace >stacks
-check "the stacks are folded, with all the time in calls" \
-	awk '!/^[^;]+(;[^;]+)* [0-9]+$/ { exit 1 } { sum += $NF } END { exit sum != 12593200 }' stacks
+# tool/src/report/flame.rs has the lines of folded stacks, and what is drawn.
+check "the stacks are folded, with all the time in calls" awk '{ sum += $NF } END { exit sum != 12593200 }' <("$rdmamr" report --folded trace)
 check "the flame graph is drawn" [ "$("$rdmamr" report --flamegraph callers.svg trace)" = callers.svg ]
-check "as well-formed SVG, without a script" python3 -c '
-import sys, xml.etree.ElementTree as xml
-names = {element.tag.rpartition("}")[2] for element in xml.parse("callers.svg").iter()}
-sys.exit(names != {"svg", "rect", "text", "g", "title"})'
+check "as well-formed SVG" python3 -c 'import xml.etree.ElementTree as xml; xml.parse("callers.svg")'
 check "with the callers" grep -q "<title>send_message: 8.01 ms, 63.6 %</title>" callers.svg
 
 # Pinned memory of the page's plot, whose two areas are paths of H and V: the cache's is on top.
@@ -228,7 +212,6 @@ ln -s victim page_link.html
 "$rdmamr" report -o page_link.html trace >/dev/null
 check "a link in the page's place is replaced, and its target is unchanged" \
 	bash -c '[ "$(cat victim)" = "as before" ] && [ ! -L page_link.html ] && cmp page.html page_link.html'
-check "a link to a device is refused" refused 2 'is a link to something that is no file' -o /dev/stdout trace
 check "-o - writes the page to standard output" cmp page.html <("$rdmamr" report -o - trace)
 
 # A pipe, and a file of several names. The line that names the trace differs.
