@@ -219,7 +219,7 @@ if mounted "a pipe in the place of a page" sh -c 'mkdir -m 700 /dev/shm/rdmamr-0
 fi
 if [ ! -c /dev/fuse ]; then
 	skip "a file system that does not answer" "no /dev/fuse"
-elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py" /dev/shm sh -c 'echo ready; exec sleep 1000'; then
+elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py" /dev/shm setpriv --pdeathsig KILL sh -c 'echo ready; exec sleep 1000'; then
 	"$tool" top --json >said &
 	top=$!
 	check "top waits for no file system of a user" awaits fails kill -0 $top
