@@ -1,36 +1,21 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A process that asks "rdmamr fence" for the counters, without the library; fence.sh runs it.
+ * A process that asks "rdmamr fence" for the counters, without the library; fence.sh runs it, and
+ * clients.py has the clients that do the service harm.
  *
  *   ask               succeeds if the service answers
  *   changes           which changes are counted, and that a process cannot write the counters
  *   outlive           asks, and checks its counters after each line of standard input
  *   crowd N           N processes ask, and keep what they got at the same time
- *   rude              clients that send what the service never reads
- *   unread            clients that never read their answers
- *   lingers [1]       clients that send sockets whose closing waits; 1: whose peer stays
- *   flood             8 processes that connect all the time
- *   false             a service of user 0 without rights, whose counters are a file that it moves
- *   locks             locks what is in the service's directory, as user 0 without rights
  *   load N            N unmaps that others interrupt: each is counted, or "open" is not 0
  */
-#include <dirent.h>
-#include <fcntl.h>
-#include <linux/capability.h>
 #include <linux/userfaultfd.h>
-#include <netinet/in.h>
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
@@ -52,21 +37,6 @@ static int number; /* of the part's argument */
 static uint64_t gaps(void) { return atomic_load(&counters[0]); }
 static uint64_t open_now(void) { return atomic_load(&counters[1]); }
 static uint64_t moves(void) { return atomic_load(&mine[0]); }
-
-static int dial(void)
-{
-	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
-	struct timeval patience = { 10, 0 };
-	int it = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	must(it >= 0);
-	setsockopt(it, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
-	setsockopt(it, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	if (!connect(it, (void *)&address, sizeof(address)))
-		return it;
-	close(it);
-	return -1;
-}
 
 /* Fresh memory, watched by a userfaultfd that wants no events. */
 static char *watched(size_t length)
@@ -120,10 +90,14 @@ static int ask(void)
 	union { struct cmsghdr header; char room[CMSG_SPACE(16 * sizeof(int))]; } control;
 	struct iovec part = { answer, sizeof(answer) };
 	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
-	int it = dial();
+	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/fence" };
+	struct timeval patience = { 10, 0 };
+	int it = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 
-	if (it < 0 || recvmsg(it, &message, MSG_CMSG_CLOEXEC) != 8)
-		return 0;
+	must(it >= 0 && !setsockopt(it, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)) &&
+	     !setsockopt(it, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience)));
+	if (connect(it, (void *)&address, sizeof(address)) || recvmsg(it, &message, MSG_CMSG_CLOEXEC) != 8)
+		return close(it), 0;
 	close(it);
 	count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
 	if (!message.msg_controllen || count < 4 || count > FILES || memcmp(answer, "RDMAMRF2", 8))
@@ -131,14 +105,6 @@ static int ask(void)
 	memcpy(files, CMSG_DATA(&control.header), count * sizeof(int));
 	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, files[0], 0);
 	return (void *)counters != MAP_FAILED && find_line();
-}
-
-static char *unwatched(size_t length)
-{
-	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	must(at != MAP_FAILED);
-	return at;
 }
 
 static char *page;
@@ -155,7 +121,7 @@ static int moves_away(void)
 }
 static int moves_over(void)
 {
-	char *from = unwatched(PAGE);
+	char *from = pages(1);
 
 	return mremap(from, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page ? 0 : -1;
 }
@@ -194,7 +160,7 @@ static void counted_changes(void)
 		uint64_t before;
 
 		/* Unwatched memory lies between the two, so that no mapping of the program is next to it. */
-		page = is_watched ? watched(PAGE) : unwatched(3 * PAGE) + PAGE;
+		page = is_watched ? watched(PAGE) : pages(3) + PAGE;
 		must(is_watched || mprotect(page, PAGE, PROT_READ) == 0);
 		before = moves();
 		case_begin("%s memory, %s", is_watched ? "watched" : "unwatched", table[row].name);
@@ -301,244 +267,6 @@ static void crowd(void)
 		;
 }
 
-static int in_child(int (*succeeds)(void)) { return in_forked(succeeds) == 1; }
-
-static int another_asks(void) { return !seteuid(1) && ask(); }
-
-static void drop_capabilities(void)
-{
-	struct __user_cap_header_struct head = { _LINUX_CAPABILITY_VERSION_3, 0 };
-	struct __user_cap_data_struct none[2] = { { 0 } };
-
-	must(!syscall(SYS_capset, &head, none));
-}
-
-/* One message with files, at most SCM_MAX_FD. Returns whether it could be sent. */
-static int send_files(int to, const char *bytes, size_t length, const int *sent, int number)
-{
-	union { struct cmsghdr header; char room[CMSG_SPACE(253 * sizeof(int))]; } control = {
-		.header = { .cmsg_len = CMSG_LEN(number * sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS },
-	};
-	struct iovec part = { (char *)bytes, length };
-	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = CMSG_SPACE(number * sizeof(int)) };
-
-	memcpy(CMSG_DATA(&control.header), sent, number * sizeof(int));
-	return sendmsg(to, &message, MSG_NOSIGNAL) == (ssize_t)length;
-}
-
-/* By a process of root without capabilities, which may open 1024 files. */
-static int sends_a_file(void)
-{
-	struct rlimit limit = { 1024, 1024 };
-	int pair[2];
-
-	must(!socketpair(AF_UNIX, SOCK_STREAM, 0, pair));
-	must(!setrlimit(RLIMIT_NOFILE, &limit));
-	drop_capabilities();
-	return send_files(pair[0], "", 1, pair, 1);
-}
-
-/* A user asks by so many connections and reads no answer. The first are shut down with theirs. */
-static void ask_and_leave(uid_t user, struct pollfd *clients, int number)
-{
-	must(!seteuid(user));
-	for (int n = 0; n < number; n++) {
-		clients[n] = (struct pollfd){ dial(), POLLIN, 0 };
-		must(clients[n].fd >= 0);
-		if (n < 16 && poll(clients + n, 1, 10000) == 1)
-			shutdown(clients[n].fd, SHUT_RDWR);
-	}
-	must(!seteuid(0));
-}
-
-/* How many of them have an answer, when the service has closed the others. */
-static int answered(const struct pollfd *clients, int number)
-{
-	char byte;
-	int found = 0;
-
-	for (int n = 0; n < number; n++)
-		found += recv(clients[n].fd, &byte, 1, MSG_PEEK) == 1;
-	return found;
-}
-
-static void unread(void)
-{
-	enum { CLIENTS = 300, MOST = 32, USERS = 9, EACH = 40 };
-	static struct pollfd clients[USERS * EACH];
-	int most = 0;
-
-	ask_and_leave(0, clients, CLIENTS);
-	ok(in_child(another_asks), "the service answers another user although 300 never read their answers");
-	is(answered(clients, CLIENTS), MOST, "of a user's clients that never read 32 have an answer");
-	ok(!in_child(ask), "and no other of that user gets one");
-	for (int n = 0; n < CLIENTS; n++)
-		close(clients[n].fd);
-	ok(in_child(ask), "before they close");
-	for (int n = 0; n < USERS; n++) {
-		ask_and_leave(100 + n, clients + n * EACH, EACH);
-		int got = answered(clients + n * EACH, EACH);
-
-		most = got > most ? got : most;
-	}
-	is(most, MOST, "another user has as many");
-	ok(in_child(sends_a_file), "%d users who never read keep no process of root from sending files", USERS);
-}
-
-static void rude(void)
-{
-	char garbage[4096] = "RDMAMRF1";
-
-	ok(in_child(ask), "the service answers");
-	for (int n = 0; n < 100; n++) {
-		int it = dial();
-
-		must(it >= 0);
-		send(it, garbage, n & 1 ? 8 : sizeof(garbage), MSG_NOSIGNAL);
-		close(n & 2 ? it : -1);
-	}
-	ok(in_child(another_asks), "although 100 clients send garbage, and half of them stay");
-}
-
-/* A socket whose closing waits for an hour: it has unsent data, and its peer never reads. */
-static int lingering(void)
-{
-	static struct sockaddr_in address = { .sin_family = AF_INET };
-	static int listener = -1;
-	static char block[65536];
-	struct linger hour = { 1, 3600 };
-	socklen_t size = sizeof(address);
-	int small = 4096, it;
-
-	if (listener < 0) {
-		address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-		must((listener = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
-		setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small));
-		must(!bind(listener, (void *)&address, size) && !listen(listener, 1000) && !getsockname(listener, (void *)&address, &size));
-	}
-	must((it = socket(AF_INET, SOCK_STREAM, 0)) >= 0);
-	setsockopt(it, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small));
-	must(!connect(it, (void *)&address, sizeof(address)));
-	while (send(it, block, sizeof(block), MSG_DONTWAIT) > 0)
-		;
-	must(!setsockopt(it, SOL_SOCKET, SO_LINGER, &hour, sizeof(hour)));
-	return it;
-}
-
-/* Whether so many of them could be sent. This process waits for none. */
-static int sends_lingering(int to, int number)
-{
-	struct linger none = { 1, 0 };
-	int sent[253] = { 0 }, done;
-
-	for (int n = 0; n < number; n++)
-		sent[n] = lingering();
-	done = send_files(to, "", 1, sent, number);
-	for (int n = 0; n < number; n++) {
-		if (!done)
-			setsockopt(sent[n], SOL_SOCKET, SO_LINGER, &none, sizeof(none));
-		close(sent[n]);
-	}
-	return done;
-}
-
-static pid_t service_of(int connection)
-{
-	struct ucred service;
-	socklen_t size = sizeof(service);
-
-	must(!getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &service, &size));
-	return service.pid;
-}
-
-static void lingers(void)
-{
-	enum { CLIENTS = 24, SOCKETS = 5 };
-	struct pollfd client = { dial(), POLLIN, 0 };
-	pid_t service = service_of(client.fd);
-	int clients[CLIENTS], sent = 0;
-	double since;
-
-	must(poll(&client, 1, 10000) == 1);
-	ok(!sends_lingering(client.fd, SOCKETS), "no file comes to the service once it has accepted");
-	close(client.fd);
-	/* Before it has accepted. */
-	must(!kill(service, SIGSTOP));
-	for (int n = 0; n < CLIENTS; n++) {
-		must((clients[n] = dial()) >= 0);
-		sent += sends_lingering(clients[n], SOCKETS);
-	}
-	must(!kill(service, SIGCONT));
-	is(sent, CLIENTS, "%d clients have left %d sockets each whose closing waits for an hour", CLIENTS, SOCKETS);
-	usleep(100000);
-	for (int n = 0; n < CLIENTS; n++)
-		close(clients[n]);
-	since = seconds_now();
-	ok(in_child(another_asks), "the service answers another user meanwhile");
-	ok(in_child(ask), "and the same user");
-	ok(seconds_now() - since < 5, "within %.1f s", seconds_now() - since);
-}
-
-static int files_of(pid_t pid)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%d/fd", pid);
-	return entries(path);
-}
-
-static void flood(void)
-{
-	enum { PROCESSES = 8 };
-	int it = dial(), most = 0;
-	pid_t service = service_of(it), processes[PROCESSES];
-	double since = seconds_now();
-
-	close(it);
-	for (int n = 0; n < PROCESSES; n++) {
-		if ((processes[n] = fork()))
-			continue;
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		/* Half of them keep what they have. */
-		for (;;) {
-			it = dial();
-			if (n & 1)
-				close(it);
-		}
-	}
-	while (seconds_now() - since < 5) {
-		int now = files_of(service);
-
-		most = now > most ? now : most;
-		usleep(20000);
-	}
-	for (int n = 0; n < PROCESSES; n++)
-		kill(processes[n], SIGKILL), waitpid(processes[n], NULL, 0);
-	ok(most < 1024, "the service has at most %d files while %d processes connect all the time", most, PROCESSES);
-	since = seconds_now();
-	for (int tries = 0; tries < 20 && !in_child(ask); tries++)
-		usleep(20000);
-	ok(in_child(ask) && seconds_now() - since < 2, "it serves again %.1f s after", seconds_now() - since);
-}
-
-static void lock_all(void)
-{
-	DIR *folder = opendir("/run/rdmamr");
-	struct dirent *entry;
-
-	drop_capabilities();
-	must(folder && !flock(dirfd(folder), LOCK_EX | LOCK_NB));
-	while ((entry = readdir(folder))) {
-		int it = openat(dirfd(folder), entry->d_name, O_RDONLY);
-
-		if (it >= 0)
-			flock(it, LOCK_EX | LOCK_NB);
-	}
-	printf("locked\n");
-	fflush(stdout);
-	pause();
-}
-
 static void pinned(int policy, int priority)
 {
 	cpu_set_t first;
@@ -548,34 +276,6 @@ static void pinned(int policy, int priority)
 	CPU_SET(0, &first);
 	must(!sched_setaffinity(0, sizeof(first), &first));
 	must(!sched_setscheduler(0, policy, &param));
-}
-
-/* As the container of another that has the directory: it has root's number, and none of its rights. */
-static void serve_falsely(void)
-{
-	struct sockaddr_un address = { AF_UNIX, "/run/rdmamr/unready" };
-	int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0), memory = memfd_create("counters", 0), given[4] = { memory, memory, memory, memory };
-	_Atomic uint64_t *line;
-
-	must(!ftruncate(memory, SIZE));
-	line = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
-	must((void *)line != MAP_FAILED);
-	if (!fork()) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		pinned(SCHED_FIFO, 1);
-		for (;;)
-			atomic_fetch_add(line + 8, 1);
-	}
-	drop_capabilities();
-	must(!bind(listener, (void *)&address, sizeof(address)) && !chmod(address.sun_path, 0666) && !listen(listener, 16));
-	/* Who sees the name can connect. */
-	must(!rename(address.sun_path, "/run/rdmamr/fence"));
-	for (;;) {
-		int client = accept(listener, NULL, NULL);
-
-		send_files(client, "RDMAMRF2", 8, given, 4);
-		close(client);
-	}
 }
 
 /* Others unmap all the time; one of more priority wakes up in the middle of that, and unmaps too. */
@@ -632,30 +332,21 @@ static void load(void)
 
 int main(int argc, char **argv)
 {
-	static const struct { const char *name; void (*run)(void); bool asks; } parts[] = {
-		{ "crowd", crowd, false }, { "rude", rude, false }, { "lingers", lingers, false }, { "flood", flood, false },
-		{ "unread", unread, false }, { "load", load, true }, { "changes", changes, true },
+	static const struct { const char *name; void (*run)(void); } parts[] = {
+		{ "crowd", crowd }, { "load", load }, { "changes", changes }, { "outlive", outlive },
 	};
 	const char *part = argc > 1 ? argv[1] : "";
 
 	number = argc > 2 ? atoi(argv[2]) : 1000;
-	signal(SIGPIPE, SIG_IGN);
+	if (!strcmp(part, "ask"))
+		return !ask();
 	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
 		if (strcmp(part, parts[n].name))
 			continue;
-		must(!parts[n].asks || ask());
+		/* Each process of the crowd asks. */
+		must(parts[n].run == crowd || ask());
 		parts[n].run();
-		done_testing();
-		fflush(stdout);
-		/* "lingers 1": its sockets stay. */
-		return parts[n].run == lingers && argc > 2 && pause();
+		return parts[n].run == outlive ? 0 : done_testing();
 	}
-	if (!strcmp(part, "ask"))
-		return !ask();
-	if (!strcmp(part, "false"))
-		serve_falsely();
-	if (!strcmp(part, "locks"))
-		return lock_all(), 0;
-	must(!strcmp(part, "outlive") && ask());
-	return outlive(), 0;
+	must(!"a part");
 }

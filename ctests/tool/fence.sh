@@ -3,7 +3,7 @@
 # fence.sh TOOL BUILT [UNMAPS]: "rdmamr fence" on this kernel, as root: what it counts, for whom, and
 # what others can do to it. In the machine of vm/ the service must run; elsewhere it may refuse.
 . "$(dirname "$0")/../lib/script.sh"
-tool=$1 client=$2/fence_service unmaps=${3:-20000}
+tool=$1 client=$2/fence_service unmaps=${3:-20000} clients=(python3 -B "$here/clients.py")
 service=
 trap 'kill $service 2>/dev/null; rm -rf "$work"' EXIT
 socket=/run/rdmamr/fence lock=/run/rdmamr-fence/lock
@@ -43,7 +43,7 @@ check "the doctor sees no service" grep -q '^ok *fence: .*does not run' <("$tool
 # A container that shares the directory has root's number, and none of its rights.
 mkdir -p ${socket%/*}
 touch ${socket%/*}/lock
-"$client" locks >"$work/locks" &
+"${clients[@]}" locks >"$work/locks" &
 locks=$!
 check "a container of root's can lock all of the directory" awaits grep -q locked "$work/locks"
 start "the service starts, although a container has locked its directory"
@@ -53,11 +53,11 @@ check "the lock's directory is root's alone" [ "$(stat -c '%u %a' ${lock%/*})" =
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
 part "changes" "$client" changes
-part "rude clients" "$client" rude
-part "unread answers" "$client" unread
+part "rude clients" "${clients[@]}" rude
+part "unread answers" "${clients[@]}" unread
 part "a crowd" "$client" crowd 1000
-part "sockets that linger" "$client" lingers
-part "a flood" "$client" flood
+part "sockets that linger" "${clients[@]}" lingers
+part "a flood" "${clients[@]}" flood
 check "it serves a user" counted "${nobody[@]}"
 for kind in --pid --mount --user --net; do
 	check "a process in a namespace of its own: $kind" counted unshare --fork $kind
@@ -71,7 +71,7 @@ check "the doctor sees that the library asks no service in a user namespace with
 check "a second service is refused" refuses 'another "rdmamr fence"' "$tool" fence
 check "which leaves the first alone" "$client" ask
 part "interrupted" "$client" load "$unmaps"
-"$client" lingers 1 >"$work/lingers" &
+"${clients[@]}" stays >"$work/lingers" &
 peer=$!
 check "sockets linger while their peer lives" awaits grep -q '^1\.\.' "$work/lingers"
 kill -TERM $service
@@ -106,18 +106,7 @@ kill "$old_PID"
 service=
 
 stands_in() { # NAME WORDS USER ANSWER: what the doctor says of a process of a user's in the service's place
-	python3 -c '
-import os, socket, sys
-it = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-it.bind(sys.argv[1])
-os.chmod(sys.argv[1], 0o666)
-os.setuid(int(sys.argv[2]))
-it.listen()
-while True:
-    client = it.accept()[0]
-    client.send(bytes.fromhex(sys.argv[3])) if sys.argv[3] else None
-    client.close()
-' $socket "$3" "$4" &
+	"${clients[@]}" serves "$3" "$4" &
 	local process=$!
 	says() { grep "^warning *fence: .*$1" <("$tool" doctor); }
 	check "$1" awaits says "$2"
@@ -126,9 +115,9 @@ while True:
 }
 stands_in "the doctor sees that another user's process has the service's place" 'not run as root' 65534 ''
 stands_in "the doctor sees a service that refuses it" 'refuses this process' 0 ''
-stands_in "the doctor sees a service of another version" 'of another version' 0 "$(printf RDMAMRF3 | od -An -tx1 | tr -d ' ')"
+stands_in "the doctor sees a service of another version" 'of another version' 0 RDMAMRF3
 
-"$client" false &
+"${clients[@]}" false &
 false=$!
 check "a false service of root's without rights serves" awaits [ -S $socket ]
 race=$2/race
