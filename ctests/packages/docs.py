@@ -22,7 +22,7 @@ commands: in code that has a comment behind a command, each line begins with a c
 import re
 import sys
 import tomllib
-from itertools import groupby
+from itertools import chain, count, groupby
 from pathlib import Path
 
 
@@ -46,12 +46,9 @@ def anchors(path):
         heading = None if code else re.match(r"#+ +(.*)", line)
         if heading:
             words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading[1]).replace("`", "").lower()
-            slug = anchor = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
-            again = 0
-            while anchor in found:
-                again += 1
-                anchor = f"{slug}-{again}"
-            found.add(anchor)
+            slug = re.sub(r"[^\w\- ]", "", words).strip().replace(" ", "-")
+            names = chain([slug], (f"{slug}-{again}" for again in count(1)))
+            found.add(next(name for name in names if name not in found))
     return found
 
 
@@ -203,15 +200,8 @@ def crates(path):
             yield f"{path}: {name} {'is in no Cargo.toml' if name in found else 'is in no table of crates'}"
 
 
-def main(arguments):
-    checks = {"links": links, "columns": columns, "commands": commands, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
-    if len(arguments) < 2 or arguments[0] not in checks:
-        print(__doc__, end="", file=sys.stderr)
-        return 2
-    complaints = [complaint for path in arguments[1:] for complaint in checks[arguments[0]](Path(path))]
-    print(*complaints, sep="\n", end="\n" if complaints else "")
-    return bool(complaints)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+mode, *files = sys.argv[1:]
+checks = {"links": links, "columns": columns, "commands": commands, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
+complaints = [complaint for file in files for complaint in checks[mode](Path(file))]
+print(*complaints, sep="\n", end="\n" if complaints else "")
+sys.exit(bool(complaints))
