@@ -43,10 +43,10 @@ def action(rule, profile):
     return ALLOW if name == "SCMP_ACT_ALLOW" else ERRNO | error
 
 
-def seccomp(arguments):
+def seccomp(file, *arguments):
     split = arguments.index("--")
-    options, command = arguments[1:split], arguments[split + 1:]
-    profile = json.loads(Path(arguments[0]).read_text())
+    options, command = arguments[:split], arguments[split + 1:]
+    profile = json.loads(Path(file).read_text())
     without = {options[at + 1] for at, word in enumerate(options) if word == "--without"}
     also = [options[at + 1] for at, word in enumerate(options) if word == "--also"]
     rules = profile["syscalls"] + [{"action": "SCMP_ACT_ALLOW", "names": also}]
@@ -74,8 +74,8 @@ def seccomp(arguments):
     os.execvp(command[0], command)
 
 
-def profile_faults(profile):
-    allowed = {name for rule in profile["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args") for name in rule["names"]}
+def profile(file):
+    allowed = {name for rule in json.loads(Path(file).read_text())["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" and not rule.get("args") for name in rule["names"]}
     if "userfaultfd" not in allowed:
         yield "userfaultfd is not allowed"
     # A container without capabilities gets none of these from any runtime.
@@ -91,7 +91,7 @@ def document(tools, file):
     return list(yaml.safe_load_all(Path(file).read_text()))
 
 
-def validate(tools, files):
+def validate(tools, *files):
     found = {file: document(tools, file) for file in files}
     import kubernetes_validate
 
@@ -108,25 +108,15 @@ def container(tools, file):
     return spec.get("template", {}).get("spec", spec)["containers"][0]
 
 
-def main(arguments):
-    command, *rest = arguments or [""]
-    complaints = []
-    if command == "seccomp":
-        seccomp(rest)
-    elif command == "profile":
-        complaints = list(profile_faults(json.loads(Path(rest[0]).read_text())))
-    elif command == "yaml":
-        complaints = list(validate(rest[0], rest[1:]))
-    elif command == "capabilities":
-        print(",".join("+" + name.lower() for name in container(*rest)["securityContext"]["capabilities"]["add"]))
-    elif command == "script":
-        print(container(*rest)["args"][0], end="")
-    else:
-        print(__doc__, end="", file=sys.stderr)
-        return 2
-    print(*complaints, sep="\n", end="\n" if complaints else "")
-    return bool(complaints)
+def capabilities(tools, file):
+    print(",".join("+" + name.lower() for name in container(tools, file)["securityContext"]["capabilities"]["add"]))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def script(tools, file):
+    print(container(tools, file)["args"][0], end="")
+
+
+command, *arguments = sys.argv[1:]
+complaints = list({"seccomp": seccomp, "profile": profile, "yaml": validate, "capabilities": capabilities, "script": script}[command](*arguments) or ())
+print(*complaints, sep="\n", end="\n" if complaints else "")
+sys.exit(bool(complaints))
