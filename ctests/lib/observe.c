@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "observe.h"
-#include <dirent.h>
 #include <linux/capability.h>
 #include <linux/netlink.h>
 #include <rdma/rdma_netlink.h>
@@ -13,14 +12,8 @@
 
 static void attribute_of(struct kernel_region *region, const struct nlattr *attr)
 {
-	const void *value = (const char *)attr + NLA_HDRLEN;
-
-	switch (attr->nla_type & NLA_TYPE_MASK) {
-	case RDMA_NLDEV_ATTR_RES_LKEY: memcpy(&region->lkey, value, 4); break;
-	case RDMA_NLDEV_ATTR_RES_RKEY: memcpy(&region->rkey, value, 4); break;
-	case RDMA_NLDEV_ATTR_RES_PID: memcpy(&region->pid, value, 4); break;
-	case RDMA_NLDEV_ATTR_RES_MRLEN: memcpy(&region->length, value, 8); break;
-	}
+	if ((attr->nla_type & NLA_TYPE_MASK) == RDMA_NLDEV_ATTR_RES_LKEY)
+		memcpy(&region->lkey, (const char *)attr + NLA_HDRLEN, 4);
 }
 
 int device_regions(struct ibv_context *context, struct kernel_region *list, int most)
@@ -108,34 +101,4 @@ void allow_pins(long more)
 	struct rlimit limit = { bytes, bytes };
 
 	must(setrlimit(RLIMIT_MEMLOCK, &limit) == 0);
-}
-
-int all_threads(pid_t *list, int most)
-{
-	DIR *dir = opendir("/proc/self/task");
-	struct dirent *entry;
-	int count = 0;
-
-	must(dir);
-	while ((entry = readdir(dir)))
-		if (entry->d_name[0] != '.' && count < most)
-			list[count++] = atoi(entry->d_name);
-	closedir(dir);
-	return count;
-}
-
-int new_threads(const pid_t *before, int had, pid_t *list, int most)
-{
-	pid_t now[64];
-	int have = all_threads(now, 64), count = 0;
-
-	for (int n = 0; n < have && count < most; n++) {
-		bool old = false;
-
-		for (int m = 0; m < had; m++)
-			old = old || now[n] == before[m];
-		if (!old)
-			list[count++] = now[n];
-	}
-	return count;
 }

@@ -15,8 +15,7 @@ enum { MOST_REGIONS = 4096 };
 
 /* A region as the kernel lists it, of any process. */
 struct kernel_region {
-	uint32_t lkey, rkey, pid;
-	uint64_t length;
+	uint32_t lkey;
 };
 
 /*
@@ -43,13 +42,5 @@ void drop_memlock_right(void);
 
 /* Lowers RLIMIT_MEMLOCK: from now on at most `more` pages more can be pinned. */
 void allow_pins(long more);
-
-/* Lists the threads of the process, and returns their number. */
-int all_threads(pid_t *list, int most);
-
-/*
- * Lists the threads that were not there before, which are the library's, and returns their number.
- */
-int new_threads(const pid_t *before, int had, pid_t *list, int most);
 
 #endif

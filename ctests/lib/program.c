@@ -62,6 +62,28 @@ void in_thread(void *(*function)(void *), void *argument)
 	must_join(must_start(function, argument));
 }
 
+int threads_named(const char *name, pid_t *list, int most)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	struct dirent *entry;
+	int count = 0;
+
+	must(tasks);
+	while ((entry = readdir(tasks)) && count < most) {
+		char path[300], has[32] = "";
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/self/task/%s/comm", entry->d_name);
+		file = fopen(path, "re");
+		if (file && fgets(has, sizeof(has), file) && !strncmp(has, name, strlen(name)))
+			list[count++] = atoi(entry->d_name);
+		if (file)
+			fclose(file);
+	}
+	closedir(tasks);
+	return count;
+}
+
 static void *nothing(void *argument)
 {
 	return argument;

@@ -31,22 +31,13 @@ static pid_t service;
 /* The number of files in the table of the library's reader. */
 static int files_of_reader(void)
 {
-	char path[64], name[32];
-	int found = -1;
+	char path[64];
+	pid_t reader;
 
-	for (int pid = getpid(), thread = pid + 1; found < 0 && thread < pid + 200; thread++) {
-		FILE *file;
-
-		snprintf(path, sizeof(path), "/proc/self/task/%d/comm", thread);
-		if (!(file = fopen(path, "r")))
-			continue;
-		if (fgets(name, sizeof(name), file) && !strcmp(name, "rdmamr-uffd\n")) {
-			snprintf(path, sizeof(path), "/proc/self/task/%d/fd", thread);
-			found = entries(path) - 2;
-		}
-		fclose(file);
-	}
-	return found;
+	if (threads_named("rdmamr-uffd", &reader, 1) == 0)
+		return -1;
+	snprintf(path, sizeof(path), "/proc/self/task/%d/fd", reader);
+	return entries(path) - 2;
 }
 
 /* Registers the page until it is reused, in a process of two threads. */
