@@ -18,15 +18,11 @@
 /* Whether the program sees the device's writes to each page of the memory, which it registers. */
 static bool lands(char *at, size_t count)
 {
-	static unsigned char value;
-	struct ibv_mr *mr = reg(at, count * PAGE);
+	struct ibv_mr *mr = reg(at, count * PAGE), page = *mr;
 	bool good = true;
 
-	value++;
-	for (size_t n = 0; n < count; n++) {
-		at[n * PAGE] = (char)~value;
-		good = stub_put(mr, n * PAGE, &value, 1) == 0 && (unsigned char)((volatile char *)at)[n * PAGE] == value && good;
-	}
+	for (page.length = PAGE; page.addr < (void *)(at + count * PAGE); page.addr = (char *)page.addr + PAGE)
+		good = stub_lands(&page) && good;
 	dereg(mr);
 	return good;
 }
@@ -66,7 +62,7 @@ static void not_shared(void)
 	is(alike, 0, "the regions are two");
 	ok(stats().bypassed_limit + stats().bypassed_watch >= before.bypassed_limit + 2 * ROUNDS, "no memory was watched");
 	is((long long)stats().idle, (long long)before.idle, "none is cached");
-	is(stub_registered() - stub_deregistered(), (long)before.idle, "the device has no other region left");
+	is(in_device(), (long)before.idle, "the device has no other region left");
 }
 
 /* The number of mappings. The cache leaves half of those that are left to the program. */
@@ -76,12 +72,11 @@ static void few_left(void)
 {
 	enum { LEFT = 3000, SCATTERED = 1800, WANTED = 200 };
 	const size_t apart = 4 << 20; /* the watch of a region splits its 2 MiB off the mapping */
-	char *memory = mmap(NULL, SCATTERED * apart, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *memory = untouched(SCATTERED * apart);
 	static struct ibv_mr *regions[SCATTERED];
 	static void *mapped[WANTED];
 	int refused = 0, before;
 
-	must(memory != MAP_FAILED);
 	/* Before Linux 6.17 the kernel never joins parts that were touched apart (docs/limits.md). */
 	memory[0] = 1;
 	limit_is_near(LEFT);
