@@ -58,6 +58,10 @@ void hold_reader(void);
 void release_reader(void);
 void race(char *page);
 
+/* The same, whose other thread this function makes. Whether the program has always seen the writes. */
+typedef int thread_maker(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+bool lands_in_race(char *page, thread_maker *make);
+
 /* The number of regions that the device has. */
 long in_device(void);
 

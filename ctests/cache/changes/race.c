@@ -5,28 +5,20 @@
  * it. A cache with an idle region of that address must not hand it out: its pages are those that
  * are gone.
  *
+ * Two threads meet at random, CHECK_ROUNDS times (10 000). Each round also registers the same memory
+ * again when all is quiet, which must be a hit: a cache that never reuses a region proves nothing.
+ * The other rows hold the library's reader, so that the event stays unread (stub_rows.h): a library
+ * that is told that the process has one thread does not fence, and then the region is stale.
+ *
  * The device is the stand-in, whose pins are real (stub_device.h): the device writes to the pages
- * that were pinned, and the program looks at the page that it sees. Each round also registers the
- * same memory again when all is quiet, which must be a hit: a cache that never reuses a region
- * proves nothing. With --expect-stale the library is told that the process has one thread, so that
- * the library does not fence; then stale regions must appear.
- *
- * Usage: race [ROUNDS] [--remove] [--expect-stale] [--second-libc]
- *
- * --second-libc: the C library of another namespace of the linker makes the other thread. The first
- * one does not know of it, and still says that the process has one thread.
- *
- * --remove: MADV_DONTNEED drops the pages, while they are registered all the time. The kernel's
- * event comes before the pages go, so a region made in between has pages that are going.
+ * that were pinned, and the program looks at the page that it sees.
  */
 #include <dlfcn.h>
 #include <link.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
-#include "../../lib/device.h"
-#include "../../lib/program.h"
-#include "../../lib/stub_device.h"
+#include "../../lib/stub_rows.h"
 
 /* Replaces the C library's variable, by which the library sees whether the process ever had two threads. */
 char __libc_single_threaded;
@@ -47,10 +39,9 @@ struct kind {
 	int access;
 };
 
-static long rounds = 1000000;
-static bool by_madvise;
+static long rounds = 10000;
 static _Atomic long go, done;
-static long hits, stale, dead, quiet_wrong, quiet_hits, again;
+static long hits_in_race, stale, dead, quiet_wrong, quiet_hits, again;
 
 static struct kind kind_of(long round)
 {
@@ -67,9 +58,7 @@ static void wait_for(_Atomic long *counter, long value)
 
 static void drop_pages(struct kind kind)
 {
-	if (by_madvise)
-		must((kind.raw ? (int)syscall(SYS_madvise, place, LENGTH, MADV_DONTNEED) : madvise(place, LENGTH, MADV_DONTNEED)) == 0);
-	else if (kind.how == REPLACED)
+	if (kind.how == REPLACED)
 		must((kind.raw ? (void *)syscall(SYS_mmap, place, LENGTH, PROTECTION, OWN | MAP_FIXED, -1, 0) :
 				 mmap(place, LENGTH, PROTECTION, OWN | MAP_FIXED, -1, 0)) == place);
 	else
@@ -146,7 +135,7 @@ static enum verdict look(const struct ibv_mr *mr, unsigned char value)
 }
 
 /* Registers, looks, deregisters. */
-static enum verdict once(int access, unsigned char value, bool *hit)
+static enum verdict registered(int access, unsigned char value, bool *hit)
 {
 	long before = stub_registered();
 	struct ibv_mr *mr = register_place(access);
@@ -158,7 +147,7 @@ static enum verdict once(int access, unsigned char value, bool *hit)
 	return verdict;
 }
 
-static void race(long round)
+static void meet(long round)
 {
 	struct kind kind = kind_of(round);
 	int next = kind_of(round + 1).access;
@@ -167,102 +156,94 @@ static void race(long round)
 
 	*(volatile char *)place = 1;
 	atomic_store_explicit(&go, round, memory_order_release);
-	if (!by_madvise)
-		map_place(kind);
-	/* While pages are dropped, the device's write may be lost, so there is nothing to check. */
-	while (by_madvise && atomic_load_explicit(&done, memory_order_acquire) < round) {
-		*(volatile char *)place = 1;
-		must(ibv_dereg_mr_relaxed(register_place(kind.access)) == 0);
-	}
-	verdict = once(kind.access, (unsigned char)round, &hit);
-	hits += hit;
+	map_place(kind);
+	verdict = registered(kind.access, (unsigned char)round, &hit);
+	hits_in_race += hit;
 	stale += verdict == STALE;
 	dead += verdict == DEAD;
 	/* When all is quiet, the region that the next round is to find; twice, to see a hit. */
 	wait_for(&done, round);
-	quiet_wrong += once(next, (unsigned char)(round + 85), &hit) != RIGHT;
-	quiet_wrong += once(next, (unsigned char)(round + 170), &hit) != RIGHT;
+	quiet_wrong += registered(next, (unsigned char)(round + 85), &hit) != RIGHT;
+	quiet_wrong += registered(next, (unsigned char)(round + 170), &hit) != RIGHT;
 	quiet_hits += hit;
 }
 
-/* The cache keeps no region while pages are dropped all the time: it cannot know when they are gone. */
-static bool used_again_later(void)
+static void at_random(void)
 {
-	bool hit = false;
-
-	for (int tries = 0; tries < 50 && !hit; tries++) {
-		usleep(100000);
-		quiet_wrong += once(kind_of(1).access, (unsigned char)tries, &hit) != RIGHT;
-	}
-	return hit;
-}
-
-static void *load_second_libc(void)
-{
-	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
-
-	must(libc);
-	/* A reference to the linker's variable makes a copy of it in this program, which stays 1. */
-	printf("# the program's copy says version %d\n", _r_debug.r_version);
-	return libc;
-}
-
-int main(int argc, char **argv)
-{
-	int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = pthread_create;
-	int (*join)(pthread_t, void **) = pthread_join;
-	bool expect_stale = false, second_libc = false;
 	pthread_t thread;
-	const char *why;
 
-	for (int n = 1; n < argc; n++) {
-		expect_stale |= !strcmp(argv[n], "--expect-stale");
-		second_libc |= !strcmp(argv[n], "--second-libc");
-		by_madvise |= !strcmp(argv[n], "--remove");
-		if (argv[n][0] != '-')
-			rounds = atol(argv[n]);
+	if (getenv("CHECK_ROUNDS")) {
+		rounds = atol(getenv("CHECK_ROUNDS"));
+		/* They may take longer than a row may. */
+		alarm(0);
 	}
-	must(rounds > 0 && ibv_reg_mr_relaxed && ibv_dereg_mr_relaxed && ibv_flush_relaxed_mr);
-	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
-	why = stub_open(STUB_PIN);
-	if (why)
-		skip_all(why);
 	fresh_at(place, LENGTH);
-	must(ibv_dereg_mr_relaxed(register_place(kind_of(1).access)) == 0);
+	must(rounds > 0 && ibv_dereg_mr_relaxed(register_place(kind_of(1).access)) == 0);
 	if (stats().bypassed_watch)
 		skip_all("userfaultfd is refused here: the cache keeps no region");
-
-	if (second_libc) {
-		void *libc = load_second_libc();
-
-		create = (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))dlsym(libc, "pthread_create");
-		join = (int (*)(pthread_t, void **))dlsym(libc, "pthread_join");
-		must(create && join);
-	}
-	must(create(&thread, NULL, dropper, NULL) == 0);
-	/* pthread_create has set it to 0. */
-	if (second_libc)
-		ok(__libc_single_threaded, "the first C library knows of one thread");
-	else
-		__libc_single_threaded = expect_stale;
+	thread = must_start(dropper, NULL);
 	for (long round = 1; round <= rounds; round++)
-		race(round);
-	must(join(thread, NULL) == 0);
-
+		meet(round);
+	must_join(thread);
 	printf("# %ld rounds: %ld hits in the race, %ld stale; %ld registered again after EAGAIN; %ld hits when all was quiet\n",
-	       rounds, hits, stale, again, quiet_hits);
-	if (expect_stale)
-		ok(stale > 0, "without the fence the test sees stale regions: %ld of %ld", stale, rounds);
-	else
-		is(stale, 0, "no stale region in %ld rounds", rounds);
+	       rounds, hits_in_race, stale, again, quiet_hits);
+	is(stale, 0, "no stale region in %ld rounds", rounds);
 	is(dead, 0, "and no region that the device does not know");
 	is(quiet_wrong, 0, "when all is quiet, data lands where the program sees it");
-	if (!by_madvise)
-		ok(quiet_hits > rounds - rounds / 10, "and the region is reused: %ld times", quiet_hits);
-	else
-		ok(used_again_later(), "and when no page was dropped for a while, the region is reused");
+	ok(quiet_hits > rounds - rounds / 10, "and the region is reused: %ld times", quiet_hits);
 	is(ibv_flush_relaxed_mr(stub_pd()), 0, "flushed");
-	is(stub_registered() - stub_deregistered(), 0, "the device has no region left, of %ld", stub_registered());
+	is(in_device(), 0, "the device has no region left, of %ld", stub_registered());
 	is((long long)(stats().idle + stats().live), 0, "nor has the library");
-	return done_testing();
 }
+
+/* The event is not read. */
+
+/* pthread_create has set the variable to 0. */
+static int create_unseen(pthread_t *thread, const pthread_attr_t *attributes, void *(*function)(void *), void *argument)
+{
+	int err = pthread_create(thread, attributes, function, argument);
+
+	__libc_single_threaded = 1;
+	return err;
+}
+
+static void unfenced(void)
+{
+	char *page = idle();
+
+	hold_reader();
+	ok(!lands_in_race(page, create_unseen), "the region is stale");
+}
+
+static void fenced(void)
+{
+	char *page = idle();
+
+	hold_reader();
+	race(page);
+}
+
+/* The C library of another namespace of the linker: the first one does not know of its threads. */
+static void by_second_libc(void)
+{
+	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
+	char *page = pages(1);
+	thread_maker *create = libc ? (thread_maker *)dlsym(libc, "pthread_create") : NULL;
+
+	must(create);
+	leave_idle(page);
+	/* A reference to the linker's variable makes a copy of it in this program, which stays 1. */
+	printf("# the program's copy says version %d\n", _r_debug.r_version);
+	hold_reader();
+	ok(lands_in_race(page, create), "the region is not stale");
+	ok(__libc_single_threaded, "the first C library knows of one thread");
+}
+
+static const struct row rows[] = {
+	{ "two threads meet at random", at_random },
+	{ "the event is not read", fenced },
+	{ "the event is not read, and the library does not fence", unfenced },
+	{ "the event is not read, and the C library of another namespace makes the thread", by_second_libc },
+};
+
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

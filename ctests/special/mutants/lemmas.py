@@ -72,7 +72,7 @@ MUTANTS = [
     ("W2", "cache/life/hit.rs", "let fenced = steps.must_fence();", "let fenced = false;",
      "suite", "race"),
     ("W3", "cache/watch/watcher.rs", "self.single_threaded.load(Relaxed) != 0 && self.version.load(Relaxed) == 1", "self.single_threaded.load(Relaxed) != 0",
-     "suite", "race_second_libc"),
+     "suite", "race"),
     ("W4", "cache/watch/watch_fd.rs", "        self.prove()?;\n", "",
      "unit", "memory_of_another_userfaultfd_is_not_ours"),
     ("W4", "capi/descriptors.rs", "has_way = ret::always(true, || WATCH_FD.make_way(kept));", "has_way = kept >= 0;",
