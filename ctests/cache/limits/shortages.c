@@ -30,23 +30,6 @@ static void refused(struct ibv_mr *mr, int err, const char *what, const char *wo
 enum { MANA = 20, IONIC = 21 };
 enum { KEYS = 32, IDLE = 30, WANTED = 20, LONGEST = 64 * PAGE };
 
-/*
- * A cached region. On a busy machine a registration may bypass the cache, which then counts that,
- * and the next one may not.
- */
-static struct ibv_mr *cached(char *page)
-{
-	for (int tries = 1;; tries++) {
-		const uint64_t busy = stats().bypassed_busy;
-		struct ibv_mr *mr = reg(page, PAGE);
-
-		if (tries == 10 || stats().bypassed_busy == busy)
-			return mr;
-		dereg(mr);
-		usleep(tries * 50000);
-	}
-}
-
 static void of_driver(void)
 {
 	const struct stub_driver *says = row->of;
@@ -62,9 +45,7 @@ static void of_driver(void)
 	stub_have(KEYS);
 	must(munmap(hole + PAGE, PAGE) == 0);
 	for (int n = 0; n < IDLE; n++)
-		regions[n] = cached(memory + 2L * n * PAGE);
-	for (int n = 0; n < IDLE; n++)
-		dereg(regions[n]);
+		leave_idle(memory + 2L * n * PAGE);
 	refused(plainly(hole, 3 * PAGE, LOCAL_AND_REMOTE), says->unpinned, "memory with a hole", "nothing is mapped at 0x");
 	refused(plainly(memory, LONGEST + PAGE, LOCAL_AND_REMOTE), says->too_long, "a region that is too long", "(262144, max_mr_size)");
 	refused(plainly(memory, PAGE, IBV_ACCESS_REMOTE_WRITE), EINVAL, "a wrong access flag", "need local write");
@@ -216,25 +197,10 @@ static void nothing_split(void)
 
 /* Address space. The cache starts small, in less than a MiB, and grows as far as the limit allows. */
 
-enum { ROOM = 1 << 20, MANY = 10000, TURNS = 40 };
+enum { ROOM = 1 << 20, MANY = 10000 };
 
 /* A number of /proc/self/status in bytes. */
 static long status(const char *field) { return field_of("/proc/self/status", field) << 10; }
-
-/*
- * Whether the page is reused: for plain calls at the third use, or later if the cache could not keep a
- * region before. The library then tries again to get a thread, after a second at most.
- */
-static bool comes_back(char *page)
-{
-	for (int time = 0; time < TURNS; time++) {
-		if (hits(page, 1))
-			return true;
-		if (time > TURNS / 2)
-			usleep(100000);
-	}
-	return false;
-}
 
 static void limit_by(int which, long room)
 {
@@ -249,7 +215,7 @@ static void little_space(void)
 	char *page = pages(1);
 
 	limit_by((int)row->value, ROOM);
-	ok(comes_back(page), "regions are reused");
+	ok(comes(hits(page, 1)), "regions are reused");
 }
 
 /* More regions than fit: each registration works. */
@@ -285,7 +251,7 @@ static void all_resident(void)
 		skip_all("this process may not lock its memory");
 	/* Not the counters of "rdmamr fence", 2 MiB that all processes share. */
 	before = status("RssAnon");
-	ok(comes_back(page), "regions are reused");
+	ok(comes(hits(page, 1)), "regions are reused");
 	ok(status("RssAnon") - before <= ROOM, "%ld KiB have become resident", (status("RssAnon") - before) >> 10);
 }
 

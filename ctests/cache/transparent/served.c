@@ -37,22 +37,18 @@ static struct ibv_mr *plain(struct ibv_pd *pd, char *at, size_t length, int acce
 }
 
 /* The same by the cache, if that serves such access. */
-static struct rdmamr_stats since;
 static struct ibv_mr *served(struct ibv_pd *pd, char *at, size_t length, int access)
 {
-	return checked(register_by_cache(pd, at, length, access, &since), pd, at, length);
+	return checked(by_cache(pd, at, length, access), pd, at, length);
 }
-
-/* That registration has made a region. */
-static bool made(void) { return made_anew(since, stats()); }
 
 /* A registration that is made and ended. Returns whether it was a hit. */
 static bool hit(char *at, size_t length, int access, uint32_t *lkey)
 {
 	struct ibv_mr *mr = served(pair.pd, at, length, access);
-	bool reuse = reused(since, stats());
+	bool reuse = was_hit();
 
-	must(reuse || made());
+	must(reuse || was_made());
 	if (lkey)
 		*lkey = mr->lkey;
 	must(ibv_dereg_mr(mr) == 0);
@@ -155,6 +151,7 @@ static struct ibv_mr *at_iova(uint64_t iova, int access)
 static void iovas(void)
 {
 	const uint64_t other = 0x123456789000;
+	struct rdmamr_stats since;
 	struct ibv_mr *mr;
 
 	for (int kind = 0; kind < 2; kind++) {
@@ -177,7 +174,7 @@ static void iovas(void)
 		since = stats();
 		mr = at_iova(other, LOCAL_AND_REMOTE);
 		must(mr);
-		ok(made(), "another iova: registered");
+		ok(made_anew(since, stats()), "another iova: registered");
 		fill(far.out, PAGE);
 		ok(pair_write(&pair, far.mr, far.out, PAGE, other, mr->rkey) == IBV_WC_SUCCESS &&
 		   !memcmp(memory, far.out, PAGE), "data lands by it");
@@ -219,7 +216,7 @@ static void devices(void)
 		struct ibv_context *context = pd->context;
 
 		mr = served(pd, memory, PAGE, access_of_row);
-		dead += !made() || !kernel_has_key(context, mr->lkey);
+		dead += !was_made() || !kernel_has_key(context, mr->lkey);
 		wrong += ibv_dereg_mr(mr) != 0;
 		wrong += round % 2 && dealloc_pd(pd) != 0;
 		wrong += close_device(context) != 0;
@@ -262,7 +259,7 @@ static void imported(void)
 	*pd = *pds[1];
 	must(ibv_dereg_mr(used) == 0);
 	mr = served(pd, memory, PAGE, access_of_row);
-	ok(made(), "another domain at the address of an imported one has none of its regions");
+	ok(was_made(), "another domain at the address of an imported one has none of its regions");
 	must(ibv_dereg_mr(mr) == 0);
 	ibv_unimport_pd(pd);
 	free(pd);
@@ -273,7 +270,7 @@ static void imported(void)
 	ibv_unimport_mr(mr);
 	is((int)stats().live - live, !is_cached(access_of_row), "an unimported region that was cached is not in use here");
 	mr = served(pair.pd, memory, PAGE, access_of_row);
-	ok(made(), "a region that an importer has left does not serve again");
+	ok(was_made(), "a region that an importer has left does not serve again");
 	must(ibv_dereg_mr(mr) == 0);
 	flush();
 	is(ibv_dereg_mr(other), 0, "nor is it deregistered here");
@@ -281,13 +278,13 @@ static void imported(void)
 	must(ibv_dereg_mr(import(mr, sizeof(*mr))) == 0);
 	ibv_unimport_mr(mr);
 	mr = served(pair.pd, memory, PAGE, access_of_row);
-	ok(made(), "a region that an importer has ended does not serve again");
+	ok(was_made(), "a region that an importer has ended does not serve again");
 	ok(data_lands(mr, memory, PAGE, access_of_row), "a later registration works");
 	must(ibv_dereg_mr(import(mr, sizeof(*mr))) == 0);
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
 	mr = served(pair.pd, memory, PAGE, access_of_row);
-	ok(made() && data_lands(mr, memory, PAGE, access_of_row), "nor does one that was ended twice");
+	ok(was_made() && data_lands(mr, memory, PAGE, access_of_row), "nor does one that was ended twice");
 	must(ibv_dereg_mr(mr) == 0);
 	ok(comes((int)stats().live == live), "none is in use");
 }
@@ -353,6 +350,7 @@ static bool works(const struct ibv_mr *mr, char *at, size_t length, int access)
  */
 static void combinations(void)
 {
+	struct rdmamr_stats since;
 	char *at = memory + 100;
 
 	for (int n = 0; n < REGS * DEREGS; n++) {
