@@ -211,7 +211,8 @@ char *at_the_edge(size_t length)
 
 static char *mapped(size_t length, int flags)
 {
-	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 
 	must(memory != MAP_FAILED);
 	return memory;
@@ -266,7 +267,8 @@ static long smaps(const void *memory, size_t length, const char *field, const ch
 	while (fgets(line, sizeof(line), file)) {
 		if (sscanf(line, "%lx-%lx ", &start, &end) == 2)
 			inside = start < (uintptr_t)memory + length && end > (uintptr_t)memory;
-		else if (inside && !strncmp(line, field, strlen(field)) && line[strlen(field)] == ':')
+		else if (inside && !strncmp(line, field, strlen(field)) &&
+			 line[strlen(field)] == ':')
 			sum += word ? strstr(line, word) != NULL : atol(line + strlen(field) + 1);
 	}
 	must(fclose(file) == 0);
@@ -281,7 +283,10 @@ bool vm_flag(const void *page, const char *flag)
 	return smaps(page, 1, "VmFlags", word);
 }
 
-long smaps_kib(const void *memory, size_t length, const char *field) { return smaps(memory, length, field, NULL); }
+long smaps_kib(const void *memory, size_t length, const char *field)
+{
+	return smaps(memory, length, field, NULL);
+}
 
 bool find_mapping(const char *rights, const char *word, char **start, char **end)
 {

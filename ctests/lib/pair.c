@@ -125,10 +125,12 @@ void pair_close(struct pair *pair)
 }
 
 /* Posts a request about one piece of local memory, and waits for its completion. */
-static int post(struct pair *pair, struct ibv_send_wr request, const struct ibv_mr *local, const void *memory, size_t length)
+static int post(struct pair *pair, struct ibv_send_wr request, const struct ibv_mr *local,
+		const void *memory, size_t length)
 {
 	static _Atomic uint64_t last;
-	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = (uint32_t)length, .lkey = local->lkey };
+	struct ibv_sge sge = { .addr = (uintptr_t)memory, .length = (uint32_t)length,
+			       .lkey = local->lkey };
 	struct ibv_send_wr *bad;
 	struct ibv_wc wc;
 	int err;
@@ -155,17 +157,24 @@ static int post(struct pair *pair, struct ibv_send_wr request, const struct ibv_
 	return -1;
 }
 
-int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length, uint64_t remote, uint32_t rkey)
+int pair_write(struct pair *pair, const struct ibv_mr *local, const void *from, size_t length,
+	       uint64_t remote, uint32_t rkey)
 {
-	return post(pair, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { remote, rkey } }, local, from, length);
+	struct ibv_send_wr request = { .opcode = IBV_WR_RDMA_WRITE, .wr.rdma = { remote, rkey } };
+
+	return post(pair, request, local, from, length);
 }
 
-int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length, uint64_t remote, uint32_t rkey)
+int pair_read(struct pair *pair, const struct ibv_mr *local, void *to, size_t length,
+	      uint64_t remote, uint32_t rkey)
 {
-	return post(pair, (struct ibv_send_wr){ .opcode = IBV_WR_RDMA_READ, .wr.rdma = { remote, rkey } }, local, to, length);
+	struct ibv_send_wr request = { .opcode = IBV_WR_RDMA_READ, .wr.rdma = { remote, rkey } };
+
+	return post(pair, request, local, to, length);
 }
 
-int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uint64_t add, uint64_t remote, uint32_t rkey)
+int pair_fetch_add(struct pair *pair, const struct ibv_mr *local, void *old, uint64_t add,
+		   uint64_t remote, uint32_t rkey)
 {
 	struct ibv_send_wr request = {
 		.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD,

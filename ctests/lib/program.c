@@ -235,7 +235,8 @@ int in_forked(int (*function)(void))
 
 pthread_barrier_t *shared_barrier(unsigned count)
 {
-	pthread_barrier_t *barrier = mmap(NULL, sizeof(*barrier), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pthread_barrier_t *barrier = mmap(NULL, sizeof(*barrier), PROT_READ | PROT_WRITE,
+					  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	pthread_barrierattr_t attributes;
 
 	must(barrier != MAP_FAILED && pthread_barrierattr_init(&attributes) == 0);

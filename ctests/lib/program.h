@@ -70,7 +70,10 @@ void *must_join(pthread_t thread);
  */
 void in_thread(void *(*function)(void *), void *argument);
 
-/* Lists the threads whose names begin so, as those of the library do by "rdmamr-". Returns their number. */
+/*
+ * Lists the threads whose names begin so, as those of the library do by "rdmamr-". Returns their
+ * number.
+ */
 int threads_named(const char *name, pid_t *list, int most);
 
 /* A thread that does nothing. */

@@ -92,7 +92,8 @@ int status_is_good(int status, const char *what)
 	return status == IBV_WC_SUCCESS;
 }
 
-bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, int access)
+bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length,
+		       int access)
 {
 	bool remote = access & IBV_ACCESS_REMOTE_READ;
 	uint64_t there = (uintptr_t)memory, in = (uintptr_t)far.in;
@@ -101,7 +102,9 @@ bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory,
 	memset(far.in, 0, length);
 	status = remote ? pair_read(pair, far.mr, far.in, length, there, mr->rkey) :
 			  pair_write(pair, mr, memory, length, in, far.mr->rkey);
-	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
+	/*
+	 * On iWARP a write is complete when it is sent; the answer to a read behind it comes later.
+	 */
 	if (!remote && pair->iwarp)
 		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
 	return status_is_good(status, "the device reads") && !memcmp(memory, far.in, length);
@@ -303,10 +306,11 @@ int not_kept_with(struct pair *pair, const char *name, void *memory, size_t leng
 }
 
 /*
- * Checks one registration, that it has made a region or, with `either`, that it was a hit or has made
- * one, and that data lands.
+ * Checks one registration, that it has made a region or, with `either`, that it was a hit or has
+ * made one, and that data lands.
  */
-static int judged(struct pair *pair, const char *name, void *memory, size_t length, int access, bool either)
+static int judged(struct pair *pair, const char *name, void *memory, size_t length, int access,
+		  bool either)
 {
 	struct rdmamr_stats before, after;
 	bool good = lands_once_and_stays(pair, memory, length, access, &before, &after);

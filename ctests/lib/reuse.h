@@ -72,8 +72,12 @@ int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t l
 #define lands_in(pair, mr, memory, length) all_lands(pair, mr, memory, length, true)
 #define lands_by_lkey(pair, mr, memory, length) all_lands(pair, mr, memory, length, false)
 
-/* Whether the device reads what the program sees: by the rkey if the access has remote reads, else by the lkey. */
-bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, int access);
+/*
+ * Whether the device reads what the program sees: by the rkey if the access has remote reads, else
+ * by the lkey.
+ */
+bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length,
+		       int access);
 
 /* Whether a transfer succeeded. Prints its status if not. */
 int status_is_good(int status, const char *what);

@@ -185,14 +185,18 @@ static atomic_bool is_gone;
 
 void stub_unplug(void) { is_gone = true; }
 
-/* A slot that is free, which is being made from now on; -1 if there is none. `word`: what it had. */
+/*
+ * A slot that is free, which is being made from now on; -1 if there is none. `word`: what it had.
+ */
 static long free_slot(uint32_t count, uint32_t *word)
 {
 	for (uint32_t tries = 0; tries < count; tries++) {
-		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % count;
+		uint32_t slot = atomic_fetch_add_explicit(&next_slot, 1,
+							  memory_order_relaxed) % count;
 
 		*word = atomic_load_explicit(&slots[slot], memory_order_relaxed);
-		if ((*word & 3) == FREE && atomic_compare_exchange_strong(&slots[slot], word, *word + MAKING))
+		if ((*word & 3) == FREE &&
+		    atomic_compare_exchange_strong(&slots[slot], word, *word + MAKING))
 			return slot;
 	}
 	return -1;
@@ -270,7 +274,7 @@ static int register_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 {
 	int file = (int)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_FD);
 	uint64_t end = value_of(header, UVERBS_ATTR_REG_DMABUF_MR_OFFSET) + value_of(header, UVERBS_ATTR_REG_DMABUF_MR_LENGTH);
-
+	struct ib_uverbs_attr *handle;
 	uint32_t word, key;
 	long slot;
 
@@ -282,9 +286,12 @@ static int register_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 	key = key_of((uint32_t)slot, word);
 	numbers[slot] = stub_number(value_of(header, UVERBS_ATTR_REG_DMABUF_MR_IOVA));
 	held[slot] = fcntl(file, F_DUPFD_CLOEXEC, 0) + 1;
-	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY), &key, sizeof(key));
-	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY), &key, sizeof(key));
-	((struct ib_uverbs_attr *)(uintptr_t)attribute(header, UVERBS_ATTR_REG_DMABUF_MR_HANDLE))->data = (uint64_t)slot;
+	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY), &key,
+	       sizeof(key));
+	memcpy((void *)(uintptr_t)value_of(header, UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY), &key,
+	       sizeof(key));
+	handle = (struct ib_uverbs_attr *)(uintptr_t)attribute(header, UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
+	handle->data = (uint64_t)slot;
 	atomic_store(&slots[slot], word + LIVE);
 	return 0;
 }
@@ -644,8 +651,14 @@ static int move(const struct ibv_mr *mr, size_t at, const void *from, void *to, 
 	return err;
 }
 
-int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length) { return move(mr, at, from, NULL, length); }
-int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length) { return move(mr, at, NULL, to, length); }
+int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length)
+{
+	return move(mr, at, from, NULL, length);
+}
+int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
+{
+	return move(mr, at, NULL, to, length);
+}
 
 bool stub_lands(const struct ibv_mr *mr)
 {

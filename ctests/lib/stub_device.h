@@ -97,7 +97,10 @@ void stub_fail(enum stub_call call, int err, long times);
 /* Each registration takes this many milliseconds more, once its memory is pinned. */
 extern _Atomic int stub_slow;
 
-/* Each call of this kind that succeeds raises this signal in the thread that makes it, unless it is 0. */
+/*
+ * Each call of this kind that succeeds raises this signal in the thread that makes it, unless it is
+ * 0.
+ */
 extern _Atomic int stub_signals[2];
 
 /*

@@ -159,7 +159,8 @@ bool lands_in_race(char *page, thread_maker *make)
 
 void race(char *page)
 {
-	ok(lands_in_race(page, pthread_create), "data lands in the current page, before the event is read and after");
+	ok(lands_in_race(page, pthread_create),
+	   "data lands in the current page, before the event is read and after");
 }
 
 long in_device(void) { return stub_registered() - stub_deregistered(); }

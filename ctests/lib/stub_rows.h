@@ -29,8 +29,8 @@ struct ibv_mr *reg(void *at, size_t length);
 void dereg(struct ibv_mr *mr);
 
 /*
- * Registers memory and deregisters it. Whether the program sees the device's write to its first page,
- * if the row has pins and remote rights.
+ * Registers memory and deregisters it. Whether the program sees the device's write to its first
+ * page, if the row has pins and remote rights.
  */
 bool arrives(void *memory, size_t length);
 
@@ -50,15 +50,17 @@ char *idle(void);
 void served(void *page, enum served wanted, const char *when);
 
 /*
- * The race that makes userfaultfd alone unsafe, of a page with an idle region: another thread unmaps
- * it by a raw system call, this one maps it anew before the library's reader has begun to read the
- * event, and checks that the program sees the device's writes. hold_reader() comes first.
+ * The race that makes userfaultfd alone unsafe, of a page with an idle region: another thread
+ * unmaps it by a raw system call, this one maps it anew before the library's reader has begun to
+ * read the event, and checks that the program sees the device's writes. hold_reader() comes first.
  */
 void hold_reader(void);
 void release_reader(void);
 void race(char *page);
 
-/* The same, whose other thread this function makes. Whether the program has always seen the writes. */
+/*
+ * The same, whose other thread this function makes. Whether the program has always seen the writes.
+ */
 typedef int thread_maker(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 bool lands_in_race(char *page, thread_maker *make);
 

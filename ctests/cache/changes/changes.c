@@ -65,7 +65,10 @@ static void as_kernel(const char *name, const struct range *range, int access, b
 		is(deregister_region(mr), 0, "%s, rights %#x: deregistered", name, access);
 }
 
-/* The device writes to memory that the program may only read. On iWARP a read behind a write waits for it. */
+/*
+ * The device writes to memory that the program may only read. On iWARP a read behind a write waits
+ * for it.
+ */
 static bool device_writes(const struct ibv_mr *mr, const struct range *range, int access)
 {
 	uint64_t there = (uintptr_t)range->at;
@@ -74,7 +77,8 @@ static bool device_writes(const struct ibv_mr *mr, const struct range *range, in
 
 	fill(far.out, range->length);
 	status = remote ? pair_write(&pair, far.mr, far.out, range->length, there, mr->rkey) :
-			  pair_read(&pair, mr, range->at, range->length, (uintptr_t)far.out, far.mr->rkey);
+			  pair_read(&pair, mr, range->at, range->length, (uintptr_t)far.out,
+				    far.mr->rkey);
 	if (pair.iwarp && remote)
 		must(pair_read(&pair, far.mr, far.in, 8, there, mr->rkey) == IBV_WC_SUCCESS);
 	return status_is_good(status, "the device") && !memcmp(range->at, far.out, range->length);
@@ -86,7 +90,8 @@ static void readable(const char *name, const struct range *range, int access)
 
 	if (!ok(mr != NULL, "%s, rights %#x: registered", name, access))
 		return;
-	ok(is_read_by_device(&pair, mr, range->at, range->length, access), "%s, rights %#x: the device reads the program's data", name, access);
+	ok(is_read_by_device(&pair, mr, range->at, range->length, access),
+	   "%s, rights %#x: the device reads the program's data", name, access);
 	is(deregister_region(mr), 0, "%s, rights %#x: deregistered", name, access);
 }
 

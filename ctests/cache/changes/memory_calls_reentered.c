@@ -138,7 +138,8 @@ static void last(void)
 		return;
 	remap(at_exit, PAGE);
 	raw_remap(at_exit + PAGE, PAGE);
-	_exit(madvise(at_exit + 2 * PAGE, PAGE, MADV_DONTNEED) || munmap(at_exit, 4 * PAGE) ? 1 : RIGHT);
+	_exit(madvise(at_exit + 2 * PAGE, PAGE, MADV_DONTNEED) || munmap(at_exit, 4 * PAGE) ? 1 :
+	      RIGHT);
 }
 
 static int exits(void)
@@ -151,7 +152,10 @@ static int exits(void)
 	exit(1);
 }
 
-static void at_the_end(void) { is(in_forked(exits), RIGHT, "they are made, with regions idle until then"); }
+static void at_the_end(void)
+{
+	is(in_forked(exits), RIGHT, "they are made, with regions idle until then");
+}
 
 /* Before the constructors, and the handlers of above. */
 
@@ -193,8 +197,10 @@ static void before_all(void)
 
 static const struct row rows[] = {
 	{ "memory calls before any constructor", before_all },
-	{ "memory calls inside malloc and free, of the library's own calls", in_malloc, .flags = PLAIN_CALLS },
-	{ "memory calls in the destructors of a thread's keys", in_a_thread_that_ends, .flags = BOTH_CALLS, .then = FRESH },
+	{ "memory calls inside malloc and free, of the library's own calls", in_malloc,
+	  .flags = PLAIN_CALLS },
+	{ "memory calls in the destructors of a thread's keys", in_a_thread_that_ends,
+	  .flags = BOTH_CALLS, .then = FRESH },
 	{ "memory calls in handlers of fork", in_fork, .flags = BOTH_CALLS },
 	{ "memory calls after all destructors", at_the_end, .flags = BOTH_CALLS },
 };

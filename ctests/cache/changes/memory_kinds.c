@@ -30,7 +30,8 @@ enum { SMALL = 1 << 20, LARGE = 64 << 20 };
 /* Far from the top of the stack, where libc gives pages back when the thread ends. */
 static void *on_stack(void *last)
 {
-	char *room = alloca((size_t)row->value / 2), *buffer = (char *)(((uintptr_t)room + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
+	uintptr_t room = (uintptr_t)alloca((size_t)row->value / 2);
+	char *buffer = (char *)((room + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
 
 	if (buffer == last)
 		anew(&pair, "the next thread's buffer, at the same place", buffer, SIZE);
@@ -44,7 +45,8 @@ static void recycled(void)
 	void *last = NULL;
 	pthread_t thread;
 
-	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, (size_t)row->value) == 0);
+	must(pthread_attr_init(&attributes) == 0 &&
+	     pthread_attr_setstacksize(&attributes, (size_t)row->value) == 0);
 	for (int n = 0; n < 3; n++) {
 		must(pthread_create(&thread, &attributes, on_stack, last) == 0);
 		last = must_join(thread);

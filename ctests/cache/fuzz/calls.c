@@ -89,7 +89,12 @@ static int a_protection(uint32_t word)
  */
 static bool raw_is_known_to_differ(const char *at, size_t length) { return was_registered(at, length); }
 
-static uint32_t a_file(uint32_t word) { return word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED; }
+static uint32_t a_file(uint32_t word)
+{
+	return word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
+}
+
+typedef long any_call(long, long, long, long, long, long);
 
 static bool is_pointer(const void *function)
 {
@@ -102,7 +107,7 @@ static bool is_pointer(const void *function)
  */
 static long call(const char *name, long number, void *function, const long a[6], size_t count)
 {
-	long (*of_library)(long, long, long, long, long, long) = (long (*)(long, long, long, long, long, long))function;
+	any_call *of_library = (any_call *)function;
 	long answer = number >= 0 ? syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) :
 				    of_library(a[0], a[1], a[2], a[3], a[4], a[5]);
 	int err = errno;
@@ -129,7 +134,8 @@ static void map_step(const struct step *step)
 {
 	char *at = odd_at(step);
 	size_t length = odd_length(step), offset = 0;
-	int protection = a_protection(step->word[0]), flags = MAP_PRIVATE | MAP_ANONYMOUS, file = -1;
+	int protection = a_protection(step->word[0]), file = -1;
+	int flags = MAP_PRIVATE | MAP_ANONYMOUS;
 	uint32_t object = step->word[1] % 20, extra = step->word[2] % 32;
 	long result;
 
@@ -236,7 +242,8 @@ static void remap_step(const struct step *step)
 			new = page_at(0);
 		old = (char *)result;
 		note(", then ");
-		result = mremap(old, new_length, new_length, MREMAP_MAYMOVE | MREMAP_FIXED, new) == new ? (long)new : -1;
+		flags = MREMAP_MAYMOVE | MREMAP_FIXED;
+		result = (long)mremap(old, new_length, new_length, flags, new);
 		note_result(result);
 		if (result == -1) {
 			note(", then munmap");
@@ -345,7 +352,8 @@ static void break_step(const struct step *step)
 		end = (char *)((uintptr_t)end & ~(uintptr_t)(PAGE - 1));
 	note("%s to ", how == 0 ? "brk" : how == 1 ? "sbrk" : "raw brk");
 	note_value((long)end);
-	note_result(how == 0 ? brk(end) : how == 1 ? (long)sbrk(end - (char *)sbrk(0)) : syscall(SYS_brk, end));
+	note_result(how == 0 ? brk(end) : how == 1 ? (long)sbrk(end - (char *)sbrk(0)) :
+		    syscall(SYS_brk, end));
 }
 
 static void attach_step(const struct step *step)
@@ -392,7 +400,8 @@ static void punch_step(const struct step *step)
 	uint32_t file = a_file(step->word[0]);
 	off_t offset = (off_t)(step->word[1] % (uint32_t)file_pages[file]) * PAGE;
 
-	CALL(fallocate, step->raw, file, modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE, offset, length_of(step));
+	CALL(fallocate, step->raw, file, modes[step->word[2] % 4] | FALLOC_FL_KEEP_SIZE, offset,
+	     length_of(step));
 }
 
 static void write_file_step(const struct step *step)
@@ -524,7 +533,8 @@ static void pattern_file(int file, int fd)
 	open_file(file, fd);
 	must(ftruncate(file, (off_t)file_pages[file] * PAGE) == 0);
 	for (int page = 0; page < file_pages[file]; page += 2)
-		must(pwrite(file, &(uint64_t){ 0xe000000000000000 | (uint64_t)page }, 8, (off_t)page * PAGE + 24) == 8);
+		must(pwrite(file, &(uint64_t){ 0xe000000000000000 | (uint64_t)page }, 8,
+			    (off_t)page * PAGE + 24) == 8);
 }
 
 void calls_open(void)

@@ -142,7 +142,8 @@ static pid_t start(const struct order *order, const char *cache, int log)
 		close(file);
 		return pid;
 	}
-	must(write(file, order, sizeof(*order)) == sizeof(*order) && dup2(file, ORDER_FD) == ORDER_FD);
+	must(write(file, order, sizeof(*order)) == sizeof(*order) &&
+	     dup2(file, ORDER_FD) == ORDER_FD);
 	must(dup2(log, LOG_FD) == LOG_FD);
 	if (cache) {
 		setenv("LD_PRELOAD", preload, 1);

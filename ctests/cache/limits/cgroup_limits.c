@@ -67,8 +67,8 @@ static void objects(void)
 }
 
 /*
- * In 300 MiB, rounds of a buffer that is mapped, filled, registered, deregistered and unmapped: at most
- * 1.2 times the memory of one buffer and what the process has.
+ * In 300 MiB, rounds of a buffer that is mapped, filled, registered, deregistered and unmapped: at
+ * most 1.2 times the memory of one buffer and what the process has.
  */
 static void much_memory(void)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the library's calls and threads leave to the program: errno, the cancellation of a thread, most of
- * its stack, the processor and the scheduling of the thread that registers first, namespaces, the reason of a failure, a
- * trace that cannot grow, and the end of the process (docs/limits.md has exceptions). The program has a
- * function `clone` of its own, and the linker binds the libraries to it: the cache must not make its
- * threads by it.
+ * What the library's calls and threads leave to the program: errno, the cancellation of a thread,
+ * most of its stack, the processor and the scheduling of the thread that registers first,
+ * namespaces, the reason of a failure, a trace that cannot grow, and the end of the process
+ * (docs/limits.md has exceptions). The program has a function `clone` of its own, and the linker
+ * binds the libraries to it: the cache must not make its threads by it.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -90,7 +90,8 @@ static void refused(void *here)
 {
 	must(here != MAP_FAILED);
 	must(!(by_plain_calls() ? ibv_reg_mr(stub_pd(), here, PAGE, LOCAL_AND_REMOTE) :
-				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)) && errno == EFAULT);
+				  ibv_reg_mr_relaxed(stub_pd(), here, PAGE, LOCAL_AND_REMOTE)));
+	must(errno == EFAULT);
 }
 
 /* Their reasons take the most calls. */
@@ -131,8 +132,8 @@ static void *on_request_to_end(void *unused)
 }
 
 /*
- * All calls fit on the smallest stack of a thread, and none is a cancellation point: the thread ends
- * at its own, after all of them.
+ * All calls fit on the smallest stack of a thread, and none is a cancellation point: the thread
+ * ends at its own, after all of them.
  */
 static void cancelled(void)
 {
@@ -143,7 +144,8 @@ static void cancelled(void)
 		ibv_fork_init();
 	/* The stand-in's write to the memory is a cancellation point. */
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
-	must(pthread_attr_init(&attributes) == 0 && pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
+	must(pthread_attr_init(&attributes) == 0 &&
+	     pthread_attr_setstacksize(&attributes, PTHREAD_STACK_MIN) == 0);
 	must(pthread_create(&thread, &attributes, on_request_to_end, NULL) == 0);
 	ok(must_join(thread) == PTHREAD_CANCELED, "the thread is cancelled");
 	ok(all_done, "each call has done its work before");
@@ -179,7 +181,8 @@ static void start(void)
 	hits(pages(1), 1);
 	if (!userfaultfds(NULL))
 		skip_all("userfaultfd is refused here");
-	ok(comes((count = threads_named("rdmamr-", threads, MOST)) >= 2), "the library has %d threads", count);
+	ok(comes((count = threads_named("rdmamr-", threads, MOST)) >= 2),
+	   "the library has %d threads", count);
 }
 
 /* A thread of the library may only just have reached its first instructions. */
@@ -388,10 +391,14 @@ static const struct row rows[] = {
 	{ "errno, with eight idle regions at most", errno_unchanged, .flags = UNPINNED,
 	  .settings = "RDMAMR_CACHE=all RDMAMR_CACHE_MAX_IDLE=8" },
 	{ "errno, with a trace", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
-	{ "a cancelled thread with the smallest stack", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=warn" },
-	{ "the same with messages", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_LOG=debug" },
-	{ "the same with the cache and messages", cancelled, .flags = BOTH_CALLS, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
-	{ "the same with a trace", cancelled, .flags = BOTH_CALLS, .settings = NO_CACHE "RDMAMR_TRACE=/dev/null" },
+	{ "a cancelled thread with the smallest stack", cancelled, .flags = BOTH_CALLS,
+	  .settings = NO_CACHE "RDMAMR_LOG=warn" },
+	{ "the same with messages", cancelled, .flags = BOTH_CALLS,
+	  .settings = NO_CACHE "RDMAMR_LOG=debug" },
+	{ "the same with the cache and messages", cancelled, .flags = BOTH_CALLS,
+	  .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
+	{ "the same with a trace", cancelled, .flags = BOTH_CALLS,
+	  .settings = NO_CACHE "RDMAMR_TRACE=/dev/null" },
 	{ "the same with a trace, the cache and messages", cancelled, .flags = BOTH_CALLS,
 	  .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all RDMAMR_LOG=debug" },
 	{ "the same with threads that populate", cancelled, .flags = BOTH_CALLS,

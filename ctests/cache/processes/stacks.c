@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The library's calls need little of a stack: of what is left to a signal handler, of a coroutine's,
- * of one whose pages a handler of SIGSEGV makes accessible (callers.c has the smallest stack of a
- * thread). A handler that needs much of the stack comes before each system call of the library, and
- * finds room there. Most rows have LD_BIND_NOW: the linker binds a function at the first call, on the caller's stack.
+ * The library's calls need little of a stack: of what is left to a signal handler, of a
+ * coroutine's, of one whose pages a handler of SIGSEGV makes accessible (callers.c has the smallest
+ * stack of a thread). A handler that needs much of the stack comes before each system call of the
+ * library, and finds room there. Most rows have LD_BIND_NOW: the linker binds a function at the
+ * first call, on the caller's stack.
  *
  * The device is the stand-in (stub_device.h).
  */
@@ -16,20 +17,14 @@
 static char *memory;
 static ucontext_t outside, inside;
 
-/* A signal handler's stack: its size, and the bytes of it that are left for the first calls, and for later ones. */
+/*
+ * A signal handler's stack: its size, and the bytes of it that are left for the first calls, and
+ * for later ones.
+ */
 
 enum { SIGNAL_STACK = 256 << 10, FIRST_CALLS = 4096, LATER_CALLS = 1792, ROUNDS = 300 };
 
 static char *low; /* its end */
-
-static void registers(void)
-{
-	struct ibv_mr *mr = by_plain_calls() ? ibv_reg_mr(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) :
-					       ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE);
-
-	must(mr);
-	dereg(mr);
-}
 
 static void make_calls(int rounds)
 {
@@ -37,7 +32,7 @@ static void make_calls(int rounds)
 		memory = new_place(PAGE);
 		must(raw_map_at(memory, PAGE));
 		for (int time = 0; time < 4; time++)
-			registers();
+			dereg(reg(memory, PAGE));
 		switch (round % 4) {
 		case 0: must(madvise(memory, PAGE, MADV_DONTNEED) == 0); break;
 		case 1: must(mprotect(memory, PAGE, PROT_READ) == 0); break;
@@ -78,7 +73,9 @@ static void on_signal_stack(void)
 	stack_t stack = { .ss_sp = low = guarded(SIGNAL_STACK), .ss_size = SIGNAL_STACK };
 
 	by_plain_calls();
-	must(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0 && raise(SIGUSR1) == 0);
+	row_rights = IBV_ACCESS_LOCAL_WRITE;
+	must(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0 &&
+	     raise(SIGUSR1) == 0);
 	ok(stub_registered() > 0, "the calls fit on %ld bytes", row->value);
 }
 
@@ -226,11 +223,15 @@ static void handler_needs_stack(void)
 #define BIND "LD_BIND_NOW=1 "
 
 static const struct row rows[] = {
-	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
-	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS, .flags = UNPINNED,
+	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED,
+	  .settings = BIND NO_CACHE },
+	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS,
+	  .flags = UNPINNED,
 	  .settings = BIND "RDMAMR_CACHE=all" },
-	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
-	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all" },
+	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED,
+	  .settings = BIND NO_CACHE },
+	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, .flags = UNPINNED,
+	  .settings = BIND "RDMAMR_CACHE=all" },
 	{ "a coroutine makes the first calls", in_coroutine, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE_LINGER" },
 	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },
 	{ "a handler needs much of the first thread's stack", handler_needs_stack, false, .flags = BOTH_CALLS },

@@ -68,8 +68,8 @@ static void child_reuses(void)
 }
 
 /*
- * A task that is killed in a raw system call, which waits for the library's reader: the kernel drops
- * the event that nobody has read.
+ * A task that is killed in a raw system call, which waits for the library's reader: the kernel
+ * drops the event that nobody has read.
  */
 
 enum change { UNMAPS, REPLACES };
@@ -82,7 +82,8 @@ __attribute__((noreturn)) static int changes(void *unused)
 	if (row->value == UNMAPS)
 		syscall(SYS_munmap, memory, PAGE);
 	else
-		syscall(SYS_mmap, memory, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+		syscall(SYS_mmap, memory, PAGE, PROT_READ | PROT_WRITE,
+			MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
 	for (;;)
 		syscall(SYS_pause);
 }
@@ -91,7 +92,8 @@ static bool is_changed(void)
 {
 	unsigned char there;
 
-	return syscall(SYS_mincore, memory, PAGE, &there) != 0 || (row->value == REPLACES && memory[0] == 0);
+	return syscall(SYS_mincore, memory, PAGE, &there) != 0 ||
+		(row->value == REPLACES && memory[0] == 0);
 }
 
 static void killed_in_its_call(void)
@@ -102,7 +104,8 @@ static void killed_in_its_call(void)
 	memory[0] = 1;
 	hold_reader();
 	task = start_task(BY_CLONE, changes, NULL, CLONE_FILES);
-	must(comes(is_changed()) && kill(task, SIGKILL) == 0 && child_status(task) == 128 + SIGKILL);
+	must(comes(is_changed()) && kill(task, SIGKILL) == 0 &&
+	     child_status(task) == 128 + SIGKILL);
 	release_reader();
 	must(row->value == REPLACES || raw_map_at(memory, PAGE));
 	served(memory, PLAIN, "after it was killed");
@@ -292,8 +295,10 @@ static void interrupts(long number, const long *argument)
 
 static void arm(void)
 {
-	if (row->value == IN_A_REGISTRATION || row->value == IN_A_DEREGISTRATION)
-		stub_signals[row->value == IN_A_REGISTRATION ? STUB_REGISTER : STUB_DEREGISTER] = SIGUSR1;
+	if (row->value == IN_A_REGISTRATION)
+		stub_signals[STUB_REGISTER] = SIGUSR1;
+	if (row->value == IN_A_DEREGISTRATION)
+		stub_signals[STUB_DEREGISTER] = SIGUSR1;
 	armed = true;
 }
 
@@ -481,8 +486,10 @@ static const struct row rows[] = {
 	{ "a task is made after the cache started: nothing is reused", makes_task, .then = PLAIN, .flags = PLAIN_CALLS },
 	{ "a task is made before the cache started: nothing is reused", makes_task_first, .flags = PLAIN_CALLS },
 	{ "a child of fork reuses regions, though its parent has made a task", child_reuses, .flags = PLAIN_CALLS | NO_PINS },
-	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS, .flags = PLAIN_CALLS },
-	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES, .flags = PLAIN_CALLS },
+	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS,
+	  .flags = PLAIN_CALLS },
+	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES,
+	  .flags = PLAIN_CALLS },
 	{ "a task outlives the registering process, with its descriptors", outlives, CLONE_FILES },
 	{ "a task outlives the registering process, with descriptors of its own", outlives, 0 },
 	{ "a task outlives the registering process, with its signal handlers", outlives, CLONE_FILES | CLONE_SIGHAND },

@@ -332,9 +332,12 @@ static void keeps_no_domain_busy(void)
 
 #define LOUD .settings = "RDMAMR_LOG=info RDMAMR_CACHE_LINGER=600"
 static const struct row rows[] = {
-	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing, .flags = NO_PINS },
-	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=local" },
-	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=off" },
+	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing,
+	  .flags = NO_PINS },
+	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing,
+	  .flags = NO_PINS, .settings = "RDMAMR_CACHE=local" },
+	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS,
+	  .settings = "RDMAMR_CACHE=off" },
 	{ "memory that is mapped anew", mapped_anew },
 	{ "which registration comes again", comes_back },
 	{ "shared memory", shared },

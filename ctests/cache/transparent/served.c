@@ -228,7 +228,8 @@ static void devices(void)
 		return;
 	mr = served(domain_of_device(), memory, PAGE, access_of_row);
 	is(ibv_close_device(mr->context), 0, "a device is closed with a region in use");
-	ok((int)stats().live == live && (int)stats().idle == idle, "which is neither live nor idle any more");
+	ok((int)stats().live == live && (int)stats().idle == idle,
+	   "which is neither live nor idle any more");
 	mr = served(pair.pd, memory, PAGE, access_of_row);
 	ok(data_lands(mr, memory, PAGE, access_of_row), "the same memory goes on in another");
 	must(ibv_dereg_mr(mr) == 0);
@@ -284,7 +285,8 @@ static void imported(void)
 	/* Without the cache that fails, with ENOENT. */
 	ibv_dereg_mr(mr);
 	mr = served(pair.pd, memory, PAGE, access_of_row);
-	ok(was_made() && data_lands(mr, memory, PAGE, access_of_row), "nor does one that was ended twice");
+	ok(was_made() && data_lands(mr, memory, PAGE, access_of_row),
+	   "nor does one that was ended twice");
 	must(ibv_dereg_mr(mr) == 0);
 	ok(comes((int)stats().live == live), "none is in use");
 }

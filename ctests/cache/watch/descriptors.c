@@ -308,8 +308,9 @@ static char *raced;
 
 static void leaves(void)
 {
-	must((row->value == BY_UNSHARE ? unshare(CLONE_FILES) : row->value == BY_CLOSE_RANGE ?
-	      close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) : (int)syscall(SYS_unshare, CLONE_FILES)) == 0);
+	must((row->value == BY_UNSHARE ? unshare(CLONE_FILES) :
+	      row->value == BY_CLOSE_RANGE ? close_range(~0U, ~0U, CLOSE_RANGE_UNSHARE) :
+	      (int)syscall(SYS_unshare, CLONE_FILES)) == 0);
 }
 
 static void *apart(void *other)

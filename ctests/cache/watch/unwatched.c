@@ -21,8 +21,11 @@ static bool lands(char *at, size_t count)
 	struct ibv_mr *mr = reg(at, count * PAGE), page = *mr;
 	bool good = true;
 
-	for (page.length = PAGE; page.addr < (void *)(at + count * PAGE); page.addr = (char *)page.addr + PAGE)
+	page.length = PAGE;
+	for (size_t n = 0; n < count; n++) {
+		page.addr = at + n * PAGE;
 		good = stub_lands(&page) && good;
+	}
 	dereg(mr);
 	return good;
 }
