@@ -54,6 +54,15 @@ int child_status(pid_t child);
 /* Runs a function in a forked child, which ends by _exit. Returns its status. */
 int in_forked(int (*function)(void));
 
+/* The status of a child of vfork, which has this process's memory, and ends with it by _exit. */
+#define in_vforked(status)                                                   \
+	({                                                                   \
+		pid_t child = vfork();                                       \
+		if (!child)                                                  \
+			_exit(status);                                       \
+		child_status(child);                                         \
+	})
+
 /* A barrier of that many threads and processes. */
 pthread_barrier_t *shared_barrier(unsigned count);
 

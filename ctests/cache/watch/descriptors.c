@@ -63,11 +63,9 @@ static void kept(void)
 static void kept_beside_child(void)
 {
 	int fd = watch_number();
-	pid_t pid = vfork();
 
-	if (!pid)
-		_exit(dup2(1, fd) == fd && close(fd) == 0 && fcntl(fd, F_GETFD) < 0 ? 0 : 1);
-	is(child_status(pid), 0, "the number is the child's");
+	is(in_vforked(dup2(1, fd) == fd && close(fd) == 0 && fcntl(fd, F_GETFD) < 0), 1,
+	   "the number is the child's");
 	is(watch_number(), fd, "and the cache's");
 }
 
@@ -488,16 +486,7 @@ static void fails(int fd) { must(dup2(-1, fd) == -1 && dup3(fd, fd, 0) == -1); }
 static void onto_itself(int fd) { must(dup2(fd, fd) == fd); }
 static void another(int fd) { must(close(dup(fd)) == 0); }
 
-static void in_vfork_child(int fd)
-{
-	pid_t pid = vfork();
-
-	if (!pid) {
-		close(fd);
-		_exit(0);
-	}
-	is(child_status(pid), 0, "the child ends");
-}
+static void in_vfork_child(int fd) { is(in_vforked(close(fd)), 0, "the child closes it"); }
 
 static int closes_device(void) { return close(stub_pd()->context->cmd_fd); }
 
