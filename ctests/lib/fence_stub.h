@@ -12,42 +12,41 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-/* How the stand-in differs from the service. */
-enum fence_kind {
-	SERVES,
-	NONE,            /* there is none */
-	NOT_A_SOCKET,
-	BY_ANOTHER,      /* the process runs as another user */
-	DEAF,            /* nothing listens */
-	NEVER_ACCEPTS,
-	NEVER_ANSWERS,
-	LATE,
-	CLOSES,
-	SHORT,
-	LONG,
-	GARBAGE,
-	OTHER_VERSION,
-	NO_FILES,
-	FEW_FILES,
-	MANY_FILES,
-	VERY_MANY_FILES,
-	UNMAPPABLE,
-	WRITE_ONLY,
-	COUNTS_NOTHING,  /* the service is right, and the kernel does not count */
-	COUNTS_NO_MOVES,
-	COUNTS_NO_UNMAPS,
-	COUNTS_ELSEWHERE, /* the line of another process rises too at each change */
-	/* What the kernel says of the files. */
-	NOT_AN_ARRAY,    /* the truth: the counters are a file that the service writes as it likes */
-	FORGED_LINKS,    /* files whose names have the words of a link in them, as a dma-buf's can */
-	NOT_FROZEN,
-	OF_ANOTHER_SIZE,
-	NOT_A_PROGRAM,
-	OTHER_PROGRAM,   /* a link that the counters do not name */
-	LACKS_A_PROGRAM, /* one that they name does not come along */
-	NAMES_NO_PROGRAM,
-	WITHOUT_PROC,
-};
+/* How the stand-in differs from the service, in words of the rows of fence_client.c. */
+#define FENCE_FAULTS(fault) \
+	fault(NONE, "no service") \
+	fault(NOT_A_SOCKET, "a file in the socket's place") \
+	fault(BY_ANOTHER, "another user's process") \
+	fault(DEAF, "a socket at which nothing listens") \
+	fault(NEVER_ACCEPTS, "a service that hangs before it accepts") \
+	fault(NEVER_ANSWERS, "a service that hangs") \
+	fault(LATE, "an answer after the limit") \
+	fault(CLOSES, "no answer") \
+	fault(SHORT, "a short answer") \
+	fault(LONG, "a long answer") \
+	fault(GARBAGE, "garbage") \
+	fault(OTHER_VERSION, "another version") \
+	fault(NO_FILES, "no file") \
+	fault(FEW_FILES, "too few files") \
+	fault(MANY_FILES, "too many files") \
+	fault(VERY_MANY_FILES, "far too many files") \
+	fault(UNMAPPABLE, "a file that cannot be mapped") \
+	fault(WRITE_ONLY, "a file that cannot be read") \
+	fault(COUNTS_NOTHING, "counters that stand still") \
+	fault(COUNTS_NO_MOVES, "counters without moves") \
+	fault(COUNTS_NO_UNMAPS, "counters without unmaps") \
+	fault(COUNTS_ELSEWHERE, "counters on which two lines rise at each change") \
+	fault(NOT_AN_ARRAY, "counters that are no array of the kernel's") \
+	fault(FORGED_LINKS, "programs whose words are forged in the name of another file") \
+	fault(NOT_FROZEN, "counters that are not frozen") \
+	fault(OF_ANOTHER_SIZE, "counters of another size") \
+	fault(NOT_A_PROGRAM, "a file that is no program") \
+	fault(OTHER_PROGRAM, "a program of other counters") \
+	fault(LACKS_A_PROGRAM, "a program that does not come along") \
+	fault(NAMES_NO_PROGRAM, "counters that name no program") \
+	fault(WITHOUT_PROC, "no /proc")
+#define FENCE_FAULT(kind, words) kind,
+enum fence_kind { SERVES, FENCE_FAULTS(FENCE_FAULT) };
 
 /* The number of files that come with the right answer. */
 enum { FENCE_FILES = 4 };
