@@ -12,8 +12,12 @@
 
 static void attribute_of(struct kernel_region *region, const struct nlattr *attr)
 {
-	if ((attr->nla_type & NLA_TYPE_MASK) == RDMA_NLDEV_ATTR_RES_LKEY)
-		memcpy(&region->lkey, (const char *)attr + NLA_HDRLEN, 4);
+	const void *value = (const char *)attr + NLA_HDRLEN;
+
+	switch (attr->nla_type & NLA_TYPE_MASK) {
+	case RDMA_NLDEV_ATTR_RES_LKEY: memcpy(&region->lkey, value, 4); break;
+	case RDMA_NLDEV_ATTR_RES_PID: memcpy(&region->pid, value, 4); break;
+	}
 }
 
 int device_regions(struct ibv_context *context, struct kernel_region *list, int most)

@@ -15,7 +15,7 @@ enum { MOST_REGIONS = 4096 };
 
 /* A region as the kernel lists it, of any process. */
 struct kernel_region {
-	uint32_t lkey;
+	uint32_t lkey, pid;
 };
 
 /*
