@@ -1,9 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # provider.sh LIBRARY [BUILT]: the library as a provider of libfabric. libfabric finds it by its
-# name; it offers the machine's devices, and leaves programs alone that do not request it. Programs
-# are those of BUILT (target/ctests), or compiled here if they are missing. Needs an RDMA device in
-# CHECK_DEVICE.
+# name; it offers the machine's devices, and leaves programs alone that do not request it. The program
+# is that of BUILT (target/ctests). Needs an RDMA device in CHECK_DEVICE.
 . "$(dirname "$0")/../../lib/script.sh"
 expects 1 "$@"
 library=$(realpath "$1") built=${2:-$here/../../../target/ctests}
@@ -14,13 +13,9 @@ mkdir "$work/none" "$work/link" "$work/copy"
 ln -s "$library" "$work/link/librdmamr-fi.so"
 cp "$library" "$work/copy/librdmamr-fi.so"
 
-compile() { # OUTPUT ARGUMENT...: unless the Makefile has compiled it
-	[ -x "$built/$1" ] && ln -s "$(realpath "$built/$1")" "$work/$1" && return
-	"${CC:-cc}" -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -I"$here/../../../include" -O1 -g "$here/registers.c" "$here/../../lib/tap.c" -o "$work/$1" "${@:2}"
-}
-check "a program is compiled with libfabric alone" compile registers -lfabric
-needs() { readelf -dW "$1" | sed -n 's/.*NEEDED.*\[lib\([a-z]*\)\..*/\1/p' | grep -v '^c$' | sort | xargs; }
-check "it needs $(needs "$work/registers")" [ "$(needs "$work/registers")" = fabric ]
+registers=$(realpath "$built/registers")
+needed() { readelf -dW "$1" | sed -n 's/.*NEEDED.*\[lib\([a-z]*\)\..*/\1/p' | grep -v '^c$' | sort | xargs; }
+check "the program needs $(needed "$registers")" [ "$(needed "$registers")" = fabric ]
 
 with() { env FI_PROVIDER_PATH="$work/link" "$@" 2>"$work/stderr"; }
 without() { env FI_PROVIDER_PATH="$work/none" "$@" 2>"$work/stderr"; }
@@ -75,13 +70,13 @@ program() { # NAME COMMAND...
 	take_over "$name" $? "$output"
 }
 provided=(env FI_PROVIDER_PATH="$work/link")
-program "by libfabric" "${provided[@]}" "$work/registers"
-program "by libfabric, the provider is a copy" env FI_PROVIDER_PATH="$work/copy" "$work/registers"
-program "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$work/registers"
-program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$work/registers"
-program "for libfabric 1.5" "${provided[@]}" "$work/registers" 1.5
-program "for libfabric 1.9" "${provided[@]}" "$work/registers" 1.9
+program "by libfabric" "${provided[@]}" "$registers"
+program "by libfabric, the provider is a copy" env FI_PROVIDER_PATH="$work/copy" "$registers"
+program "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$registers"
+program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$registers"
+program "for libfabric 1.5" "${provided[@]}" "$registers" 1.5
+program "for libfabric 1.9" "${provided[@]}" "$registers" 1.9
 # Versions for which libfabric itself is too old.
-program "for libfabric 1.999" "${provided[@]}" "$work/registers" 1.999
-program "for libfabric 9.0" "${provided[@]}" "$work/registers" 9.0
+program "for libfabric 1.999" "${provided[@]}" "$registers" 1.999
+program "for libfabric 9.0" "${provided[@]}" "$registers" 9.0
 tap_done

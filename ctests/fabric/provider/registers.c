@@ -13,11 +13,11 @@
 #include <rdma/fi_domain.h>
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
-#include <stdint.h>
 #include <sys/mman.h>
+#include "../../lib/memory.h"
 #include "../../lib/tap.h"
 
-enum { PAGE = 4096, SIZE = 256 * PAGE, PATIENCE = 300000 /* ms */ };
+enum { SIZE = 256 * PAGE, PATIENCE = 300000 /* ms */ };
 enum { OWN_KEYS = FI_MR_LOCAL | FI_MR_ALLOCATED, PROVIDER_KEYS = OWN_KEYS | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY };
 #define ALL (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
 
@@ -78,20 +78,7 @@ static void trywait(int answer, const char *when)
 	is(fi_trywait(fabric, queues, 0), 0, "%s: fi_trywait of nothing", when);
 }
 
-/* The number of bytes that the kernel counts as pinned. */
-static long pinned(void)
-{
-	FILE *status = fopen("/proc/self/status", "r");
-	char line[200];
-	long kilobytes = -1;
-
-	must(status);
-	while (fgets(line, sizeof(line), status))
-		sscanf(line, "VmPin: %ld", &kilobytes);
-	fclose(status);
-	must(kilobytes >= 0);
-	return kilobytes * 1024;
-}
+static long pinned(void) { return field_of("/proc/self/status", "VmPin") * 1024; }
 
 /* By own keys a region may be registered once for its own process and once for remote peers. */
 static bool is_pinned(long bytes) { return pinned() >= bytes && pinned() <= 2 * bytes; }
@@ -168,8 +155,7 @@ int main(int argc, char **argv)
 		must(sscanf(argv[1], "%u.%u", &major, &minor) == 2);
 		version = FI_VERSION(major, minor);
 	}
-	memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	must(memory != MAP_FAILED);
+	memory = pages(SIZE / PAGE);
 	if (version > fi_version()) {
 		ok(ask(version, OWN_KEYS, ~0ULL) == -FI_ENOSYS && !info, "libfabric refuses a newer version");
 		return done_testing();
