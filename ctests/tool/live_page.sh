@@ -28,7 +28,8 @@ ask one "again 0" >/dev/null
 before=$(ls /proc/$one/fd)
 ask one "register 1" >/dev/null
 page=$(find "$folder" -type f)
-is "a process that registers has a file of mode 0600 in a folder of mode 0700" "700 600 $(id -u)" "$(stat -c %a "$folder") $(stat -c '%a %u' "$page")"
+is "a process that registers has a file of mode 0600 in a folder of mode 0700" "700 600 $(id -u)" \
+	"$(stat -c %a "$folder") $(stat -c '%a %u' "$page")"
 check "whose name has its number" grep -q -- "-$one-" <<<"$page"
 is "which it has mapped, once" 1 "$(mapped $one)"
 is "without a descriptor" "$before" "$(ls /proc/$one/fd)"
@@ -75,7 +76,10 @@ if [ "$(id -u)" = 0 ]; then
 	registers foreign 0 "the folder is another user's" holder
 	chown 0 "$folder"
 	# shellcheck disable=SC2016
-	on_full() { exec unshare --mount bash -c 'mount -t tmpfs -o mode=0700,size=8k none "$0" && LD_PRELOAD=$1 exec "$2"' "$folder" "$library" "$holds"; }
+	on_full() {
+		exec unshare --mount bash -c 'mount -t tmpfs -o mode=0700,size=8k none "$0" && LD_PRELOAD=$1 exec "$2"' \
+			"$folder" "$library" "$holds"
+	}
 	if unshare --mount true 2>/dev/null; then
 		registers disk 0 "a full file system" on_full
 		is "and no file is made in it" 0 "$(find "/proc/$pid/root$folder/" -mindepth 1 | wc -l)"
