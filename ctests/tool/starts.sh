@@ -136,7 +136,8 @@ for sanitizer in asan tsan lsan ubsan; do
 done
 compiled static_address gcc -fsanitize=address -static-libasan && starts "AddressSanitizer in the program" ./static_address
 compiled static_thread gcc -fsanitize=thread -static-libtsan && starts "ThreadSanitizer in the program" ./static_thread
-gcc -g -fsanitize=address "$source/fault.c" -o fault
+gcc -g -fsanitize=address -o fault -x c - <<<'#include <stdlib.h>
+	int main(void) { char *volatile block = malloc(10); free(block); return block[5]; }'
 check "AddressSanitizer reports a fault" bash -c 'ASAN_OPTIONS=exitcode=9 "$1" run ./fault >report 2>&1; [ $? = 9 ] && grep -q heap-use-after-free report' - "$tool"
 
 # A pipe that is full, and that nobody reads.
@@ -148,13 +149,17 @@ check "the tool's, when the program has ended" [ "$(timeout -s KILL 60 "$tool" r
 exec 7<&-
 
 # Thread-local variables in the threads' static storage. A child has the environment as it was.
+cat >large_tls.c <<'END'
+__thread char storage[SIZE] __attribute__((tls_model("initial-exec")));
+int large_tls(void) { return ++storage[SIZE - 1]; }
+END
 for size in 1000 6000 20000 60000; do
-	gcc -shared -fPIC -DSIZE=$size "$source/large_tls.c" -o liblarge_$size.so
+	gcc -shared -fPIC -DSIZE=$size large_tls.c -o liblarge_$size.so
 	gcc "$source/uses_tls.c" -o uses_$size "$PWD/liblarge_$size.so"
 	starts "a library with $size bytes of them" ./uses_$size
 	starts "in a child" sh -c "./uses_$size; exit 3"
 done
-gcc -shared -fPIC -DSIZE=8200 "$source/large_tls.c" -o liblarge_8200.so
+gcc -shared -fPIC -DSIZE=8200 large_tls.c -o liblarge_8200.so
 compiled small_8200 gcc -DSMALL_STACK=24576 "-Wl,--no-as-needed,$PWD/liblarge_8200.so" && starts "8200 bytes of them, and a small stack" ./small_8200
 module() { "$tool" run ./uses_"$1" show 2>&1 | tail -1; }
 check "the module serves a program that needs 20000 bytes, and its children do not get its tunable" [ "$(module 20000)" = "module=1 tunable=" ]

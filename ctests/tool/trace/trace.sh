@@ -135,7 +135,7 @@ rpc() { # FILE [NAME=VALUE...]
 rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 reports "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
 # If it does not ask the kernel, libibverbs keeps registered memory from children.
-without_netlink=$built/trace_without_netlink
+without_netlink="$built/starts_filtered netlink"
 rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
 reports "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
 rpc rpc_fork RDMAV_FORK_SAFE=1
