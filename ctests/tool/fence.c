@@ -107,6 +107,14 @@ static int ask(void)
 	return (void *)counters != MAP_FAILED && find_line();
 }
 
+static char *unwatched(size_t length)
+{
+	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	must(at != MAP_FAILED);
+	return at;
+}
+
 static char *page;
 
 static int unmaps(void) { return munmap(page, PAGE); }
@@ -121,7 +129,7 @@ static int moves_away(void)
 }
 static int moves_over(void)
 {
-	char *from = pages(1);
+	char *from = unwatched(PAGE);
 
 	return mremap(from, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page ? 0 : -1;
 }
@@ -160,7 +168,7 @@ static void counted_changes(void)
 		uint64_t before;
 
 		/* Unwatched memory lies between the two, so that no mapping of the program is next to it. */
-		page = is_watched ? watched(PAGE) : pages(3) + PAGE;
+		page = is_watched ? watched(PAGE) : unwatched(3 * PAGE) + PAGE;
 		must(is_watched || mprotect(page, PAGE, PROT_READ) == 0);
 		before = moves();
 		case_begin("%s memory, %s", is_watched ? "watched" : "unwatched", table[row].name);
