@@ -30,6 +30,22 @@ static void goes(void)
 	anew_with(&pair, "after it", memory, PAGE, access);
 }
 
+static void stays_in_use(void)
+{
+	struct ibv_mr *mr = reg_with(memory, PAGE, LOCAL_AND_REMOTE), *other;
+	struct rdmamr_stats before;
+
+	usleep(2000000);
+	ok(lands_in(&pair, mr, memory, PAGE), "in use for four times as long: data lands");
+	before = stats();
+	other = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
+	ok(reused(before, stats()), "and it is shared");
+	let_go(mr);
+	let_go(other);
+	ok(comes(stats().idle == 0), "released, it ends as well");
+	none_in_kernel();
+}
+
 /* A registration that is released at once, a fifth of the linger time after the last: its key. */
 static uint32_t key_now(int access)
 {
@@ -372,6 +388,7 @@ static void pins_of_a_part(void)
 static const struct row rows[] = {
 	{ "age, remote rights", goes, LOCAL_AND_REMOTE, HALF_A_SECOND },
 	{ "age, local rights", goes, IBV_ACCESS_LOCAL_WRITE, HALF_A_SECOND },
+	{ "age, in use", stays_in_use, HALF_A_SECOND },
 	{ "age, reused again and again", reused_again_and_again, HALF_A_SECOND },
 	{ "age, reused without remote rights", local_stays, HALF_A_SECOND },
 	{ "age, in use over its age", in_use_over_its_age, HALF_A_SECOND },
