@@ -132,15 +132,17 @@ def targets(path):
 
 
 def suites():
-    """For each suite of the manifest the files that its row names, and those beside them that its script names."""
+    """For each suite of the manifest the files that its row names, and those that they run or include."""
+    others = {".sh": r"\$here/(\w+\.\w+)", ".c": r'#include "([\w./]+)"'}
     found = {}
     for line in Path("ctests/manifest").read_text().splitlines():
         if line and not line.startswith("#"):
             name, _, _, where = line.split()[:4]
             if where != "-":
                 files = [Path(file) for file in re.findall(r"ctests/[\w/]*\.\w+", line)]
-                beside = [file.parent / name for file in files if file.suffix == ".sh" for name in re.findall(r"\$here/(\w+\.\w+)", file.read_text())]
-                found[name] = files + [file for file in beside if file.is_file()]
+                named = [file.parent / other for file in files if file.suffix in others
+                         for other in re.findall(others[file.suffix], file.read_text())]
+                found[name] = files + [file for file in named if file.is_file()]
     return found
 
 

@@ -15,8 +15,8 @@ trap 'rm -rf "$work"' EXIT
 		printf '/// cbindgen:no-export\n#[repr(C)]\npub struct %s { x: u8 }\n' $type
 	done
 	# The library's functions are private, and published by stubs: make them public for cbindgen,
-	# without the argument that a stub adds.
-	sed -e '/^\/\/!/d' -e '/^    caller: Caller,$/d' -e 's/, caller: Caller)/)/' -e 's/^unsafe extern "C" fn ibv_/#[unsafe(no_mangle)]\npub &/' src/capi/verbs.rs
+	# without the argument that a stub adds. (<infiniband/verbs.h> has none for providers.)
+	sed -e '/^\/\/!/d' -e '/^    caller: Caller,$/d' -e 's/, caller: Caller)/)/' -e '/fn ibv_cmd_/!s/^unsafe extern "C" fn ibv_/#[unsafe(no_mangle)]\npub &/' src/capi/verbs.rs
 } >"$work/verbs.rs"
 printf 'language = "C"\nno_includes = true\nusize_is_size_t = true\nstyle = "tag"\n' >"$work/cbindgen.toml"
 "$cbindgen" -q -c "$work/cbindgen.toml" -o "$work/ours.h" "$work/verbs.rs" >/dev/null
