@@ -11,10 +11,12 @@
 #include <signal.h>
 #include <sys/ioctl.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 
 #ifndef MADV_GUARD_INSTALL
 #define MADV_GUARD_INSTALL 102
@@ -57,6 +59,29 @@ static void *written_only(void) { return anonymous(PROT_WRITE, 0, PAGE); }
 static void *read_only(void) { return anonymous(PROT_READ, 0, PAGE); }
 static void *huge_read_only(void) { return anonymous(PROT_READ, MAP_HUGETLB, HUGE); }
 static void *huge(void) { return anonymous(RW, MAP_HUGETLB | MAP_NORESERVE, LARGE); }
+
+/* A child has the same huge pages, and none is left for a copy. */
+#define FORKED (4 * HUGE)
+static pid_t child;
+
+static void *huge_of_a_fork(void)
+{
+	char *memory = huge();
+
+	if (memory == MAP_FAILED)
+		return memory;
+	/* It takes all that there are, and then fails. */
+	madvise(memory, LARGE, MADV_POPULATE_WRITE);
+	child = fork();
+	if (child == 0) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (;;)
+			pause();
+	}
+	munmap(memory + FORKED, LARGE - FORKED);
+	return child < 0 ? MAP_FAILED : memory;
+}
+
 static void *shared_read_only(void) { return of_file(memfd_create("m", 0), PAGE, PAGE, PROT_READ, MAP_SHARED); }
 static void *short_memfd(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_SHARED); }
 static void *short_private(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_PRIVATE); }
@@ -265,6 +290,7 @@ static const struct kind {
 	{ "anonymous huge pages", huge, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a memfd", huge_memfd, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a mount", huge_file, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
+	{ "huge pages of a fork", huge_of_a_fork, FORKED, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a group", huge_in_group, 4 * HUGE, WRITE, EFAULT, EFAULT, "a cgroup has 2048 of 2048 KiB of them (hugetlb.*.max)" },
 	{ "the kernel's [vvar]", vvar, PAGE, READ, EFAULT, EFAULT, "([vvar]) is memory of the kernel's own" },
 	{ "secret memory", secret, PAGE, WRITE, EFAULT, EFAULT, "is secret memory (memfd_secret)" },
@@ -326,6 +352,9 @@ static void check(const struct kind *kind, bool old, bool must_be_there)
 		must(ibv_dereg_mr(mr) == 0);
 	if (kind->make != vvar && kind->make != in_a_pipe)
 		munmap(memory, kind->length);
+	if (child > 0)
+		must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
+	child = 0;
 }
 
 /* Soft-RoCE of Linux 7.2 makes one table for all pages of a region. */

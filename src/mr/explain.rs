@@ -17,9 +17,7 @@ use errno::Errno;
 use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
-use rdmamr_sys::cgroup;
-use rdmamr_sys::descriptor::Descriptor;
-use rdmamr_sys::proc;
+use rdmamr_sys::{cgroup, descriptor, proc};
 use rdmamr_uverbs::driver::Driver;
 
 /// The object of a call that failed.
@@ -301,7 +299,7 @@ fn of_memory(refused: &Refused, errno: i32, out: &mut dyn Write) -> fmt::Result 
 
 fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
     let mut is_reached = false;
-    cgroup::each_limit_of_rdma(|_, is| is_reached |= is);
+    cgroup::each_limit_of_rdma(|_, _, is| is_reached |= is);
     if !is_reached {
         out.write_str("likely: ")?;
         if refused.may_lack_keys_by_eagain() {
@@ -312,9 +310,9 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
     }
     out.write_str("the limit of the rdma cgroup (rdma.max) is reached")?;
     let mut written = Ok(());
-    cgroup::each_limit_of_rdma(|line, _| {
-        let line = core::str::from_utf8(line).unwrap_or_default();
-        written = written.and_then(|()| write!(out, "; {line}"));
+    cgroup::each_limit_of_rdma(|group, line, _| {
+        let [group, line] = [group, line].map(|it| core::str::from_utf8(it).unwrap_or_default());
+        written = written.and_then(|()| write!(out, "; {group}: {line}"));
     });
     written?;
     if !is_reached {
@@ -419,13 +417,6 @@ fn or(causes: u32, out: &mut dyn Write) -> fmt::Result {
 /// space.
 const ENOTSUPP: i32 = 524;
 
-/// Whether the process can open no file more, as each export of a dma-buf does.
-fn is_out_of_descriptors() -> bool {
-    // SAFETY: the call takes no pointers.
-    let file = unsafe { libc::syscall(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) };
-    Descriptor::made(file).is_err_and(|errno| errno.0 == libc::EMFILE)
-}
-
 impl Obstacle {
     /// Writes the reason, after "EFAULT".
     fn write(&self, out: &mut dyn Write) -> fmt::Result {
@@ -455,7 +446,7 @@ impl Obstacle {
             }
             Why::Export(error) => {
                 write!(out, "{export} exports no dma-buf of it (error {error})")?;
-                match is_out_of_descriptors() {
+                match descriptor::none_is_left() {
                     true => ": RLIMIT_NOFILE is reached",
                     false => "",
                 }

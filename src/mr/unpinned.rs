@@ -153,6 +153,16 @@ fn each_mapping(all: bool, each: &mut dyn FnMut(Vma) -> bool) -> bool {
     all && proc::each_mapping_with_flags(&mut of) || proc::each_mapping(|mapping| of(mapping, b""))
 }
 
+fn mapping_at(at: u64) -> Option<Vma> {
+    let mut found = None;
+    each_mapping(true, &mut |vma| {
+        let range = vma.mapping.range;
+        found = (range.start <= at && at < range.end).then_some(vma);
+        range.end <= at
+    });
+    found
+}
+
 impl Vma {
     fn is_accessible(&self) -> bool {
         self.mapping.readable || self.mapping.writable
@@ -356,12 +366,24 @@ impl Asked {
             if let Some(Some((at, entry))) = protected {
                 return self.page(at, entry, words);
             }
+            // The kernel copies what a fork has shared before it pins.
+            let shared = first_page(self.start, self.end, |page| !page.is_own());
+            if let Some(Some((at, _))) = shared {
+                let vma = mapping_at(at).filter(|it| it.flags & HUGE != 0 && !it.mapping.shared);
+                if vma.is_some_and(|it| huge(it.mapping.page_size, words)) {
+                    return true;
+                }
+                words.clear();
+            }
         }
         let why_not = match step {
             Step::Hole(at) if is_fault => {
                 return say(words, true, format_args!("nothing is mapped at {at:#x}"));
             }
             Step::Stop(at, vma) => return self.refused(at, &vma, why, kind.as_bytes(), words),
+            Step::Unread if descriptor::none_is_left() => {
+                "/proc cannot be read, since no descriptor is left (RLIMIT_NOFILE)"
+            }
             Step::Unread => "the mappings cannot all be read (/proc)",
             _ if !is_fault => "no mapping of it shows the reason",
             _ if missing.is_none() => "the page table cannot be read (/proc, pagemap)",
@@ -377,7 +399,8 @@ impl Asked {
     fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) -> bool {
         let (mut why, name) = (why, Name(at));
         proc::name_at(at, &mut |name| {
-            if why == OF_DEVICE && name.starts_with(b"[") {
+            let is_of_kernel = name.starts_with(b"[") || name == b"anon_inode:[perf_event]";
+            if why == OF_DEVICE && is_of_kernel {
                 why = OF_KERNEL;
             }
         });
@@ -417,12 +440,7 @@ impl Asked {
     /// Why the kernel could not make this page present.
     #[inline(never)]
     fn page(&self, at: u64, entry: Entry, words: &mut Words) -> bool {
-        let mut found = None;
-        each_mapping(true, &mut |vma| {
-            let range = vma.mapping.range;
-            found = (range.start <= at && at < range.end).then_some(vma);
-            range.end <= at
-        });
+        let found = mapping_at(at);
         let file = found
             .filter(|vma| vma.mapping.has_file)
             .map(|vma| vma.length());

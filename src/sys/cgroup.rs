@@ -106,9 +106,9 @@ fn reached_of_huge_pages(of: &str, page: u64) -> Option<(u64, u64)> {
 /// memory.
 const LIMITED: [&[u8]; 2] = [b"hca_object=", b"mr_mem="];
 
-/// Calls `each` for the lines of `rdma.max` that limit a device's objects or memory, and says whether
-/// that group has as much.
-pub fn each_limit_of_rdma(mut each: impl FnMut(&[u8], bool)) {
+/// Calls `each` for the lines of `rdma.max` that limit a device's objects or memory, with the path of
+/// the group, and says whether that group has as much.
+pub fn each_limit_of_rdma(mut each: impl FnMut(&[u8], &[u8], bool)) {
     each_group(b"rdma", &mut |group| {
         for wanted in 0.. {
             let (mut limit, mut number) = (Text::<192>::new(), 0);
@@ -132,7 +132,7 @@ pub fn each_limit_of_rdma(mut each: impl FnMut(&[u8], bool)) {
                         most.is_some() && amount(used, name) >= most
                     });
             });
-            each(limit, is_reached);
+            each(&group.folder.as_bytes()[group.mount..], limit, is_reached);
         }
     });
 }

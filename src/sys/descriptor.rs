@@ -54,6 +54,13 @@ impl Drop for Descriptor {
     }
 }
 
+/// Whether the process can open no file more (RLIMIT_NOFILE).
+pub fn none_is_left() -> bool {
+    // SAFETY: the call takes no pointers.
+    let file = unsafe { syscall(libc::SYS_eventfd2, 0, libc::EFD_CLOEXEC) };
+    Descriptor::made(file).is_err_and(|errno| errno.0 == libc::EMFILE)
+}
+
 /// The answer of fstat(2) about a file.
 pub fn about(fd: i32) -> Result<libc::stat, Errno> {
     let mut about = core::mem::MaybeUninit::<libc::stat>::uninit();
