@@ -197,7 +197,7 @@ fn head(report: &Report, program: &str) -> Markup {
         dl.tiles {
             @for (name, words) in tables::facts(report) {
                 @let (figure, parts) = words.split_once([':', ',']).unwrap_or((&words, ""));
-                div.tile { dt { (name) } dd { strong { (figure) } span { (parts) } } }
+                div.tile { dt { (name) } dd { strong { (figure) } span { (with_commands(parts)) } } }
             }
         }
     }
