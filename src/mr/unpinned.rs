@@ -153,6 +153,7 @@ fn each_mapping(all: bool, each: &mut dyn FnMut(Vma) -> bool) -> bool {
     all && proc::each_mapping_with_flags(&mut of) || proc::each_mapping(|mapping| of(mapping, b""))
 }
 
+#[inline(never)]
 fn mapping_at(at: u64) -> Option<Vma> {
     let mut found = None;
     each_mapping(true, &mut |vma| {
