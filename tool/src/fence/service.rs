@@ -13,7 +13,7 @@
 //! keeps its end of the connection until the answer is read or gone, and gives no more than
 //! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
-use super::closers::{Closers, Interrupter};
+use super::closers::{Closers, Interrupter, LONG};
 use crate::files::{open_at, owned};
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET};
@@ -137,7 +137,7 @@ impl Service {
             if is_ready(&polled[0]) {
                 return Ok(());
             }
-            let _interrupted = interrupter.begin();
+            interrupter.set(LONG);
             let gone = polled[2..].iter().filter(|it| is_ready(it));
             let gone: Vec<_> = gone.map(|it| it.as_fd().as_raw_fd()).collect();
             connections.end(&closers, |it| match it.state {
@@ -152,6 +152,7 @@ impl Service {
             }
             connections.answer(files);
             connections.end(&closers, |it| it.state == State::Refused);
+            interrupter.set(0);
         }
     }
 }
