@@ -6,7 +6,7 @@ use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
 use super::stacks::{Places, Stacks};
-use super::timeline::Timeline;
+use super::timeline::{Change, Timeline};
 use crate::trace::{Event, Process, Trace};
 use anyhow::Result;
 use rdmamr_policy::Range;
@@ -20,6 +20,9 @@ use std::rc::Rc;
 /// The most call sites that are told apart: no program has more, and the memory for them must have
 /// a bound.
 pub const MOST_SITES: usize = 1 << 17;
+
+const PIN: Change = u64::saturating_add;
+const UNPIN: Change = u64::saturating_sub;
 
 /// The place in the program that a call comes from.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
@@ -229,7 +232,7 @@ impl Replay {
                 self.ended_before.remove(&key);
             }
         } else if let Some(region) = self.regions.remove(&key) {
-            self.unpin(key.0, since, &region);
+            self.adjust(key.0, since, &region, UNPIN);
         }
     }
 
@@ -330,7 +333,7 @@ impl Replay {
             cache,
             holders: [(memory, vec![site])].into(),
         };
-        self.pin(process, since, &region);
+        self.adjust(process, since, &region, PIN);
         self.regions.insert(key, region);
     }
 
@@ -357,12 +360,12 @@ impl Replay {
             return false;
         };
         self.ranges.release(region.of_range.take(), None);
-        self.unpin(process, since, &region);
+        self.adjust(process, since, &region, UNPIN);
         if call.length != 0 {
             region.pinned = range.end - range.start;
             region.moved((call.addr, call.length));
         }
-        self.pin(process, since, &region);
+        self.adjust(process, since, &region, PIN);
         self.regions.insert(key, region);
         true
     }
@@ -391,20 +394,12 @@ impl Replay {
     /// A region has ended: by `call`, if the trace has the deregistration.
     fn release(&mut self, process: u32, since: u64, region: Region, call: Option<&Call>) {
         self.ranges.release(region.of_range, call);
-        self.unpin(process, since, &region);
+        self.adjust(process, since, &region, UNPIN);
     }
 
-    fn pin(&mut self, process: u32, since: u64, region: &Region) {
-        self.adjust(process, region, u64::saturating_add);
-        self.timeline.pin(since, region.pinned, region.cache);
-    }
-
-    fn unpin(&mut self, process: u32, since: u64, region: &Region) {
-        self.adjust(process, region, u64::saturating_sub);
-        self.timeline.unpin(since, region.pinned, region.cache);
-    }
-
-    fn adjust(&mut self, process: u32, region: &Region, change: fn(u64, u64) -> u64) {
+    fn adjust(&mut self, process: u32, since: u64, region: &Region, change: Change) {
+        self.timeline
+            .adjust(since, region.pinned, region.cache, change);
         let of_process = &mut self.processes[process as usize];
         let pinned = &mut of_process.pinned[usize::from(region.cache)];
         *pinned = change(*pinned, region.pinned);
@@ -424,7 +419,7 @@ impl Replay {
             self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);
             for cache in [false, true] {
                 let pinned = self.processes[process].pinned[usize::from(cache)];
-                self.timeline.unpin(end, pinned, cache);
+                self.timeline.adjust(end, pinned, cache, UNPIN);
             }
         }
     }
