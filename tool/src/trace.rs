@@ -52,6 +52,9 @@ pub struct Trace {
     /// Paths of modules; [`Mapping::path`] is an index into them.
     pub paths: Vec<String>,
     runs: Vec<Run>,
+    /// The numbers of the processes and of the paths.
+    process_numbers: FxHashMap<(u32, u64), usize>,
+    path_numbers: FxHashMap<String, u32>,
     /// Damage to the file, in sentences.
     pub damage: Vec<String>,
 }
@@ -107,13 +110,6 @@ struct Run {
     first: u64,
     /// The place of the numbers of the calls' stacks, if the calls have any.
     stacks: Option<u64>,
-}
-
-/// The numbers of the processes and the paths that were seen so far.
-#[derive(Default)]
-struct Known {
-    processes: FxHashMap<(u32, u64), usize>,
-    paths: FxHashMap<String, u32>,
 }
 
 /// A call, with its process and its time.
@@ -220,9 +216,8 @@ impl Trace {
             damage,
             ..Trace::default()
         };
-        let mut known = Known::default();
         for number in 0..trace.sources.len() {
-            let indexed = trace.index(number, &mut known);
+            let indexed = trace.index(number);
             indexed.with_context(|| shown(&trace.sources[number].path))?;
         }
         for process in &trace.processes {
@@ -255,7 +250,7 @@ impl Trace {
         self.sources.iter().any(|source| source.is_at(path))
     }
 
-    fn index(&mut self, number_of_source: usize, known: &mut Known) -> Result<()> {
+    fn index(&mut self, number_of_source: usize) -> Result<()> {
         let mut bytes = Vec::new();
         let first = self.processes.len();
         let (mut garbage, mut cut, mut newer, mut whole) = (0, 0, 0, 0u64);
@@ -306,7 +301,7 @@ impl Trace {
                 newer += 1;
                 continue;
             }
-            let number = known.processes.entry((header.pid, header.process));
+            let number = self.process_numbers.entry((header.pid, header.process));
             let number = *number.or_insert_with(|| {
                 self.processes.push(Process::new(&header));
                 self.processes.len() - 1
@@ -316,7 +311,7 @@ impl Trace {
                 at: content,
                 length: end.saturating_sub(content),
             };
-            self.block(&header, number, place, &mut known.paths)?;
+            self.block(&header, number, place)?;
             whole += 1;
         }
         ensure!(whole > 0, "there is no whole block in it");
@@ -342,13 +337,8 @@ impl Trace {
         Ok(())
     }
 
-    fn block(
-        &mut self,
-        header: &Header,
-        number: usize,
-        Place { source, at, length }: Place,
-        paths: &mut FxHashMap<String, u32>,
-    ) -> Result<()> {
+    fn block(&mut self, header: &Header, number: usize, place: Place) -> Result<()> {
+        let Place { source, at, length } = place;
         let process = &mut self.processes[number];
         let file = &self.sources[source as usize];
         let kept = (length as usize).min(most(header.kind));
@@ -368,7 +358,8 @@ impl Trace {
             kind::START => process.start(&bytes),
             kind::MODULES => {
                 let mut path = |path: &str| {
-                    *paths.entry(path.to_string()).or_insert_with(|| {
+                    let number = self.path_numbers.entry(path.to_string());
+                    *number.or_insert_with(|| {
                         self.paths.push(path.to_string());
                         self.paths.len() as u32 - 1
                     })
