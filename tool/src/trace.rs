@@ -112,6 +112,9 @@ struct Run {
     stacks: Option<u64>,
 }
 
+/// A file, by its index in [`Trace::paths`], and an address in it; without a file the address itself.
+pub type Located = (Option<u32>, u64);
+
 /// A call, with its process and its time.
 #[derive(Clone, Copy)]
 pub struct Event {
@@ -513,11 +516,10 @@ impl Trace {
         Stack::parse(&self.content(place)?, *modules)
     }
 
-    /// The file that contains an address, by its index in `paths`, and the address in the file's
-    /// own terms; or no file, and the address itself. If the module list of that time lacks the
-    /// address, a later list may have it: the library writes a list when code was loaded that the
-    /// last list lacks. Lists that are not near belong to other code.
-    pub fn locate(&self, process: u32, modules: u32, address: u64) -> (Option<u32>, u64) {
+    /// The file that contains an address. If the module list of that time lacks the address, a later
+    /// list may have it: the library writes a list when code was loaded that the last list lacks. Lists
+    /// that are not near belong to other code.
+    pub fn locate(&self, process: u32, modules: u32, address: u64) -> Located {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
         let (later, earlier) = (later.iter().take(NEAR), earlier.iter().rev().take(NEAR));

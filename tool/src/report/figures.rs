@@ -34,8 +34,7 @@ impl Replay {
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
             let mut frames = |place| resolver.at(trace, *process, place);
-            let at = frames((site.path, site.offset));
-            Caller::new(at, site.stack.as_deref(), frames)
+            Caller::new(frames(site.place), site.stack.as_deref(), frames)
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();

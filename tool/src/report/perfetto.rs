@@ -74,12 +74,8 @@ fn title(process: &Process) -> String {
 
 /// The functions from which a call came, the innermost inlined one first.
 pub fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> Vec<Frame> {
-    let (process, address) = (event.process, event.call.caller);
-    resolver.at(
-        trace,
-        process,
-        trace.locate(process, event.modules, address),
-    )
+    let place = trace.locate(event.process, event.modules, event.call.caller);
+    resolver.at(trace, event.process, place)
 }
 
 fn of_call(event: &Event, begin: u64, caller: &str) -> Value {

@@ -7,7 +7,7 @@ use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
 use super::stacks::{Places, Stacks};
 use super::timeline::{Change, Timeline};
-use crate::trace::{Event, Process, Trace};
+use crate::trace::{Event, Located, Process, Trace};
 use anyhow::Result;
 use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
@@ -27,8 +27,7 @@ const UNPIN: Change = u64::saturating_sub;
 /// The place in the program that a call comes from.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Site {
-    pub path: Option<u32>,
-    pub offset: u64,
+    pub place: Located,
     /// The call stack beyond it.
     pub stack: Option<Rc<Places>>,
 }
@@ -241,10 +240,8 @@ impl Replay {
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
-        let (path, offset) = trace.locate(process, modules, caller);
         let mut site = Site {
-            path,
-            offset,
+            place: trace.locate(process, modules, caller),
             stack: self.stacks.of(trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
