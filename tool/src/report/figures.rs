@@ -69,12 +69,12 @@ impl Replay {
         self.totals.dropped = total(processes.iter().map(|process| process.dropped));
         self.totals.thread_ns = total(processes.iter().map(|process| process.thread_ns));
         let ranks = ranks::ranks(&trace.processes, &self.processes);
-        let advice = self.advice(&processes, &ranks, path);
+        let advice = self.advice();
         let again = self.again(&mut caller);
         let notes = self.notes(trace, &processes, &resolver.changed);
         let latencies = self.latencies();
         let (pinned, activity, lanes) = self.timeline.finish(self.totals.span_ns);
-        Report {
+        let mut report = Report {
             version: 3,
             trace: shown(path),
             notes,
@@ -92,7 +92,9 @@ impl Replay {
             leaks,
             failures,
             totals: self.totals,
-        }
+        };
+        advice::complete(&mut report, path);
+        report
     }
 
     fn latencies(&self) -> Vec<Latency> {
@@ -114,20 +116,20 @@ impl Replay {
         latencies
     }
 
-    fn advice(&mut self, processes: &[ProcessTotals], ranks: &Ranks, path: &Path) -> Advice {
+    /// The bounds.
+    fn advice(&mut self) -> Advice {
         let unserved = std::mem::take(&mut self.ranges.unserved);
         let mut unserved = Vec::from_iter(unserved.into_values());
         unserved.sort_by_key(|of| (Reverse(of.time_ns), of.reason));
         let bound = |classes: &[Class]| self.ranges.bound(classes, &self.sizes);
-        let advice = Advice {
+        Advice {
             local: bound(&[Class::Local]),
             all: bound(&[Class::Local, Class::Remote]),
             fabric: bound(&[Class::Fabric]),
             large: self.large,
             unserved,
             ..Advice::default()
-        };
-        advice::complete(advice, &self.totals, (processes, ranks), path)
+        }
     }
 
     /// The longest times first.
