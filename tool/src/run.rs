@@ -8,7 +8,7 @@ mod environment;
 mod judge;
 mod search;
 pub mod traces;
-mod wait;
+pub mod wait;
 
 use crate::choices;
 use crate::inherited;
