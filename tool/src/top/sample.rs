@@ -164,14 +164,14 @@ impl Sample {
         let seconds = self.taken.duration_since(before.taken).as_secs_f64();
         for process in &mut self.processes {
             let same = |was: &&Process| was.pid == process.pid && was.library == process.library;
-            let was = before.processes.iter().find(same);
+            let Some(was) = before.processes.iter().find(same) else {
+                continue;
+            };
             let rate =
                 |now: Option<u64>, was: Option<u64>| Some(now?.checked_sub(was?)? as f64 / seconds);
-            process.registrations_per_second =
-                rate(process.registrations, was.and_then(|was| was.registrations));
-            process.hits_per_second = rate(process.hits, was.and_then(|was| was.hits));
-            let time = was.and_then(|was| was.registration_seconds);
-            let times = process.registration_seconds.zip(time);
+            process.registrations_per_second = rate(process.registrations, was.registrations);
+            process.hits_per_second = rate(process.hits, was.hits);
+            let times = process.registration_seconds.zip(was.registration_seconds);
             process.registering = times.map(|(now, was)| ((now - was) / seconds).max(0.0));
         }
     }
