@@ -5,6 +5,7 @@ use crate::files::named::read_any;
 use object::elf::{self, FileHeader32, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::{Endianness, ReadCache, ReadRef};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The processor and the word size that code is for.
@@ -39,17 +40,13 @@ impl Elf {
             return Ok(None);
         }
         Ok(Some(match ident[4] {
-            elf::ELFCLASS64 => parse::<FileHeader64<Endianness>, _>(&cache)?,
-            _ => parse::<FileHeader32<Endianness>, _>(&cache)?,
+            elf::ELFCLASS64 => parse::<FileHeader64<Endianness>>(&cache)?,
+            _ => parse::<FileHeader32<Endianness>>(&cache)?,
         }))
     }
 }
 
-fn parse<'data, H, R>(data: R) -> object::Result<Elf>
-where
-    H: FileHeader<Endian = Endianness>,
-    R: ReadRef<'data>,
-{
+fn parse<H: FileHeader<Endian = Endianness>>(data: &ReadCache<File>) -> object::Result<Elf> {
     let header = H::parse(data)?;
     let endian = header.endian()?;
     let mut found = Elf {

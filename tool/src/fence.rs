@@ -49,14 +49,6 @@ pub struct Args {
 /// The initial PID namespace, in whose numbers the kernel knows processes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
 
-/// What a process gets: the counters, then the links of the programs.
-struct Fence {
-    counters: OwnedFd,
-    programs: Vec<OwnedFd>,
-    /// How many instructions the programs have.
-    instructions: usize,
-}
-
 /// The exit status is 2 if the service cannot run.
 pub fn run(args: &Args) -> Result<()> {
     let namespace = std::fs::read_link("/proc/self/ns/pid").context("/proc/self/ns/pid")?;
@@ -70,16 +62,10 @@ pub fn run(args: &Args) -> Result<()> {
     }
     // Before the programs: a second service would slow the calls of all for nothing.
     let service = (!args.check).then(service::Service::open).transpose()?;
-    let fence = Fence::load().with_context(|| format!("Linux {}", kernel_release()))?;
-    say(format_args!(
-        "Linux {} counts changes of memory: {} programs, {} instructions",
-        kernel_release(),
-        fence.programs.len(),
-        fence.instructions
-    ));
+    let files = load().with_context(|| format!("Linux {}", kernel_release()))?;
     if let Some(service) = service {
-        let files = std::iter::once(&fence.counters).chain(&fence.programs);
-        service.serve(&files.map(OwnedFd::as_fd).collect::<Vec<_>>())?;
+        let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
+        service.serve(&files)?;
     }
     Ok(())
 }
@@ -108,28 +94,30 @@ fn ensure_nobody_else_loads_programs() -> Result<()> {
     Ok(())
 }
 
-impl Fence {
-    fn load() -> Result<Fence> {
-        let btf = Btf::of_kernel()?;
-        let counters = bpf::array(SIZE, bpf::MAPPABLE)?;
-        let lines = processors()?.next_power_of_two();
-        let private = bpf::array(lines as usize * LINE, 0)?;
-        let depth = depth(&btf)?;
-        // First what notices that a count was skipped, then what counts.
-        let switches =
-            programs::at_switches(&btf, depth, counters.as_fd(), private.as_fd(), lines)?;
-        let mut all = vec![switches];
-        all.extend(programs::hooks(&btf, counters.as_fd())?);
-        let attached = all.iter().map(bpf::attach).collect::<Result<Vec<_>>>()?;
-        name(&counters, &attached)?;
-        bpf::freeze(&counters)?;
-        trial::run(&View::of(&counters)?)?;
-        Ok(Fence {
-            counters,
-            programs: attached,
-            instructions: all.iter().map(|it| it.code.instructions().len()).sum(),
-        })
-    }
+/// Loads the programs, and returns what a process gets: the counters, then the links of the programs.
+fn load() -> Result<Vec<OwnedFd>> {
+    let btf = Btf::of_kernel()?;
+    let counters = bpf::array(SIZE, bpf::MAPPABLE)?;
+    let lines = processors()?.next_power_of_two();
+    let private = bpf::array(lines as usize * LINE, 0)?;
+    let depth = depth(&btf)?;
+    // First what notices that a count was skipped, then what counts.
+    let switches = programs::at_switches(&btf, depth, counters.as_fd(), private.as_fd(), lines)?;
+    let mut all = vec![switches];
+    all.extend(programs::hooks(&btf, counters.as_fd())?);
+    let links = all.iter().map(bpf::attach);
+    let links = links.collect::<Result<Vec<_>>>()?;
+    name(&counters, &links)?;
+    bpf::freeze(&counters)?;
+    trial::run(&View::of(&counters)?)?;
+    let instructions = all.iter().map(|it| it.code.instructions().len());
+    say(format_args!(
+        "Linux {} counts changes of memory: {} programs, {} instructions",
+        kernel_release(),
+        links.len(),
+        instructions.sum::<usize>()
+    ));
+    Ok(std::iter::once(counters).chain(links).collect())
 }
 
 /// Writes the ids of the links into the counters, which must not be frozen yet.

@@ -16,6 +16,7 @@ mod fuzz_inputs;
 mod inherited;
 mod library;
 mod limit;
+mod lists;
 mod report;
 mod run;
 #[cfg(test)]

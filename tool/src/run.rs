@@ -8,7 +8,7 @@ mod environment;
 mod judge;
 mod search;
 pub mod traces;
-mod wait;
+pub mod wait;
 
 use crate::choices;
 use crate::inherited;
@@ -92,12 +92,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     let called = &args.command[0];
     let is_traced = args.trace.is_some() || args.report.is_some();
     ensure!(
-        is_traced || args.trace_limit.is_none(),
-        "--trace-limit limits a trace: it needs --trace or --report"
-    );
-    ensure!(
-        is_traced || args.stacks.is_none(),
-        "--stacks is of a trace: it needs --trace or --report"
+        is_traced || args.trace_limit.is_none() && args.stacks.is_none(),
+        "--trace-limit and --stacks are of a trace, which needs --trace or --report"
     );
     let program = match search::find(called) {
         Ok(program) => program,

@@ -52,6 +52,9 @@ pub struct Trace {
     /// Paths of modules; [`Mapping::path`] is an index into them.
     pub paths: Vec<String>,
     runs: Vec<Run>,
+    /// The numbers of the processes and of the paths.
+    process_numbers: FxHashMap<(u32, u64), usize>,
+    path_numbers: FxHashMap<String, u32>,
     /// Damage to the file, in sentences.
     pub damage: Vec<String>,
 }
@@ -109,12 +112,8 @@ struct Run {
     stacks: Option<u64>,
 }
 
-/// The numbers of the processes and the paths that were seen so far.
-#[derive(Default)]
-struct Known {
-    processes: FxHashMap<(u32, u64), usize>,
-    paths: FxHashMap<String, u32>,
-}
+/// A file, by its index in [`Trace::paths`], and an address in it; without a file the address itself.
+pub type Located = (Option<u32>, u64);
 
 /// A call, with its process and its time.
 #[derive(Clone, Copy)]
@@ -220,9 +219,8 @@ impl Trace {
             damage,
             ..Trace::default()
         };
-        let mut known = Known::default();
         for number in 0..trace.sources.len() {
-            let indexed = trace.index(number, &mut known);
+            let indexed = trace.index(number);
             indexed.with_context(|| shown(&trace.sources[number].path))?;
         }
         for process in &trace.processes {
@@ -255,7 +253,7 @@ impl Trace {
         self.sources.iter().any(|source| source.is_at(path))
     }
 
-    fn index(&mut self, number_of_source: usize, known: &mut Known) -> Result<()> {
+    fn index(&mut self, number_of_source: usize) -> Result<()> {
         let mut bytes = Vec::new();
         let first = self.processes.len();
         let (mut garbage, mut cut, mut newer, mut whole) = (0, 0, 0, 0u64);
@@ -306,7 +304,7 @@ impl Trace {
                 newer += 1;
                 continue;
             }
-            let number = known.processes.entry((header.pid, header.process));
+            let number = self.process_numbers.entry((header.pid, header.process));
             let number = *number.or_insert_with(|| {
                 self.processes.push(Process::new(&header));
                 self.processes.len() - 1
@@ -316,7 +314,7 @@ impl Trace {
                 at: content,
                 length: end.saturating_sub(content),
             };
-            self.block(&header, number, place, &mut known.paths)?;
+            self.block(&header, number, place)?;
             whole += 1;
         }
         ensure!(whole > 0, "there is no whole block in it");
@@ -342,13 +340,8 @@ impl Trace {
         Ok(())
     }
 
-    fn block(
-        &mut self,
-        header: &Header,
-        number: usize,
-        Place { source, at, length }: Place,
-        paths: &mut FxHashMap<String, u32>,
-    ) -> Result<()> {
+    fn block(&mut self, header: &Header, number: usize, place: Place) -> Result<()> {
+        let Place { source, at, length } = place;
         let process = &mut self.processes[number];
         let file = &self.sources[source as usize];
         let kept = (length as usize).min(most(header.kind));
@@ -368,7 +361,8 @@ impl Trace {
             kind::START => process.start(&bytes),
             kind::MODULES => {
                 let mut path = |path: &str| {
-                    *paths.entry(path.to_string()).or_insert_with(|| {
+                    let number = self.path_numbers.entry(path.to_string());
+                    *number.or_insert_with(|| {
                         self.paths.push(path.to_string());
                         self.paths.len() as u32 - 1
                     })
@@ -522,11 +516,10 @@ impl Trace {
         Stack::parse(&self.content(place)?, *modules)
     }
 
-    /// The file that contains an address, by its index in `paths`, and the address in the file's
-    /// own terms; or no file, and the address itself. If the module list of that time lacks the
-    /// address, a later list may have it: the library writes a list when code was loaded that the
-    /// last list lacks. Lists that are not near belong to other code.
-    pub fn locate(&self, process: u32, modules: u32, address: u64) -> (Option<u32>, u64) {
+    /// The file that contains an address. If the module list of that time lacks the address, a later
+    /// list may have it: the library writes a list when code was loaded that the last list lacks. Lists
+    /// that are not near belong to other code.
+    pub fn locate(&self, process: u32, modules: u32, address: u64) -> Located {
         let lists = &self.processes[process as usize].modules;
         let (earlier, later) = lists.split_at((modules as usize).min(lists.len()));
         let (later, earlier) = (later.iter().take(NEAR), earlier.iter().rev().take(NEAR));

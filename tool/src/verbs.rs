@@ -41,13 +41,14 @@ impl Loaded {
     ///
     /// # Safety
     /// `F` is the type of a pointer to the function of that name.
-    pub unsafe fn function<F: Copy>(self, name: &CStr) -> Option<F> {
+    pub unsafe fn function<F: Copy>(self, name: &CStr) -> Result<F> {
         const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         // SAFETY: the handle is valid, and the name ends with a NUL.
         let address = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        ensure!(!address.is_null(), "it has no {}", name.to_string_lossy());
         // SAFETY: this function's contract gives the type of the symbol, and `F` is as large as a
         // pointer.
-        (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+        Ok(unsafe { std::mem::transmute_copy(&address) })
     }
 
     /// The path of the file that has a function of that name, with links resolved; empty if none has it.
@@ -80,9 +81,6 @@ pub type DeregMr = unsafe extern "C" fn(*mut ibv_mr) -> c_int;
 /// libibverbs.
 pub struct Verbs {
     pub library: Loaded,
-    get_device_list: GetDeviceList,
-    open_device: OpenDevice,
-    alloc_pd: AllocPd,
 }
 
 /// An open device. It is never closed: the process ends soon.
@@ -92,27 +90,16 @@ impl Verbs {
     /// Loads libibverbs.
     pub fn load() -> Result<Verbs> {
         let library = Loaded::open(c"libibverbs.so.1")?;
-        macro_rules! function {
-            ($name:expr) => {
-                // SAFETY: each function has its type in <infiniband/verbs.h>.
-                unsafe { library.function($name) }.with_context(|| {
-                    format!("libibverbs.so.1 has no {}", $name.to_string_lossy())
-                })?
-            };
-        }
-        Ok(Verbs {
-            library,
-            get_device_list: function!(c"ibv_get_device_list"),
-            open_device: function!(c"ibv_open_device"),
-            alloc_pd: function!(c"ibv_alloc_pd"),
-        })
+        Ok(Verbs { library })
     }
 
     /// The devices for which libibverbs has a provider.
     fn devices(&self) -> Result<Vec<(String, *mut ibv_device)>> {
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let get: GetDeviceList = unsafe { self.library.function(c"ibv_get_device_list") }?;
         let mut count = 0;
         // SAFETY: the count is writable. The list is never freed, so its devices stay valid.
-        let list = unsafe { (self.get_device_list)(&mut count) };
+        let list = unsafe { get(&mut count) };
         ensure!(!list.is_null(), errno());
         // SAFETY: the list has `count` devices, followed by a null.
         let list = unsafe { std::slice::from_raw_parts(list, count as usize) };
@@ -137,8 +124,10 @@ impl Verbs {
         let mut devices = self.devices()?.into_iter();
         let device = devices.find(|device| device.0 == name);
         let (_, device) = device.context("libibverbs does not know it")?;
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let open: OpenDevice = unsafe { self.library.function(c"ibv_open_device") }?;
         // SAFETY: the device is of a list that is never freed.
-        let context = unsafe { (self.open_device)(device) };
+        let context = unsafe { open(device) };
         ensure!(!context.is_null(), errno());
         Ok(Context(context))
     }
@@ -146,9 +135,9 @@ impl Verbs {
     /// The most regions that a device can have. Closes the device again: `rdmamr top` goes on.
     pub fn most_regions(&self, name: &str) -> Option<u64> {
         // SAFETY: the function has this type in <infiniband/verbs.h>.
-        let query = unsafe { self.library.function::<QueryDevice>(c"ibv_query_device") }?;
+        let query: QueryDevice = unsafe { self.library.function(c"ibv_query_device") }.ok()?;
         // SAFETY: the function has this type in <infiniband/verbs.h>.
-        let close = unsafe { self.library.function::<CloseDevice>(c"ibv_close_device") }?;
+        let close: CloseDevice = unsafe { self.library.function(c"ibv_close_device") }.ok()?;
         let context = self.open(name).ok()?;
         // The structure is longer than its declaration here.
         let mut answer = [0u64; 128];
@@ -164,8 +153,10 @@ impl Verbs {
 
     /// Allocates a protection domain.
     pub fn alloc_pd(&self, context: &Context) -> Result<*mut ibv_pd> {
+        // SAFETY: the function has this type in <infiniband/verbs.h>.
+        let alloc: AllocPd = unsafe { self.library.function(c"ibv_alloc_pd") }?;
         // SAFETY: a `Context` is an open device.
-        let pd = unsafe { (self.alloc_pd)(context.0) };
+        let pd = unsafe { alloc(context.0) };
         ensure!(!pd.is_null(), errno());
         Ok(pd)
     }

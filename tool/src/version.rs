@@ -6,7 +6,7 @@ use crate::files::kernel_release;
 use crate::library;
 use crate::report::units::shown;
 use crate::verbs::{Loaded, Verbs};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
 
@@ -32,8 +32,7 @@ fn library() -> Result<String> {
     let found = library::find()?;
     let loaded = Loaded::open(&CString::new(found.path.as_os_str().as_bytes())?)?;
     // SAFETY: the function has this type in rdmamr.h.
-    let version = unsafe { loaded.function::<Version>(c"rdmamr_version") };
-    let version = version.context("it has no rdmamr_version")?;
+    let version = unsafe { loaded.function::<Version>(c"rdmamr_version") }?;
     // SAFETY: the function has no preconditions.
     let version = unsafe { version() };
     // SAFETY: it returns a constant string.

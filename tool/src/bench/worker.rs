@@ -128,14 +128,12 @@ impl Calls {
         // SAFETY: the function is only looked up, and not called.
         let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") };
         let from = preloaded.map_or(verbs.library, |_| all);
-        // SAFETY: <infiniband/verbs.h> gives this type.
-        let register = unsafe { from.function(c"ibv_reg_mr") };
-        // SAFETY: <infiniband/verbs.h> gives this type.
-        let deregister = unsafe { from.function(c"ibv_dereg_mr") };
         Ok(Calls {
             pd,
-            register: register.context("ibv_reg_mr is missing")?,
-            deregister: deregister.context("ibv_dereg_mr is missing")?,
+            // SAFETY: <infiniband/verbs.h> gives this type.
+            register: unsafe { from.function(c"ibv_reg_mr") }?,
+            // SAFETY: <infiniband/verbs.h> gives this type.
+            deregister: unsafe { from.function(c"ibv_dereg_mr") }?,
         })
     }
 

@@ -35,7 +35,7 @@ pub fn check(verbs: &Result<Verbs>) -> Check {
     // SAFETY: <infiniband/verbs.h> gives this type.
     let asked = unsafe { verbs.library.function::<Ask>(c"ibv_is_fork_initialized") };
     // SAFETY: the function may be called at any time.
-    let mode = asked.map(|ask| unsafe { ask() });
+    let mode = asked.ok().map(|ask| unsafe { ask() });
     // Without an RDMA device libibverbs cannot ask the kernel, and says that fork support is off. The
     // kernel copies since 5.12, and answers since 5.13.
     let unneeded = match mode {

@@ -14,7 +14,7 @@ pub fn check() -> Check {
     // SAFETY: <rdma/fabric.h> gives this type.
     let version = unsafe { library.function::<unsafe extern "C" fn() -> u32>(c"fi_version") };
     let path = library.path_of(c"fi_version");
-    let Some(version) = version else {
+    let Ok(version) = version else {
         return Check::warning(SUBJECT, format!("{path} has no fi_version"));
     };
     // SAFETY: the function may be called at any time.

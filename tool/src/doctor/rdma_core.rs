@@ -46,7 +46,7 @@ pub fn check(verbs: &Result<Verbs>) -> Check {
 pub fn found(verbs: &Verbs) -> (String, u32) {
     let has = |name: &CStr| {
         // SAFETY: the pointer is not dereferenced.
-        unsafe { verbs.library.function::<*const c_void>(name) }.is_some()
+        unsafe { verbs.library.function::<*const c_void>(name) }.is_ok()
     };
     let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);
     let path = verbs.library.path_of(c"ibv_get_device_list");

@@ -7,6 +7,7 @@
 
 use anyhow::{Context, Result};
 use rustix::thread::gettid;
+use std::ffi::c_long;
 use std::io::Error;
 use std::mem::zeroed;
 use std::os::fd::RawFd;
@@ -17,7 +18,7 @@ use std::sync::{Arc, Mutex};
 /// How many threads close.
 const CLOSERS: usize = 8;
 /// After how many ns a thread is interrupted, again and again.
-const LONG: i64 = 10_000_000;
+pub const LONG: c_long = 10_000_000;
 const SIGNAL: i32 = libc::SIGUSR1;
 
 pub struct Closers {
@@ -40,10 +41,10 @@ impl Closers {
                     // In a statement of its own, so that the others may take the next.
                     let next = next.lock().map(|next| next.recv());
                     let Ok(Ok(socket)) = next else { return };
-                    let interrupted = interrupter.begin();
+                    interrupter.set(LONG);
                     // SAFETY: the service has given this connection away.
                     unsafe { libc::close(socket) };
-                    drop(interrupted);
+                    interrupter.set(0);
                     if done.send(socket).is_err() {
                         return;
                     }
@@ -93,31 +94,12 @@ impl Interrupter {
         }
     }
 
-    fn set(&self, ns: i64) {
-        let time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: ns,
-        };
-        let times = libc::itimerspec {
-            it_interval: time,
-            it_value: time,
-        };
+    /// From now on, calls that wait are interrupted after each `ns`; with 0 none is.
+    pub fn set(&self, ns: c_long) {
+        // The interval, then the first time, each in seconds and ns.
+        let times = [0, ns, 0, ns];
         let (call, times) = (libc::SYS_timer_settime, &raw const times);
-        // SAFETY: the timer is this value's, and the kernel reads the times.
-        unsafe { libc::syscall(call, self.0, 0, times, null_mut::<libc::itimerspec>()) };
-    }
-
-    /// Until the result is dropped, calls that wait for long are interrupted.
-    pub fn begin(&self) -> Interrupted<'_> {
-        self.set(LONG);
-        Interrupted(self)
-    }
-}
-
-pub struct Interrupted<'a>(&'a Interrupter);
-
-impl Drop for Interrupted<'_> {
-    fn drop(&mut self) {
-        self.0.set(0);
+        // SAFETY: the timer is this value's, and `struct itimerspec` is four such numbers.
+        unsafe { libc::syscall(call, self.0, 0, times, null_mut::<c_long>()) };
     }
 }

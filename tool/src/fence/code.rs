@@ -106,24 +106,22 @@ impl Code {
         self.push(0, 0, 0, 0, 0);
     }
 
-    fn jumps_to(&mut self, label: &'static str) {
+    fn jump_by(&mut self, code: u8, to: Register, from: Register, value: i32, label: &'static str) {
         self.jumps.push((self.instructions.len(), label));
+        self.push(code, to, from, 0, value);
     }
 
     pub fn jump(&mut self, label: &'static str) {
-        self.jumps_to(label);
-        self.push(0x05, 0, 0, 0, 0);
+        self.jump_by(0x05, 0, 0, 0, label);
     }
 
     pub fn jump_if(&mut self, condition: If, register: Register, value: i32, label: &'static str) {
-        self.jumps_to(label);
-        self.push(condition as u8, register, 0, 0, value);
+        self.jump_by(condition as u8, register, 0, value, label);
     }
 
     /// Jumps if two registers are equal.
     pub fn jump_if_same(&mut self, one: Register, other: Register, label: &'static str) {
-        self.jumps_to(label);
-        self.push(0x1d, one, other, 0, 0);
+        self.jump_by(0x1d, one, other, 0, label);
     }
 
     /// The jumps to this label so far lead here.

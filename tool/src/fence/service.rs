@@ -13,8 +13,9 @@
 //! keeps its end of the connection until the answer is read or gone, and gives no more than
 //! [`UNREAD`] of them to a user. A process that asks meanwhile waits, as others start beside it.
 
-use super::closers::{Closers, Interrupter};
+use super::closers::{Closers, Interrupter, LONG};
 use crate::files::{open_at, owned};
+use crate::run::wait::block;
 use anyhow::{Context, Result, bail, ensure};
 use rdmamr_fence::{DIRECTORY, MAGIC, SOCKET};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +33,6 @@ use std::mem::{MaybeUninit, zeroed};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
 /// The directory of the lock, which only root may enter. Containers that share the socket's do not
@@ -137,7 +137,7 @@ impl Service {
             if is_ready(&polled[0]) {
                 return Ok(());
             }
-            let _interrupted = interrupter.begin();
+            interrupter.set(LONG);
             let gone = polled[2..].iter().filter(|it| is_ready(it));
             let gone: Vec<_> = gone.map(|it| it.as_fd().as_raw_fd()).collect();
             connections.end(&closers, |it| match it.state {
@@ -152,20 +152,14 @@ impl Service {
             }
             connections.answer(files);
             connections.end(&closers, |it| it.state == State::Refused);
+            interrupter.set(0);
         }
     }
 }
 
 /// A file that can be read when a signal says that the service must end.
 fn signals() -> Result<OwnedFd> {
-    // SAFETY: all zeros is a valid set of signals.
-    let mut set: libc::sigset_t = unsafe { zeroed() };
-    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // SAFETY: the set is valid.
-        unsafe { libc::sigaddset(&mut set, signal) };
-    }
-    // SAFETY: the set is valid, and the old mask is not asked for.
-    unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, null_mut()) };
+    let [set, _] = block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP]);
     // SAFETY: the set is valid.
     let file = owned(unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC) });
     Ok(file?)
@@ -220,11 +214,8 @@ fn socket() -> rustix::io::Result<OwnedFd> {
 
 /// The process at the other end.
 fn peer(socket: RawFd) -> Option<libc::ucred> {
-    let mut peer = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    // SAFETY: all zeros is a valid `ucred`.
+    let mut peer: libc::ucred = unsafe { zeroed() };
     let mut length = size_of_val(&peer) as u32;
     let (level, name, at) = (libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast());
     // SAFETY: the structure is the option's, and as long.

@@ -2,7 +2,7 @@
 //! Advice on the trace, in words: the most that the cache could save, and the trial that shows what
 //! it does save. Commands stand between backticks.
 use super::ranges::OUTLIER;
-use super::shape::{Advice, Bound, Kind, ProcessTotals, Ranks, Totals, Unserved};
+use super::shape::{Advice, Bound, Kind, Report, Totals, Unserved};
 use super::verdict;
 use super::{job, units};
 use std::path::Path;
@@ -11,16 +11,12 @@ use std::path::Path;
 /// they take this many ns.
 const SLOW: u64 = 1_000_000_000;
 
-/// Adds the trial, the verdict and the reasons to the bounds.
-pub fn complete(
-    mut advice: Advice,
-    totals: &Totals,
-    (processes, ranks): (&[ProcessTotals], &Ranks),
-    path: &Path,
-) -> Advice {
-    advice.verdict = verdict::of(&advice, totals);
+/// Adds the trial, the verdict and the reasons to the bounds of a report that is complete apart from them.
+pub fn complete(report: &mut Report, path: &Path) {
+    let (advice, totals) = (&mut report.advice, &report.totals);
+    advice.verdict = verdict::of(advice, totals);
     let setting = match advice.verdict.kind {
-        Kind::TryIt => Some(verdict::best(&advice).0),
+        Kind::TryIt => Some(verdict::best(advice).0),
         Kind::Prefault => Some(verdict::PREFAULT),
         _ => None,
     };
@@ -28,7 +24,7 @@ pub fn complete(
         // A trial after a trial must not replace the trace of the first.
         let is_trial = path.file_stem().is_some_and(|name| name == "trial");
         let name = if is_trial { "again" } else { "trial" };
-        let (trace, traces) = match job::of_ranks(ranks) > 1 {
+        let (trace, traces) = match job::of_ranks(&report.ranks) > 1 {
             true => (format!("{name}/%h-%r.trace"), name.to_string()),
             false => (format!("{name}.trace"), format!("{name}.trace")),
         };
@@ -36,7 +32,7 @@ pub fn complete(
             true => format!("rdmamr run {setting} --trace {trace} --"),
             false => format!("env {setting} rdmamr run --trace {trace} --"),
         };
-        advice.next = job::commands(processes, ranks, &run);
+        advice.next = job::commands(&report.processes, &report.ranks, &run);
         // What came through a pipe cannot be read again.
         if path.is_file() || path.is_dir() {
             let before = units::quoted(path);
@@ -50,9 +46,8 @@ pub fn complete(
                              (RDMAMR_TRACE_LIMIT)."
                 .to_string()
         }
-        _ => sentence(totals, &advice),
+        _ => sentence(totals, advice),
     };
-    advice
 }
 
 fn sentence(totals: &Totals, advice: &Advice) -> String {

@@ -3,7 +3,7 @@
 //! symbols or debug information.
 use super::symbols::Symbols;
 use super::units::name_of;
-use crate::trace::Trace;
+use crate::trace::{Located, Trace};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
 use std::path::Path;
@@ -114,13 +114,8 @@ pub struct Resolver {
 }
 
 impl Resolver {
-    /// The functions at a place of a process: a file of the trace, if one is known, and an address in it.
-    pub fn at(
-        &mut self,
-        trace: &Trace,
-        process: u32,
-        (file, offset): (Option<u32>, u64),
-    ) -> Vec<Frame> {
+    /// The functions at a place of a process.
+    pub fn at(&mut self, trace: &Trace, process: u32, (file, offset): Located) -> Vec<Frame> {
         let module = file.map(|file| trace.paths[file as usize].as_str());
         self.resolve(module, offset, trace.processes[process as usize].process)
     }

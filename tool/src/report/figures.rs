@@ -34,8 +34,7 @@ impl Replay {
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
             let mut frames = |place| resolver.at(trace, *process, place);
-            let at = frames((site.path, site.offset));
-            Caller::new(at, site.stack.as_deref(), frames)
+            Caller::new(frames(site.place), site.stack.as_deref(), frames)
         };
 
         let mut by_time: Vec<u32> = (0..sites.len() as u32).collect();
@@ -70,12 +69,12 @@ impl Replay {
         self.totals.dropped = total(processes.iter().map(|process| process.dropped));
         self.totals.thread_ns = total(processes.iter().map(|process| process.thread_ns));
         let ranks = ranks::ranks(&trace.processes, &self.processes);
-        let advice = self.advice(&processes, &ranks, path);
+        let advice = self.advice();
         let again = self.again(&mut caller);
         let notes = self.notes(trace, &processes, &resolver.changed);
         let latencies = self.latencies();
         let (pinned, activity, lanes) = self.timeline.finish(self.totals.span_ns);
-        Report {
+        let mut report = Report {
             version: 3,
             trace: shown(path),
             notes,
@@ -93,7 +92,9 @@ impl Replay {
             leaks,
             failures,
             totals: self.totals,
-        }
+        };
+        advice::complete(&mut report, path);
+        report
     }
 
     fn latencies(&self) -> Vec<Latency> {
@@ -115,20 +116,20 @@ impl Replay {
         latencies
     }
 
-    fn advice(&mut self, processes: &[ProcessTotals], ranks: &Ranks, path: &Path) -> Advice {
+    /// The bounds.
+    fn advice(&mut self) -> Advice {
         let unserved = std::mem::take(&mut self.ranges.unserved);
         let mut unserved = Vec::from_iter(unserved.into_values());
         unserved.sort_by_key(|of| (Reverse(of.time_ns), of.reason));
         let bound = |classes: &[Class]| self.ranges.bound(classes, &self.sizes);
-        let advice = Advice {
+        Advice {
             local: bound(&[Class::Local]),
             all: bound(&[Class::Local, Class::Remote]),
             fabric: bound(&[Class::Fabric]),
             large: self.large,
             unserved,
             ..Advice::default()
-        };
-        advice::complete(advice, &self.totals, (processes, ranks), path)
+        }
     }
 
     /// The longest times first.

@@ -3,6 +3,7 @@
 //! around it.
 use super::shape::{CallerTotals, Report};
 use super::units::{controls, name_of, printable, share, time};
+use crate::lists::entry;
 use maud::{Markup, html};
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -28,15 +29,12 @@ impl Frame {
         let Some((name, rest)) = stack.split_first() else {
             return;
         };
-        let known = self.within.iter().position(|frame| frame.name == *name);
-        let at = known.unwrap_or_else(|| {
-            self.within.push(Frame {
-                name: name.clone(),
-                ..Frame::default()
-            });
-            self.within.len() - 1
-        });
-        self.within[at].add(rest, time);
+        let new = || Frame {
+            name: name.clone(),
+            ..Frame::default()
+        };
+        let within = entry(&mut self.within, |frame| frame.name == *name, new);
+        within.add(rest, time);
     }
 
     fn depth(&self) -> usize {

@@ -3,6 +3,7 @@
 //! starts the job anew, by the launchers that people use.
 use super::shape::{ProcessTotals, Ranks};
 use super::units::{self, count, time};
+use crate::lists::entry;
 
 /// The names of launchers.
 const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "prterun"];
@@ -23,21 +24,18 @@ pub fn groups(processes: &[ProcessTotals]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
     for process in processes {
         let program = process.command.first();
-        let same = groups.iter_mut().find(|group| {
+        let is_same = |group: &Group| {
             !group.command.is_empty()
                 && group.command.first() == program
                 && (group.processes[0].calls > 0) == (process.calls > 0)
-        });
-        match same {
-            Some(group) => {
-                group.command = common(&group.command, &process.command);
-                group.processes.push(process);
-            }
-            None => groups.push(Group {
-                command: process.command.clone(),
-                processes: vec![process],
-            }),
-        }
+        };
+        let new = || Group {
+            command: process.command.clone(),
+            processes: Vec::new(),
+        };
+        let group = entry(&mut groups, is_same, new);
+        group.command = common(&group.command, &process.command);
+        group.processes.push(process);
     }
     groups
 }

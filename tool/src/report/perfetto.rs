@@ -20,7 +20,9 @@ const ALL: usize = 0;
 
 pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
     let begin = trace.begin();
-    let name = |pid: usize, name: &str| json!({"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}});
+    // Of a track, not of a thread.
+    let about = |kind: &str, name: &str, pid: usize, args: Value| json!({"ph": kind, "name": name, "pid": pid, "tid": 0, "args": args});
+    let name = |pid: usize, name: &str| about("M", "process_name", pid, json!({"name": name}));
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     write!(out, "{}", name(ALL, "all processes"))?;
     let mut put =
@@ -28,17 +30,15 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
     for (number, process) in (ALL + 1..).zip(&trace.processes) {
         put(name(number, &title(process)))?;
         if let Some(rank) = process.rank {
-            put(
-                json!({"ph": "M", "name": "process_sort_index", "pid": number, "tid": 0,
-                "args": {"sort_index": rank}}),
-            )?;
+            let index = json!({"sort_index": rank});
+            put(about("M", "process_sort_index", number, index))?;
         }
     }
     for point in &report.pinned.points {
-        put(
-            json!({"ph": "C", "name": "pinned bytes", "pid": ALL, "tid": 0, "ts": us(point.time_ns),
-            "args": {"plain": point.plain_bytes, "cache": point.cache_bytes}}),
-        )?;
+        let bytes = json!({"plain": point.plain_bytes, "cache": point.cache_bytes});
+        let mut counter = about("C", "pinned bytes", ALL, bytes);
+        counter["ts"] = us(point.time_ns).into();
+        put(counter)?;
     }
     let mut resolver = Resolver::default();
     let mut callers: FxHashMap<(u32, u32, u64), String> = FxHashMap::default();
@@ -74,12 +74,8 @@ fn title(process: &Process) -> String {
 
 /// The functions from which a call came, the innermost inlined one first.
 pub fn caller(trace: &Trace, resolver: &mut Resolver, event: &Event) -> Vec<Frame> {
-    let (process, address) = (event.process, event.call.caller);
-    resolver.at(
-        trace,
-        process,
-        trace.locate(process, event.modules, address),
-    )
+    let place = trace.locate(event.process, event.modules, event.call.caller);
+    resolver.at(trace, event.process, place)
 }
 
 fn of_call(event: &Event, begin: u64, caller: &str) -> Value {

@@ -6,8 +6,8 @@ use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
 use super::stacks::{Places, Stacks};
-use super::timeline::Timeline;
-use crate::trace::{Event, Process, Trace};
+use super::timeline::{Change, Timeline};
+use crate::trace::{Event, Located, Process, Trace};
 use anyhow::Result;
 use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
@@ -21,11 +21,13 @@ use std::rc::Rc;
 /// a bound.
 pub const MOST_SITES: usize = 1 << 17;
 
+const PIN: Change = u64::saturating_add;
+const UNPIN: Change = u64::saturating_sub;
+
 /// The place in the program that a call comes from.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Site {
-    pub path: Option<u32>,
-    pub offset: u64,
+    pub place: Located,
     /// The call stack beyond it.
     pub stack: Option<Rc<Places>>,
 }
@@ -229,7 +231,7 @@ impl Replay {
                 self.ended_before.remove(&key);
             }
         } else if let Some(region) = self.regions.remove(&key) {
-            self.unpin(key.0, since, &region);
+            self.adjust(key.0, since, &region, UNPIN);
         }
     }
 
@@ -238,10 +240,8 @@ impl Replay {
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
-        let (path, offset) = trace.locate(process, modules, caller);
         let mut site = Site {
-            path,
-            offset,
+            place: trace.locate(process, modules, caller),
             stack: self.stacks.of(trace, process, stack),
         };
         if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
@@ -330,7 +330,7 @@ impl Replay {
             cache,
             holders: [(memory, vec![site])].into(),
         };
-        self.pin(process, since, &region);
+        self.adjust(process, since, &region, PIN);
         self.regions.insert(key, region);
     }
 
@@ -357,12 +357,12 @@ impl Replay {
             return false;
         };
         self.ranges.release(region.of_range.take(), None);
-        self.unpin(process, since, &region);
+        self.adjust(process, since, &region, UNPIN);
         if call.length != 0 {
             region.pinned = range.end - range.start;
             region.moved((call.addr, call.length));
         }
-        self.pin(process, since, &region);
+        self.adjust(process, since, &region, PIN);
         self.regions.insert(key, region);
         true
     }
@@ -391,20 +391,12 @@ impl Replay {
     /// A region has ended: by `call`, if the trace has the deregistration.
     fn release(&mut self, process: u32, since: u64, region: Region, call: Option<&Call>) {
         self.ranges.release(region.of_range, call);
-        self.unpin(process, since, &region);
+        self.adjust(process, since, &region, UNPIN);
     }
 
-    fn pin(&mut self, process: u32, since: u64, region: &Region) {
-        self.adjust(process, region, u64::saturating_add);
-        self.timeline.pin(since, region.pinned, region.cache);
-    }
-
-    fn unpin(&mut self, process: u32, since: u64, region: &Region) {
-        self.adjust(process, region, u64::saturating_sub);
-        self.timeline.unpin(since, region.pinned, region.cache);
-    }
-
-    fn adjust(&mut self, process: u32, region: &Region, change: fn(u64, u64) -> u64) {
+    fn adjust(&mut self, process: u32, since: u64, region: &Region, change: Change) {
+        self.timeline
+            .adjust(since, region.pinned, region.cache, change);
         let of_process = &mut self.processes[process as usize];
         let pinned = &mut of_process.pinned[usize::from(region.cache)];
         *pinned = change(*pinned, region.pinned);
@@ -424,7 +416,7 @@ impl Replay {
             self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);
             for cache in [false, true] {
                 let pinned = self.processes[process].pinned[usize::from(cache)];
-                self.timeline.unpin(end, pinned, cache);
+                self.timeline.adjust(end, pinned, cache, UNPIN);
             }
         }
     }

@@ -203,6 +203,11 @@ impl Point {
     pub fn bytes(&self) -> u64 {
         self.plain_bytes.saturating_add(self.cache_bytes)
     }
+
+    /// The same at another time.
+    pub fn at(self, time_ns: u64) -> Point {
+        Point { time_ns, ..self }
+    }
 }
 
 /// The ranks of a job.

@@ -3,7 +3,7 @@
 //! places in files.
 use super::callers::{Caller, Frame};
 use super::units::name_of;
-use crate::trace::{PythonFrame, Trace};
+use crate::trace::{Located, PythonFrame, Trace};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::rc::Rc;
 
@@ -17,7 +17,7 @@ const FILES: [&str; 2] = ["libpython3", "python3"];
 /// The frames of a stack beyond the caller.
 #[derive(Default, Hash, PartialEq, Eq)]
 pub struct Places {
-    native: Vec<(Option<u32>, u64)>,
+    native: Vec<Located>,
     python: Vec<PythonFrame>,
 }
 
@@ -66,7 +66,7 @@ impl Caller {
     pub fn new(
         at: Vec<Frame>,
         beyond: Option<&Places>,
-        frames: impl FnMut((Option<u32>, u64)) -> Vec<Frame>,
+        frames: impl FnMut(Located) -> Vec<Frame>,
     ) -> Caller {
         let mut stack = at;
         let place = stack.remove(0);

@@ -12,6 +12,9 @@ const LANE_STEP: u64 = 4;
 /// The most processes that have a lane, so that the memory for them has a bound.
 const MOST_LANES: usize = 1024;
 
+/// Adds or subtracts, and saturates: a trace that the library did not write may contain any numbers.
+pub type Change = fn(u64, u64) -> u64;
+
 #[derive(Default)]
 pub struct Timeline {
     /// The length of a point in time.
@@ -69,44 +72,25 @@ impl Timeline {
         let at = (since / self.step) as usize;
         while self.points.len() <= at {
             let time_ns = self.points.len() as u64 * self.step;
-            self.points.push(Point {
-                time_ns,
-                ..self.now
-            });
+            self.points.push(self.now.at(time_ns));
         }
     }
 
-    fn bytes(&mut self, cache: bool) -> &mut u64 {
-        match cache {
+    /// Pins or unpins bytes.
+    pub fn adjust(&mut self, since: u64, bytes: u64, cache: bool, change: Change) {
+        self.advance(since);
+        let pinned = match cache {
             true => &mut self.now.cache_bytes,
             false => &mut self.now.plain_bytes,
-        }
-    }
-
-    pub fn pin(&mut self, since: u64, bytes: u64, cache: bool) {
-        self.advance(since);
-        // A trace that the library did not write may contain any numbers.
-        let pinned = self.bytes(cache);
-        *pinned = pinned.saturating_add(bytes);
+        };
+        *pinned = change(*pinned, bytes);
         if self.now.bytes() > self.peak.bytes() {
-            self.peak = Point {
-                time_ns: since,
-                ..self.now
-            };
+            self.peak = self.now.at(since);
         }
         let point = self.points.last_mut().expect("there is a first point");
         if self.now.bytes() > point.bytes() {
-            *point = Point {
-                time_ns: point.time_ns,
-                ..self.now
-            };
+            *point = self.now.at(point.time_ns);
         }
-    }
-
-    pub fn unpin(&mut self, since: u64, bytes: u64, cache: bool) {
-        self.advance(since);
-        let pinned = self.bytes(cache);
-        *pinned = pinned.saturating_sub(bytes);
     }
 
     pub fn finish(mut self, span: u64) -> (Pinned, Activity, Vec<Lane>) {

@@ -25,16 +25,11 @@ pub fn best(advice: &Advice) -> (&'static str, &Bound) {
     }
 }
 
-/// Whether the trace has so many of the calls that it tells of all.
-fn is_whole(totals: &Totals) -> bool {
-    totals.dropped.saturating_mul(LACKING) <= totals.calls
-}
-
 pub fn of(advice: &Advice, totals: &Totals) -> Verdict {
     let (setting, bound) = best(advice);
     let most = bound.most_ns.saturating_add(bound.outlier_ns);
     let (large, least) = (&advice.large, (totals.thread_ns / LEAST).max(1));
-    let kind = if !is_whole(totals) {
+    let kind = if totals.dropped.saturating_mul(LACKING) > totals.calls {
         Kind::CannotKnow
     } else if most >= least && 2 * most >= large.most_ns {
         Kind::TryIt

@@ -10,11 +10,7 @@ use std::path::Path;
 
 /// The names in a list without those of that file: an `rdmamr run` around this one has added it, and
 /// the linker takes no more than 12 modules. A name without a slash is the linker's to find.
-fn others<'a>(
-    list: &'a OsStr,
-    separators: &'a [u8],
-    file: &Path,
-) -> impl Iterator<Item = &'a [u8]> {
+fn others<'a>(list: &'a OsStr, separators: &[u8], file: &Path) -> impl Iterator<Item = &'a [u8]> {
     let about = |path: &Path| path.metadata().map(|it| (it.dev(), it.ino())).ok();
     let this = about(file);
     let is_this = move |name: &&[u8]| {

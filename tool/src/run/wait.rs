@@ -37,8 +37,8 @@ extern "C" fn pass(signal: i32, info: &libc::siginfo_t, _: *const c_void) {
     }
 }
 
-/// Blocks the signals, and returns the mask before.
-fn block(signals: &[i32]) -> libc::sigset_t {
+/// Blocks the signals, and returns their set, and the mask before.
+pub fn block(signals: &[i32]) -> [libc::sigset_t; 2] {
     // SAFETY: all zeros is a valid `sigset_t`.
     let (mut set, mut before): (libc::sigset_t, libc::sigset_t) = unsafe { std::mem::zeroed() };
     for &signal in signals {
@@ -47,7 +47,7 @@ fn block(signals: &[i32]) -> libc::sigset_t {
     }
     // SAFETY: the first set is readable, the second one writable.
     unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before) };
-    before
+    [set, before]
 }
 
 fn set_mask(mask: &libc::sigset_t) {
@@ -59,7 +59,7 @@ fn set_mask(mask: &libc::sigset_t) {
 pub fn run(become_program: impl FnOnce() -> ExitCode) -> io::Result<Result<Ended, ExitCode>> {
     // The program may run, and its user send a signal, before this process has its handlers. The
     // kernel keeps a blocked signal even where it is ignored.
-    let mask_at_start = block(&PASSED);
+    let [_, mask_at_start] = block(&PASSED);
     // SAFETY: this process has one thread, so the child may call any function.
     let child = unsafe { libc::fork() };
     match child {

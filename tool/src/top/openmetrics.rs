@@ -18,16 +18,9 @@ type Labels<'a> = Vec<(&'static str, &'a str)>;
 /// Values with the labels of each.
 type Series<'a> = Vec<(Labels<'a>, f64)>;
 
-/// The values of a family.
-enum Values {
-    /// Of each process.
-    Of(fn(&Process) -> Series),
-    /// Of each device, for all processes.
-    Devices(fn(&Device) -> Option<u64>),
-    Processes,
-}
-
-use Values::*;
+/// Values with the text of their labels.
+type Values = Vec<(String, f64)>;
+type Of = fn(&Sample) -> Values;
 
 const BYTES: bool = true;
 const OBJECTS: bool = false;
@@ -40,43 +33,43 @@ const MOST: usize = 1000;
 
 /// Each family: its name, its kind, its unit, its words and its values.
 #[rustfmt::skip]
-const FAMILIES: [(&str, &str, &str, &str, Values); 18] = [
+const FAMILIES: [(&str, &str, &str, &str, Of); 18] = [
     ("rdmamr_processes", GAUGE, "", "Processes with registrations. Only the 1000 largest have series of their own.",
-        Processes),
+        |sample| vec![(String::new(), sample.processes.len() as f64)]),
     ("rdmamr_registrations", COUNTER, "", "Registrations by the kernel and by libibverbs.",
-        Of(registrations)),
+        |sample| each(sample, registrations)),
     ("rdmamr_regions", GAUGE, "", "Regions that are registered.",
-        Of(|process| states(process, |of| (of.regions, of.idle_regions)))),
+        |sample| each(sample, |process| states(process, |of| (of.regions, of.idle_regions)))),
     ("rdmamr_registered_bytes", GAUGE, "bytes", "The sum of the lengths of the regions that are registered.",
-        Of(|process| states(process, |of| (of.bytes, of.idle_bytes)))),
+        |sample| each(sample, |process| states(process, |of| (of.bytes, of.idle_bytes)))),
     ("rdmamr_hits", COUNTER, "", "Registrations that a cached region served.",
-        Of(|process| counter(process, "hits"))),
+        |sample| each(sample, |process| counter(process, "hits"))),
     ("rdmamr_misses", COUNTER, "", "Registrations for which the cache made a new region.",
-        Of(|process| counter(process, "misses"))),
+        |sample| each(sample, |process| counter(process, "misses"))),
     ("rdmamr_failures", COUNTER, "", "Registrations that failed.",
-        Of(|process| counter(process, "reg_failed"))),
+        |sample| each(sample, |process| counter(process, "reg_failed"))),
     ("rdmamr_gpu_registrations", COUNTER, "", "Registrations of a GPU's memory as a dma-buf.",
-        Of(|process| counter(process, "reg_gpu"))),
+        |sample| each(sample, |process| counter(process, "reg_gpu"))),
     ("rdmamr_gpu_failures", COUNTER, "", "Registrations of a GPU's memory that failed.",
-        Of(|process| counter(process, "reg_gpu_failed"))),
+        |sample| each(sample, |process| counter(process, "reg_gpu_failed"))),
     ("rdmamr_past_registrations", COUNTER, "", "Registrations past the library, by libmlx5.",
-        Of(|process| counter(process, "reg_past"))),
+        |sample| each(sample, |process| counter(process, "reg_past"))),
     ("rdmamr_registration_seconds", COUNTER, "seconds", "The time that registrations took in the kernel.",
-        Of(|process| one(process.registration_seconds))),
+        |sample| each(sample, |process| one(process.registration_seconds))),
     ("rdmamr_limit_bytes", GAUGE, "bytes", "A limit on memory that holds for the process.",
-        Of(|process| limits(process, BYTES, |limit| limit.most))),
+        |sample| each(sample, |process| limits(process, BYTES, |limit| limit.most))),
     ("rdmamr_limit_used_bytes", GAUGE, "bytes", "How much of the limit is used, by all that count.",
-        Of(|process| limits(process, BYTES, |limit| limit.used))),
+        |sample| each(sample, |process| limits(process, BYTES, |limit| limit.used))),
     ("rdmamr_limit_objects", GAUGE, "objects", "A limit on a device's objects that holds for the process.",
-        Of(|process| limits(process, OBJECTS, |limit| limit.most))),
+        |sample| each(sample, |process| limits(process, OBJECTS, |limit| limit.most))),
     ("rdmamr_limit_used_objects", GAUGE, "objects", "How much of the limit is used, by all that count.",
-        Of(|process| limits(process, OBJECTS, |limit| limit.used))),
+        |sample| each(sample, |process| limits(process, OBJECTS, |limit| limit.used))),
     ("rdmamr_device_regions", GAUGE, "", "Regions of all processes on the device.",
-        Devices(|device| Some(device.regions))),
+        |sample| devices(sample, |device| Some(device.regions))),
     ("rdmamr_device_registered_bytes", GAUGE, "bytes", "The sum of their lengths.",
-        Devices(|device| Some(device.bytes))),
+        |sample| devices(sample, |device| Some(device.bytes))),
     ("rdmamr_device_limit_regions", GAUGE, "", "The most regions that the device can have.",
-        Devices(|device| device.most_regions)),
+        |sample| devices(sample, |device| device.most_regions)),
 ];
 
 fn one<'a>(value: Option<f64>) -> Series<'a> {
@@ -121,12 +114,9 @@ pub fn render(sample: &Sample, format: Format) -> String {
         if format == Format::OpenMetrics && !unit.is_empty() {
             let _ = writeln!(text, "# UNIT {name} {unit}");
         }
-        values.of(sample, |labels, value| {
-            let labels = labels.iter();
-            let labels = labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
-            let labels = labels.collect::<Vec<_>>().join(",");
+        for (labels, value) in values(sample) {
             let _ = writeln!(text, "{name}{total}{{{labels}}} {value}");
-        });
+        }
     }
     if format == Format::OpenMetrics {
         text += "# EOF\n";
@@ -134,40 +124,43 @@ pub fn render(sample: &Sample, format: Format) -> String {
     text
 }
 
-impl Values {
-    /// Calls `put` with the labels of each value and the value.
-    fn of(&self, sample: &Sample, mut put: impl FnMut(&Labels, f64)) {
-        match self {
-            Of(values) => {
-                for process in sample.processes.iter().take(MOST) {
-                    let library = match (process.library, process.library_mapped) {
-                        (true, _) => "yes",
-                        (_, Some(_)) => "no",
-                        (_, None) => "not_known",
-                    };
-                    let pid = process.pid.to_string();
-                    let rank = process.rank.map_or(String::new(), |it| it.to_string());
-                    let user = process.user.map_or(String::new(), |it| it.to_string());
-                    let job = process.job.as_deref().unwrap_or_default();
-                    for (more, value) in values(process) {
-                        let mut labels: Labels = vec![("pid", &pid), ("command", &process.command)];
-                        labels.extend([("user", &*user), ("library", library)]);
-                        let more = [("rank", &*rank), ("job", job)].into_iter().chain(more);
-                        labels.extend(more.filter(|(_, value)| !value.is_empty()));
-                        put(&labels, value);
-                    }
-                }
-            }
-            Devices(value) => {
-                for device in &sample.devices {
-                    if let Some(value) = value(device) {
-                        put(&vec![("device", &device.name)], value as f64);
-                    }
-                }
-            }
-            Processes => put(&Vec::new(), sample.processes.len() as f64),
-        }
-    }
+/// The values of each process.
+fn each(sample: &Sample, of: fn(&Process) -> Series) -> Values {
+    let largest = sample.processes.iter().take(MOST);
+    let values = largest.flat_map(|process| {
+        let library = match (process.library, process.library_mapped) {
+            (true, _) => "yes",
+            (_, Some(_)) => "no",
+            (_, None) => "not_known",
+        };
+        let pid = process.pid.to_string();
+        let rank = process.rank.map_or(String::new(), |it| it.to_string());
+        let user = process.user.map_or(String::new(), |it| it.to_string());
+        let job = process.job.as_deref().unwrap_or_default();
+        let values = of(process).into_iter().map(|(more, value)| {
+            let mut labels: Labels = vec![("pid", &pid), ("command", &process.command)];
+            labels.extend([("user", &*user), ("library", library)]);
+            labels.extend([("rank", &*rank), ("job", job)]);
+            labels.extend(more);
+            (words(&labels), value)
+        });
+        values.collect::<Values>()
+    });
+    values.collect()
+}
+
+/// The values of each device, for all processes.
+fn devices(sample: &Sample, of: fn(&Device) -> Option<u64>) -> Values {
+    let devices = sample.devices.iter();
+    let values = devices.filter_map(|it| Some((words(&[("device", &it.name)]), of(it)? as f64)));
+    values.collect()
+}
+
+/// The text of labels. An empty one counts as a missing one.
+fn words(labels: &[(&str, &str)]) -> String {
+    let labels = labels.iter().filter(|(_, value)| !value.is_empty());
+    let words = labels.map(|(name, value)| format!("{name}=\"{}\"", escaped(value)));
+    words.collect::<Vec<_>>().join(",")
 }
 
 /// The limits of a process, on bytes or on a device's objects. The process has a limit in each of the

@@ -6,6 +6,7 @@ use super::limits;
 use super::pages::{self, Found, user_of};
 use crate::files::{of_system, read};
 use crate::limit::Limit;
+use crate::lists::entry;
 use crate::report::units::{printable, reason, script};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use rustix::time::{ClockId, clock_gettime};
@@ -164,14 +165,14 @@ impl Sample {
         let seconds = self.taken.duration_since(before.taken).as_secs_f64();
         for process in &mut self.processes {
             let same = |was: &&Process| was.pid == process.pid && was.library == process.library;
-            let was = before.processes.iter().find(same);
+            let Some(was) = before.processes.iter().find(same) else {
+                continue;
+            };
             let rate =
                 |now: Option<u64>, was: Option<u64>| Some(now?.checked_sub(was?)? as f64 / seconds);
-            process.registrations_per_second =
-                rate(process.registrations, was.and_then(|was| was.registrations));
-            process.hits_per_second = rate(process.hits, was.and_then(|was| was.hits));
-            let time = was.and_then(|was| was.registration_seconds);
-            let times = process.registration_seconds.zip(time);
+            process.registrations_per_second = rate(process.registrations, was.registrations);
+            process.hits_per_second = rate(process.hits, was.hits);
+            let times = process.registration_seconds.zip(was.registration_seconds);
             process.registering = times.map(|(now, was)| ((now - was) / seconds).max(0.0));
         }
     }
@@ -186,12 +187,7 @@ fn why_unlisted(error: io::Error) -> String {
 }
 
 fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::Held) {
-    let at = processes.iter().position(|process| process.pid == pid);
-    let at = at.unwrap_or_else(|| {
-        processes.push(unknown(pid));
-        processes.len() - 1
-    });
-    let process = &mut processes[at];
+    let process = entry(processes, |of| of.pid == pid, || unknown(pid));
     let of = on_device(&mut process.devices, device);
     (of.kernel_regions, of.kernel_bytes) = (Some(held.regions), Some(held.bytes));
     if !process.library {
@@ -205,15 +201,11 @@ fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::
 
 /// The entry of a device, which is added if it is missing.
 fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice {
-    let at = devices.iter().position(|of| of.device == name);
-    let at = at.unwrap_or_else(|| {
-        devices.push(OfDevice {
-            device: name.to_owned(),
-            ..OfDevice::default()
-        });
-        devices.len() - 1
-    });
-    &mut devices[at]
+    let new = || OfDevice {
+        device: name.to_owned(),
+        ..OfDevice::default()
+    };
+    entry(devices, |of| of.device == name, new)
 }
 
 /// A process without the facts that only the library knows.

@@ -34,18 +34,6 @@ struct Screen {
 
 /// Shows samples until the user ends it.
 pub fn run(view: View, interval: Duration, devices: &mut Devices) -> Result<()> {
-    let mut terminal = ratatui::try_init()?;
-    let shown = show(&mut terminal, view, interval, devices);
-    ratatui::restore();
-    shown
-}
-
-fn show(
-    terminal: &mut DefaultTerminal,
-    view: View,
-    interval: Duration,
-    devices: &mut Devices,
-) -> Result<()> {
     let mut screen = Screen {
         view,
         interval,
@@ -55,32 +43,39 @@ fn show(
         paused: false,
         typing: false,
     };
-    let mut next = Instant::now() + interval.min(Duration::from_millis(300));
-    loop {
-        screen.shown = screen.sample.processes.clone();
-        screen.view.apply(&mut screen.shown);
-        terminal.draw(|frame| screen.draw(frame))?;
-        if event::poll(next.saturating_duration_since(Instant::now()))? {
-            if let Event::Key(key) = event::read()? {
-                let is_ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
-                let ctrl_c = is_ctrl && key.code == KeyCode::Char('c');
-                if key.kind != KeyEventKind::Release && (ctrl_c || screen.key(key.code)) {
-                    return Ok(());
-                }
-            }
-        }
-        if Instant::now() >= next {
-            next = Instant::now() + screen.interval;
-            if !screen.paused {
-                let mut sample = Sample::take(devices);
-                sample.compare(&screen.sample);
-                screen.sample = sample;
-            }
-        }
-    }
+    let mut terminal = ratatui::try_init()?;
+    let shown = screen.show(&mut terminal, devices);
+    ratatui::restore();
+    shown
 }
 
 impl Screen {
+    fn show(&mut self, terminal: &mut DefaultTerminal, devices: &mut Devices) -> Result<()> {
+        let mut next = Instant::now() + self.interval.min(Duration::from_millis(300));
+        loop {
+            self.shown = self.sample.processes.clone();
+            self.view.apply(&mut self.shown);
+            terminal.draw(|frame| self.draw(frame))?;
+            if event::poll(next.saturating_duration_since(Instant::now()))? {
+                if let Event::Key(key) = event::read()? {
+                    let is_ctrl = key.modifiers.contains(KeyModifiers::CONTROL);
+                    let ctrl_c = is_ctrl && key.code == KeyCode::Char('c');
+                    if key.kind != KeyEventKind::Release && (ctrl_c || self.key(key.code)) {
+                        return Ok(());
+                    }
+                }
+            }
+            if Instant::now() >= next {
+                next = Instant::now() + self.interval;
+                if !self.paused {
+                    let mut sample = Sample::take(devices);
+                    sample.compare(&self.sample);
+                    self.sample = sample;
+                }
+            }
+        }
+    }
+
     /// True if the key ends it.
     fn key(&mut self, key: KeyCode) -> bool {
         if self.typing {

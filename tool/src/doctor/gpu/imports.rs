@@ -51,7 +51,7 @@ fn ask(verbs: &Verbs, context: &Context) -> Result<bool> {
     const LOCAL_WRITE: c_int = 1;
     // SAFETY: <infiniband/verbs.h> gives this type.
     let register = unsafe { verbs.library.function::<RegDmabufMr>(c"ibv_reg_dmabuf_mr") };
-    let Some(register) = register else {
+    let Ok(register) = register else {
         return Ok(false);
     };
     let pd = verbs.alloc_pd(context)?;

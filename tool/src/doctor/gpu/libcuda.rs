@@ -77,12 +77,11 @@ fn gpus() -> Answer {
         ($name:literal, $($value:expr => $type:ty),+) => {{
             // SAFETY: cuda.h declares the function so.
             let function = unsafe { library.function::<unsafe extern "C" fn($($type),+) -> c_int>($name) };
-            let name = $name.to_string_lossy();
-            let function = function.ok_or_else(|| format!("it has no {name}"))?;
+            let function = function.map_err(|error| error.to_string())?;
             // SAFETY: what the call writes to is writable, and it is told how much that is.
             match unsafe { function($($value),+) } {
                 0 => Ok(()),
-                status => Err(format!("{name}: error {status}")),
+                status => Err(format!("{}: error {status}", $name.to_string_lossy())),
             }
         }};
     }
