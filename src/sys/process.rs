@@ -83,16 +83,12 @@ impl<T: Sync> PerProcess<T> {
             // SAFETY: the handler is a function of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(None, None, Some(forget)) };
         }
-        let value: *const T = value;
-        let exchanged = self
-            .value
-            .compare_exchange(null_mut(), value.cast_mut(), AcqRel, Acquire);
-        let published = match exchanged {
+        let (none, new) = (null_mut(), (&raw const *value).cast_mut());
+        match self.value.compare_exchange(none, new, AcqRel, Acquire) {
             Ok(_) => value,
-            Err(other) => other,
-        };
-        // SAFETY: a published value is never freed.
-        unsafe { &*published }
+            // SAFETY: a published value is never freed.
+            Err(other) => unsafe { &*other },
+        }
     }
 
     /// Whether the kernel gives the page to children as zeros.
