@@ -137,6 +137,9 @@ impl Object {
 #[derive(Clone, Copy)]
 pub struct Mr(NonNull<verbs_mr>);
 
+// SAFETY: libibverbs lets any thread use a region, and an `Mr` is only its address.
+unsafe impl Send for Mr {}
+
 impl Mr {
     /// The region behind a C pointer; `None` for a null pointer.
     ///
@@ -253,10 +256,9 @@ impl Mr {
         if !self.is_stand_in() {
             return None;
         }
-        self.mr_type()
-            .compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed)
-            .ok()?;
-        Object::at(self.address())
+        let kind = self.mr_type();
+        let claimed = kind.compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed);
+        claimed.ok().and_then(|_| Object::at(self.address()))
     }
 
     /// Undoes [`Mr::claim_cached`].
