@@ -38,7 +38,6 @@ impl<T: Sync> PerProcess<T> {
     }
 
     /// The value of this process, if there is one.
-    #[inline]
     pub fn get(&'static self) -> Option<&'static T> {
         // SAFETY: the pointer is null, or to a value of this process that is never freed: a box that
         // `make` leaked, or what `publish` or `replace` was given.
@@ -47,7 +46,6 @@ impl<T: Sync> PerProcess<T> {
 
     /// The value of this process; `make` makes it if there is none. `forget` calls
     /// [`PerProcess::forget`]: it runs in children if the kernel does not wipe pages.
-    #[inline]
     pub fn get_or_make(
         &'static self,
         make: fn() -> Box<T>,
