@@ -84,14 +84,9 @@ fn register(
         // SAFETY: same contract.
         answer.set(Some(unsafe { next(addr, size, flags) }));
     };
+    let (has_pages, writes) = (flags & IO_MEMORY == 0, flags & read_only == 0);
     ret::always((), || {
-        around_host_register(
-            addr.addr(),
-            size,
-            flags & IO_MEMORY == 0,
-            flags & read_only == 0,
-            call,
-        );
+        around_host_register(addr.addr(), size, has_pages, writes, call);
     });
     // After a panic before the call.
     // SAFETY: same contract.

@@ -15,29 +15,20 @@ use rdmamr_sys::caller::Caller;
 /// a Rust signature cannot. A function whose arguments fill the registers calls [`caller`] instead.
 #[cfg(target_arch = "x86_64")]
 macro_rules! go_on {
-    () => {
-        "jmp {f}"
-    };
-    (in $x86:literal $arm:literal $riscv:literal) => {
-        concat!("mov ", $x86, ", [rsp]\njmp {f}")
+    ($(in $x86:literal $arm:literal $riscv:literal)?) => {
+        concat!($("mov ", $x86, ", [rsp]\n",)? "jmp {f}")
     };
 }
 #[cfg(target_arch = "aarch64")]
 macro_rules! go_on {
-    () => {
-        "b {f}"
-    };
-    (in $x86:literal $arm:literal $riscv:literal) => {
-        concat!("mov ", $arm, ", x30\nb {f}")
+    ($(in $x86:literal $arm:literal $riscv:literal)?) => {
+        concat!($("mov ", $arm, ", x30\n",)? "b {f}")
     };
 }
 #[cfg(target_arch = "riscv64")]
 macro_rules! go_on {
-    () => {
-        "tail {f}"
-    };
-    (in $x86:literal $arm:literal $riscv:literal) => {
-        concat!("mv ", $riscv, ", ra\ntail {f}")
+    ($(in $x86:literal $arm:literal $riscv:literal)?) => {
+        concat!($("mv ", $riscv, ", ra\n",)? "tail {f}")
     };
 }
 

@@ -64,10 +64,9 @@ static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
 fn find_realloc() {
     let next = symbols::find(Scope::Next, c"realloc", None);
     let glibcs = symbols::find(Scope::Program, c"gnu_get_libc_version", None);
-    let file = |function| Object::with(function).map(|file| file.start());
-    let is_glibcs = next
-        .and_then(file)
-        .is_some_and(|it| glibcs.and_then(file) == Some(it));
+    let file = |function| Object::with(function).map(|file| file.start);
+    let (own, glibcs) = (next.and_then(file), glibcs.and_then(file));
+    let is_glibcs = own.is_some() && own == glibcs;
     IS_GLIBCS.store(is_glibcs, Relaxed);
     REALLOC.set(next);
 }
@@ -124,10 +123,7 @@ unsafe extern "C" fn mmap64(
     offset: libc::off64_t,
 ) -> Address {
     map((addr, length, flags), || {
-        call_next!(
-            MMAP64(addr, length, protection, flags, fd, offset),
-            SYS_mmap
-        )
+        call_next! { MMAP64(addr, length, protection, flags, fd, offset), SYS_mmap }
     })
 }
 

@@ -10,8 +10,7 @@
 //! caller keeps, and passes its arguments on unchanged to that function.
 
 use super::export::caller;
-use super::ret::{self, Entry};
-use super::traced;
+use super::{ret, traced};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use rdmamr_abi::rdma_core::*;
@@ -34,7 +33,7 @@ unsafe extern "C" fn mlx5dv_reg_dmabuf_mr(
     let request = Request::at_address(null_mut(), length, Access::from_bits_retain(access as u32));
     let record =
         || move |outcome: &_| traced::registered(call::MLX5DV_REG_DMABUF_MR, pd, &request, outcome);
-    let failing = || Entry::of(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
+    let failing = || ret::entry(call::MLX5DV_REG_DMABUF_MR, Subject::OtherMemory, None);
     ret::as_region(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::reg_dmabuf_mr(pd, (offset, length, iova), fd, (access, mlx5_access)) }
@@ -50,7 +49,7 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg(
 ) -> *mut c_void {
     let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let record = || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG, &request, outcome);
-    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
+    let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
         let provider = unsafe { Provider::of_c(context) };
@@ -70,21 +69,17 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
     let asked = unsafe { umem_in.as_ref() };
     // `addr` may be an offset in a dma-buf.
     let is_memory = asked.is_some_and(|asked| asked.comp_mask & MLX5DV_UMEM_MASK_DMABUF == 0);
-    let request = Request::at_address(
-        asked
-            .filter(|_| is_memory)
-            .map_or(null_mut(), |asked| asked.addr),
-        asked.map_or(0, |asked| asked.size),
-        Access::from_bits_retain(asked.map_or(0, |asked| asked.access)),
-    );
+    let memory = asked.filter(|_| is_memory);
+    let addr = memory.map_or(null_mut(), |memory| memory.addr);
+    let (size, access) = asked.map_or((0, 0), |asked| (asked.size, asked.access));
+    let request = Request::at_address(addr, size, Access::from_bits_retain(access));
     let record =
         || move |outcome: &_| traced::umem(call::MLX5DV_DEVX_UMEM_REG_EX, &request, outcome);
-    let subject = if is_memory {
-        Subject::Umem(request)
-    } else {
-        Subject::OtherMemory
+    let subject = match is_memory {
+        true => Subject::Umem(request),
+        false => Subject::OtherMemory,
     };
-    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
+    let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
         let provider = unsafe { Provider::of_c(context) };
@@ -99,7 +94,7 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mlx5dv_devx_umem_dereg(umem: *mut c_void) -> c_int {
     let record = || move |outcome: &_| traced::umem_end(umem, outcome);
-    let failing = || Entry::of(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
+    let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_DEREG, Subject::Other, None);
     let ended = ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract.
         unsafe { mlx5::umem_dereg(umem) }

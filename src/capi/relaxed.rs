@@ -8,7 +8,7 @@
 //! A region of this library may also have ended: the library detects the double free.
 
 use super::export::{caller, versioned};
-use super::ret::{self, Entry};
+use super::ret;
 use super::verbs::{NULL_PD, dereg, reg};
 use core::ffi::{c_int, c_void};
 use rdmamr_abi::rdma_core::*;
@@ -154,7 +154,7 @@ fn dereg_mr_unreleased(mr: Option<Mr>, caller: Caller) -> c_int {
 /// Source: ibv_flush_relaxed_mr(3) of Oracle Solaris.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_flush_relaxed_mr(pd: *mut ibv_pd) -> c_int {
-    let failing = || Entry::new("ibv_flush_relaxed_mr", Subject::Region, None);
+    let failing = || ("ibv_flush_relaxed_mr", Subject::Region, None);
     ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;

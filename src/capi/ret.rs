@@ -23,31 +23,14 @@ use rdmamr_trace as trace;
 use rdmamr_trace::format::{Call, call};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An exported function, as the reason of its failure describes it. Made only when a call fails.
-#[derive(Clone, Copy)]
-pub struct Entry {
-    pub name: &'static str,
-    pub subject: Subject,
-    /// The counter of failures, if the statistics count them.
-    pub counter: Option<Counter>,
-}
+/// An exported function, as the reason of its failure describes it: its name, its object, and the
+/// counter of failures, if the statistics count them. Made only when a call fails.
+pub type Entry = (&'static str, Subject, Option<Counter>);
 
-impl Entry {
-    /// The function with this number of `trace::format::call`.
-    #[inline(always)]
-    pub fn of(call: u8, subject: Subject, counter: Option<Counter>) -> Entry {
-        Entry::new(call::NAMES[usize::from(call)], subject, counter)
-    }
-
-    /// A function that the trace does not know.
-    #[inline(always)]
-    pub fn new(name: &'static str, subject: Subject, counter: Option<Counter>) -> Entry {
-        Entry {
-            name,
-            subject,
-            counter,
-        }
-    }
+/// The function with this number of `trace::format::call`.
+#[inline(always)]
+pub fn entry(call: u8, subject: Subject, counter: Option<Counter>) -> Entry {
+    (call::NAMES[usize::from(call)], subject, counter)
 }
 
 fn keep_errno(error: Error) -> c_int {
@@ -120,7 +103,7 @@ pub fn code<T: From<i8> + TryFrom<i32>>(
 ) -> T {
     // Only the failure itself knows its subject.
     let subject = Cell::new(Subject::Other);
-    let entry = || Entry::new(name, subject.get(), counter);
+    let entry = || (name, subject.get(), counter);
     let body = || {
         body().map_err(|failure| {
             subject.set(failure.subject);
@@ -151,13 +134,13 @@ fn guard<T>(body: impl FnOnce() -> T) -> Result<T, Error> {
 
 /// Counts a failure, and stores its reason.
 #[cold]
-fn failed(entry: Entry, error: Error) {
+fn failed((call, subject, counter): Entry, error: Error) {
     let reason = Reason {
-        call: entry.name,
+        call,
         error,
-        subject: entry.subject,
+        subject,
     };
-    if let Some(counter) = entry.counter {
+    if let Some(counter) = counter {
         stats::counters().count(counter);
     }
     explain::remember(reason);
@@ -189,7 +172,7 @@ mod tests {
 
     fn every_panic_is_stopped() -> bool {
         std::panic::set_hook(Box::new(|_| {}));
-        let entry = || Entry::new("call", Subject::Other, None);
+        let entry = || ("call", Subject::Other, None);
         let was_enabled = !disabled();
         set_errno(Errno(0));
         let region = as_region(run(entry, || panic!()));

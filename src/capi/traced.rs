@@ -31,7 +31,7 @@ pub fn registered(
     let reason = |done: Registered| unserved_reason(call, request, done.how, mr);
     Call {
         call,
-        how: done.map_or(how::NONE, |done| done.how.code()),
+        how: done.map_or(how::NONE, |done| done.how as u8),
         reason: done.map_or(unserved::UNKNOWN, reason),
         errno: errno(outcome),
         pd: pd.addr() as u64,
@@ -85,7 +85,7 @@ pub fn to_be_deregistered(call: u8, mr: Option<Mr>) -> Call {
 /// The same record after the call.
 pub fn deregistered(before: Call, outcome: &Result<How, Error>) -> Call {
     Call {
-        how: outcome.map_or(how::NONE, How::code),
+        how: outcome.map_or(how::NONE, |how| how as u8),
         errno: errno(outcome),
         ..before
     }

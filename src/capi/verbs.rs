@@ -11,8 +11,7 @@
 //! - **Set attributes**: attributes are NULL, or every field that their `comp_mask` names is set.
 
 use super::export::{caller, interpose};
-use super::ret::{self, Entry};
-use super::traced;
+use super::{ret, traced};
 use core::ffi::{c_int, c_uint, c_void};
 use core::ptr::null_mut;
 use errno::errno;
@@ -52,7 +51,7 @@ pub unsafe fn reg(
     let record = || move |outcome: &_| traced::registered(call, pd, asked, outcome);
     // SAFETY: live objects, by this function's contract.
     let domain = unsafe { Pd::from_c(pd) };
-    let failing = || Entry::of(call, Subject::of_memory(domain, request), REG_FAILED);
+    let failing = || ret::entry(call, Subject::of_memory(domain, request), REG_FAILED);
     ret::as_region(ret::traced(failing, (caller, record), || {
         register(domain.ok_or(NULL_PD)?, &request)
     }))
@@ -65,7 +64,7 @@ pub fn dereg(call: u8, mr: Option<Mr>, caller: Caller) -> c_int {
         let before = traced::to_be_deregistered(call, mr);
         move |outcome: &_| traced::deregistered(before, outcome)
     };
-    let failing = || Entry::of(call, Subject::Region, Some(counter!(dereg_failed)));
+    let failing = || ret::entry(call, Subject::Region, Some(counter!(dereg_failed)));
     ret::as_errno(ret::traced(failing, (caller, record), || {
         dispatch::deregister(mr.ok_or(NULL_MR)?)
     }))
@@ -133,7 +132,7 @@ unsafe extern "C" fn ibv_reg_mr_ex(
     let unknown = || Request::at_address(null_mut(), 0, Access::empty());
     let request = buffer.unwrap_or_else(unknown);
     let record = || move |outcome: &_| traced::registered(call::REG_MR_EX, pd, &request, outcome);
-    let failing = || Entry::of(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
+    let failing = || ret::entry(call::REG_MR_EX, Subject::OtherMemory, REG_FAILED);
     ret::as_region(ret::traced(failing, (caller, record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -159,7 +158,7 @@ unsafe extern "C" fn ibv_reg_dmabuf_mr(
     let request = Request::at_address(null_mut(), length, access);
     let record =
         || move |outcome: &_| traced::registered(call::REG_DMABUF_MR, pd, &request, outcome);
-    let failing = || Entry::of(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
+    let failing = || ret::entry(call::REG_DMABUF_MR, Subject::OtherMemory, REG_FAILED);
     ret::as_region(ret::traced(failing, (caller(), record), || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
         let pd = unsafe { Pd::from_c(pd) }.ok_or(NULL_PD)?;
@@ -182,7 +181,7 @@ unsafe extern "C" fn ibv_rereg_mr(
     let mr = unsafe { Mr::from_c(mr) };
     let change = Reregistration { flags, pd, request };
     let record = || |outcome: &_| traced::changed(mr, &change, outcome);
-    let failing = || Entry::of(call::REREG_MR, Subject::Change, None);
+    let failing = || ret::entry(call::REREG_MR, Subject::Change, None);
     // C gets the call's own code. -1 (IBV_REREG_MR_ERR_INPUT) means that the region is unchanged.
     let mut code = -1;
     let outcome = ret::traced(failing, (caller(), record), || {
@@ -216,19 +215,8 @@ fn make_queue<F: Copy, T>(
     device: Option<Context>,
     call: impl FnOnce(F) -> *mut T,
 ) -> *mut T {
-    let failing = || Entry::new(next.name(), Subject::Queue(queue::driver(device)), None);
+    let failing = || (next.name(), Subject::Queue(queue::driver(device)), None);
     ret::run(failing, || queue::make(next, device, call)).unwrap_or_else(ret::null_and_errno)
-}
-
-/// The device of a domain.
-///
-/// # Safety
-/// Live objects: `pd` is NULL or an allocated domain.
-unsafe fn device_of(pd: *mut ibv_pd) -> Option<Context> {
-    // SAFETY: live objects, by this function's contract.
-    let context = unsafe { Pd::from_c(pd) }?.context();
-    // SAFETY: the context of a live domain stays open as long as the domain exists.
-    unsafe { Context::from_c(context) }
 }
 
 unsafe extern "C" fn ibv_create_cq(
@@ -249,7 +237,7 @@ interpose!(ibv_create_cq, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    let device = unsafe { device_of(pd) };
+    let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device);
     // SAFETY: live objects: the arguments are the program's, unchanged.
     make_queue(&next::CREATE_QP, device, |next| unsafe { next(pd, attr) })
 }
@@ -257,7 +245,7 @@ interpose!(ibv_create_qp, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_create_srq(pd: *mut ibv_pd, attr: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     // SAFETY: live objects: `pd` is NULL or an allocated domain.
-    let device = unsafe { device_of(pd) };
+    let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device);
     // SAFETY: live objects: the arguments are the program's, unchanged.
     make_queue(&next::CREATE_SRQ, device, |next| unsafe { next(pd, attr) })
 }
@@ -267,7 +255,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let failing = || {
         // SAFETY: live objects: `pd` is NULL, or a domain that was not deallocated.
         let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
-        Entry::new("ibv_dealloc_pd", Subject::Domain(device), None)
+        ("ibv_dealloc_pd", Subject::Domain(device), None)
     };
     ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.
@@ -278,7 +266,7 @@ unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
 interpose!(ibv_dealloc_pd, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    let failing = || Entry::new("ibv_close_device", Subject::Device, None);
+    let failing = || ("ibv_close_device", Subject::Other, None);
     ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `context` is NULL or an open device.
         let context = unsafe { Context::from_c(context) };
@@ -288,7 +276,7 @@ unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
 interpose!(ibv_close_device, "IBVERBS_1.1");
 
 unsafe extern "C" fn ibv_fork_init() -> c_int {
-    let failing = || Entry::new("ibv_fork_init", Subject::Other, None);
+    let failing = || ("ibv_fork_init", Subject::Other, None);
     ret::as_errno(ret::run(failing, dispatch::fork_init))
 }
 interpose!(ibv_fork_init, "IBVERBS_1.1");

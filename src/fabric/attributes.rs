@@ -51,9 +51,8 @@ impl Buffers {
 
     /// The address of the first buffer.
     pub fn start(&self) -> u64 {
-        self.all()
-            .first()
-            .map_or(0, |first| first.addr.addr() as u64)
+        let first = self.all().first();
+        first.map_or(0, |first| first.addr.addr() as u64)
     }
 
     /// The sum of the lengths.

@@ -70,14 +70,11 @@ impl Domain {
         context: *mut c_void,
         opened: Option<DeviceOfDomain>,
     ) -> Result<*mut fid_domain> {
-        let begin = || -> Result<()> {
-            may_allocate()?;
-            if mode.on_demand {
-                try_on_demand(pd)?;
-            }
-            Ok(())
-        };
-        begin().inspect_err(|_| {
+        let begun = may_allocate().and_then(|()| match mode.on_demand {
+            true => try_on_demand(pd),
+            false => Ok(()),
+        });
+        begun.inspect_err(|_| {
             // The caller gets the first failure.
             if let Some(opened) = &opened {
                 let _ = opened.close(pd);
@@ -114,6 +111,29 @@ impl Domain {
             opened,
         });
         Ok(Box::into_raw(domain).cast())
+    }
+
+    /// The domain that C names. It may belong to the parent process.
+    ///
+    /// # Safety
+    /// `fid` is an open domain of this library. The objects that are made of it keep it open by
+    /// counting.
+    #[inline(always)]
+    pub unsafe fn from_c(fid: *mut fid) -> &'static Domain {
+        // SAFETY: the caller promised an open domain: only domains have the table that led here.
+        unsafe { &*fid.cast::<Domain>() }
+    }
+
+    /// As `from_c`; a domain that the parent process made is refused.
+    ///
+    /// # Safety
+    /// As for `from_c`.
+    #[inline(always)]
+    pub unsafe fn of_this_process(fid: *mut fid) -> Result<&'static Domain> {
+        // SAFETY: the caller promised an open domain of this library.
+        let domain = unsafe { Domain::from_c(fid) };
+        domain.process.check()?;
+        Ok(domain)
     }
 
     /// The domain of a region.
@@ -160,8 +180,7 @@ impl Domain {
     /// `fid` is an open domain of this library. After success the caller does not use it again.
     pub unsafe fn close(fid: *mut fid) -> Result<()> {
         // SAFETY: the caller promised an open domain of this library.
-        let domain = unsafe { &*fid.cast::<Domain>() };
-        domain.process.check()?;
+        let domain = unsafe { Domain::of_this_process(fid) }?;
         ensure(domain.regions.0.load(Acquire) == 0, HAS_REGIONS)?;
         ensure(!domain.keys.has_mapped(), HAS_RAW_KEYS)?;
         if let Some(opened) = &domain.opened {

@@ -9,9 +9,7 @@ use super::refusals::*;
 use super::region::Region;
 use super::segment::{Found, locate};
 use core::ptr::with_exposed_provenance;
-use rdmamr_mr::Error;
-use rdmamr_sys::thread;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
 /// The meaning of a key.
@@ -22,28 +20,18 @@ enum Meaning {
     Mapped(RawKey),
 }
 
+#[derive(Default)]
 pub struct KeyTable {
-    keys: HashMap<u64, Meaning>,
+    keys: BTreeMap<u64, Meaning>,
     /// Placed regions by base address. They do not overlap.
     placed: BTreeMap<u64, usize>,
-    /// The next key that the library chooses. Such a key is not used twice, unless keys are so short
-    /// that none is left: an unmapped key must not come to name another region.
-    next: u64,
+    /// The number of keys that the library has chosen. Such a key is not used twice, unless keys are
+    /// so short that none is left: an unmapped key must not come to name another region.
+    chosen: u64,
 }
 
-impl Default for KeyTable {
-    fn default() -> KeyTable {
-        // The keys of a thread's first HashMap come from getrandom(2), which is a cancellation
-        // point.
-        let _uncancelled = thread::uncancelled();
-        KeyTable {
-            keys: HashMap::new(),
-            placed: BTreeMap::new(),
-            // Above every key that a device can have.
-            next: 1 << 32,
-        }
-    }
-}
+/// Above every key that a device can have.
+const FIRST_CHOSEN: u64 = 1 << 32;
 
 /// The keys of a domain.
 #[derive(Default)]
@@ -68,7 +56,6 @@ impl Keys {
     /// Gives a key to a region that is not placed.
     pub fn reserve(&self, key: u64, region: &Region) -> Result<()> {
         let mut table = self.lock();
-        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         ensure(!table.keys.contains_key(&key), KEY_IN_USE)?;
         table.keys.insert(key, Meaning::Region(region.address()));
         Ok(())
@@ -85,15 +72,13 @@ impl Keys {
         // `register` has refused a region that runs past the end of the addresses.
         let end = new.plan.base + new.plan.length;
         let mut table = self.lock();
-        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         // Placed regions do not overlap each other. The scan goes down from the new region's end,
         // and stops at the first region that lies before the new one.
         let below = table.placed.range(..end).rev();
         // SAFETY: the table is locked.
         let old = below.map(|(_, &address)| unsafe { region(address) });
-        let overlapping: Vec<&Region> = old
-            .take_while(|old| old.plan.base + old.plan.length > new.plan.base)
-            .collect();
+        let reaches = |old: &&Region| old.plan.base + old.plan.length > new.plan.base;
+        let overlapping: Vec<&Region> = old.take_while(reaches).collect();
         if let Some(key) = new.plan.table_key {
             if let Some(meaning) = table.keys.get(&key) {
                 let goes =
@@ -126,7 +111,6 @@ impl Keys {
     /// Maps a remote peer's raw key to a key that no region has.
     pub fn map(&self, raw: RawKey) -> Result<u64> {
         let mut table = self.lock();
-        table.keys.try_reserve(1).map_err(|_| Error::Memory)?;
         let key = table.unused(u64::MAX - 1)?;
         table.keys.insert(key, Meaning::Mapped(raw));
         Ok(key)
@@ -170,8 +154,8 @@ impl KeyTable {
     fn unused(&mut self, last: u64) -> Result<u64> {
         ensure(self.keys.len() as u64 <= last, NO_KEY_LEFT)?;
         loop {
-            let key = self.next % (last + 1);
-            self.next += 1;
+            let key = (FIRST_CHOSEN + self.chosen) % (last + 1);
+            self.chosen += 1;
             if !self.keys.contains_key(&key) {
                 return Ok(key);
             }

@@ -32,8 +32,7 @@ use rdmamr_abi::libfabric_monitor::*;
 use rdmamr_monitor as subscription;
 use rdmamr_next as next;
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::futex;
-use rdmamr_sys::thread;
+use rdmamr_sys::{futex, thread};
 
 /// The oldest libfabric that keeps a monitor imported before libfabric has started.
 const OLDEST: u32 = version(1, 14);
@@ -257,6 +256,6 @@ fn run() {
             // monitor.
             unsafe { notify(monitor, without_provenance(start), length) };
         });
-        futex::wait(&AtomicU32::new(0), 0, Some(PAUSE));
+        futex::pause(PAUSE);
     }
 }

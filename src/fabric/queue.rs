@@ -210,12 +210,12 @@ impl Queue {
         };
     }
 
-    fn take(&self, events: &mut Events) -> Option<Event> {
-        let event = events.waiting.pop_front();
-        if event.is_some() && events.waiting.is_empty() {
+    fn remove(&self, events: &mut Events, remove: impl FnOnce(&mut VecDeque<Event>)) {
+        let had_any = !events.waiting.is_empty();
+        remove(&mut events.waiting);
+        if had_any && events.waiting.is_empty() {
             self.signal(false);
         }
-        event
     }
 
     /// Removes the events of a region that is being closed.
@@ -224,12 +224,9 @@ impl Queue {
             Event::Registration { region, .. } => *region == closed.address(),
             Event::Written { .. } => false,
         };
-        let mut events = self.lock();
-        let had_any = !events.waiting.is_empty();
-        events.waiting.retain(|event| !is_of(event));
-        if had_any && events.waiting.is_empty() {
-            self.signal(false);
-        }
+        self.remove(&mut self.lock(), |waiting| {
+            waiting.retain(|event| !is_of(event))
+        });
     }
 
     /// Reads the next event. Returns its number and its size in bytes.
@@ -256,7 +253,7 @@ impl Queue {
         let out = out.get_mut(..size).ok_or(EVENT_TOO_LARGE)?;
         out.copy_from_slice(bytes);
         if flags & FI_PEEK == 0 {
-            self.take(events);
+            self.remove(events, |waiting| drop(waiting.pop_front()));
         }
         Ok((event, size))
     }
@@ -321,7 +318,7 @@ impl Queue {
         // SAFETY: the caller promised that `out` is writable.
         unsafe { out.write(error) };
         if flags & FI_PEEK == 0 {
-            self.take(&mut events);
+            self.remove(&mut events, |waiting| drop(waiting.pop_front()));
         }
         Ok(size_of::<fi_eq_err_entry>())
     }
@@ -349,11 +346,7 @@ impl Queue {
 
     /// The FI_WAIT_... value of the queue.
     pub fn wait_object(&self) -> i32 {
-        if self.fd.is_some() {
-            FI_WAIT_FD
-        } else {
-            FI_WAIT_NONE
-        }
+        self.fd.as_ref().map_or(FI_WAIT_NONE, |_| FI_WAIT_FD)
     }
 
     /// Whether the queue holds no event.

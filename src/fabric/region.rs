@@ -9,7 +9,7 @@ use super::refusals::*;
 use super::segment::{Found, Segment};
 use core::ffi::c_void;
 use core::mem::offset_of;
-use core::ptr::{NonNull, null_mut, without_provenance_mut};
+use core::ptr::{NonNull, null_mut, with_exposed_provenance_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::rdma_core::ibv_mr;
@@ -110,12 +110,12 @@ impl Region {
 
     /// Fills a new region with a registration that the cache has just served.
     #[inline(always)]
-    pub fn serve(&self, mr: *mut ibv_mr, public: &ibv_mr) {
+    pub fn serve(&self, mr: Mr, public: &ibv_mr) {
         let desc = without_provenance_mut(public.lkey as usize);
         self.desc.store(desc, Relaxed);
         self.key.store(public.rkey.into(), Relaxed);
         self.remote.store(public.addr.addr() as u64, Relaxed);
-        self.single.store(mr.expose_provenance(), Relaxed);
+        self.single.store(mr.address(), Relaxed);
         self.state.store(Phase::Registered as u32, Relaxed);
     }
 
@@ -152,9 +152,9 @@ impl Region {
     }
 
     fn change(&self, from: Phase, to: Phase) -> bool {
-        self.state
-            .compare_exchange(from as u32, to as u32, AcqRel, Acquire)
-            .is_ok()
+        let (from, to) = (from as u32, to as u32);
+        let changed = self.state.compare_exchange(from, to, AcqRel, Acquire);
+        changed.is_ok()
     }
 
     pub fn is_registered(&self) -> bool {
@@ -183,12 +183,11 @@ impl Region {
     /// Hands the region its only piece.
     #[inline(always)]
     pub fn fill(&self, piece: Piece) {
-        let lkey = piece.lkey().unwrap_or(0);
-        let desc = without_provenance_mut(lkey as usize);
+        let desc = without_provenance_mut(piece.lkey() as usize);
         self.desc.store(desc, Relaxed);
-        if piece.for_remote == 0 {
+        if piece.for_remote.is_none() {
             self.remote.store(piece.remote, Relaxed);
-            self.single.store(piece.mr, Release);
+            self.single.store(piece.mr.address(), Release);
         } else {
             self.fill_composite(vec![piece]);
         }
@@ -210,8 +209,7 @@ impl Region {
                     [only] => Some(only),
                     _ => None,
                 });
-                let rkey = only.and_then(|piece| piece.rkey());
-                rkey.map_or(FI_KEY_NOTAVAIL, u64::from)
+                only.map_or(FI_KEY_NOTAVAIL, |piece| piece.rkey().into())
             }
         };
         self.key.store(key, Release);
@@ -224,11 +222,13 @@ impl Region {
     }
 
     fn single(&self) -> Option<Piece> {
-        let mr = self.single.load(Acquire);
+        let address = self.single.load(Acquire);
+        // SAFETY: 0, or a live registration: whoever ends it stores 0.
+        let mr = unsafe { Mr::from_c(with_exposed_provenance_mut(address)) };
         let remote = self.remote.load(Relaxed);
-        (mr != 0).then_some(Piece {
+        mr.map(|mr| Piece {
             mr,
-            for_remote: 0,
+            for_remote: None,
             remote,
             how: How::Kernel,
         })
@@ -248,12 +248,13 @@ impl Region {
     /// replaced this one.
     pub fn with_segments<R>(&self, side: Side, with: impl FnOnce(&[Segment]) -> R) -> R {
         let kept = self.keep_pieces();
-        if let Some(segment) = self.single().and_then(|piece| piece.segment(side)) {
+        if let Some(piece) = self.single() {
+            let segment = piece.segment(side);
             drop(kept);
             return with(&[segment]);
         }
         let pieces = kept.unwrap_or_else(|| self.lock());
-        let segments: Vec<_> = pieces.iter().filter_map(|p| p.segment(side)).collect();
+        let segments: Vec<_> = pieces.iter().map(|piece| piece.segment(side)).collect();
         drop(pieces);
         with(&segments)
     }
@@ -296,20 +297,19 @@ impl Region {
             Some(pieces) => pieces.first().copied(),
             None => self.lock().first().copied(),
         };
-        let first = self.single().or_else(many);
-        let Some(mr) = first.and_then(|piece| piece.local()) else {
+        let Some(first) = self.single().or_else(many) else {
             record.lkey = self.replaced_lkey.load(Relaxed);
             if record.lkey != 0 {
                 record.how = how::KERNEL;
             }
             return;
         };
-        let public = mr.read();
+        let public = first.mr.read();
         record.lkey = public.lkey;
         if record.addr == 0 {
             record.addr = public.addr.addr() as u64;
         }
-        record.how = how.code();
+        record.how = how as u8;
     }
 
     /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.
@@ -333,9 +333,9 @@ impl Region {
         let mut how = How::Kernel;
         let mut pieces = self.lock();
         while let Some(piece) = pieces.last_mut() {
-            let before = piece.for_remote;
+            let had_two = piece.for_remote.is_some();
             let ended = piece.end();
-            *some_gone |= ended.is_ok() || piece.for_remote != before;
+            *some_gone |= ended.is_ok() || piece.for_remote.is_some() != had_two;
             how = ended?;
             pieces.pop();
         }
@@ -366,8 +366,8 @@ impl Region {
             return None;
         }
         let pieces = self.take();
-        let lkey = pieces.first().and_then(Piece::lkey);
-        self.replaced_lkey.store(lkey.unwrap_or(0), Relaxed);
+        let lkey = pieces.first().map_or(0, Piece::lkey);
+        self.replaced_lkey.store(lkey, Relaxed);
         self.key.store(FI_KEY_NOTAVAIL, Relaxed);
         self.state.store(Phase::Replaced as u32, Release);
         Some(pieces)
@@ -424,6 +424,6 @@ impl Region {
         {
             return None;
         }
-        self.single().and_then(|piece| piece.local())
+        self.single().map(|piece| piece.mr)
     }
 }

@@ -55,7 +55,7 @@ pub fn hit(
     let Some(region) = domain.open_region(context, plan) else {
         return without_memory(served);
     };
-    region.serve(mr, &public);
+    region.serve(served, &public);
     Some(region)
 }
 
@@ -278,20 +278,25 @@ impl Pinning<'_> {
             _ => (rights.local | rights.remote, remote),
         };
         // The only inlined copy of the path to the kernel.
-        let first = self.ask(buffer, access, iova, |pd, request| {
+        let (mr, how) = self.ask(buffer, access, iova, |pd, request| {
             if self.cached && iova == addr {
                 dispatch::register_relaxed(pd, request)
             } else {
                 dispatch::register(pd, request)
             }
         })?;
-        let piece = Piece::new(first, iova);
+        let piece = Piece {
+            mr,
+            for_remote: None,
+            remote: iova,
+            how,
+        };
         if !is_pair {
             return Ok(piece);
         }
         match self.ask(buffer, rights.remote, remote, dispatch::register_rarely) {
-            Ok(second) => Ok(Piece {
-                for_remote: second.mr.expose_provenance(),
+            Ok((second, _)) => Ok(Piece {
+                for_remote: Some(second),
                 remote,
                 ..piece
             }),
@@ -307,16 +312,19 @@ impl Pinning<'_> {
         access: Access,
         iova: u64,
         register: impl FnOnce(Pd, &Request) -> Result<Registered, Error>,
-    ) -> Result<Registered> {
+    ) -> Result<(Mr, How)> {
         let on_demand = match self.domain.mode.on_demand {
             true => Access::ON_DEMAND,
             false => Access::empty(),
         };
         let request = Request::new(buffer.addr, buffer.length, iova, access | on_demand);
         let pd = self.domain.pd;
-        register(pd, &request).map_err(|error| Failure {
+        let registered = register(pd, &request).map_err(|error| Failure {
             error,
             subject: Subject::of_memory(pd, request),
-        })
+        })?;
+        // SAFETY: `register` has just returned this registration.
+        let mr = unsafe { Mr::from_c(registered.mr) }.ok_or(Error::Memory)?;
+        Ok((mr, registered.how))
     }
 }

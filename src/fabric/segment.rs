@@ -26,29 +26,22 @@ pub fn locate(
     mut found: impl FnMut(Segment),
 ) -> Result<()> {
     ensure(length != 0, NO_LENGTH)?;
-    let mut skip = start.checked_sub(base).ok_or(OUTSIDE_REGION)?;
-    let mut remaining = length;
-    let end = skip.checked_add(length).ok_or(OUTSIDE_REGION)?;
-    let whole = pieces
-        .iter()
-        .try_fold(0u64, |sum, piece| sum.checked_add(piece.length));
+    let start = start.checked_sub(base).ok_or(OUTSIDE_REGION)?;
+    let end = start.checked_add(length).ok_or(OUTSIDE_REGION)?;
+    let mut lengths = pieces.iter().map(|piece| piece.length);
+    let whole = lengths.try_fold(0, u64::checked_add);
     ensure(whole.is_some_and(|whole| end <= whole), OUTSIDE_REGION)?;
+    let mut offset = 0;
     for piece in pieces {
-        if skip >= piece.length {
-            skip -= piece.length;
-            continue;
+        let (from, to) = (start.max(offset), end.min(offset + piece.length));
+        if from < to {
+            found(Segment {
+                addr: piece.addr + (from - offset),
+                length: to - from,
+                ..*piece
+            });
         }
-        let length = remaining.min(piece.length - skip);
-        found(Segment {
-            addr: piece.addr + skip,
-            length,
-            ..*piece
-        });
-        skip = 0;
-        remaining -= length;
-        if remaining == 0 {
-            break;
-        }
+        offset += piece.length;
     }
     Ok(())
 }

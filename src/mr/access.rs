@@ -8,7 +8,7 @@ use core::fmt;
 use rdmamr_abi::names;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
-use rdmamr_next::{Context, Pd};
+use rdmamr_next::Pd;
 use rdmamr_sys::thread::keep_errno;
 
 bitflags! {
@@ -20,7 +20,6 @@ bitflags! {
         const REMOTE_READ = IBV_ACCESS_REMOTE_READ;
         const REMOTE_ATOMIC = IBV_ACCESS_REMOTE_ATOMIC;
         const MW_BIND = IBV_ACCESS_MW_BIND;
-        const ZERO_BASED = IBV_ACCESS_ZERO_BASED;
         const ON_DEMAND = IBV_ACCESS_ON_DEMAND;
         const HUGETLB = IBV_ACCESS_HUGETLB;
         const FLUSH_GLOBAL = IBV_ACCESS_FLUSH_GLOBAL;
@@ -40,8 +39,7 @@ impl Access {
     /// The flags that the domain's device can grant. EFA, which has no atomic operations, refuses
     /// their flag. If the kernel does not tell, the device counts as able. Leaves errno as it was.
     pub fn granted_by(pd: Pd) -> Access {
-        // SAFETY: the context of a live protection domain stays open as long as the domain exists.
-        let most = || most_of(unsafe { Context::from_c(pd.context()) }?);
+        let most = || most_of(pd.device()?);
         if disabled() || keep_errno(most).is_none_or(|most| most.atomics) {
             Access::all()
         } else {

@@ -3,18 +3,15 @@
 
 use super::access::Access;
 use super::devices::Device;
-use super::fork;
 use super::object::{Mr, Object};
 use super::outcome::{Error, How};
 use super::require::{done, require};
-use super::state;
+use super::{fork, state};
 use core::ffi::c_int;
 use errno::Errno;
-use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, Provider};
 use rdmamr_stats::{self as stats, counter};
-use rdmamr_sys::probe;
-use rdmamr_sys::thread;
+use rdmamr_sys::{probe, thread};
 use rdmamr_uverbs::{Uverbs, mr};
 
 /// Deregisters a region. After an error the region is still registered and still the program's.
@@ -35,15 +32,9 @@ pub struct Claimed {
 /// libibverbs decides.
 #[inline(always)]
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
-    let table = || {
-        // A forked child has no state of its own here: regions that the parent registered are not
-        // ours.
-        let state = state::existing().filter(|_| !disabled())?;
-        let public = mr.read();
-        let device = state.devices.get(public.context.expose_provenance())?;
-        Some((public, device))
-    };
-    if let Some((public, device)) = table() {
+    let public = mr.read();
+    // A forked child has no state of its own here: regions that the parent registered are not ours.
+    if let Some(device) = state::device(public.context.expose_provenance()) {
         let (handle, object) = (public.handle, mr.address());
         let rows = &device.rows;
         if rows.claim(handle, object, public.lkey, || mr.retire()) {

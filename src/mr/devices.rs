@@ -12,12 +12,11 @@
 //! longer than a moment. After that its call is forwarded as well.
 
 use super::rows::Rows;
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use rdmamr_next::Context;
 use rdmamr_stats as stats;
-use rdmamr_sys::futex;
-use rdmamr_sys::thread;
+use rdmamr_sys::{futex, thread};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::{self, Facts, KnownFacts, Most};
 use std::sync::{Mutex, MutexGuard};
@@ -63,6 +62,17 @@ impl Device {
     pub fn is_of(&self, context: usize) -> bool {
         self.context.load(Acquire) == context
     }
+
+    /// Ends a device after its close.
+    pub fn end(&self) {
+        self.rows.clear();
+        self.context.store(UNUSED, Release);
+    }
+
+    /// Puts back a device whose close failed.
+    pub fn put_back(&self, context: usize) {
+        self.context.store(context, Release);
+    }
 }
 
 impl Devices {
@@ -83,10 +93,8 @@ impl Devices {
     fn all(&self) -> impl Iterator<Item = &'static Device> {
         // SAFETY: the list has devices alone, which are never freed.
         let at = |device: *const Device| unsafe { device.as_ref() };
-        core::iter::successors(
-            at(self.newest.load(Acquire)),
-            move |device| at(device.older),
-        )
+        let newest = at(self.newest.load(Acquire));
+        core::iter::successors(newest, move |device| at(device.older))
     }
 
     /// The device of a context, if memory was registered on it.
@@ -101,7 +109,7 @@ impl Devices {
         (0..MOMENT).find_map(|_| {
             let locked = self.giving.try_lock().ok();
             if locked.is_none() {
-                futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(200)));
+                futex::pause(Duration::from_micros(200));
             }
             locked
         })
@@ -130,21 +138,9 @@ impl Devices {
     /// device and passes it to `end` or `put_back`.
     pub fn take(&self, context: usize) -> Option<&'static Device> {
         let device = self.get(context)?;
-        let taken = device
-            .context
-            .compare_exchange(context, CLOSING, AcqRel, Relaxed);
+        let named = &device.context;
+        let taken = named.compare_exchange(context, CLOSING, AcqRel, Relaxed);
         taken.is_ok().then_some(device)
-    }
-
-    /// Ends a device after its close.
-    pub fn end(&self, device: &'static Device) {
-        device.rows.clear();
-        device.context.store(UNUSED, Release);
-    }
-
-    /// Puts back a device whose close failed.
-    pub fn put_back(&self, context: usize, device: &'static Device) {
-        device.context.store(context, Release);
     }
 
     /// The number of our regions on all devices, and the sum of their lengths. Takes no lock: a
@@ -185,9 +181,9 @@ mod tests {
                 assert_eq!(device.facts.get().bits(), context as u32 + round);
                 let taken = devices.take(context).unwrap();
                 assert!(core::ptr::eq(device, taken) && devices.get(context).is_none());
-                devices.put_back(context, taken);
+                taken.put_back(context);
                 assert!(devices.get(context).is_some());
-                devices.end(devices.take(context).unwrap());
+                devices.take(context).unwrap().end();
                 assert_eq!(taken.rows.total(), (0, 0));
                 assert!(devices.take(context).is_none());
             }
@@ -208,7 +204,7 @@ mod tests {
                         // Beside a thread that waits for a processor, it may be refused.
                         while devices.insert(context, &[0; 64], facts).is_none() {}
                         assert_eq!(devices.get(context).unwrap().facts.get(), facts);
-                        devices.end(devices.take(context).unwrap());
+                        devices.take(context).unwrap().end();
                         assert!(devices.get(context).is_none());
                     }
                 });
@@ -233,7 +229,7 @@ mod tests {
         let _kept = devices.giving.lock();
         assert!(devices.get(0x150).is_some());
         assert!(devices.insert(0x2a0, &[0; 64], Facts::empty()).is_none());
-        devices.end(devices.take(0x150).unwrap());
+        devices.take(0x150).unwrap().end();
         assert!(devices.get(0x150).is_none());
     }
 

@@ -38,7 +38,6 @@ pub enum Subject {
     Change,
     /// A domain on the device of this name.
     Domain(Option<[u8; 64]>),
-    Device,
     /// An object about which there is nothing to add.
     Other,
 }
@@ -305,7 +304,7 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
         if refused.may_lack_keys_by_eagain() {
             no_key_left(refused, out)?;
             out.write_str(", which the kernel's log and rdma resource decide")?;
-            or(1, out)?;
+            out.write_str("; or ")?;
         }
     }
     out.write_str("the limit of the rdma cgroup (rdma.max) is reached")?;
@@ -325,13 +324,12 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
 /// errnos of their own (`Says`), so that the arguments, the limit and the memory decide first.
 fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) -> fmt::Result {
     let says = refused::says(refused.device);
-    let wrong = if errno == libc::EINVAL || refused.request.length == 0 {
-        refused.wrong_argument()
-    } else {
-        refused.too_long().map(Wrong::Longer)
+    let length = refused.request.length;
+    let wrong = match errno == libc::EINVAL || length == 0 {
+        true => refused.wrong_argument(),
+        false => refused.too_long().map(Wrong::Longer),
     };
     if let Some(wrong) = wrong {
-        let length = refused.request.length;
         return match wrong {
             Wrong::Offsets(iova, addr) => write!(
                 out,
@@ -351,31 +349,33 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
     }
     let mut words = Words::new();
     let is_unfit = errno == says.unmapped && unpinned::find(&refused.request, errno, &mut words);
-    let (mut causes, mut is_over) = (0, false);
+    // Between two possible causes.
+    let (mut or, mut is_over) = ("", false);
     if errno == says.over_limit || errno == libc::ENOMEM {
         let needed = Needed::by(&refused.request, before);
         let limits = Limits::read();
         is_over = limits.are_exceeded(&needed);
         if is_over {
-            limits.write_exceeded(&needed, out)?;
-            causes = 1;
+            write!(out, "RLIMIT_MEMLOCK: {needed}, and ")?;
+            limits.write_pinned(out)?;
+            or = "; or ";
         } else if errno == libc::ENOMEM && !is_unfit {
             write!(out, "{needed}, ")?;
             limits.write(out)?;
-            causes = 1;
+            or = "; or ";
         }
     }
-    if errno == says.unmapped && (is_unfit || causes == 0) {
-        or(causes, out)?;
+    if errno == says.unmapped && (is_unfit || or.is_empty()) {
+        out.write_str(or)?;
         out.write_str(words.as_str())?;
-        causes = 1;
+        or = "; or ";
     }
     let is_old_rxe = errno == libc::ENOMEM && refused.is_by_rxe();
     if (errno == says.full || is_old_rxe) && !is_unfit && !is_over {
-        or(causes, out)?;
+        out.write_str(or)?;
         out.write_str("likely: ")?;
         no_key_left(refused, out)?;
-        causes = 1;
+        or = "; or ";
     }
     let of_errno = match errno {
         libc::EIO => {
@@ -387,13 +387,13 @@ fn of_driver(refused: &Refused, errno: i32, before: u64, out: &mut dyn Write) ->
         libc::EINVAL => {
             "likely: the device's driver refuses the address, the length or an access flag"
         }
-        libc::ENOSPC if causes == 0 => {
+        libc::ENOSPC if or.is_empty() => {
             "likely: the device has no key left; rdma resource, and max_mr (rdmamr doctor), decide"
         }
-        _ if causes == 0 => "no likely cause is known",
+        _ if or.is_empty() => "no likely cause is known",
         _ => return Ok(()),
     };
-    or(causes, out)?;
+    out.write_str(or)?;
     out.write_str(of_errno)
 }
 
@@ -402,14 +402,6 @@ fn no_key_left(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
     match refused.device.and_then(OnDevice::most) {
         Some(most) => write!(out, " of its {} (max_mr)", most.regions),
         None => Ok(()),
-    }
-}
-
-/// Two causes are possible.
-fn or(causes: u32, out: &mut dyn Write) -> fmt::Result {
-    match causes {
-        0 => Ok(()),
-        _ => out.write_str("; or "),
     }
 }
 

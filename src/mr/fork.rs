@@ -71,11 +71,8 @@ fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(
         return Ok(());
     };
     // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
-    if unsafe { dontfork_range(addr, length) } == 0 {
-        Ok(())
-    } else {
-        Err(errno())
-    }
+    let is_done = unsafe { dontfork_range(addr, length) } == 0;
+    is_done.then_some(()).ok_or_else(errno)
 }
 
 /// Gives the range back to child processes. Like libibverbs, ignores a failure.

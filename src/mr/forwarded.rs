@@ -4,12 +4,11 @@
 //! region is not ours.
 
 use super::access::Access;
-use super::large;
 use super::object::Mr;
 use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::require::require;
-use super::state;
+use super::{large, state};
 use errno::errno;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
@@ -24,9 +23,7 @@ use rdmamr_trace as trace;
 pub fn register(pd: Pd, request: &Request, why: &str) -> Result<Registered, Error> {
     log::line(Level::Debug, format_args!("registration forwarded: {why}"));
     // A device without a uverbs descriptor may pin nothing.
-    // SAFETY: the context of a live protection domain stays open as long as the domain exists.
-    let context = unsafe { Context::from_c(pd.context()) };
-    if large::is_large(request.length) && context.and_then(Context::fd).is_some() {
+    if large::is_large(request.length) && pd.device().and_then(Context::fd).is_some() {
         return large::around(request, false, || ask_next(pd, request));
     }
     ask_next(pd, request)
@@ -144,9 +141,7 @@ pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Re
 /// elsewhere.
 fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
     // SAFETY: `mr` is null or a region that libibverbs has just made.
-    let Some(made) = (unsafe { Mr::from_c(mr) }) else {
-        return Err(Error::Next(errno()));
-    };
+    let made = unsafe { Mr::from_c(mr) }.ok_or_else(|| Error::Next(errno()))?;
     let state = state::current();
     stats::counters().count(counter!(reg_next));
     trace::switch::look();

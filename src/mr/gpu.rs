@@ -211,9 +211,8 @@ fn export<R: Runtime>(
     way: Way,
 ) -> Result<(Export, u64), Why> {
     let is_more = |whole: &PageRange| whole.contains(range) && *whole != range;
-    let exported = runtime
-        .export(range, way)
-        .map(|export| (export, range.start));
+    let exported = runtime.export(range, way);
+    let exported = exported.map(|export| (export, range.start));
     let exported = exported.or_else(|why| {
         let whole = runtime.allocation(addr).filter(is_more).ok_or(why)?;
         Ok((runtime.export(whole, way).map_err(|_| why)?, whole.start))

@@ -7,10 +7,9 @@
 
 use core::fmt::{self, Write};
 use libc::syscall;
-use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::{self, Descriptor};
 use rdmamr_sys::netlink::{number, values};
-use rdmamr_sys::thread;
+use rdmamr_sys::{clock, thread};
 
 // <rdma/rdma_netlink.h>
 const NETLINK_RDMA: i32 = 20;

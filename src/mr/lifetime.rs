@@ -35,14 +35,12 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     let _uncancelled = thread::uncancelled();
     // SAFETY: the caller's context is open, and `next` is libibverbs' `ibv_close_device`.
     let result = unsafe { next(context.as_ptr()) };
-    if let (Some(state), Some(device)) = (state, device) {
-        if result == 0 {
-            // The kernel has ended all regions of the device. Like libibverbs, this library leaks
-            // their objects: the program may still read them.
-            state.devices.end(device);
-        } else {
-            state.devices.put_back(address, device);
-        }
+    match device {
+        // The kernel has ended all regions of the device. Like libibverbs, this library leaks their
+        // objects: the program may still read them.
+        Some(device) if result == 0 => device.end(),
+        Some(device) => device.put_back(address),
+        None => {}
     }
     done(result)
 }

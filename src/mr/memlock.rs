@@ -79,11 +79,6 @@ impl Limits {
         !self.status.may_lock && self.limit.is_some_and(|limit| wanted > limit)
     }
 
-    pub fn write_exceeded(&self, needed: &Needed, out: &mut dyn Write) -> fmt::Result {
-        write!(out, "RLIMIT_MEMLOCK: {needed}, and ")?;
-        self.write_pinned(out)
-    }
-
     /// What is pinned of the limit, and advice.
     pub fn write_pinned(&self, out: &mut dyn Write) -> fmt::Result {
         let (pinned, limit) = (self.status.pinned_kib, self.limit.unwrap_or_default());

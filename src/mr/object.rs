@@ -137,6 +137,9 @@ impl Object {
 #[derive(Clone, Copy)]
 pub struct Mr(NonNull<verbs_mr>);
 
+// SAFETY: libibverbs lets any thread use a region, and an `Mr` is only its address.
+unsafe impl Send for Mr {}
+
 impl Mr {
     /// The region behind a C pointer; `None` for a null pointer.
     ///
@@ -163,7 +166,6 @@ impl Mr {
     }
 
     /// The library that made the region's device.
-    #[inline]
     pub fn provider(self) -> Provider {
         // SAFETY: the context of a live region stays open as long as the region exists.
         unsafe { Provider::of_c(self.read().context) }
@@ -180,17 +182,14 @@ impl Mr {
     }
 
     /// `verbs_mr.access`, which may have a mark.
-    #[inline(always)]
     fn marked(&self) -> &AtomicU32 {
         self.word(offset_of!(verbs_mr, access))
     }
 
-    #[inline(always)]
     fn mr_type(&self) -> &AtomicU32 {
         self.word(offset_of!(verbs_mr, mr_type))
     }
 
-    #[inline(always)]
     fn word(&self, offset: usize) -> &AtomicU32 {
         let word = self.0.as_ptr().wrapping_byte_add(offset).cast();
         // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes these
@@ -225,14 +224,12 @@ impl Mr {
     }
 
     /// Whether the object stands for one use of a cached region.
-    #[inline(always)]
     pub fn is_stand_in(self) -> bool {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_MR
             && self.marked().load(Relaxed) & NO_ACCESS_FLAG == CACHED
             && self.has_mark()
     }
 
-    #[inline(always)]
     fn has_mark(self) -> bool {
         let layout: *const Layout = self.0.as_ptr().cast();
         // SAFETY: the mark in `access` says that this is an object of ours. If it is garbage of a
@@ -253,10 +250,9 @@ impl Mr {
         if !self.is_stand_in() {
             return None;
         }
-        self.mr_type()
-            .compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed)
-            .ok()?;
-        Object::at(self.address())
+        let kind = self.mr_type();
+        let claimed = kind.compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed);
+        claimed.ok().and_then(|_| Object::at(self.address()))
     }
 
     /// Undoes [`Mr::claim_cached`].

@@ -6,7 +6,7 @@ use errno::Errno;
 use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_trace::format::how;
 
-/// The part that did the work of a successful call.
+/// The part that did the work of a successful call, by its number in the trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum How {
@@ -24,13 +24,6 @@ pub enum How {
     Gpu = how::GPU,
     /// A provider's own call did it, past the library.
     Past = how::PAST,
-}
-
-impl How {
-    /// The number in the trace.
-    pub const fn code(self) -> u8 {
-        self as u8
-    }
 }
 
 /// A region that a call has registered.

@@ -8,12 +8,12 @@ use super::request::Request;
 use super::{state, unpinned};
 use core::fmt;
 use rdmamr_abi::uapi::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
-use rdmamr_next::{Context, Pd};
+use rdmamr_next::Pd;
 use rdmamr_sys::kernel::is_before;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::{self, Most};
-use rdmamr_uverbs::driver::{CORE_SAYS, Says};
+use rdmamr_uverbs::driver::{CORE_SAYS, Driver, Says};
 
 /// The device that refused.
 #[derive(Clone, Copy)]
@@ -32,8 +32,7 @@ impl fmt::Debug for OnDevice {
 impl OnDevice {
     /// The device of a domain, if the library knows the device.
     pub fn of(pd: Pd) -> Option<OnDevice> {
-        // SAFETY: the context of a live protection domain stays open as long as the domain exists.
-        let context = unsafe { Context::from_c(pd.context()) }?;
+        let context = pd.device()?;
         Some(OnDevice {
             device: state::existing()?.devices.get(context.address())?,
             context: context.address(),
@@ -41,13 +40,8 @@ impl OnDevice {
         })
     }
 
-    fn says(self) -> Option<Says> {
-        self.device.facts.get().driver().map(|driver| driver.says)
-    }
-
-    fn is_of(self, id: u32) -> bool {
-        let driver = self.device.facts.get().driver();
-        driver.is_some_and(|driver| driver.id == id)
+    fn driver(self) -> Option<&'static Driver> {
+        self.device.facts.get().driver()
     }
 
     /// What the device can have at most. `None` if the kernel does not tell, or if the program has
@@ -55,16 +49,15 @@ impl OnDevice {
     pub fn most(self) -> Option<Most> {
         let facts = self.device.facts.get();
         let is_open = self.device.is_of(self.context);
-        let ask = || context::most(&Uverbs, self.fd, facts).ok();
-        (is_open && context::still_holds(&Uverbs, self.fd, facts))
-            .then(ask)
-            .flatten()
+        let is_same = is_open && context::still_holds(&Uverbs, self.fd, facts);
+        is_same.then(|| context::most(&Uverbs, self.fd, facts).ok())?
     }
 }
 
 /// The errnos by which that device's driver refuses.
 pub fn says(device: Option<OnDevice>) -> Says {
-    device.and_then(OnDevice::says).unwrap_or(CORE_SAYS)
+    let driver = device.and_then(OnDevice::driver);
+    driver.map_or(CORE_SAYS, |driver| driver.says)
 }
 
 /// A request that was refused, and where.
@@ -118,19 +111,20 @@ impl Refused {
         (most != 0 && self.request.length as u64 > most).then_some(most)
     }
 
+    fn is_by(&self, driver: u32) -> bool {
+        let refusing = self.device.and_then(OnDevice::driver);
+        refusing.is_some_and(|refusing| refusing.id == driver)
+    }
+
     /// Whether soft-RoCE refused it.
     pub fn is_by_rxe(&self) -> bool {
-        self.device
-            .is_some_and(|device| device.is_of(RDMA_DRIVER_RXE))
+        self.is_by(RDMA_DRIVER_RXE)
     }
 
     /// Whether EAGAIN may come from the device's firmware, which has no key left: `cmd_status_to_err` of
     /// mlx5's `cmd.c` (`MLX5_CMD_STAT_NO_RES_ERR`), or the driver's table.
     pub fn may_lack_keys_by_eagain(&self) -> bool {
-        says(self.device).full == libc::EAGAIN
-            || self
-                .device
-                .is_some_and(|device| device.is_of(RDMA_DRIVER_MLX5))
+        says(self.device).full == libc::EAGAIN || self.is_by(RDMA_DRIVER_MLX5)
     }
 
     /// Whether soft-RoCE of Linux 7.2 refuses the length: its table of 16 bytes a page is one

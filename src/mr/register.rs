@@ -19,9 +19,7 @@ use rdmamr_next::{Context, Pd};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, Counter, counter};
 use rdmamr_sys::allocator::has_memory;
-use rdmamr_sys::aside;
-use rdmamr_sys::probe;
-use rdmamr_sys::thread;
+use rdmamr_sys::{aside, probe, thread};
 use rdmamr_trace as trace;
 use rdmamr_uverbs::context::{self, Facts};
 use rdmamr_uverbs::driver::Way;
@@ -72,8 +70,7 @@ impl Direct {
         if disabled() {
             return Err("RDMAMR_DISABLE=1, or librdmamr itself failed");
         }
-        // SAFETY: the context of a live protection domain stays open as long as the domain exists.
-        let context = unsafe { Context::from_c(pd.context()) }.ok_or("the domain has no device")?;
+        let context = pd.device().ok_or("the domain has no device")?;
         let why = |facts: Facts| facts.why_forwarded().unwrap_or_default();
         let fd = context.fd().ok_or_else(|| why(Facts::NO_KERNEL_FILE))?;
         let state = state::current();
@@ -263,9 +260,7 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
             format_args!("device on fd {fd} is left to libibverbs: {why}"),
         ),
     }
-    let interrupted = "a signal handler interrupted this thread inside the library";
-    state
-        .devices
-        .insert(context.address(), &context.name(), facts)
-        .ok_or(interrupted)
+    let devices = &state.devices;
+    let device = devices.insert(context.address(), &context.name(), facts);
+    device.ok_or("a signal handler interrupted this thread inside the library")
 }

@@ -28,7 +28,7 @@ use rdmamr_sys::thread;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
 /// One region of ours; all zeros if the row is empty.
-struct Row {
+pub struct Row {
     /// The address of the region's `ibv_mr`.
     object: AtomicUsize,
     pd: AtomicUsize,
@@ -119,10 +119,8 @@ impl Rows {
             return None;
         }
         // Zeroed memory is a chunk of empty rows.
-        if slot
-            .compare_exchange(null_mut(), new, AcqRel, Acquire)
-            .is_err()
-        {
+        let published = slot.compare_exchange(null_mut(), new, AcqRel, Acquire);
+        if published.is_err() {
             // SAFETY: another thread published its chunk first, so only this thread knows `new`.
             unsafe { dealloc(new.cast(), layout) };
         }
@@ -181,20 +179,19 @@ impl Rows {
     /// Empties the row of a handle that belongs to another region. True if the row still held a
     /// region of ours: that region has ended elsewhere.
     pub fn forget(&self, handle: u32) -> bool {
-        self.row(handle).is_some_and(|row| {
-            let object = row.object.load(Relaxed);
-            object != 0 && self.empty(row, object)
-        })
+        self.row(handle)
+            .is_some_and(|row| self.empty(row, row.object.load(Relaxed)))
     }
 
     /// Empties a row if it still holds `object`, whose region has ended elsewhere.
     fn empty(&self, row: &Row, object: usize) -> bool {
-        let emptied = row.object.compare_exchange(object, 0, AcqRel, Relaxed);
-        if emptied.is_ok() {
+        let exchange = || row.object.compare_exchange(object, 0, AcqRel, Relaxed);
+        let is_emptied = object != 0 && exchange().is_ok();
+        if is_emptied {
             self.count(row.ended());
             self.count_ended_elsewhere();
         }
-        emptied.is_ok()
+        is_emptied
     }
 
     /// Counts a region of ours that was deregistered without a call to this library.
@@ -203,51 +200,42 @@ impl Rows {
         stats::counters().add(thread::number(), counter!(ended_elsewhere), 1);
     }
 
-    fn all(&self) -> impl Iterator<Item = (u32, &Row)> {
+    fn all(&self) -> impl Iterator<Item = &Row> {
         self.chunks.iter().enumerate().flat_map(|(chunk, start)| {
             let start = start.load(Acquire);
-            let rows = if start.is_null() {
-                0
-            } else {
-                FIRST_CHUNK << chunk
-            };
-            (0..rows).map(move |place| {
-                let handle = (FIRST_CHUNK << chunk) - FIRST_CHUNK + place;
-                // SAFETY: `place` is an index of this chunk, whose rows live as long as `self`.
-                (handle as u32, unsafe { &*start.wrapping_add(place) })
-            })
+            let rows = usize::from(!start.is_null()) * (FIRST_CHUNK << chunk);
+            // SAFETY: `place` is an index of this chunk, whose rows live as long as `self`.
+            (0..rows).map(move |place| unsafe { &*start.wrapping_add(place) })
         })
     }
 
     /// The number of regions and the sum of their lengths.
     pub fn total(&self) -> (u64, u64) {
-        let live = self.all().filter(|(_, row)| row.object.load(Acquire) != 0);
-        live.fold((0, 0u64), |(count, bytes), (_, row)| {
+        let live = self.all().filter(|row| row.object.load(Acquire) != 0);
+        live.fold((0, 0u64), |(count, bytes), row| {
             let length = row.length.load(Relaxed) as u64;
             (count + 1, length.wrapping_add(bytes))
         })
     }
 
-    /// The handles and objects of a domain's regions.
-    pub fn of_pd(&self, pd: usize) -> Vec<(u32, usize)> {
-        let rows = self.all().filter(|(_, row)| row.pd.load(Relaxed) == pd);
-        rows.map(|(handle, row)| (handle, row.object.load(Acquire)))
+    /// The rows and objects of a domain's regions.
+    pub fn of_pd(&self, pd: usize) -> Vec<(&Row, usize)> {
+        let rows = self.all().filter(|row| row.pd.load(Relaxed) == pd);
+        rows.map(|row| (row, row.object.load(Acquire)))
             .filter(|&(_, object)| object != 0)
             .collect()
     }
 
     /// Empties the rows that still hold these objects, which [`Rows::of_pd`] returned.
-    pub fn forget_those(&self, regions: &[(u32, usize)]) {
-        for &(handle, object) in regions {
-            if let Some(row) = self.row(handle) {
-                self.empty(row, object);
-            }
+    pub fn forget_those(&self, regions: &[(&Row, usize)]) {
+        for &(row, object) in regions {
+            self.empty(row, object);
         }
     }
 
     pub fn clear(&self) {
-        for (handle, _) in self.all() {
-            self.forget(handle);
+        for row in self.all() {
+            self.empty(row, row.object.load(Relaxed));
         }
     }
 }

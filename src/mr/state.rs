@@ -20,10 +20,10 @@ pub fn existing() -> Option<&'static State> {
 }
 
 /// The device of the context at this address. `None` if the library registers no memory on it.
+#[inline]
 pub fn device(context: usize) -> Option<&'static Device> {
-    existing()
-        .filter(|_| !disabled())
-        .and_then(|state| state.devices.get(context))
+    let state = existing().filter(|_| !disabled())?;
+    state.devices.get(context)
 }
 
 /// The state of this process, created at the first use.

@@ -12,13 +12,20 @@ use core::ffi::CStr;
 use core::fmt::{self, Write};
 use rdmamr_stats::text::Text;
 use rdmamr_sys::descriptor::{self, Descriptor};
-use rdmamr_sys::pagemap::{Entry, PageMap};
+use rdmamr_sys::pagemap::{Entry, first};
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::proc::{self, Mapping};
 use rdmamr_sys::{cgroup, kernel};
 
-/// The reason, in words.
+/// The reason, in words. If it is not known, they begin by saying so.
 pub type Words = Text<512>;
+const LIKELY: &str = "likely: ";
+const NOT_KNOWN: &str = "not known: ";
+
+fn is_known(words: &Words) -> bool {
+    let not = [LIKELY, NOT_KNOWN].map(str::as_bytes);
+    !not.iter().any(|not| words.as_bytes().starts_with(not))
+}
 
 /// The flags of smaps that say something here. A flag's bit is its place.
 const FLAGS: [&[u8]; 7] = [b"io", b"pf", b"ss", b"mm", b"ht", b"um", b"ui"];
@@ -97,10 +104,10 @@ const SECRET: i64 = 0x5345_434d;
 const TMPFS: i64 = 0x0102_1994;
 const HUGETLBFS: i64 = 0x9584_58f6;
 
-/// Finds the reason of an errno that may be about the memory, and says whether it is known. If it is
-/// not, the words say so.
+/// Finds the reason of an errno that may be about the memory, and says whether it is known.
 pub fn find(request: &Request, errno: i32, words: &mut Words) -> bool {
-    Asked::of(request, errno).find(words)
+    Asked::of(request, errno).find(words);
+    is_known(words)
 }
 
 /// Whether the mappings' rights show that the memory cannot be pinned. Reads one file.
@@ -108,12 +115,6 @@ pub fn is_refused(request: &Request) -> bool {
     let asked = Asked::of(request, libc::EFAULT);
     let step = asked.first(asked.start, false, false);
     matches!(step, Step::Hole(_) | Step::Stop(..))
-}
-
-fn say(words: &mut Words, is_known: bool, text: fmt::Arguments<'_>) -> bool {
-    // Text that does not fit is cut.
-    let _ = words.write_fmt(text);
-    is_known
 }
 
 /// The name of the mapping at an address, in parentheses.
@@ -342,7 +343,8 @@ impl Asked {
         (Step::Unread, "")
     }
 
-    fn find(&self, words: &mut Words) -> bool {
+    /// Writes the reason. Text that does not fit is cut.
+    fn find(&self, words: &mut Words) {
         let mut kind = Text::new();
         let (step, why) = self.first_refused(&mut kind);
         // The file system may be one whose files can be pinned.
@@ -352,34 +354,38 @@ impl Asked {
             _ => self.end,
         };
         let is_fault = !matches!(self.errno, libc::EEXIST | libc::EOPNOTSUPP);
-        let missing = is_fault.then(|| first_page(self.start, limit, |page| !page.is_present()));
+        let missing = is_fault.then(|| first::<256>(self.start, limit, |page| !page.is_present()));
         let missing = missing.flatten();
         if let Some(Some((at, entry))) = missing {
-            let sure = self.page(at, entry, words);
-            let is_cause = is_likely && words.as_str().starts_with("likely");
-            if sure || is_cause || matches!(step, Step::Whole | Step::Unread) {
-                return sure;
+            self.page(at, entry, words);
+            let is_cause = is_likely && words.as_bytes().starts_with(LIKELY.as_bytes());
+            if is_known(words) || is_cause || matches!(step, Step::Whole | Step::Unread) {
+                return;
             }
             words.clear();
         }
         if is_fault && self.writing && matches!((step, missing), (Step::Whole, Some(None))) {
-            let protected = first_page(self.start, self.end, Entry::is_write_protected);
+            let protected = first::<256>(self.start, self.end, Entry::is_write_protected);
             if let Some(Some((at, entry))) = protected {
                 return self.page(at, entry, words);
             }
             // The kernel copies what a fork has shared before it pins.
-            let shared = first_page(self.start, self.end, |page| !page.is_own());
+            let shared = first::<256>(self.start, self.end, |page| !page.is_own());
             if let Some(Some((at, _))) = shared {
                 let vma = mapping_at(at).filter(|it| it.flags & HUGE != 0 && !it.mapping.shared);
-                if vma.is_some_and(|it| huge(it.mapping.page_size, words)) {
-                    return true;
+                if let Some(vma) = vma {
+                    huge(vma.mapping.page_size, words);
+                    if is_known(words) {
+                        return;
+                    }
+                    words.clear();
                 }
-                words.clear();
             }
         }
         let why_not = match step {
             Step::Hole(at) if is_fault => {
-                return say(words, true, format_args!("nothing is mapped at {at:#x}"));
+                let _ = write!(words, "nothing is mapped at {at:#x}");
+                return;
             }
             Step::Stop(at, vma) => return self.refused(at, &vma, why, kind.as_bytes(), words),
             Step::Unread if descriptor::none_is_left() => {
@@ -392,12 +398,12 @@ impl Asked {
                 "all of it is mapped and present now, and no flag of its mappings (smaps) forbids to pin it"
             }
         };
-        say(words, false, format_args!("not known: {why_not}"))
+        let _ = write!(words, "{NOT_KNOWN}{why_not}");
     }
 
     /// The reason why a mapping is refused.
     #[inline(never)]
-    fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) -> bool {
+    fn refused(&self, at: u64, vma: &Vma, why: &str, kind: &[u8], words: &mut Words) {
         let (mut why, name) = (why, Name(at));
         proc::name_at(at, &mut |name| {
             let is_of_kernel = name.starts_with(b"[") || name == b"anon_inode:[perf_event]";
@@ -406,17 +412,16 @@ impl Asked {
             }
         });
         if why != NOT_WRITTEN {
-            return say(words, true, format_args!("memory at {at:#x}{name} {why}"));
+            let _ = write!(words, "memory at {at:#x}{name} {why}");
+            return;
         }
-        let is_known = is_tracked(kind);
+        let likely = if is_tracked(kind) { "" } else { LIKELY };
         let kind = core::str::from_utf8(kind).unwrap_or_default();
-        let likely = if is_known { "" } else { "likely: " };
         let _ = write!(words, "{likely}memory at {at:#x}{name} on {kind} {why}");
         if let Some((Some(length), ..)) = vma.length() {
             let last = self.end.min(vma.mapping.range.end) - 1;
             self.beyond_end(last, vma, length, "; and ", words);
         }
-        is_known
     }
 
     /// Whether an address is beyond the end of the mapped file. Then writes so.
@@ -425,9 +430,7 @@ impl Asked {
         let whole = size.next_multiple_of(vma.mapping.page_size.max(page_size()));
         let is_beyond = at - start + offset >= whole;
         if is_beyond {
-            let end = (start + size)
-                .saturating_sub(offset)
-                .saturating_sub(self.start);
+            let end = (start + size).saturating_sub(offset + self.start);
             let (length, name) = (self.end - self.start, Name(at));
             let _ = write!(
                 words,
@@ -440,40 +443,39 @@ impl Asked {
 
     /// Why the kernel could not make this page present.
     #[inline(never)]
-    fn page(&self, at: u64, entry: Entry, words: &mut Words) -> bool {
+    fn page(&self, at: u64, entry: Entry, words: &mut Words) {
         let found = mapping_at(at);
-        let file = found
-            .filter(|vma| vma.mapping.has_file)
-            .map(|vma| vma.length());
+        let of_file = found.filter(|vma| vma.mapping.has_file);
+        let file = of_file.map(|vma| vma.length());
         if let (Some(vma), Some(Some((Some(length), ..)))) = (&found, file) {
             if self.beyond_end(at, vma, length, "", words) {
-                return true;
+                return;
             }
         }
         let (flags, size) = found.map_or((0, 0), |vma| (vma.flags, vma.mapping.page_size));
         let name = Name(at);
-        let (sure, why) = if entry.is_guard() {
+        let (known, why) = if entry.is_guard() {
             ("", "is a guard (MADV_GUARD_INSTALL)")
         } else if entry.is_present() {
             let why = "is write-protected by a userfaultfd (VmFlags uw), which does not get faults of the kernel if it was \
                        made with UFFD_USER_MODE_ONLY: end the protection (UFFDIO_WRITEPROTECT) before the registration";
-            ("likely: ", why)
+            (LIKELY, why)
         } else if flags & USERFAULTFD != 0 {
             let why = "is missing, and the program's userfaultfd has its faults (VmFlags um or ui), but not those of \
                        the kernel (UFFD_USER_MODE_ONLY; UFFD_FEATURE_SIGBUS; any before Linux 6.3) or has poisoned it: \
                        touch the memory before its registration";
-            ("likely: ", why)
+            (LIKELY, why)
         } else if entry.is_swap() && is_poisoned(at) {
             let why = "is poisoned: by a memory error (HardwareCorrupted in /proc/meminfo), or by UFFDIO_POISON";
             ("", why)
         } else if let Some(Some((_, kind, Some(kib)))) = file {
             let is_known = matches!(kind, TMPFS | HUGETLBFS);
-            let likely = if is_known { "" } else { "likely: " };
+            let likely = if is_known { "" } else { LIKELY };
             let _ = write!(
                 words,
                 "{likely}the file system of the file{name} is full: 0 of {kib} KiB are free"
             );
-            return is_known;
+            return;
         } else if flags & HUGE != 0 {
             return huge(size, words);
         } else {
@@ -489,35 +491,10 @@ impl Asked {
                     "is the first that is not present, and lies within its file: likely reading that failed"
                 }
             };
-            ("not known: ", why)
+            (NOT_KNOWN, why)
         };
-        say(
-            words,
-            sure.is_empty(),
-            format_args!("{sure}the page at {at:#x}{name} {why}"),
-        )
+        let _ = write!(words, "{known}the page at {at:#x}{name} {why}");
     }
-}
-
-/// The first page of a range that is so, with its entry. `None` if the table cannot be read.
-#[inline(never)]
-fn first_page(start: u64, end: u64, is: fn(Entry) -> bool) -> Option<Option<(u64, Entry)>> {
-    let map = PageMap::open()?;
-    let mut entries = [Entry::default(); 256];
-    let page = page_size();
-    let mut at = start - start % page;
-    while at < end {
-        let count = (end - at).div_ceil(page).min(256);
-        let entries = &mut entries[..count as usize];
-        if !map.read(at as usize, entries) {
-            return None;
-        }
-        if let Some(n) = entries.iter().position(|&entry| is(entry)) {
-            return Some(Some((at + n as u64 * page, entries[n])));
-        }
-        at += count * page;
-    }
-    Some(None)
 }
 
 /// Whether a page is poisoned. Reading it again does what the kernel has tried just now.
@@ -530,22 +507,19 @@ fn is_poisoned(at: u64) -> bool {
 
 /// Why there was no huge page of this size.
 #[inline(never)]
-fn huge(size: u64, words: &mut Words) -> bool {
+fn huge(size: u64, words: &mut Words) {
     let kib = size >> 10;
-    let (count, unit) = if kib < 1024 {
-        (kib, "KiB")
-    } else {
-        (kib >> 10, "MiB")
+    let (count, unit) = match kib {
+        0..1024 => (kib, "KiB"),
+        _ => (kib >> 10, "MiB"),
     };
     if let Some((used, most)) = cgroup::huge_pages_reached(size) {
         let (used, most) = (used >> 10, most >> 10);
-        return say(
+        let _ = write!(
             words,
-            true,
-            format_args!(
-                "no free huge page of {count} {unit}: a cgroup has {used} of {most} KiB of them (hugetlb.*.max)"
-            ),
+            "no free huge page of {count} {unit}: a cgroup has {used} of {most} KiB of them (hugetlb.*.max)"
         );
+        return;
     }
     let figures = ["nr", "free", "resv", "nr_overcommit", "surplus"].map(|name| {
         let mut path_of = Text::<96>::new();
@@ -554,36 +528,22 @@ fn huge(size: u64, words: &mut Words) -> bool {
         ));
         proc::of_first(path?, proc::number)
     });
-    let [
-        Some(all),
-        Some(free),
-        Some(reserved),
-        Some(more),
-        Some(surplus),
-    ] = figures
-    else {
-        return say(
+    if figures.contains(&None) {
+        let _ = write!(
             words,
-            false,
-            format_args!(
-                "likely: no free huge page of {count} {unit} (/sys/kernel/mm cannot be read)"
-            ),
+            "{LIKELY}no free huge page of {count} {unit} (/sys/kernel/mm cannot be read)"
         );
-    };
-    let (sure, no) = match free <= reserved && more <= surplus {
-        true => (true, "no free"),
-        false => (
-            false,
-            "not known: a memory policy or a cpuset may have kept it from a",
-        ),
-    };
-    say(
+        return;
+    }
+    let [all, free, reserved, more, surplus] = figures.map(Option::unwrap_or_default);
+    let _ = words.write_str(match free <= reserved && more <= surplus {
+        true => "no free",
+        false => "not known: a memory policy or a cpuset may have kept it from a",
+    });
+    let _ = write!(
         words,
-        sure,
-        format_args!(
-            "{no} huge page of {count} {unit}: nr_hugepages {all}, free {free}, reserved {reserved}, overcommit {more}"
-        ),
-    )
+        " huge page of {count} {unit}: nr_hugepages {all}, free {free}, reserved {reserved}, overcommit {more}"
+    );
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

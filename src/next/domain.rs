@@ -149,20 +149,22 @@ impl Pd {
         unsafe { (*self.as_ptr()).handle }
     }
 
-    fn device(self) -> Option<&'static ibv_device> {
+    /// The domain's device.
+    #[inline(always)]
+    pub fn device(self) -> Option<Context> {
         // SAFETY: live handle: the domain exists, and its device stays open as long as the domain
         // exists.
-        unsafe { Context::from_c(self.context()) }?.device()
+        unsafe { Context::from_c(self.context()) }
     }
 
     /// The kind of network that the domain's device is on, `enum ibv_transport_type`.
     pub fn transport(self) -> Option<i32> {
-        Some(self.device()?.transport_type)
+        Some(self.device()?.device()?.transport_type)
     }
 
-    /// The kernel's name of the domain's device, up to the first 0.
+    /// The name of the domain's device.
     pub fn device_name(self) -> Option<[u8; 64]> {
-        Some(self.device()?.name.map(|byte| byte as u8))
+        self.device().map(Context::name)
     }
 
     /// The domain's device, as C sees it.

@@ -18,14 +18,14 @@ use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
 use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
+use libc::RTLD_NOLOAD;
 use rdmamr_abi::libfabric::fid;
 use rdmamr_abi::libfabric_provider::fi_info;
 use rdmamr_abi::rdma_core::*;
-use rdmamr_sys::aside;
-use rdmamr_sys::function;
 use rdmamr_sys::loaded_files::Object;
-use rdmamr_sys::symbols::{self, Library, Load, Scope};
+use rdmamr_sys::symbols::{self, Library, Scope};
 use rdmamr_sys::thread::keep_errno;
+use rdmamr_sys::{aside, function};
 
 /// A library.
 struct Underneath {
@@ -37,8 +37,8 @@ struct Underneath {
     /// Where the library is that the process was started with: its first and its last address. 0
     /// if it came later.
     at_load: [AtomicUsize; 2],
-    /// Whether this library loads the other one if nothing else has loaded it.
-    load: Load,
+    /// 0 if this library loads the other one if nothing else has loaded it, else RTLD_NOLOAD.
+    load: c_int,
 }
 
 static LIBIBVERBS: Underneath = Underneath {
@@ -46,7 +46,7 @@ static LIBIBVERBS: Underneath = Underneath {
     stem: b"libibverbs",
     mark: (c"ibv_node_type_str", c"IBVERBS_1.1"),
     at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::IfNeeded,
+    load: 0,
 };
 
 /// This library never loads it: a program that calls a libfabric function of this library has
@@ -56,7 +56,7 @@ static LIBFABRIC: Underneath = Underneath {
     stem: b"libfabric",
     mark: (c"fi_version", c"FABRIC_1.0"),
     at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::Never,
+    load: RTLD_NOLOAD,
 };
 
 /// Never loaded by us: its functions are called on devices that it has opened.
@@ -65,7 +65,7 @@ static LIBMLX5: Underneath = Underneath {
     stem: b"libmlx5",
     mark: (c"mlx5dv_query_device", c"MLX5_1.0"),
     at_load: [const { AtomicUsize::new(0) }; 2],
-    load: Load::Never,
+    load: RTLD_NOLOAD,
 };
 
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
@@ -94,9 +94,8 @@ impl Provider {
     #[cold]
     fn other(made: NonZeroUsize) -> Provider {
         let known = |known: &AtomicUsize| known.load(Relaxed) == made.get();
-        MADE.iter()
-            .position(known)
-            .map_or_else(|| Provider::identify(made), Provider)
+        let number = MADE.iter().position(known);
+        number.map_or_else(|| Provider::identify(made), Provider)
     }
 
     /// As [`Provider::of`]; the ordinary one for a domain or a region without a device.
@@ -109,8 +108,7 @@ impl Provider {
     }
 
     pub fn of_pd(pd: Pd) -> Provider {
-        // SAFETY: the context of a live domain stays open as long as the domain exists.
-        unsafe { Provider::of_c(pd.context()) }
+        pd.device().map_or(Provider::ORDINARY, Provider::of)
     }
 
     /// The number, below [`PROVIDERS`].
@@ -227,7 +225,7 @@ impl Symbol {
         let found = made.find(self.name, self.version).or_else(|| {
             // Nothing is loaded for a function that the device's own libibverbs lacks.
             let is_above = |copy: &Object| copy.needs(&made);
-            let above = self.library.anywhere(Load::Never, &is_above);
+            let above = self.library.anywhere(RTLD_NOLOAD, &is_above);
             above?.find(self.name, self.version)
         })?;
         self.addresses[maker.0].store(found.get(), Relaxed);
@@ -238,9 +236,8 @@ impl Symbol {
     #[cold]
     #[inline(never)]
     fn find_anywhere(&self) -> Option<NonZeroUsize> {
-        self.library
-            .anywhere(self.library.load, &|_| true)?
-            .find(self.name, self.version)
+        let library = self.library.anywhere(self.library.load, &|_| true);
+        library?.find(self.name, self.version)
     }
 }
 
@@ -263,12 +260,12 @@ impl Underneath {
     /// none is loaded, `load` may load libibverbs, and then the linker's lock is waited for.
     #[cold]
     #[inline(never)]
-    fn anywhere(&self, load: Load, is_right: &dyn Fn(&Object) -> bool) -> Option<Object> {
+    fn anywhere(&self, load: c_int, is_right: &dyn Fn(&Object) -> bool) -> Option<Object> {
         // A library of the ordinary name may lack the mark.
         let is_it = |file: &Object| (file.is_called(self.file) || self.is(file)) && is_right(file);
         keep_errno(|| match Object::named(self.file, self.stem, &is_it) {
             Ok(Some(found)) => Some(found),
-            Ok(None) if load == Load::Never => None,
+            Ok(None) if load == RTLD_NOLOAD => None,
             // Nothing is loaded, or what is loaded cannot be read.
             _ => {
                 let mut mark = None;
@@ -292,14 +289,14 @@ impl Underneath {
             return;
         };
         // A plug-in that loaded this library and that one may be unloaded.
-        Library::keep(self.file, Load::Never);
+        Library::keep(self.file, RTLD_NOLOAD);
         for symbol in symbols {
             let in_it = || object.find(symbol.name, symbol.version);
             let found = next(symbol.name, symbol.version).or_else(in_it);
             symbol.addresses[0].store(found.map_or(0, NonZeroUsize::get), Relaxed);
         }
-        self.at_load[0].store(object.start(), Relaxed);
-        self.at_load[1].store(object.end(), Release);
+        self.at_load[0].store(object.start, Relaxed);
+        self.at_load[1].store(object.end, Release);
     }
 }
 
@@ -445,7 +442,6 @@ static ALLOWS_DISASSOCIATED_DESTROY: Next<&'static AtomicBool> =
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start.
 pub fn allows_disassociated_destroy(maker: Provider) -> bool {
-    ALLOWS_DISASSOCIATED_DESTROY
-        .by(maker)
-        .is_some_and(|variable| variable.load(Relaxed))
+    let variable = ALLOWS_DISASSOCIATED_DESTROY.by(maker);
+    variable.is_some_and(|variable| variable.load(Relaxed))
 }

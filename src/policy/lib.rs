@@ -43,13 +43,11 @@ const NEVER_KEPT: u32 =
 pub const OF_GPU: u32 = 1 << 31;
 
 /// Whether a region with this access is remotely accessible.
-#[inline(always)]
 pub const fn is_remote(access: u32) -> bool {
     access & REMOTE != 0
 }
 
 /// Whether a region with this access is only locally accessible.
-#[inline(always)]
 pub const fn is_local(access: u32) -> bool {
     access & !LOCAL == 0
 }
@@ -58,13 +56,11 @@ pub const fn is_local(access: u32) -> bool {
 /// two begin with the same page. malloc gives buffers of many lengths from there: `bench/rpc.c`
 /// registers six times as many different page ranges as first pages. A remote peer reaches only
 /// what was registered for it, so a remotely accessible region has no byte more.
-#[inline(always)]
 pub const fn spare(access: u32) -> u64 {
     if is_local(access) { 64 << 10 } else { 0 }
 }
 
 /// Whether a region with this access may be kept at all.
-#[inline(always)]
 pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }
@@ -142,7 +138,6 @@ pub struct Asked {
 
 impl CacheMode {
     /// Whether the user wants the cache to serve registrations with this access.
-    #[inline(always)]
     pub const fn wants(self, access: u32) -> bool {
         match self {
             CacheMode::Off => false,
@@ -154,7 +149,6 @@ impl CacheMode {
 
 /// Why the cache of any process refuses such a registration: a value of [`unserved`].
 /// [`unserved::NONE`] if the cache may serve it.
-#[inline(always)]
 pub const fn refusal_of(mode: CacheMode, asked: Asked) -> u32 {
     if !mode.wants(asked.access) {
         unserved::ACCESS

@@ -5,7 +5,6 @@
 //! A huge page is cleared, pinned and described to the device at once: memory in small pages costs
 //! a device 512 times the entries.
 
-use super::pages::Pages;
 use core::ffi::CStr;
 use core::sync::atomic::{AtomicUsize, Ordering::*};
 use rdmamr_sys::pages::page_size;
@@ -81,19 +80,19 @@ pub fn is_undecided(flags: &[u8]) -> bool {
     !flags.any(|flag| [&b"hg"[..], b"nh", b"ht"].contains(&flag))
 }
 
-/// Asks for huge pages in the part of the memory that whole huge pages fill, so that no page
-/// outside the memory is made. `mapped` is the start of the memory's first mapping and the end of
+/// Asks for huge pages in the part of memory from `start` to `end` that whole huge pages fill, so that
+/// no page outside the memory is made. `mapped` is the start of the memory's first mapping and the end of
 /// its last one.
 ///
 /// Advice on a part of a mapping splits the mapping. If the mappings have no other whole huge page,
 /// the advice covers them as wholes.
-pub fn ask(pages: Pages, mapped: (usize, usize)) {
+pub fn ask((start, end): (usize, usize), mapped: (usize, usize)) {
     let size = size();
     if size == 0 {
         return;
     }
     let whole = |start: usize, end: usize| (start.next_multiple_of(size), end & !(size - 1));
-    let (start, end) = whole(pages.start, pages.end);
+    let (start, end) = whole(start, end);
     if start >= end {
         return;
     }

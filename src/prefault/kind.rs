@@ -5,6 +5,7 @@
 use rdmamr_sys::descriptor::{Descriptor, identity};
 use rdmamr_sys::pagemap::Entry;
 use rdmamr_sys::proc::{self, Mapping};
+use rdmamr_sys::text::Text;
 
 /// How memory is populated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,12 +91,12 @@ fn is_shared_memory((major, minor): (u32, u32)) -> bool {
 /// although it would succeed without helper threads.
 fn has_room(place: &[u8], bytes: u64) -> bool {
     const MORE: u64 = 64 << 20;
-    let mut path = [0u8; 256];
+    let mut path = Text::<256>::new();
     // mountinfo escapes odd characters by a backslash.
-    if place.len() >= path.len() || place.contains(&b'\\') {
+    let is_whole = !place.contains(&b'\\') && path.push(place);
+    let Some(path) = path.as_c_str().filter(|_| is_whole) else {
         return false;
-    }
-    path[..place.len()].copy_from_slice(place);
+    };
     // SAFETY: a structure of numbers.
     let mut room: libc::statfs = unsafe { core::mem::zeroed() };
     // SAFETY: the path ends with a NUL, and the structure is writable.

@@ -35,38 +35,23 @@ impl Place {
     /// The place for this many threads that populate memory at this address.
     pub fn of(address: usize, threads: usize) -> Place {
         let allowed = allowed();
-        let ordinary = Place {
-            processors: None,
-            helpers: count(&allowed).saturating_sub(1),
-            node: None,
-        };
         let of_memory = policy(address, MPOL_F_ADDR);
         let policy = match of_memory {
             Some(libc::MPOL_DEFAULT) => policy(0, 0),
             other => other,
         };
         let is_local = matches!(policy, Some(libc::MPOL_DEFAULT | MPOL_LOCAL));
-        let Some(node) = this_node().filter(|_| is_local) else {
-            return ordinary;
-        };
-        let anywhere = Place {
-            node: Some(node),
-            ..ordinary
-        };
-        let Some(near) = processors_of(node, &allowed) else {
-            return anywhere;
-        };
-        // The registering thread runs on one of these processors.
-        let spare = count(&near).saturating_sub(1);
+        let node = this_node().filter(|_| is_local);
+        let near = node.and_then(|node| processors_of(node, &allowed));
+        // The registering thread runs on one of the processors.
+        let spare = |processors: &Mask| count(processors).saturating_sub(1);
         // Only the policy of a mapping leaves no choice: it overrides that of a thread.
         let must = of_memory != Some(libc::MPOL_DEFAULT);
-        if !must && spare < threads {
-            return anywhere;
-        }
+        let processors = near.filter(|near| must || spare(near) >= threads);
         Place {
-            processors: Some(near),
-            helpers: spare,
-            node: Some(node),
+            helpers: spare(processors.as_ref().unwrap_or(&allowed)),
+            processors,
+            node,
         }
     }
 

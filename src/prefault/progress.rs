@@ -11,11 +11,9 @@ use core::sync::atomic::{AtomicU32, Ordering::*};
 use core::time::Duration;
 use rdmamr_stats::log;
 use rdmamr_stats::text::Decimal;
-use rdmamr_sys::clock;
-use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::proc;
+use rdmamr_sys::{clock, futex, proc};
 
 /// A line is written each time that this many ns have passed.
 const SECOND: u64 = 1_000_000_000;

@@ -14,12 +14,11 @@ use super::pages::Pages;
 use super::suitable::Suitable;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use core::time::Duration;
-use rdmamr_sys::clock;
-use rdmamr_sys::futex;
 use rdmamr_sys::helper_thread::{self, Ending};
-use rdmamr_sys::pagemap::{Entry, PageMap};
+use rdmamr_sys::pagemap::first;
+use rdmamr_sys::{clock, futex};
 
 /// The most threads of one registration.
 pub const MOST: usize = 64;
@@ -154,8 +153,7 @@ impl Populating {
     /// Asks for huge pages between these addresses, if the threads ask for any.
     fn ask(&self, start: usize, end: usize) {
         if let Some(mapped) = self.found.huge {
-            let size = self.pages.size;
-            huge::ask(Pages { start, end, size }, mapped);
+            huge::ask((start, end), mapped);
         }
     }
 
@@ -186,35 +184,22 @@ impl Populating {
             }
             let waited = clock::monotonic_by_kernel().saturating_sub(start);
             let begun = match first {
-                Some(page) => self.first_missing(page).is_none(),
+                Some(missing) => self.first_missing(missing.page(0)).is_none(),
                 None => waited >= MOMENT,
             };
             if begun || waited >= LONGEST {
                 return begun;
             }
-            futex::wait(&AtomicU32::new(0), 0, Some(Duration::from_micros(20)));
+            futex::pause(Duration::from_micros(20));
         }
     }
 
-    /// The first missing page among these. `None` also if the kernel does not tell. Each look opens
-    /// the page map anew, because a descriptor that stays open may mean another file later.
+    /// The first missing page among these. `None` also if the kernel does not tell.
     fn first_missing(&self, pages: Pages) -> Option<Pages> {
-        let map = PageMap::open()?;
-        let mut entries = [Entry::default(); PIECE / 4096];
-        let mut at = pages;
-        while at.start < at.end {
-            let count = at.count().min(entries.len());
-            let entries = entries.get_mut(..count)?;
-            if !map.read(at.start, entries) {
-                return None;
-            }
-            let is_missing = |page: &Entry| !self.found.kind.is_there(*page);
-            if let Some(number) = entries.iter().position(is_missing) {
-                return Some(at.page(number));
-            }
-            at.start += count * at.size;
-        }
-        None
+        let is_missing = |page| !self.found.kind.is_there(page);
+        let found = first::<{ PIECE / 4096 }>(pages.start as u64, pages.end as u64, is_missing);
+        let start = found??.0 as usize;
+        Some(pages.page((start - pages.start) / pages.size))
     }
 
     /// Takes the next piece and populates it. False if no piece is left.

@@ -11,7 +11,7 @@ use super::live;
 use super::text::Text;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use rdmamr_live_page::{DEVICES, Page, SHARDS, Shard, TraceSwitch};
+use rdmamr_live_page::{DEVICES, NAMES, Page, SHARDS, Shard, TraceSwitch};
 use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::{aside, clock, thread};
@@ -312,22 +312,18 @@ impl Counters {
 
     /// Counts a change of the program's own regions.
     #[inline(never)]
-    pub fn change(&self, thread: thread::Number, device: Device, change: Change) {
-        self.add_to(thread, change.regions, |shard| {
-            &shard.devices[device.0].regions
-        });
-        self.add_to(thread, change.bytes, |shard| &shard.devices[device.0].bytes);
+    pub fn change(&self, thread: thread::Number, Device(n): Device, change: Change) {
+        self.add_to(thread, change.regions, |shard| &shard.devices[n].regions);
+        self.add_to(thread, change.bytes, |shard| &shard.devices[n].bytes);
     }
 
     /// Counts a change of the cache's regions.
     #[inline(never)]
-    pub fn change_of_cache(&self, thread: thread::Number, device: Device, change: Change) {
+    pub fn change_of_cache(&self, thread: thread::Number, Device(n): Device, change: Change) {
         self.add_to(thread, change.regions, |shard| {
-            &shard.devices[device.0].cache_regions
+            &shard.devices[n].cache_regions
         });
-        self.add_to(thread, change.bytes, |shard| {
-            &shard.devices[device.0].cache_bytes
-        });
+        self.add_to(thread, change.bytes, |shard| &shard.devices[n].cache_bytes);
     }
 
     /// Publishes the cache's idle regions, and the number of hits. `hits` may miss some of them, so
@@ -359,13 +355,12 @@ impl Counters {
         } else {
             return None;
         };
-        let began = clock::monotonic();
-        Some(Measuring { began, weight })
+        Some((clock::monotonic(), weight))
     }
 
     /// Ends the measurement of a registration.
     pub fn stop_clock(&self, thread: thread::Number, measuring: Option<Measuring>) {
-        if let Some(Measuring { began, weight }) = measuring {
+        if let Some((began, weight)) = measuring {
             let time = clock::monotonic().saturating_sub(began);
             self.add_to(thread, time * weight, |shard| &shard.nanoseconds);
         }
@@ -392,13 +387,8 @@ impl Counters {
     }
 }
 
-/// A registration whose time is measured.
-#[derive(Clone, Copy)]
-pub struct Measuring {
-    began: u64,
-    /// For how many registrations this one counts.
-    weight: u64,
-}
+/// A registration whose time is measured: its start, and for how many registrations it counts.
+pub type Measuring = (u64, u64);
 
 /// Every region of this size or more is measured.
 const LARGE: usize = 64 << 10;
@@ -438,9 +428,8 @@ unsafe extern "C" fn forget() {
 /// The counters of this process. The first call makes them. A forked child starts with all counters
 /// 0.
 pub fn counters() -> &'static Counters {
-    COUNTERS
-        .get()
-        .unwrap_or_else(|| thread::keep_errno(|| aside::run(make).unwrap_or_else(make)))
+    let make = || thread::keep_errno(|| aside::run(make).unwrap_or_else(make));
+    COUNTERS.get().unwrap_or_else(make)
 }
 
 /// The counters in a live page, or else in the process's own memory.
@@ -448,11 +437,9 @@ pub fn counters() -> &'static Counters {
 #[inline(never)]
 fn make() -> &'static Counters {
     // A child does not inherit the page's mapping, so it must not look for counters there.
-    let names = |names: &mut Text<2048>| {
-        let written = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
-        written.is_ok()
-    };
-    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(&names));
+    let names =
+        |names: &mut Text<NAMES>| rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
+    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory, forget);
     };

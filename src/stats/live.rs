@@ -11,19 +11,17 @@
 //! it.
 
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::fmt;
 use libc::syscall;
 use once_cell::race::OnceBox;
 use rdmamr_live_page::{
     DIRECTORY, Head, MAGIC, NAMES, NO_RANK, PARENTS, PLACE, Page, TMPFS, VERSION, name, parse_name,
     start_of,
 };
-use rdmamr_sys::clock;
 use rdmamr_sys::descriptor::{self, Descriptor, about};
-use rdmamr_sys::proc;
 use rdmamr_sys::process::FAR_AWAY;
 use rdmamr_sys::text::Text;
-use rdmamr_sys::thread;
+use rdmamr_sys::{clock, proc, thread};
 use std::ffi::CString;
 
 const _: () = assert!(PLACE == FAR_AWAY + (1 << 23));
@@ -31,8 +29,7 @@ const _: () = assert!(PLACE == FAR_AWAY + (1 << 23));
 /// A path on the stack.
 type Path = Text<512>;
 
-static WANTED: AtomicBool = AtomicBool::new(false);
-/// XDG_RUNTIME_DIR of the start, or an empty string, and the process's rank.
+/// XDG_RUNTIME_DIR of the start, or an empty string, and the process's rank. Empty if no page is wanted.
 static START: OnceBox<(CString, u64)> = OnceBox::new();
 
 /// Has the process make a page. `runtime` is XDG_RUNTIME_DIR. A program that runs with another's
@@ -40,7 +37,6 @@ static START: OnceBox<(CString, u64)> = OnceBox::new();
 pub fn turn_on(runtime: Option<&CStr>, rank: Option<u32>) {
     let runtime = runtime.unwrap_or_default().to_owned();
     let _ = START.set(Box::new((runtime, rank.map_or(NO_RANK, u64::from))));
-    WANTED.store(true, Relaxed);
 }
 
 /// A page that other processes do not find yet.
@@ -60,12 +56,12 @@ fn unlink_at(directory: c_int, path: &CStr) {
     unsafe { syscall(libc::SYS_unlinkat, directory, path.as_ptr(), 0) };
 }
 
-/// Makes a page. `None` if none is wanted, or if none can be made. `names` writes the names of the
-/// counters, and returns whether they are complete.
-pub fn make(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
-    if !WANTED.load(Relaxed) {
-        return None;
-    }
+/// Writes the names of the counters.
+pub type Names = fn(&mut Text<NAMES>) -> fmt::Result;
+
+/// Makes a page. `None` if none is wanted, or if none can be made.
+pub fn make(names: Names) -> Option<Made> {
+    let (runtime, _) = START.get()?;
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
     // SAFETY: the call takes no arguments.
@@ -77,10 +73,9 @@ pub fn make(names: &dyn Fn(&mut Text<2048>) -> bool) -> Option<Made> {
     }
     let mut own = Path::new();
     let own = own.set(format_args!("{DIRECTORY}-{user}"))?;
-    let runtime = START.get().and_then(|start| start.0.to_str().ok());
-    let runtime = runtime
-        .filter(|path| path.starts_with('/'))
-        .map(|path| (path, DIRECTORY));
+    let runtime = runtime.to_str().ok();
+    let runtime = runtime.filter(|path| path.starts_with('/'));
+    let runtime = runtime.map(|path| (path, DIRECTORY));
     let own = own.to_str().ok()?;
     let others = PARENTS.into_iter().map(|parent| (parent, own));
     runtime.into_iter().chain(others).find_map(|(parent, own)| {
@@ -101,20 +96,14 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
     let found = open_at(above.number(), name, flags)?;
     let status = about(found.number()).ok()?;
-    if status.st_uid != user || status.st_mode & 0o7777 != 0o700 {
-        return None;
-    }
-    if descriptor::file_system(found.number()) != Some(TMPFS) {
+    let is_private = status.st_uid == user && status.st_mode & 0o7777 == 0o700;
+    if !is_private || descriptor::file_system(found.number()) != Some(TMPFS) {
         return None;
     }
     Some((found, text.set(format_args!("{parent}/{own}"))?.to_owned()))
 }
 
-fn make_in(
-    directory: Descriptor,
-    path: CString,
-    names: &dyn Fn(&mut Text<2048>) -> bool,
-) -> Option<Made> {
+fn make_in(directory: Descriptor, path: CString, names: Names) -> Option<Made> {
     let (pid, pid_namespace, start) = identity()?;
     remove_ended(&directory, pid_namespace);
     let mut text = Path::new();
@@ -125,9 +114,9 @@ fn make_in(
         unlink_at(directory.number(), unfinished);
         open_at(directory.number(), unfinished, flags)
     })?;
-    let mut listed = Text::<2048>::new();
-    let fits = names(&mut listed) && listed.as_bytes().len() <= NAMES;
-    let Some(address) = fits.then(|| map(&file)).flatten() else {
+    let mut listed = Text::new();
+    let listed_all = names(&mut listed).is_ok();
+    let Some(address) = listed_all.then(|| map(&file)).flatten() else {
         unlink_at(directory.number(), unfinished);
         return None;
     };
@@ -158,9 +147,7 @@ fn make_in(
 }
 
 fn unfinished(text: &mut Path, pid: u32) -> Option<&CStr> {
-    // SAFETY: gettid takes no arguments.
-    let thread = unsafe { syscall(libc::SYS_gettid) };
-    text.set(format_args!(".{pid}.{thread}"))
+    text.set(format_args!(".{pid}.{}", thread::id_by_kernel()))
 }
 
 /// Allocates the file's memory, and maps the file. Returns the address.
@@ -200,10 +187,8 @@ impl Made {
         let (mut from, mut to) = (Path::new(), Path::new());
         let from = unfinished(&mut from, head.pid)?;
         let name = name(head.pid_namespace, head.pid, head.start);
-        let (here, to) = (
-            self.directory.number(),
-            to.set(format_args!("{name}"))?.as_ptr(),
-        );
+        let here = self.directory.number();
+        let to = to.set(format_args!("{name}"))?.as_ptr();
         // SAFETY: both paths end with a NUL.
         if unsafe { syscall(libc::SYS_renameat, here, from.as_ptr(), here, to) } != 0 {
             return None;
@@ -236,16 +221,13 @@ fn identity() -> Option<(u32, u64, u64)> {
     let count = file.read(&mut bytes)?;
     let start = start_of(bytes.get(..count)?)?;
     let namespace = open_at(libc::AT_FDCWD, c"/proc/self/ns/pid", libc::O_PATH)?;
-    Some((
-        std::process::id(),
-        about(namespace.number()).ok()?.st_ino,
-        start,
-    ))
+    let namespace = about(namespace.number()).ok()?.st_ino;
+    Some((std::process::id(), namespace, start))
 }
 
 /// Removes pages of processes that were killed, so that they do not accumulate. Looks at the first
 /// few files only. From here a process of another PID namespace cannot be checked.
-fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
+fn remove_ended(directory: &Descriptor, pid_namespace: u64) -> Option<()> {
     #[repr(align(8))]
     struct Entries([u8; 2048]);
     let mut entries = Entries([0; 2048]);
@@ -256,17 +238,11 @@ fn remove_ended(directory: &Descriptor, pid_namespace: u64) {
     /// The offsets of a record's length and of its name, getdents64(2).
     const LENGTH: usize = 16;
     const NAME: usize = 19;
-    let mut rest = bytes
-        .get(..usize::try_from(count).unwrap_or(0))
-        .unwrap_or_default();
-    while let Some(length) = rest.get(LENGTH..LENGTH + 2) {
-        let length = usize::from(u16::from_ne_bytes([length[0], length[1]]));
-        let Some(name) = rest
-            .get(NAME..length)
-            .and_then(|name| CStr::from_bytes_until_nul(name).ok())
-        else {
-            return;
-        };
+    let mut rest = bytes.get(..usize::try_from(count).ok()?)?;
+    loop {
+        let length = u16::from_ne_bytes(*rest.get(LENGTH..)?.first_chunk()?);
+        let length = usize::from(length);
+        let name = CStr::from_bytes_until_nul(rest.get(NAME..length)?).ok()?;
         if let Some((namespace, pid, _)) = parse_name(name.to_bytes()) {
             if namespace == pid_namespace && !thread::exists(pid) {
                 unlink_at(directory.number(), name);

@@ -143,10 +143,8 @@ unsafe impl GlobalAlloc for Allocator {
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        if let Some(reserve) = [&RESERVED, &AT_LOAD]
-            .into_iter()
-            .find(|it| it.holds(memory))
-        {
+        let mut reserves = [&RESERVED, &AT_LOAD].into_iter();
+        if let Some(reserve) = reserves.find(|it| it.holds(memory)) {
             return reserve.dealloc();
         }
         // SAFETY: `System` allocated the memory, by the caller's promise with this layout.

@@ -55,12 +55,8 @@ impl<const AT_ONCE: u64> Budget<AT_ONCE> {
     pub fn within<R>(&self, now: impl Fn() -> u64, work: impl FnOnce() -> R) -> Option<R> {
         let (start, next) = (now(), self.next.load(Relaxed));
         let taken = start + Self::LONGEST;
-        if start < next
-            || self
-                .next
-                .compare_exchange(next, taken, Relaxed, Relaxed)
-                .is_err()
-        {
+        let takes = || (self.next).compare_exchange(next, taken, Relaxed, Relaxed);
+        if start < next || takes().is_err() {
             return None;
         }
         let result = work();

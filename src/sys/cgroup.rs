@@ -20,7 +20,7 @@ pub fn memory_limit() -> Option<u64> {
             _ => &[b"memory.max", b"memory.high"],
         };
         for name in names {
-            group.each_line(name, &mut |line| smaller(&mut least, number(line)));
+            smaller(&mut least, group.first(name, number));
         }
     });
     least
@@ -46,10 +46,7 @@ pub fn memory_used() -> Option<(u64, u64)> {
             b"inactive_file ",
         ];
         let [used, most, files @ ..] = if group.version == 1 { OLD } else { NEW };
-        let mut values = [None; 2];
-        for (name, value) in [most, used].into_iter().zip(&mut values) {
-            group.each_line(name, &mut |line| *value = number(line));
-        }
+        let values = [most, used].map(|name| group.first(name, number));
         // Version 1 has a number for no limit.
         let [Some(most @ ..NO_LIMIT), Some(mut used)] = values else {
             return;
@@ -87,10 +84,9 @@ fn reached_of_huge_pages(of: &str, page: u64) -> Option<(u64, u64)> {
             _ => ["current", "max"],
         };
         let values = names.map(|name| {
-            let (mut path, mut value) = (Text::<48>::new(), None);
+            let mut path = Text::<48>::new();
             let path = path.set(format_args!("hugetlb.{count}{unit}.{of}{name}"))?;
-            group.each_line(path.to_bytes(), &mut |line| value = number(line));
-            value
+            group.first(path.to_bytes(), number)
         });
         match values {
             [Some(used), Some(most)] if used.saturating_add(page) > most => {
@@ -141,28 +137,18 @@ pub fn each_limit_of_rdma(mut each: impl FnMut(&[u8], &[u8], bool)) {
 pub fn objects_left(device: &[u8]) -> Option<u64> {
     let mut least = None;
     each_group(b"rdma", &mut |group| {
-        let (mut most, mut used) = (None, None);
-        group.each_line(b"rdma.max", &mut |line| {
-            most = most.or(objects(line, device))
-        });
-        if most.is_some() {
-            group.each_line(b"rdma.current", &mut |line| {
-                used = used.or(objects(line, device))
-            });
-        }
+        let of_device = |line: &[u8]| objects(line, device);
+        let most = group.first(b"rdma.max", of_device);
         // A device that the group has not used yet has no line.
-        smaller(
-            &mut least,
-            most.map(|most| most.saturating_sub(used.unwrap_or(0))),
-        );
+        let used = most.and_then(|_| group.first(b"rdma.current", of_device));
+        let left = most.map(|most| most.saturating_sub(used.unwrap_or(0)));
+        smaller(&mut least, left);
     });
     least
 }
 
 fn smaller(least: &mut Option<u64>, other: Option<u64>) {
-    if let Some(other) = other {
-        *least = Some(least.map_or(other, |least| least.min(other)));
-    }
+    *least = least.iter().copied().chain(other).min();
 }
 
 fn device_of(line: &[u8]) -> &[u8] {
@@ -212,9 +198,8 @@ impl Group {
             let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
                 return true;
             };
-            let is_old = controllers
-                .split(|&byte| byte == b',')
-                .any(|word| word == controller);
+            let mut words = controllers.split(|&byte| byte == b',');
+            let is_old = words.any(|word| word == controller);
             if is_old || controllers.is_empty() && self.version == 0 {
                 self.version = if is_old { 1 } else { 2 };
                 self.folder.clear();
@@ -234,16 +219,20 @@ impl Group {
     fn each_ancestor(&mut self, each: &mut dyn FnMut(&mut Group)) {
         loop {
             each(self);
-            if self.folder.as_bytes().len() <= self.mount {
+            let path = self.folder.as_bytes();
+            if path.len() <= self.mount {
                 return;
             }
-            let parent = self
-                .folder
-                .as_bytes()
-                .iter()
-                .rposition(|&byte| byte == b'/');
+            let parent = path.iter().rposition(|&byte| byte == b'/');
             self.folder.cut(parent.unwrap_or(0).max(self.mount));
         }
+    }
+
+    /// The first number that `find` has for a line of a file of the group.
+    fn first(&mut self, name: &[u8], find: impl Fn(&[u8]) -> Option<u64>) -> Option<u64> {
+        let mut found = None;
+        self.each_line(name, &mut |line| found = found.or_else(|| find(line)));
+        found
     }
 
     /// Calls `each` for the lines of a file of the group. A file that cannot be read has none.

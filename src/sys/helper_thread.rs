@@ -120,11 +120,7 @@ fn fetch(fd: i32) -> Result<i32, Errno> {
     let process = Descriptor::made(opened)?;
     // SAFETY: as above.
     let fetched = unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.number(), fd, 0) };
-    if fetched < 0 {
-        Err(errno())
-    } else {
-        Ok(fetched as i32)
-    }
+    (fetched >= 0).then_some(fetched as i32).ok_or_else(errno)
 }
 
 /// A thread that ends. If it is not joined, its memory stays mapped.

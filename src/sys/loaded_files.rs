@@ -9,7 +9,7 @@ use super::function::{Function, typed};
 use super::{aside, proc};
 use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
-use core::ops::{ControlFlow, Range};
+use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use rdmamr_elf::{File, LinkMap, Text};
 
@@ -17,8 +17,8 @@ use rdmamr_elf::{File, LinkMap, Text};
 #[derive(Clone, Copy)]
 pub struct Object {
     /// From its first mapping to the end of its last one.
-    start: usize,
-    end: usize,
+    pub start: usize,
+    pub end: usize,
     /// The linker's name of the file.
     name: Text,
     tables: File,
@@ -56,12 +56,7 @@ impl Object {
     pub fn with(address: NonZeroUsize) -> Option<Object> {
         let address = address.get();
         let Some(find_object) = FIND_OBJECT.get() else {
-            let mut found = None;
-            each(|file| {
-                found = file.object().filter(|object| object.has(address));
-                found.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
-            });
-            return found;
+            return find_file(|file| file.object().filter(|object| object.has(address)));
         };
         let mut found = Found::default();
         // SAFETY: the function takes any address, and `found` has room for its answer.
@@ -92,11 +87,11 @@ impl Object {
             }
         };
         if FIND_OBJECT.get().is_none() {
-            each(|file| {
+            find_file(|file| {
                 if file_name(file.name().to_bytes()).starts_with(stem) {
                     file.object().map(&mut look);
                 }
-                ControlFlow::Continue(())
+                None::<()>
             });
             return Ok(found);
         }
@@ -127,16 +122,6 @@ impl Object {
     /// The difference between an address in memory and the same address in the file's own terms.
     pub fn base(&self) -> usize {
         self.tables.base
-    }
-
-    /// The file's first address.
-    pub fn start(&self) -> usize {
-        self.start
-    }
-
-    /// The address behind the file's last one.
-    pub fn end(&self) -> usize {
-        self.end
     }
 
     pub fn is_called(&self, soname: &'static CStr) -> bool {
@@ -183,24 +168,27 @@ fn file_name(path: &[u8]) -> &[u8] {
 /// A loaded file, as dl_iterate_phdr(3) describes it.
 struct LoadedFile<'a>(&'a libc::dl_phdr_info);
 
-/// Calls `look` with each file until `look` breaks. The linker's lock is held meanwhile, so `look`
-/// must not load anything.
-fn each<F: FnMut(&LoadedFile) -> ControlFlow<()>>(mut look: F) {
-    // SAFETY: `call` has the type of `F` and gets the pointer passed here, which is valid during
-    // the call.
-    unsafe { libc::dl_iterate_phdr(Some(call::<F>), (&raw mut look).cast()) };
+/// The first result that `look` has for a file. The linker's lock is held meanwhile, so `look` must
+/// not load anything.
+fn find_file<R, F: FnMut(LoadedFile) -> Option<R>>(look: F) -> Option<R> {
+    let mut search = (look, None);
+    // SAFETY: `call` has the types of `search` and gets the pointer passed here, which is valid
+    // during the call.
+    unsafe { libc::dl_iterate_phdr(Some(call::<R, F>), (&raw mut search).cast()) };
+    search.1
 }
 
-unsafe extern "C" fn call<F: FnMut(&LoadedFile) -> ControlFlow<()>>(
+unsafe extern "C" fn call<R, F: FnMut(LoadedFile) -> Option<R>>(
     file: *mut libc::dl_phdr_info,
     _size: usize,
-    look: *mut c_void,
+    search: *mut c_void,
 ) -> c_int {
     // SAFETY: the linker's entry is valid for the time of the call.
     let file = unsafe { &*file };
-    // SAFETY: the pointer is the one that `each` passed, and nothing else uses `look` meanwhile.
-    let look = unsafe { &mut *look.cast::<F>() };
-    look(&LoadedFile(file)).is_break().into()
+    // SAFETY: the pointer is the one that `find_file` passed, and nothing else uses it meanwhile.
+    let (look, found) = unsafe { &mut *search.cast::<(F, Option<R>)>() };
+    *found = look(LoadedFile(file));
+    found.is_some().into()
 }
 
 /// The symbol's address in the first loaded file, or the first but this library, that defines it.
@@ -210,13 +198,10 @@ pub fn first(
     but_this: bool,
 ) -> Option<NonZeroUsize> {
     let this = first as fn(_, _, _) -> _ as usize;
-    let mut found = None;
-    each(|file| {
+    find_file(|file| {
         let object = file.object().filter(|file| !(but_this && file.has(this)));
-        found = object.and_then(|object| object.find(name, version));
-        found.map_or(ControlFlow::Continue(()), |_| ControlFlow::Break(()))
-    });
-    found
+        object?.find(name, version)
+    })
 }
 
 impl LoadedFile<'_> {

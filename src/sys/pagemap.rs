@@ -67,6 +67,33 @@ impl PageMap {
     }
 }
 
+/// The first page from an address on up to another one that is so, with its entry. The table is read
+/// in parts of `PART` pages, and opened anew each time: a descriptor that stays open may mean another
+/// file later. `None` if it cannot be read.
+#[inline(never)]
+pub fn first<const PART: usize>(
+    start: u64,
+    end: u64,
+    is: impl Fn(Entry) -> bool,
+) -> Option<Option<(u64, Entry)>> {
+    let map = PageMap::open()?;
+    let mut entries = [Entry::default(); PART];
+    let page = page_size();
+    let mut at = start - start % page;
+    while at < end {
+        let count = (end - at).div_ceil(page).min(PART as u64);
+        let entries = entries.get_mut(..count as usize)?;
+        if !map.read(at as usize, entries) {
+            return None;
+        }
+        if let Some(n) = entries.iter().position(|&entry| is(entry)) {
+            return Some(Some((at + n as u64 * page, entries[n])));
+        }
+        at += count * page;
+    }
+    Some(None)
+}
+
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;

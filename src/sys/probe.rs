@@ -4,34 +4,26 @@
 //! The format is that of SystemTap's `<sys/sdt.h>`. A tool that watches a probe puts a breakpoint in
 //! the nop's place.
 
-/// A probe `rdmamr:NAME` with up to three arguments, each a `u64`.
-#[macro_export]
-macro_rules! probe {
-    ($name:literal, $a:expr, $b:expr $(, $c:expr)?) => {
-        $crate::place!($name, a = $a, b = $b $(, c = $c)?)
-    };
-}
-
-/// The prefix of the name of a register that holds an argument of 8 bytes.
+/// The place of an argument of 8 bytes: in the register that the compiler chooses.
 #[cfg(target_arch = "x86_64")]
 #[macro_export]
-macro_rules! at {
-    () => {
-        "8@%"
+macro_rules! place {
+    ($argument:expr) => {
+        "8@%{}"
     };
 }
 #[cfg(not(target_arch = "x86_64"))]
 #[macro_export]
-macro_rules! at {
-    () => {
-        "8@"
+macro_rules! place {
+    ($argument:expr) => {
+        "8@{}"
     };
 }
 
-/// The nop and its note.
+/// A probe `rdmamr:NAME` with arguments, each a `u64`: the nop and its note.
 #[macro_export]
-macro_rules! place {
-    ($name:literal, $first:ident = $value:expr $(, $other:ident = $others:expr)*) => {
+macro_rules! probe {
+    ($name:literal, $first:expr $(, $other:expr)*) => {
         // SAFETY: a nop changes nothing, and the pushed sections are not code.
         #[cfg(not(miri))]
         unsafe {
@@ -48,10 +40,7 @@ macro_rules! place {
                 ".8byte 0",
                 ".asciz \"rdmamr\"",
                 concat!(".asciz \"", $name, "\""),
-                concat!(
-                    ".asciz \"", $crate::at!(), "{", stringify!($first), "}",
-                    $(" ", $crate::at!(), "{", stringify!($other), "}",)* "\""
-                ),
+                concat!(".asciz \"", $crate::place!($first), $(" ", $crate::place!($other),)* "\""),
                 "994: .balign 4",
                 ".popsection",
                 // The address of this section shows whether the file was moved after it was linked.
@@ -63,8 +52,8 @@ macro_rules! place {
                 ".size _.stapsdt.base, 1",
                 ".popsection",
                 ".endif",
-                $first = in(reg) $value,
-                $($other = in(reg) $others,)*
+                in(reg) $first,
+                $(in(reg) $other,)*
                 options(nomem, nostack, preserves_flags)
             );
         }

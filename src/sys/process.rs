@@ -38,7 +38,6 @@ impl<T: Sync> PerProcess<T> {
     }
 
     /// The value of this process, if there is one.
-    #[inline]
     pub fn get(&'static self) -> Option<&'static T> {
         // SAFETY: the pointer is null, or to a value of this process that is never freed: a box that
         // `make` leaked, or what `publish` or `replace` was given.
@@ -47,7 +46,6 @@ impl<T: Sync> PerProcess<T> {
 
     /// The value of this process; `make` makes it if there is none. `forget` calls
     /// [`PerProcess::forget`]: it runs in children if the kernel does not wipe pages.
-    #[inline]
     pub fn get_or_make(
         &'static self,
         make: fn() -> Box<T>,
@@ -83,16 +81,12 @@ impl<T: Sync> PerProcess<T> {
             // SAFETY: the handler is a function of this library, which is never unloaded.
             unsafe { libc::pthread_atfork(None, None, Some(forget)) };
         }
-        let value: *const T = value;
-        let exchanged = self
-            .value
-            .compare_exchange(null_mut(), value.cast_mut(), AcqRel, Acquire);
-        let published = match exchanged {
+        let (none, new) = (null_mut(), (&raw const *value).cast_mut());
+        match self.value.compare_exchange(none, new, AcqRel, Acquire) {
             Ok(_) => value,
-            Err(other) => other,
-        };
-        // SAFETY: a published value is never freed.
-        unsafe { &*published }
+            // SAFETY: a published value is never freed.
+            Err(other) => unsafe { &*other },
+        }
     }
 
     /// Whether the kernel gives the page to children as zeros.

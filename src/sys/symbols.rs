@@ -6,7 +6,7 @@
 //! looks for, it finds by `loaded_files.rs`.
 
 use super::loaded_files;
-use core::ffi::{CStr, c_void};
+use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
 
 /// The libraries in which a symbol is looked up.
@@ -47,24 +47,14 @@ pub fn find(
 #[derive(Clone, Copy)]
 pub struct Library(*mut c_void);
 
-/// Whether to load a library that is not loaded yet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Load {
-    IfNeeded,
-    Never,
-}
-
 impl Library {
-    /// The library with that file name. From now on it cannot be unloaded.
-    pub fn keep(file: &CStr, load: Load) -> Option<Library> {
+    /// The library with that file name, which is loaded unless `more` is RTLD_NOLOAD. From now on it
+    /// cannot be unloaded.
+    pub fn keep(file: &CStr, more: c_int) -> Option<Library> {
         let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
-        let only_loaded = match load {
-            Load::IfNeeded => 0,
-            Load::Never => libc::RTLD_NOLOAD,
-        };
         // SAFETY: the name ends with a NUL. The libraries of `next.rs` are made to be loaded at run
         // time.
-        let library = unsafe { libc::dlopen(file.as_ptr(), mode | only_loaded) };
+        let library = unsafe { libc::dlopen(file.as_ptr(), mode | more) };
         (!library.is_null()).then_some(Library(library))
     }
 
@@ -127,7 +117,7 @@ mod tests {
                 assert_eq!(object.find(c"realpath", version), old);
             }
             let named = Object::named(c"libc.so.6", b"libc.", &|_| true).unwrap();
-            assert_eq!(named.map(|named| named.start()), Some(object.start()));
+            assert_eq!(named.map(|named| named.start), Some(object.start));
         }
         assert!(
             Object::named(c"none.so", b"no such", &|_| true)

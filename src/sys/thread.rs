@@ -212,9 +212,8 @@ pub fn number() -> Number {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     THREAD.with(|thread| {
         if thread.number.get() == NO_NUMBER {
-            thread
-                .number
-                .set(NEXT.fetch_add(1, Relaxed) & (NO_NUMBER >> 1));
+            let next = NEXT.fetch_add(1, Relaxed) & (NO_NUMBER >> 1);
+            thread.number.set(next);
         }
         Number(thread.number.get())
     })

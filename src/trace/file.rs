@@ -39,12 +39,13 @@ pub struct File {
     listed: AtomicPtr<ModuleList>,
     /// The progress of the block that identifies the process.
     start: AtomicU32,
-    failed: AtomicBool,
+    /// Whether the file could not be written.
+    pub failed: AtomicBool,
     /// Whether the file has reached `RDMAMR_TRACE_LIMIT`, and the calls left out since.
-    full: AtomicBool,
+    pub full: AtomicBool,
     left_out: AtomicU64,
     /// The number of calls in the file.
-    written: AtomicU64,
+    pub written: AtomicU64,
 }
 
 /// Values of `File::start`.
@@ -86,11 +87,6 @@ impl File {
             is_requested: true,
             ..File::new()
         }
-    }
-
-    /// Whether the file could not be written.
-    pub fn has_failed(&self) -> bool {
-        self.failed.load(Relaxed)
     }
 
     /// Identifies the process in the file, if no thread has done so yet. False while another thread
@@ -149,16 +145,6 @@ impl File {
             header.length = 0;
             self.write(header.as_bytes(), None);
         }
-    }
-
-    /// The number of calls in the file.
-    pub fn written(&self) -> u64 {
-        self.written.load(Relaxed)
-    }
-
-    /// Whether the file takes no more calls.
-    pub fn is_full(&self) -> bool {
-        self.full.load(Relaxed)
     }
 
     /// Writes the addresses of code, if they have changed.

@@ -122,10 +122,9 @@ impl Began {
         record.thread = thread::id((&raw const *trace).addr());
         let file = &trace.file;
         modules::with(&[record.caller], false);
-        let stack = match &trace.stacks {
-            Some(stacks) if ready => stacks.number(caller, file),
-            _ => 0,
-        };
+        let stacks = trace.stacks.as_ref().filter(|_| ready);
+        let stack = stacks.and_then(|stacks| stacks.number(caller, file));
+        let stack = stack.unwrap_or(0);
         trace.buffers.add(&record, stack, now, ready, |block| {
             file.modules();
             file.calls(block);
@@ -160,11 +159,9 @@ pub fn ended(record: &Call) {
     };
     let errno = errno();
     let now = record.time;
-    let file = &trace.file;
+    let Trace { buffers, file, .. } = trace;
     // Only a thread of the program can write the block that identifies the process. The call that
     // made the region has written it.
-    trace
-        .buffers
-        .add(record, 0, now, true, |block| file.calls(block));
+    buffers.add(record, 0, now, true, |block| file.calls(block));
     set_errno(errno);
 }

@@ -60,12 +60,11 @@ pub fn with(addresses: &[u64], anew: bool) -> Option<&'static ModuleList> {
             continue;
         };
         let name = object.name();
-        let same = |it: &Module| it.start == object.start() as u64 && it.name == name;
+        let same = |it: &Module| it.start == object.start as u64 && it.name == name;
         let is_it = |list: &ModuleList| list.file(address).is_some_and(same);
         if !longer.as_ref().or(known).is_some_and(is_it) {
-            longer
-                .get_or_insert_with(|| known.cloned().unwrap_or_default())
-                .add(&object, name);
+            let list = longer.get_or_insert_with(|| known.cloned().unwrap_or_default());
+            list.add(&object, name);
         }
     }
     let Some(mut longer) = longer else {
@@ -74,10 +73,8 @@ pub fn with(addresses: &[u64], anew: bool) -> Option<&'static ModuleList> {
     longer.pid = std::process::id();
     let longer = Box::into_raw(Box::new(longer));
     let known = known.map_or(null_mut(), |list| (&raw const *list).cast_mut());
-    if LAST
-        .compare_exchange(known, longer, AcqRel, Relaxed)
-        .is_err()
-    {
+    let published = LAST.compare_exchange(known, longer, AcqRel, Relaxed);
+    if published.is_err() {
         // SAFETY: the box was made above, and nothing uses it.
         drop(unsafe { Box::from_raw(longer) });
         return with(addresses, anew);
@@ -92,7 +89,7 @@ impl ModuleList {
     }
 
     fn add(&mut self, object: &Object, name: String) {
-        let (start, end, base) = (object.start() as u64, object.end() as u64, object.base());
+        let (start, end, base) = (object.start as u64, object.end as u64, object.base());
         let mut line = format!("{start:x} {end:x} {base:x} {name}");
         if name.is_empty() {
             let program = std::fs::read_link("/proc/thread-self/exe").unwrap_or_default();

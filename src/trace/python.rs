@@ -60,31 +60,22 @@ impl Python {
 
     /// The state that the interpreter has of this thread, if any.
     #[inline(always)]
-    pub fn thread(&self) -> Option<Thread<'_>> {
+    pub fn thread(&self) -> Option<NonZeroUsize> {
         // SAFETY: the function takes nothing and needs no lock.
         if unsafe { (self.is_ending)() } != 0 {
             return None;
         }
         // SAFETY: as above.
-        let state = NonZeroUsize::new(unsafe { (self.this_thread)() })?;
-        Some(Thread { of: self, state })
+        NonZeroUsize::new(unsafe { (self.this_thread)() })
     }
-}
 
-/// The calling thread, which the interpreter knows.
-pub struct Thread<'a> {
-    of: &'a Python,
-    state: NonZeroUsize,
-}
-
-impl Thread<'_> {
-    /// The frames, the innermost first, as lines of the trace: `LINE FUNCTION PATH`. Empty if
-    /// there is no descriptor left.
+    /// The frames of the thread of this state, the calling one, the innermost first, as lines of the
+    /// trace: `LINE FUNCTION PATH`. Empty if there is no descriptor left.
     ///
     /// The pipe exists for this call alone, like the descriptor of `sys/append.rs`: a program may
     /// close a descriptor that the library holds open. The pipe does not block: CPython omits text
     /// that finds it full.
-    pub fn lines(&self) -> String {
+    pub fn lines(&self, state: NonZeroUsize) -> String {
         let mut lines = String::new();
         let mut pipe: [c_int; 2] = [-1; 2];
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
@@ -99,7 +90,7 @@ impl Thread<'_> {
             let _uncancelled = thread::uncancelled();
             // SAFETY: the state is this thread's, so no other thread ends it, and the interpreter is
             // not ending. The descriptor was just opened here.
-            unsafe { (self.of.dump)(to, self.state.get()) };
+            unsafe { (self.dump)(to, state.get()) };
         }
         // SAFETY: the call takes no pointer.
         let room = unsafe { syscall(libc::SYS_fcntl, from, libc::F_GETPIPE_SZ) };
@@ -152,22 +143,14 @@ fn unescape(name: &str, blank: char, into: &mut String) {
             _ => 0,
         };
         let number = rest.get(2..2 + digits).filter(|_| digits > 0);
-        let escaped = number.and_then(|number| u32::from_str_radix(number, 16).ok());
-        let read = match escaped {
-            Some(number) => char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER),
-            None => c,
-        };
-        into.push(match read {
+        let number = number.and_then(|number| u32::from_str_radix(number, 16).ok());
+        let escaped = number.map(|it| char::from_u32(it).unwrap_or(char::REPLACEMENT_CHARACTER));
+        into.push(match escaped.unwrap_or(c) {
             ' ' => blank,
             '\n' | '\r' => '?',
             other => other,
         });
-        let length = if escaped.is_some() {
-            2 + digits
-        } else {
-            c.len_utf8()
-        };
-        rest = &rest[length..];
+        rest = &rest[escaped.map_or(c.len_utf8(), |_| 2 + digits)..];
     }
 }
 

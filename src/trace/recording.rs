@@ -46,11 +46,10 @@ pub fn close(kind: u16) {
     let Some(trace) = TRACE.get().filter(|trace| trace.file.is_started()) else {
         return;
     };
-    let (file, now) = (&trace.file, clock::monotonic());
+    let Trace { buffers, file, .. } = trace;
+    let now = clock::monotonic();
     file.modules();
-    trace
-        .buffers
-        .flush(now, |_| true, |block| file.calls(block));
+    buffers.flush(now, |_| true, |block| file.calls(block));
     if WANTED.load(Relaxed) {
         file.block(kind, &now.to_le_bytes());
     }

@@ -14,12 +14,13 @@
 
 use super::file::File;
 use super::modules;
+use super::python::Python;
+use core::num::NonZeroUsize;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_config::config;
 use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::caller::Caller;
-use rdmamr_sys::clock;
-use rdmamr_sys::unwind;
+use rdmamr_sys::{clock, unwind};
 use rdmamr_trace_format::kind;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -81,10 +82,10 @@ impl Stacks {
     #[cold]
     fn within_budget<R>(&self, file: &File, work: impl FnOnce() -> R) -> Option<R> {
         let ran = clock::monotonic().saturating_sub(self.began);
-        let budget =
-            (AT_START + ran / PART).saturating_add(file.written().saturating_mul(PER_CALL));
+        let for_calls = file.written.load(Relaxed).saturating_mul(PER_CALL);
+        let budget = (AT_START + ran / PART).saturating_add(for_calls);
         let is_spent = self.spent.load(Relaxed) >= budget && !config().trace_all_stacks;
-        if file.is_full() || is_spent {
+        if file.full.load(Relaxed) || is_spent {
             return None;
         }
         let began = clock::of_thread();
@@ -94,18 +95,13 @@ impl Stacks {
         Some(result)
     }
 
-    /// The number of this call's stack in the file, or 0 for none.
+    /// The number of this call's stack in the file, if it has one there.
     #[inline(never)]
-    pub fn number(&self, caller: Caller, file: &File) -> u32 {
-        self.find(caller, file).unwrap_or(0)
-    }
-
-    #[inline(always)]
-    fn find(&self, caller: Caller, file: &File) -> Option<u32> {
+    pub fn number(&self, caller: Caller, file: &File) -> Option<u32> {
         let walked = Walked::from(caller)?;
         // CPython's dump is a hundred system calls, so it has the same budget.
         let lines = match walked.python() {
-            Some(thread) => self.within_budget(file, || thread.lines())?,
+            Some((python, thread)) => self.within_budget(file, || python.lines(thread))?,
             None => String::new(),
         };
         let fingerprint = fingerprint(walked.addresses(), &lines);
@@ -181,12 +177,12 @@ impl Walked {
     /// The interpreter's state of this thread. `None` if a signal interrupted the thread: it may
     /// have been changing its frames.
     #[inline(always)]
-    fn python(&self) -> Option<super::python::Thread<'static>> {
+    fn python(&self) -> Option<(&'static Python, NonZeroUsize)> {
         if self.interrupted {
             return None;
         }
-        let list = modules::with(self.addresses(), false)?;
-        list.python.as_ref()?.thread()
+        let python = modules::with(self.addresses(), false)?.python.as_ref()?;
+        Some((python, python.thread()?))
     }
 }
 

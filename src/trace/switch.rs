@@ -88,7 +88,7 @@ fn start(switch: &TraceSwitch) -> u32 {
     let trace = Trace::into(File::requested(path));
     // The cache's threads may record from now on, so the block that identifies the process comes
     // first.
-    if !trace.file.is_started() || trace.file.has_failed() {
+    if !trace.file.is_started() || trace.file.failed.load(Relaxed) {
         return NOT_POSSIBLE;
     }
     if WANTED.load(Relaxed) {

@@ -8,7 +8,6 @@
 //! - **Caller's memory**: any other pointer is NULL, or points to readable (for results: writable)
 //!   memory of the size of its type, or of the size that another argument states.
 
-use super::functions::domain_of_this_process;
 use super::tables::TABLES;
 use crate::capi::export::versioned;
 use crate::capi::ret;
@@ -259,7 +258,7 @@ unsafe fn domain_of_this_library(domain: *mut fid_domain) -> Result<&'static Dom
     let fid = unsafe { domain.cast::<fid>().as_ref() }.ok_or(NULL_DOMAIN)?;
     ensure(core::ptr::eq(fid.ops, &TABLES.domain), OTHER_DOMAIN)?;
     // SAFETY: the table is that of this library's domains, and the caller keeps the domain open.
-    unsafe { domain_of_this_process(domain.cast()) }
+    unsafe { Domain::of_this_process(domain.cast()) }
 }
 
 /// Finds where a remote peer's memory lies, for the work requests of an RDMA operation.

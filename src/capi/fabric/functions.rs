@@ -38,29 +38,6 @@ fn not_there(call: &'static str) -> c_int {
     ret::done(call, || Err(UNSUPPORTED.into()))
 }
 
-/// The domain that C names. It may belong to the parent process.
-///
-/// # Safety
-/// `fid` is an open domain of this library. The objects that are made of it keep it open by
-/// counting.
-#[inline(always)]
-pub unsafe fn open_domain(fid: *mut fid) -> &'static Domain {
-    // SAFETY: the caller promised an open domain: only domains have the table that led here.
-    unsafe { &*fid.cast::<Domain>() }
-}
-
-/// The domain that C names. A domain that the parent process made is refused.
-///
-/// # Safety
-/// As for `open_domain`.
-#[inline(always)]
-pub unsafe fn domain_of_this_process(fid: *mut fid) -> Result<&'static Domain> {
-    // SAFETY: the caller promised an open domain of this library.
-    let domain = unsafe { open_domain(fid) };
-    domain.process.check()?;
-    Ok(domain)
-}
-
 /// Functions for calls that no object of this library supports.
 macro_rules! unsupported {
     ($($name:ident($($type:ty),*) = $call:literal;)*) => {
@@ -88,7 +65,7 @@ pub unsafe extern "C" fn domain_close(fid: *mut fid) -> c_int {
 pub unsafe extern "C" fn domain_bind(fid: *mut fid, queue: *mut fid, flags: u64) -> c_int {
     ret::done("fi_domain_bind", || {
         // SAFETY: our object: `fid` is an open domain of this library.
-        let domain = unsafe { domain_of_this_process(fid) }?;
+        let domain = unsafe { Domain::of_this_process(fid) }?;
         // SAFETY: our object: `queue` is NULL or an open object.
         unsafe { domain.bind(queue, flags) }
     })
@@ -101,7 +78,7 @@ pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut
         FI_MAP_RAW_MR => ret::done("fi_mr_map_raw", || unsafe { map_raw(fid, arg.cast()) }),
         FI_UNMAP_KEY => ret::done("fi_mr_unmap_key", || {
             // SAFETY: our object: `fid` is an open domain of this library.
-            let domain = unsafe { domain_of_this_process(fid) }?;
+            let domain = unsafe { Domain::of_this_process(fid) }?;
             // SAFETY: caller's memory: the argument of FI_UNMAP_KEY is NULL or points to a key.
             let key = unsafe { arg.cast::<u64>().as_ref() }.ok_or(NULL_KEY)?;
             domain.keys.unmap(*key)
@@ -112,7 +89,7 @@ pub unsafe extern "C" fn domain_control(fid: *mut fid, command: c_int, arg: *mut
 
 unsafe fn map_raw(fid: *mut fid, arg: *const fi_mr_map_raw) -> Result<()> {
     // SAFETY: our object: `fid` is an open domain of this library.
-    let domain = unsafe { domain_of_this_process(fid) }?;
+    let domain = unsafe { Domain::of_this_process(fid) }?;
     // SAFETY: caller's memory: `arg` is NULL or points to the argument of this command.
     let arg = unsafe { arg.as_ref() }.ok_or(NULL_ARGUMENT)?;
     ensure(!arg.raw_key.is_null() && !arg.key.is_null(), MAP_PLACES)?;
@@ -159,14 +136,14 @@ unsafe fn register_in(
     let mut pending = ret::always(None, || Pending::begin(call, caller));
     if let Some(Pending { record, .. }) = &mut pending {
         // SAFETY: our object: `fid` is an open domain of this library.
-        record.pd = unsafe { open_domain(fid) }.pd.address() as u64;
+        record.pd = unsafe { Domain::from_c(fid) }.pd.address() as u64;
         record.addr = addr as u64;
         record.length = length as u64;
         record.access = access as u32;
     }
     let result = ret::code(name, Some(counter!(reg_failed)), || {
         // SAFETY: our object: `fid` is an open domain of this library.
-        let domain = unsafe { domain_of_this_process(fid) }?;
+        let domain = unsafe { Domain::of_this_process(fid) }?;
         ensure(!mr.is_null(), NULL_REGION_PLACE)?;
         let what = what(domain)?;
         // SAFETY: caller's memory: `mr` is not NULL, so it points to a readable and writable
@@ -195,7 +172,7 @@ pub unsafe extern "C" fn reg(
     // The short path: the cache serves a region of a domain with the cache.
     let hits = || {
         // SAFETY: our object: `fid` is an open domain of this library.
-        let domain = unsafe { open_domain(fid) };
+        let domain = unsafe { Domain::from_c(fid) };
         let region = hit(domain, buf.addr(), len, access, context);
         // SAFETY: caller's memory: `mr` is not NULL, as the line below checks first.
         region.map(|region| unsafe { mr.write(region.as_ptr()) })
@@ -260,13 +237,9 @@ pub unsafe extern "C" fn regattr(
     flags: u64,
     mr: *mut *mut fid_mr,
 ) -> c_int {
-    let access = if attr.is_null() {
-        0
-    } else {
-        // SAFETY: caller's memory: `attr` is not NULL, and every version of the attributes has
-        // `access`.
-        unsafe { (*attr).access }
-    };
+    // SAFETY: caller's memory: `attr` is not NULL, and every version of the attributes has `access`.
+    let access = || unsafe { (*attr).access };
+    let access = if attr.is_null() { 0 } else { access() };
     let what = |domain: &Domain| {
         // SAFETY: caller's memory: `attr` is NULL or points to attributes of the domain's version.
         unsafe { attributes::read(attr, flags, domain.mode.api_version) }
@@ -300,7 +273,7 @@ fn close_slowly(region: &'static Region, caller: Caller) -> c_int {
         // A region that failed after its call has nothing to deregister, and its record says so.
         let described = |pending: &&mut Pending| pending.record.how != how::NONE;
         if let Some(pending) = pending.as_mut().filter(described) {
-            pending.record.how = how.code();
+            pending.record.how = how as u8;
         }
         Ok(0)
     });
@@ -370,10 +343,9 @@ pub unsafe extern "C" fn queue_control(fid: *mut fid, command: c_int, arg: *mut 
         // SAFETY: our object: `fid` is an open queue of this library.
         let queue = unsafe { Queue::from_c(fid.cast()) }?;
         ensure(!arg.is_null(), NULL_ARGUMENT)?;
-        let answer = if command == FI_GETWAIT {
-            queue.fd()?
-        } else {
-            queue.wait_object()
+        let answer = match command {
+            FI_GETWAIT => queue.fd()?,
+            _ => queue.wait_object(),
         };
         // SAFETY: caller's memory: `arg` is not NULL, and both commands take a pointer to an int.
         unsafe { arg.cast::<c_int>().write(answer) };

@@ -18,7 +18,6 @@ use rdmamr_fabric::refusals::*;
 use rdmamr_mr::Error;
 
 /// The table of functions of an object, if the object has the class.
-#[inline(always)]
 unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, Error> {
     // SAFETY: open objects: `object` is NULL or an open object.
     let object = unsafe { object.as_ref() }.ok_or(NULL_OBJECT)?;
@@ -30,7 +29,6 @@ unsafe fn ops<'a>(object: *mut fid, class: Option<usize>) -> Result<&'a fi_ops, 
 }
 
 /// The table of a domain's functions for memory.
-#[inline(always)]
 unsafe fn memory<'a>(domain: *mut fid_domain) -> Result<&'a fi_ops_mr, Error> {
     // SAFETY: open objects: `domain` is NULL or an open object.
     unsafe { ops(domain.cast(), Some(FI_CLASS_DOMAIN)) }?;

@@ -134,15 +134,8 @@ impl Fabric {
         context: *mut c_void,
     ) -> Result<*mut fid_eq> {
         let version = self.api_version.load(Relaxed);
+        let hold = Some(Hold::on(&self.holds));
         // SAFETY: the caller promised what `Queue::open` demands: `attr` is NULL or readable.
-        unsafe {
-            Queue::open(
-                self.tables,
-                version,
-                attr,
-                context,
-                Some(Hold::on(&self.holds)),
-            )
-        }
+        unsafe { Queue::open(self.tables, version, attr, context, hold) }
     }
 }

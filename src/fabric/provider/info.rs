@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The provider's offer, fi_getinfo(3): one entry for each verbs device.
 
-use super::NAME;
-use super::devices;
-use super::libfabric;
+use super::{NAME, devices, libfabric};
 use crate::errors::{Result, ensure};
 use crate::raw_key::{self, IOV_LIMIT};
 use crate::refusals::*;
@@ -154,23 +152,20 @@ impl Wanted<'_> {
     fn offer(&self) -> Result<*mut fi_info> {
         let mr_mode = self.agree()?;
         let (mut first, mut last): (*mut fi_info, *mut fi_info) = (null_mut(), null_mut());
-        devices::find(|name, device| {
-            if self.domain.is_none_or(|wanted| wanted == name) {
-                if let Ok(opened) = devices::open(device) {
-                    let info = self.entry(name, mr_mode, opened);
-                    // If the device cannot be closed, the provider can do nothing about it.
-                    let _ = dispatch::close_device(opened);
-                    if let Some(info) = info {
-                        match first.is_null() {
-                            true => first = info,
-                            // SAFETY: `last` is the entry before, which `entry` made.
-                            false => unsafe { (*last).next = info },
-                        }
-                        last = info;
-                    }
-                }
+        devices::find(|name, device| -> Option<()> {
+            let is_wanted = self.domain.is_none_or(|wanted| wanted == name);
+            let opened = is_wanted.then(|| devices::open(device).ok())??;
+            let info = self.entry(name, mr_mode, opened);
+            // If the device cannot be closed, the provider can do nothing about it.
+            let _ = dispatch::close_device(opened);
+            let info = info?;
+            match first.is_null() {
+                true => first = info,
+                // SAFETY: `last` is the entry before, which `entry` made.
+                false => unsafe { (*last).next = info },
             }
-            None::<()>
+            last = info;
+            None
         })?;
         ensure(!first.is_null(), OFFER_NO_DEVICE)?;
         Ok(first)

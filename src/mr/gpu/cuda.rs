@@ -182,9 +182,8 @@ impl Runtime for Cuda {
         }
         let base = self.attribute::<u64>(pointer::MAPPING_BASE_ADDR, addr, 0);
         let size = self.attribute::<usize>(pointer::MAPPING_SIZE, addr, 0);
-        let end = base
-            .zip(size)
-            .and_then(|(base, size)| base.checked_add(size as u64));
+        let mapping = base.zip(size);
+        let end = mapping.and_then(|(base, size)| base.checked_add(size as u64));
         if let Some(end) = end.filter(|&end| addr < end && end < addr + length) {
             return Some(if self.has(end) {
                 Why::Handles(Address(end))

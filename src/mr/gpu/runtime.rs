@@ -13,7 +13,7 @@ pub fn find(name: &'static CStr, stem: &[u8], last: &AtomicUsize) -> Option<Obje
     let known = NonZeroUsize::new(last.load(Relaxed)).and_then(Object::with);
     known.filter(|known| known.is_called(name)).or_else(|| {
         let found = Object::named(name, stem, &|_| true).ok()??;
-        last.store(found.start(), Relaxed);
+        last.store(found.start, Relaxed);
         Some(found)
     })
 }

@@ -154,12 +154,7 @@ impl Page {
     /// for all devices that find no other.
     pub fn enter(&self, name: &[u8; 64]) -> usize {
         let last = DEVICES - 1;
-        let has = |place: &[AtomicU8; 64]| {
-            place
-                .iter()
-                .zip(name)
-                .all(|(has, byte)| has.load(Relaxed) == *byte)
-        };
+        let has = |place: &[AtomicU8; 64]| place.each_ref().map(|byte| byte.load(Relaxed)) == *name;
         let entered = (self.entered.load(Acquire) as usize).min(last);
         if let Some(place) = self.devices[..entered].iter().position(has) {
             return place;
@@ -183,13 +178,10 @@ pub fn name(pid_namespace: u64, pid: u32, start: u64) -> String {
 
 /// The parts of a page's name: namespace, pid, start. `None` for another file's.
 pub fn parse_name(name: &[u8]) -> Option<(u64, u32, u64)> {
-    let mut parts = core::str::from_utf8(name).ok()?.split('-');
-    let parsed = (
-        parts.next()?.parse().ok()?,
-        parts.next()?.parse().ok()?,
-        parts.next()?.parse().ok()?,
-    );
-    parts.next().is_none().then_some(parsed)
+    let (namespace, rest) = core::str::from_utf8(name).ok()?.split_once('-')?;
+    let (pid, start) = rest.split_once('-')?;
+    let [namespace, start] = [namespace, start].map(|number| number.parse().ok());
+    Some((namespace?, pid.parse().ok()?, start?))
 }
 
 /// The start of a process in ticks, from the text of its `/proc/PID/stat`.
