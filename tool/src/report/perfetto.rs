@@ -20,8 +20,6 @@ const ALL: usize = 0;
 
 pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
     let begin = trace.begin();
-    // Of a track, not of a thread.
-    let about = |kind: &str, name: &str, pid: usize, args: Value| json!({"ph": kind, "name": name, "pid": pid, "tid": 0, "args": args});
     let name = |pid: usize, name: &str| about("M", "process_name", pid, json!({"name": name}));
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
     write!(out, "{}", name(ALL, "all processes"))?;
@@ -55,6 +53,11 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
     written?;
     writeln!(out, "\n]}}")?;
     Ok(())
+}
+
+/// A record of a track, not of a thread.
+fn about(kind: &str, name: &str, pid: usize, args: Value) -> Value {
+    json!({"ph": kind, "name": name, "pid": pid, "tid": 0, "args": args})
 }
 
 /// Viewers expect microseconds, in which a double has the ns of a year.
