@@ -5,7 +5,7 @@ use crate::find::filter::CHUNK;
 use crate::watch::calls::is_filtered;
 use crate::watch::event_reader::{self, Reader};
 use crate::watch::failure::Failure;
-use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd};
+use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use crate::watch::{calls, in_flight};
 use core::num::NonZeroUsize;
@@ -220,6 +220,16 @@ impl Watch {
         let Some(number) = self.watch_fd() else {
             return false;
         };
+        // Before Linux 6.16 the kernel joins a mapping that no page was ever made in with another only
+        // when it changes that one itself. mremap takes a single mapping.
+        if !keeps_apart() && number.register(range).is_ok() {
+            let _ = proc::each_mapping_in(range, |mapping, _| {
+                let part = range
+                    .common(mapping)
+                    .filter(|&part| number.unregister(part));
+                part.map(|part| number.register(part));
+            });
+        }
         if number.unregister(range) {
             return true;
         }
