@@ -62,6 +62,18 @@ static void watched_in_part(void)
 	once(at + row->value);
 }
 
+/* Of a large mapping without pages the second chunk alone is watched, and gets a page. */
+static void untouched_before(void)
+{
+	char *all = new_place(64 * LARGE), *at = all + CHUNK, *moved;
+
+	must(mmap(all, 64 * LARGE, READ_WRITE, OWN | MAP_FIXED_NOREPLACE, -1, 0) == all);
+	leave_idle(at);
+	moved = mremap(at - PAGE, 2 * PAGE, 4 * PAGE, MREMAP_MAYMOVE);
+	if (ok(moved != MAP_FAILED, "it is moved"))
+		once(moved + PAGE);
+}
+
 /* Many small regions, one of which ends last, since its memory has changed when they are flushed. */
 static void flushed(void)
 {
@@ -491,6 +503,7 @@ static const struct row rows[] = {
 	PART("its first page was registered", 0, 2 * LARGE),
 	PART("a page inside was registered", 3 * MIB, 2 * LARGE),
 	PART("a page inside was registered, and it shrinks", 3 * MIB, 5 * MIB),
+	{ "mremap, without a page before the region", untouched_before },
 	{ "mremap after a flush", flushed },
 	{ "mremap of one mapping to a place that another thread wants", to_taken_place, 1 },
 	{ "mremap of two mappings to a place that another thread wants", to_taken_place, 2 },
