@@ -98,6 +98,8 @@ def check(page):
         wrong.append(f"the page has {len(rows)} faults, not {len(FAULTS)}")
     sites = re.findall(r"^\| `\w+` \| `[^`]*` \| ((?:library|src)/\S+) \| \d+ \| (.*) \|$", text, re.M)
     wrong += [f"{file} failed" for file, outcome in sites if outcome == "FAILED"]
+    ours = {file for file, _ in sites if file.startswith("src/")}
+    wrong += [f"there is no {file}" for file in sorted(ours) if not pathlib.Path(file).exists()]
     wrong += [f"there are only {len(sites)} system calls"] * (len(sites) < 100)
     return wrong
 
