@@ -43,8 +43,8 @@ Examples:
 
 Exit status: 0; 2: wrong usage, or nothing to explain.")]
 pub struct Args {
-    /// An errno by name, number or words, a completion's status, or a line of a log; - for standard
-    /// input
+    /// An errno by name, number or words, a completion's status, or lines of a log; - for standard input,
+    /// of which the last 64 KiB count
     #[arg(value_name = "ERROR", required_unless_present = "trace")]
     #[arg(allow_hyphen_values = true)]
     words: Vec<String>,
@@ -68,6 +68,10 @@ const SECTIONS: &[(&str, Checks)] = &[
 pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.key.trace.is_some() {
         return style::print(&key::explain(&args.key)?);
+    }
+    let option = |word: &&String| word.starts_with("--") && word.len() > 2 && !word.contains(' ');
+    if let Some(option) = args.words.iter().find(option) {
+        bail!("{option} has no meaning beside an error: rdmamr explain --help");
     }
     let mut pasted = args.words.join(" ");
     if pasted == "-" {
@@ -322,13 +326,26 @@ mod tests {
         ("mlx5dv_devx_umem_reg: Bad address", "<devx> EFAULT"),
         ("UCX ERROR ibv_create_ah(dlid=49152 sl=0 port=1) failed: Connection timed out", "<ibv_create_ah>"),
         ("RDMA_CM_EVENT_ROUTE_ERROR, error: -110", "<RDMA_CM_EVENT_ROUTE_ERROR>"),
-        ("RDMA_CM_EVENT_ADDR_ERROR, error -19", "ENODEV"),
+        ("RDMA_CM_EVENT_ADDR_ERROR, error -19", "<RDMA_CM_EVENT_ADDR_ERROR>"),
+        ("RDMA_CM_EVENT_REJECTED, error 28", "<RDMA_CM_EVENT_REJECTED>"),
+        ("cuMemGetAddressRange(0x7ffc60000000) error: named symbol not found", "<cuMemGetAddressRange>"),
+        ("vllm cumem allocator", ""),
+        ("nvme nvme0: failed to initialize MR pool sized 128 for QID 8\nrdma connection failed (-22)", "<initialize MR pool>"),
+        ("mr_umem_get:766:(pid 63518): umem get failed (-95)", "<umem get failed (-95)>"),
+        ("NCCL WARN Call to ibv_modify_qp failed with error No data available errno 61", "<ibv_modify_qp>"),
+        ("ibv_create_ah(...) for RC DEVX QP connect on mlx5_3 failed: Connection timed out", "<DEVX QP connect>"),
+        ("modprobe: ERROR: could not insert 'mlx5_core': Key was rejected by service", "<could not insert>"),
+        ("pcieport 0000:00:01.0: PCIe Bus Error: severity=Uncorrected", "<PCIe Bus Error>"),
+        ("[node-266:82049] UCX ERROR ibv_reg_mr: Bad address", "EFAULT"),
+        ("ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory", "<cannot open shared object file>"),
+        ("thread: pthread_create failed: Resource temporarily unavailable", "<pthread_create>"),
+        ("NET/OFI Request 0x1 completed with error. RC: 5. Error: 5 (Invalid lkey)", "<completed with error. RC>"),
         ("raw packet qp: ibv_create_qp: Operation not permitted", "<ibv_create_qp>"),
         ("failed to create queue pair: Cannot allocate memory", "<create queue pair> ENOMEM"),
         ("NCCL WARN Call to ibv_create_qp failed with error Invalid argument errno 22", "<ibv_create_qp>"),
         ("ibv_create_flow: Operation not permitted", "<ibv_create_flow>"),
         ("fi_domain: Invalid argument", "<fi_domain>"),
-        ("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument", "<nvidia_peermem>"),
+        ("modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument", "<nvidia_peermem> <could not insert>"),
         ("cuMemGetHandleForAddressRange failed: invalid argument", "<cuMemGetHandleForAddressRange>"),
         ("nvidia_p2p_get_pages -> error -14", "<nvidia_p2p_get_pages>"),
         ("efa: Failed to process command REG_MR (opcode 7) comp_status 6 err -22", "<REG_MR (opcode 7)>"),

@@ -5,6 +5,7 @@
 use crate::report::errno;
 use ::errno::Errno;
 use anstream::adapter::strip_str;
+use rustc_hash::FxHashSet;
 
 /// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
 /// mlx5dv.h), mlx5's code of the vendor that was seen with it, and the words of ibv_wc_status_str, UCX
@@ -24,14 +25,14 @@ const STATUSES: &[Status] = &[
     Status("IBV_WC_MW_BIND_ERR", 6, 0x6, NONE, &["memory management operation error", "memory window bind"]),
     Status("IBV_WC_BAD_RESP_ERR", 7, 0x10, NONE, &["bad response"]),
     Status("IBV_WC_LOC_ACCESS_ERR", 8, 0x11, NONE, &["local access error"]),
-    Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, 0x8a, &["remote invalid request"]),
+    Status("IBV_WC_REM_INV_REQ_ERR", 9, 0x12, 0x8a, &["remote invalid request", "invalid request error"]),
     Status("IBV_WC_REM_ACCESS_ERR", 10, 0x13, 0x88, &["remote access", "bad rkey"]),
-    Status("IBV_WC_REM_OP_ERR", 11, 0x14, 0x89, &["remote operation", "remote qp"]),
+    Status("IBV_WC_REM_OP_ERR", 11, 0x14, 0x89, &["remote operation", "remote qp on"]),
     Status("IBV_WC_RETRY_EXC_ERR", 12, 0x15, 0x81, &["transport retry", "status retry exceeded"]),
-    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, NONE, &["rnr retry", "receive-no-ready", "receiver not ready"]),
+    Status("IBV_WC_RNR_RETRY_EXC_ERR", 13, 0x16, NONE, &["rnr retry count", "receive-no-ready", "receiver not ready"]),
     Status("IBV_WC_LOC_RDD_VIOL_ERR", 14, NONE, NONE, &["local rdd violation"]),
     Status("IBV_WC_REM_INV_RD_REQ_ERR", 15, NONE, NONE, &["remote invalid rd request"]),
-    Status("IBV_WC_REM_ABORT_ERR", 16, 0x22, NONE, &["aborted error"]),
+    Status("IBV_WC_REM_ABORT_ERR", 16, 0x22, NONE, &["aborted error", "status operation aborted"]),
     Status("IBV_WC_INV_EECN_ERR", 17, NONE, NONE, &["invalid ee context number"]),
     Status("IBV_WC_INV_EEC_STATE_ERR", 18, NONE, NONE, &["invalid ee context state"]),
     // "fatal error" is in many lines that are about something else.
@@ -47,7 +48,7 @@ const STATUSES: &[Status] = &[
 #[rustfmt::skip]
 const OF_COMPLETION: &[&str] = &[
     "vendor", "synd", "vend ", "wr_id", "wrid", "completion", "wc error", "wc_status", "ibv_state", "wqe",
-    "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status",
+    "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status", "wc failed", "kiblnd_",
 ];
 
 /// In a line with one of these, statuses and syndromes are of a command, or of the device's health.
@@ -60,10 +61,14 @@ const OF_COMMAND: &[&str] = &[
 #[rustfmt::skip]
 const STATUS: &[&str] = &[
     "status", "status number", "prov_errno", "prov_err", "with error", "poll_cq error", "completion error", "wc error",
+    "failed",
 ];
 
 /// The number after these is of a provider of libfabric.
 const PROVIDER: &[&str] = &["prov_errno", "prov_err"];
+
+/// A line with one of these is of another driver than mlx5, whose vendor's numbers mean something else.
+const NOT_MLX5: &[&str] = &["irdma", "bnxt_re", "hns_", "erdma", "ionic", "qedr"];
 
 /// The number after these is the vendor's. perftest calls it "syndrom".
 #[rustfmt::skip]
@@ -76,7 +81,16 @@ const VENDOR: &[&str] = &[
 #[rustfmt::skip]
 const FOREIGN: &[&str] = &[
     "exit code", "exitcode", "exit status", "exited with code", "errorcode", "signal:", "signal code",
-    "nccl error", "ncclinvalid", "ncclunhandled", "cuda error", "cuda failure", "qp event", "async event", "fatal event", "event type",
+    "nccl error", "ncclinvalid", "ncclunhandled", "cuda error", "cuda failure", "cuda driver", "cumem", "cudamalloc",
+    "qp event", "async event", "fatal event", "event type", "rdma_cm_event_rejected", "rpc error",
+    // aws-ofi-nccl: a completion's errno, and the provider's number.
+    "completed with error. rc",
+];
+
+/// The number right after these is of Open MPI, of UCX, or of a signal.
+#[rustfmt::skip]
+const OTHERS: &[&str] = &[
+    "not found", "no permission", "out of resource", "invalid parameter", "unsupported operation", "unreachable", "signal",
 ];
 
 /// The kernel's own ENOTSUPP, which no library has a word for.
@@ -97,120 +111,177 @@ pub struct Found {
 /// A row with this in its second cell is for a line that has nothing else to explain.
 const ALONE: &str = "none";
 
-/// `rows` have words in the first cell, separated by commas, and in the second the errnos that mean
-/// nothing beside them.
+/// The row with this word has those that name a registration.
+const REGISTRATION: &str = "reg_mr";
+
+/// `rows` have words in the first cell, separated by commas, and in the second the errnos and the words
+/// that mean nothing beside them. Longer words win over those that they contain.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     let text = strip_str(pasted).to_string().trim().to_lowercase();
-    let numbers: Vec<_> = text.lines().flat_map(numbers).collect();
-    let statuses = statuses(&text, &numbers);
-    let lines = rows.filter_map(|mut cells| {
-        let has = |words: &&str| text.contains(&words.to_lowercase());
+    let rows: Vec<_> = rows.collect();
+    let words = |cells: &Vec<String>| -> Vec<_> {
+        let words = cells[0].split(", ");
+        words.map(str::to_lowercase).collect()
+    };
+    let names_call = |words: &Vec<String>| words.iter().any(|it| it == REGISTRATION);
+    let calls = rows.iter().map(words).find(names_call).unwrap_or_default();
+
+    let dumped = dumped_syndrome(&text);
+    let mut statuses = statuses_that(|it| dumped == Some(it.2));
+    let mut errnos = Vec::new();
+    for line in text.lines() {
+        let numbers = numbers(line);
+        let of_call = calls.iter().any(|words| begins(line, words));
+        let more = statuses_of(line, &numbers, of_call);
+        if more.is_empty() {
+            let more = errnos_of(line, &numbers).into_iter();
+            errnos.extend(more.map(|errno| (errno, of_call)));
+        }
+        statuses.extend(more);
+    }
+    let mut seen = FxHashSet::default();
+    statuses.retain(|status| seen.insert(*status));
+
+    let lines = rows.into_iter().filter_map(|mut cells| {
+        let has = |words: &&str| begins(&text, &words.to_lowercase());
         cells[0] = cells[0].split(", ").find(has)?.to_owned();
         Some(cells)
     });
     let mut lines: Vec<_> = lines.collect();
-    let mut errnos = match statuses[..] {
-        [] => errnos(&text, &numbers),
-        _ => Vec::new(),
-    };
-    let is_meant = |name: &String| {
-        let mut unmeant = lines.iter().flat_map(|cells| cells[1].split(", "));
-        unmeant.all(|it| it != name)
-    };
-    errnos.retain(is_meant);
+    let unmeant = lines.iter().flat_map(|cells| cells[1].split(", "));
+    let unmeant: Vec<_> = unmeant.map(str::to_owned).collect();
+    let mut found: Vec<String> = Vec::new();
+    for (errno, of_call) in errnos {
+        // Beside a completion the errno of another line is its consequence, unless a registration failed.
+        if (of_call || statuses.is_empty()) && !unmeant.contains(&errno) && !found.contains(&errno)
+        {
+            found.push(errno);
+        }
+    }
+    let all: Vec<_> = lines.iter().flat_map(words).collect();
+    lines.retain(|cells| {
+        let words = cells[0].to_lowercase();
+        let is_part = |other: &String| *other != words && other.contains(&words);
+        !unmeant.contains(&words) && !all.iter().any(is_part)
+    });
     let is_alone = |cells: &Vec<String>| cells[1] == ALONE;
-    if !statuses.is_empty() || !errnos.is_empty() || !lines.iter().all(is_alone) {
+    if !statuses.is_empty() || !found.is_empty() || !lines.iter().all(is_alone) {
         lines.retain(|cells| !is_alone(cells));
     }
     Found {
         statuses,
         lines,
-        errnos,
+        errnos: found,
     }
 }
 
-fn statuses(text: &str, numbers: &[Number<'_>]) -> Vec<&'static str> {
+fn statuses_that(is: impl Fn(&Status) -> bool) -> Vec<&'static str> {
+    let found = STATUSES.iter().filter(|status| is(status));
+    found.map(|status| status.0).collect()
+}
+
+/// The statuses in a line; `of_call`: it names a registration, so that words which a status may have are
+/// about something else.
+fn statuses_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> Vec<&'static str> {
+    let is_named = |Status(name, ..): &Status| {
+        has_words(line, &name.trim_start_matches("IBV_WC_").to_lowercase())
+    };
+    if of_call {
+        return statuses_that(is_named);
+    }
     // To create one of these is no completion.
-    let about = text.replace("completion queue", "");
-    let about = about.replace("completion channel", "");
+    let no_completions = [
+        "completion queue",
+        "completion channel",
+        "protection domain",
+    ];
+    let about = |line: String, words: &&str| line.replace(words, "");
+    let about = no_completions.iter().fold(line.to_owned(), about);
     let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
     let may_be_status = of_completion
-        || text.split_whitespace().count() == 2
-        || text.starts_with("status=")
-        || text.contains("status: (");
+        || line.split_whitespace().count() == 2
+        || line.starts_with("status=")
+        || line.contains("status: (");
     // EFA has codes of its own.
-    let of_efa = text.contains("efa");
+    let of_efa = line.contains("efa");
     let is_status = |number: &Number<'_>| {
         let follows = number.follows(match of_completion {
             true => STATUS,
             false => &["status"],
         });
         let of_provider = number.follows(PROVIDER);
-        follows && may_be_status && !number.negative && !(of_efa && of_provider)
+        let is_another = number.negative || number.is_foreign() || of_efa && of_provider;
+        follows && may_be_status && !is_another
     };
     let is_syndrome = |number: &Number<'_>| {
         number.hex
             && number.follows(&["synd", "syndrome"])
             && !number.follows(&["vendor syndrome", "vendor_err_synd", "hw_synd"])
     };
-    let of_command = |number: &&Number<'_>| OF_COMMAND.iter().any(|it| number.line.contains(it));
-    let numbers: Vec<_> = numbers.iter().filter(|it| !of_command(it)).collect();
+    let of_command = OF_COMMAND.iter().any(|it| line.contains(it));
+    let numbers = if of_command { &[] } else { numbers };
     let is_said =
-        |words: &&str| text.contains(words) || text.contains(&(words.replace(' ', "_") + "_err"));
-    let dumped = dumped_syndrome(text);
-    let is_there = |Status(name, status, syndrome, _, words): &&Status| {
-        let short = name.trim_start_matches("IBV_WC_").to_lowercase();
-        has_words(text, &short)
+        |words: &&str| about.contains(words) || about.contains(&(words.replace(' ', "_") + "_err"));
+    let is_there = |it: &Status| {
+        let Status(_, status, syndrome, _, words) = it;
+        is_named(it)
             || words.iter().any(is_said)
-            || dumped == Some(*syndrome)
             || numbers.iter().any(|number| match is_status(number) {
                 true => number.value == *status,
                 false => is_syndrome(number) && number.value == *syndrome,
             })
     };
     // The vendor's number decides where nothing else does.
-    let is_vendors = |Status(_, _, _, code, _): &&Status| {
+    let is_vendors = |Status(_, _, _, code, _): &Status| {
         let mut numbers = numbers.iter();
         numbers.any(|number| number.follows(VENDOR) && number.value == *code)
     };
-    let names = |is: &dyn Fn(&&Status) -> bool| -> Vec<_> {
-        STATUSES.iter().filter(is).map(|status| status.0).collect()
-    };
-    let found = names(&is_there);
+    let found = statuses_that(is_there);
     match found[..] {
-        [] => names(&is_vendors),
+        [] if !NOT_MLX5.iter().any(|it| line.contains(it)) => statuses_that(is_vendors),
         _ => found,
     }
 }
 
-/// The syndrome of mlx5's dump: the end of the second word of its last line, of four.
+/// The syndrome of mlx5's dump: its byte 55. libmlx5 prints four words in a line, and the kernel bytes.
 fn dumped_syndrome(text: &str) -> Option<u64> {
+    let of_bytes = text.split_once("00000030: ").map(|parts| parts.1);
+    let byte = of_bytes.and_then(|bytes| bytes.split_whitespace().nth(7));
     let words: Vec<_> = text.split_whitespace().collect();
     let is_hex = |word: &&str| word.len() == 8 && word.bytes().all(|byte| byte.is_ascii_hexdigit());
     let mut lines = words.windows(4).rev();
-    let last = lines.find(|line| line.iter().all(is_hex))?;
-    u64::from_str_radix(&last[1][6..], 16).ok()
+    let last = lines.find(|line| line.iter().all(is_hex));
+    let byte = byte.or(last.map(|last| &last[1][6..]))?;
+    u64::from_str_radix(byte, 16).ok()
 }
 
-fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
+fn errnos_of(line: &str, numbers: &[Number<'_>]) -> Vec<String> {
     // "No such device" and "too many open files" are of other errnos.
-    let text = text.replace("no such device or address", "enxio");
+    let text = line.replace("no such device or address", "enxio");
     let text = text.replace("too many open files in system", "enfile");
     let is_named = |number: &u16| {
-        let words = Errno((*number).into()).to_string().to_lowercase();
         has_words(&text, &errno::name(*number).to_lowercase())
-            || !words.starts_with("unknown error") && has_words(&text, &words)
+            || words_of(*number).is_some_and(|words| has_words(&text, &words))
     };
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
         let named = number.follows(&[
-            "errno", "errno is", "error", "code", "errcode", "err", "ret", "ret is",
-        ]) && !number.follows(VENDOR)
-            && !number.follows(PROVIDER);
+            "errno",
+            "errno is",
+            "error",
+            "code",
+            "errcode",
+            "err",
+            "ret",
+            "ret is",
+            "failed, status",
+            "mr status",
+        ]);
+        let named = named && !number.follows(VENDOR) && !number.follows(PROVIDER);
         let is_before = |words: &&str| number.before.contains(words);
         let of_ucx = number.follows(&["status"]) && ["ucx", "ucs_", "ucp_"].iter().any(is_before);
-        let foreign = number.hex || of_ucx || FOREIGN.iter().any(is_before);
+        let foreign = number.hex || of_ucx || number.is_foreign();
         // What -1 says is that another number has the reason.
         let signed = number.negative && number.value != 1;
         is_all
@@ -220,17 +291,24 @@ fn errnos(text: &str, numbers: &[Number<'_>]) -> Vec<String> {
     let values = numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
     let values = values.filter(|value| (1..=MOST).contains(value) || *value == ENOTSUPP);
-    let mut found = Vec::new();
-    for number in (1..=MOST).filter(is_named).chain(values) {
-        let name = errno::name(match number {
-            ENOTSUPP => libc::EOPNOTSUPP as u16,
-            _ => number,
-        });
-        if !found.contains(&name) {
-            found.push(name);
-        }
-    }
-    found
+    let found = (1..=MOST).filter(is_named).chain(values);
+    let found = found.map(|number| match number {
+        ENOTSUPP => errno::name(libc::EOPNOTSUPP as u16),
+        _ => errno::name(number),
+    });
+    found.collect()
+}
+
+/// strerror's words of an errno, in small letters.
+fn words_of(number: u16) -> Option<String> {
+    let words = Errno(number.into()).to_string().to_lowercase();
+    (!words.starts_with("unknown error")).then_some(words)
+}
+
+/// Whether the words are there, and no letter precedes them.
+fn begins(text: &str, words: &str) -> bool {
+    let mut found = text.match_indices(words);
+    found.any(|(at, _)| !text[..at].ends_with(|last: char| last.is_ascii_alphanumeric()))
 }
 
 /// Whether the words are there, and no letter adjoins them.
@@ -252,7 +330,6 @@ struct Number<'a> {
     ends: bool,
     /// What precedes it in its line, without the marks between the two.
     before: &'a str,
-    line: &'a str,
 }
 
 impl Number<'_> {
@@ -260,6 +337,16 @@ impl Number<'_> {
         let is_word = |before: &str| !before.ends_with(|last: char| last.is_ascii_alphanumeric());
         let mut words = words.iter().filter_map(|it| self.before.strip_suffix(it));
         words.any(is_word)
+    }
+
+    /// Whether it is a number of another system, or of another list than strerror's words before it.
+    fn is_foreign(&self) -> bool {
+        let is_another = |number: u16| {
+            let words = words_of(number).filter(|_| self.value != u64::from(number));
+            words.is_some_and(|words| self.before.ends_with(&words))
+        };
+        let is_before = |words: &&str| self.before.contains(words);
+        FOREIGN.iter().any(is_before) || self.follows(OTHERS) || (1..=MOST).any(is_another)
     }
 }
 
@@ -284,11 +371,14 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
         // A hyphen between two words is no sign.
         let negative =
             sign.is_some_and(|sign| sign == 0 || !bytes[sign - 1].is_ascii_alphanumeric());
-        if let Ok(value) = value {
+        // A date or a time goes on.
+        let after = &bytes[digits + length..];
+        let goes_on = matches!(after, [b'-' | b':', next, ..] if next.is_ascii_digit());
+        if let Some(value) = value.ok().filter(|_| !goes_on) {
             let marked = &text[..sign.unwrap_or(at)];
             let ends =
                 marked.ends_with(['(', '[']) && matches!(&text[digits + length..], "]" | ")");
-            let before = marked.trim_end_matches([' ', '=', ':', '(', '[', '\t']);
+            let before = marked.trim_end_matches([' ', '=', ':', '(', '[', '"', '\t']);
             // Some programs print a negative errno as an unsigned number.
             let below = [1 << 32, 1 << 64].map(|end: u128| end.checked_sub(value.into()));
             let mut below = below.into_iter().flatten();
@@ -299,7 +389,6 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
                 hex: hex && errno.is_none(),
                 ends,
                 before,
-                line: text,
             });
         }
         at = digits + length;
@@ -557,6 +646,74 @@ mod tests {
                 "",
             ),
             ("Registerable memory:     4096 MiB", ""),
+            // A registration failed, and then a completion; the errno of a further line is a consequence.
+            (
+                "NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory\n\
+                 NCCL WARN NET/IB : Got completion with error 5, opcode 0, len 0, vendor err 249\n\
+                 reconnecting: Connection timed out",
+                "IBV_WC_WR_FLUSH_ERR ENOMEM",
+            ),
+            // A date, a time.
+            ("ERROR 12-03 10:11:12 [executor.py:747] failed", ""),
+            ("ERROR 12:30:22 failed", ""),
+            // The kernel's words for statuses.
+            (
+                "nvme nvme0: SEND for CQE 0x1 failed with status invalid request error (9)",
+                "IBV_WC_REM_INV_REQ_ERR",
+            ),
+            (
+                "nvme nvme0: SEND for CQE 0x1 failed with status operation aborted (16)",
+                "IBV_WC_REM_ABORT_ERR",
+            ),
+            (
+                "LNetError: kiblnd_tx_complete() Tx -> 10.0.0.1@o2ib: failed 12",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            ("wc failed: 10", "IBV_WC_REM_ACCESS_ERR"),
+            (
+                "mlx5_0: dump_cqe:272:\n00000020: 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 04\n\
+                 00000030: 00 00 00 00 00 00 88 13 08 00 01 51 e5 4b 18 d2",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            // Words of statuses in lines that are about something else.
+            (
+                "failed to allocate local protection domain: Cannot allocate memory",
+                "ENOMEM",
+            ),
+            ("General error: ibv_reg_mr failed: Bad address", "EFAULT"),
+            (
+                "connected with remote qp 34: registering buffer: Bad address",
+                "EFAULT",
+            ),
+            (
+                "vendor Mellanox: ibv_reg_mr failed with error 12 (Cannot allocate memory)",
+                "ENOMEM",
+            ),
+            ("retry_cnt 7, rnr retry 7: Invalid argument", "EINVAL"),
+            (
+                "send completion OK; ibv_reg_mr failed, status: 14",
+                "EFAULT",
+            ),
+            ("vendor/k8s.io/kubectl: exit status 1", ""),
+            // Vendors' numbers of another driver.
+            ("irdma0: completion error: vendor_err 0x51", ""),
+            // Open MPI's, UCX's, CUDA's and RDMA-CM's numbers.
+            (
+                "--> Returned \"Not found\" (-13) instead of \"Success\" (0)",
+                "",
+            ),
+            (
+                "Failed to register memory with UCX: Invalid parameter (-5)",
+                "",
+            ),
+            ("failed to map: Input/output error (-3)", "EIO"),
+            ("cudaMalloc failed: error 2", ""),
+            ("cma event RDMA_CM_EVENT_REJECTED, error 28", ""),
+            (
+                "NET/OFI Request 0x1 completed with error. RC: 113. Error: 14 (Unresponsive receiver)",
+                "",
+            ),
+            ("[gpu-266] started", ""),
         ];
         for (pasted, means) in lines {
             assert_eq!(found(pasted), means, "{pasted}");
