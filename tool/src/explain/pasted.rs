@@ -51,6 +51,13 @@ const OF_COMPLETION: &[&str] = &[
     "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status", "wc failed", "kiblnd_",
 ];
 
+/// To create one of these is no completion.
+const OBJECTS: &[&str] = &[
+    "completion queue",
+    "completion channel",
+    "protection domain",
+];
+
 /// In a line with one of these, statuses and syndromes are of a command, or of the device's health.
 #[rustfmt::skip]
 const OF_COMMAND: &[&str] = &[
@@ -62,6 +69,12 @@ const OF_COMMAND: &[&str] = &[
 const STATUS: &[&str] = &[
     "status", "status number", "prov_errno", "prov_err", "with error", "poll_cq error", "completion error", "wc error",
     "failed",
+];
+
+/// The number after these is an errno.
+#[rustfmt::skip]
+const ERRNO: &[&str] = &[
+    "errno", "errno is", "error", "code", "errcode", "err", "ret", "ret is", "failed, status", "mr status",
 ];
 
 /// The number after these is of a provider of libfabric.
@@ -134,8 +147,7 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         let of_call = calls.iter().any(|words| begins(line, words));
         let more = statuses_of(line, &numbers, of_call);
         if more.is_empty() {
-            let more = errnos_of(line, &numbers).into_iter();
-            errnos.extend(more.map(|errno| (errno, of_call)));
+            errnos.extend(errnos_of(line, &numbers).map(|errno| (errno, of_call)));
         }
         statuses.extend(more);
     }
@@ -150,14 +162,12 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     let mut lines: Vec<_> = lines.collect();
     let unmeant = lines.iter().flat_map(|cells| cells[1].split(", "));
     let unmeant: Vec<_> = unmeant.map(str::to_owned).collect();
-    let mut found: Vec<String> = Vec::new();
-    for (errno, of_call) in errnos {
-        // Beside a completion the errno of another line is its consequence, unless a registration failed.
-        if (of_call || statuses.is_empty()) && !unmeant.contains(&errno) && !found.contains(&errno)
-        {
-            found.push(errno);
-        }
-    }
+    let mut seen = FxHashSet::default();
+    // Beside a completion the errno of another line is its consequence, unless a registration failed.
+    errnos.retain(|(errno, of_call)| {
+        (*of_call || statuses.is_empty()) && !unmeant.contains(errno) && seen.insert(errno.clone())
+    });
+    let errnos: Vec<_> = errnos.into_iter().map(|(errno, _)| errno).collect();
     let all: Vec<_> = lines.iter().flat_map(words).collect();
     lines.retain(|cells| {
         let words = cells[0].to_lowercase();
@@ -165,13 +175,13 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         !unmeant.contains(&words) && !all.iter().any(is_part)
     });
     let is_alone = |cells: &Vec<String>| cells[1] == ALONE;
-    if !statuses.is_empty() || !found.is_empty() || !lines.iter().all(is_alone) {
+    if !statuses.is_empty() || !errnos.is_empty() || !lines.iter().all(is_alone) {
         lines.retain(|cells| !is_alone(cells));
     }
     Found {
         statuses,
         lines,
-        errnos: found,
+        errnos,
     }
 }
 
@@ -189,14 +199,8 @@ fn statuses_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> Vec<&'stati
     if of_call {
         return statuses_that(is_named);
     }
-    // To create one of these is no completion.
-    let no_completions = [
-        "completion queue",
-        "completion channel",
-        "protection domain",
-    ];
-    let about = |line: String, words: &&str| line.replace(words, "");
-    let about = no_completions.iter().fold(line.to_owned(), about);
+    let without = |line: String, words: &&str| line.replace(words, "");
+    let about = OBJECTS.iter().fold(line.to_owned(), without);
     let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
     let may_be_status = of_completion
         || line.split_whitespace().count() == 2
@@ -255,7 +259,7 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
     u64::from_str_radix(byte, 16).ok()
 }
 
-fn errnos_of(line: &str, numbers: &[Number<'_>]) -> Vec<String> {
+fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String> {
     // "No such device" and "too many open files" are of other errnos.
     let text = line.replace("no such device or address", "enxio");
     let text = text.replace("too many open files in system", "enfile");
@@ -266,19 +270,7 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> Vec<String> {
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
-        let named = number.follows(&[
-            "errno",
-            "errno is",
-            "error",
-            "code",
-            "errcode",
-            "err",
-            "ret",
-            "ret is",
-            "failed, status",
-            "mr status",
-        ]);
-        let named = named && !number.follows(VENDOR) && !number.follows(PROVIDER);
+        let named = number.follows(ERRNO) && !number.follows(VENDOR) && !number.follows(PROVIDER);
         let is_before = |words: &&str| number.before.contains(words);
         let of_ucx = number.follows(&["status"]) && ["ucx", "ucs_", "ucp_"].iter().any(is_before);
         let foreign = number.hex || of_ucx || number.is_foreign();
@@ -291,12 +283,11 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> Vec<String> {
     let values = numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
     let values = values.filter(|value| (1..=MOST).contains(value) || *value == ENOTSUPP);
-    let found = (1..=MOST).filter(is_named).chain(values);
-    let found = found.map(|number| match number {
+    let found: Vec<_> = (1..=MOST).filter(is_named).chain(values).collect();
+    found.into_iter().map(|number| match number {
         ENOTSUPP => errno::name(libc::EOPNOTSUPP as u16),
         _ => errno::name(number),
-    });
-    found.collect()
+    })
 }
 
 /// strerror's words of an errno, in small letters.
@@ -305,19 +296,21 @@ fn words_of(number: u16) -> Option<String> {
     (!words.starts_with("unknown error")).then_some(words)
 }
 
+fn is_letter(character: char) -> bool {
+    character.is_ascii_alphanumeric()
+}
+
 /// Whether the words are there, and no letter precedes them.
 fn begins(text: &str, words: &str) -> bool {
     let mut found = text.match_indices(words);
-    found.any(|(at, _)| !text[..at].ends_with(|last: char| last.is_ascii_alphanumeric()))
+    found.any(|(at, _)| !text[..at].ends_with(is_letter))
 }
 
 /// Whether the words are there, and no letter adjoins them.
 fn has_words(text: &str, words: &str) -> bool {
-    text.match_indices(words).any(|(at, _)| {
-        let is_letter = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-        let bytes = text.as_bytes();
-        !is_letter(at.checked_sub(1).and_then(|at| bytes.get(at)))
-            && !is_letter(bytes.get(at + words.len()))
+    let mut found = text.match_indices(words);
+    found.any(|(at, _)| {
+        !text[..at].ends_with(is_letter) && !text[at + words.len()..].starts_with(is_letter)
     })
 }
 
@@ -334,9 +327,8 @@ struct Number<'a> {
 
 impl Number<'_> {
     fn follows(&self, words: &[&str]) -> bool {
-        let is_word = |before: &str| !before.ends_with(|last: char| last.is_ascii_alphanumeric());
         let mut words = words.iter().filter_map(|it| self.before.strip_suffix(it));
-        words.any(is_word)
+        words.any(|before| !before.ends_with(is_letter))
     }
 
     /// Whether it is a number of another system, or of another list than strerror's words before it.
