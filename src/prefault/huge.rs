@@ -41,6 +41,14 @@ fn size() -> usize {
     if size.is_power_of_two() { size } else { 0 }
 }
 
+/// The bytes that one page fault may clear. (With pages of 64 KiB a huge page has 512 MiB.)
+pub fn most_cleared() -> usize {
+    if page_size() == 4096 || is_set(MODE, &[b"[never]"]) {
+        return 0;
+    }
+    size()
+}
+
 /// How many bytes are free in blocks of huge pages.
 fn free() -> u64 {
     let mut free = 0;
@@ -115,8 +123,9 @@ fn advise(start: usize, end: usize) -> bool {
 /// mapping too many gets the advice, or one too few.
 type Part = [AtomicUsize; 2];
 
-/// The latest advice on parts of mappings.
-static PARTS: [Part; 64] = [const { [const { AtomicUsize::new(0) }; 2] }; 64];
+/// The first advice on parts of mappings. Once it has no place for more, any mapping may have been
+/// split.
+static PARTS: [Part; 1024] = [const { [const { AtomicUsize::new(0) }; 2] }; 1024];
 
 /// How often a mapping may have been split.
 static SPLIT: AtomicUsize = AtomicUsize::new(0);
@@ -124,16 +133,21 @@ static SPLIT: AtomicUsize = AtomicUsize::new(0);
 fn note(start: usize, end: usize) {
     // Each thread of a registration asks.
     let is_noted = |[from, to]: &Part| (from.load(Relaxed), to.load(Relaxed)) == (start, end);
-    if !PARTS.iter().any(is_noted) {
-        let [from, to] = &PARTS[SPLIT.fetch_add(1, Relaxed) % PARTS.len()];
-        from.store(start, Relaxed);
-        to.store(end, Relaxed);
+    if !noted().iter().any(is_noted) {
+        if let Some([from, to]) = PARTS.get(SPLIT.fetch_add(1, Relaxed)) {
+            from.store(start, Relaxed);
+            to.store(end, Relaxed);
+        }
     }
+}
+
+fn noted() -> &'static [Part] {
+    &PARTS[..SPLIT.load(Relaxed).min(PARTS.len())]
 }
 
 fn is_in_part(start: usize, end: usize) -> bool {
     let overlaps = |[from, to]: &Part| from.load(Relaxed) < end && start < to.load(Relaxed);
-    PARTS.iter().any(overlaps)
+    SPLIT.load(Relaxed) > PARTS.len() || noted().iter().any(overlaps)
 }
 
 /// Whether a mapping may have been split.
@@ -181,5 +195,9 @@ mod tests {
         assert_eq!(SPLIT.load(Relaxed), 1);
         assert!(is_in_part(0x1000, 0x20_1000));
         assert!(!is_in_part(0x40_0000, 0x80_0000));
+        (2..=1024).for_each(|n| note(n << 30, (n << 30) + 1));
+        assert!(is_in_part(2 << 30, 3 << 30) && !is_in_part(0x40_0000, 0x80_0000));
+        note(1 << 30, 2 << 30);
+        assert!(is_in_part(0x40_0000, 0x80_0000));
     }
 }
