@@ -27,15 +27,18 @@ pub struct Suitable {
 
 /// How a registration's memory is populated, if that is allowed and pays off.
 pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
-    // The checks run in ascending order of cost.
-    if !pin.pins {
+    // The checks run in ascending order of cost. Which pages a GPU's driver makes of memory that it only
+    // reads is not known.
+    if !pin.pins || pin.by_gpu && !pin.writing {
         return None;
     }
     let missing = pages.missing()?;
     if !can_populate() || (!pin.by_gpu && !is_within_limit(pages)) || !has_room(missing) {
         return None;
     }
-    let below = pages.are_mapped(pin.writing)?;
+    // The time to look at mappings, in ns: an eighth of the time to pin the missing pages.
+    let time = missing / pages.size as u64 * (1200 / 8);
+    let below = pages.are_mapped(pin.writing, time)?;
     if pin.is_watched {
         // The cache reuses private memory of no file only.
         return below.writable.then_some(Suitable {
@@ -44,7 +47,7 @@ pub fn find(pin: &Pin, pages: Pages) -> Option<Suitable> {
             huge: None,
         });
     }
-    pages.of_one_kind(below, pin.writing, missing)
+    pages.of_one_kind(below, pin.writing, missing, time)
 }
 
 /// Whether this kernel can populate memory (Linux 5.14): it then accepts the advice for an empty
@@ -75,13 +78,20 @@ fn has_room(bytes: u64) -> bool {
     within(available * 1024) && group.is_none_or(within)
 }
 
-/// The address space below the pages, through which a search of the mappings goes first.
+/// The mappings of the pages and those below, through which a search of the mappings goes.
 #[derive(Clone, Copy)]
 struct Below {
     mappings: u64,
     bytes: u64,
     /// All of the memory itself is writable.
     writable: bool,
+}
+
+impl Below {
+    /// In ns ([`proc::each_mapping_with_flags`]).
+    fn time_of_mappings(&self) -> u64 {
+        self.mappings * 1200
+    }
 }
 
 impl Pages {
@@ -117,8 +127,9 @@ impl Pages {
     }
 
     /// The address space below the memory, if all of it is mapped with the right that the pin
-    /// needs.
-    fn are_mapped(self, writing: bool) -> Option<Below> {
+    /// needs. `None` also if so many mappings are below that [`Pages::of_one_kind`] would take longer
+    /// than `time`.
+    fn are_mapped(self, writing: bool, time: u64) -> Option<Below> {
         let (mut at, end) = (self.start as u64, self.end as u64);
         let mut below = Below {
             mappings: 0,
@@ -127,10 +138,10 @@ impl Pages {
         };
         let read = proc::each_mapping(|mapping| {
             let range = mapping.range;
+            below.mappings += 1;
+            below.bytes += range.bytes();
             if range.end <= at {
-                below.mappings += 1;
-                below.bytes += range.bytes();
-                return true;
+                return below.time_of_mappings() <= time;
             }
             if range.start > at || !mapping.allows(writing) {
                 return false;
@@ -142,14 +153,12 @@ impl Pages {
         (read && at >= end).then_some(below)
     }
 
-    /// The kind of the memory, if all of it has one kind. `None` also if the answer would take too
-    /// long or cannot be had: then the registration takes as long as without helpers.
-    fn of_one_kind(self, below: Below, writing: bool, missing: u64) -> Option<Suitable> {
-        // The costs are in ns (`each_mapping_with_flags`). They may be at most an eighth of the
-        // time to pin missing pages.
+    /// The kind of the memory, if all of it has one kind. `None` also if the answer would take longer
+    /// than `time` or cannot be had: then the registration takes as long as without helpers.
+    fn of_one_kind(self, below: Below, writing: bool, missing: u64, time: u64) -> Option<Suitable> {
         let resident = proc::resident_pages().unwrap_or(u64::MAX);
-        let there = resident.min(below.bytes / self.size as u64);
-        if below.mappings * 1200 + there * 24 > self.count() as u64 * (1200 / 8) {
+        let there = resident.min(below.bytes.saturating_sub(missing) / self.size as u64);
+        if below.time_of_mappings() + there * 24 > time {
             return None;
         }
         let (mut at, end) = (self.start as u64, self.end as u64);
@@ -188,6 +197,7 @@ mod tests {
     use super::*;
 
     const SIZE: usize = 64 << 20;
+    const TIME: u64 = u64::MAX / 2;
 
     #[test]
     fn fresh_memory_is_suitable_and_no_more_once_it_is_there() {
@@ -195,9 +205,9 @@ mod tests {
         let pages = memory.pages();
         let missing = pages.missing().unwrap();
         assert_eq!(missing, SIZE as u64);
-        let below = pages.are_mapped(true).unwrap();
+        let below = pages.are_mapped(true, TIME).unwrap();
         assert!(below.mappings > 0 && below.bytes > 0);
-        let suitable = pages.of_one_kind(below, true, missing).unwrap();
+        let suitable = pages.of_one_kind(below, true, missing, TIME).unwrap();
         assert_eq!((suitable.kind, suitable.page), (Kind::Private, pages.size));
         // The test has decided against huge pages.
         assert_eq!(suitable.huge, None);
@@ -213,10 +223,10 @@ mod tests {
             let memory = Memory::new(SIZE);
             memory.protect(SIZE - 4096, protection);
             let pages = memory.pages();
-            assert!(pages.are_mapped(true).is_none());
+            assert!(pages.are_mapped(true, TIME).is_none());
             // The last page is anonymous and not writable.
-            let reading = pages.are_mapped(false);
-            assert!(reading.is_none_or(|below| pages.of_one_kind(below, false, 0).is_none()));
+            let reading = pages.are_mapped(false, TIME);
+            assert!(reading.is_none_or(|it| pages.of_one_kind(it, false, 0, TIME).is_none()));
         }
         let memory = Memory::new(SIZE);
         let pages = memory.pages();
@@ -225,19 +235,23 @@ mod tests {
             ..pages
         };
         memory.guard();
-        assert!(beyond.are_mapped(true).is_none());
-        assert!(pages.are_mapped(true).is_some());
+        assert!(beyond.are_mapped(true, TIME).is_none());
+        assert!(pages.are_mapped(true, TIME).is_some());
     }
 
     #[test]
     fn a_long_look_is_not_taken() {
         let memory = Memory::new(SIZE);
-        let below = Below {
-            mappings: 1 << 20,
-            bytes: 0,
-            writable: true,
+        let pages = memory.pages();
+        let below = pages.are_mapped(true, TIME).unwrap();
+        let little = below.time_of_mappings() / 2;
+        assert!(pages.are_mapped(true, little).is_none());
+        let resident = Below {
+            bytes: u64::MAX,
+            ..below
         };
-        assert!(memory.pages().of_one_kind(below, true, 0).is_none());
+        let least = below.time_of_mappings() + proc::resident_pages().unwrap();
+        assert!(pages.of_one_kind(resident, true, 0, least).is_none());
     }
 
     #[test]

@@ -66,8 +66,14 @@ impl Team {
     /// Starts at most `threads` threads if they can help. `None` if none started. Not inlined, so
     /// that its frame is gone when the registration begins.
     #[inline(never)]
-    pub fn start(pages: Pages, found: Suitable, threads: usize, is_first: bool) -> Option<Team> {
+    pub fn start(
+        pages: Pages,
+        mut found: Suitable,
+        threads: usize,
+        is_first: bool,
+    ) -> Option<Team> {
         let place = Place::of(pages.start, threads);
+        found.page = found.page.max(huge::most_cleared());
         let threads = threads
             .min(pages.bytes() / PIECE.max(found.page))
             .min(place.helpers);
