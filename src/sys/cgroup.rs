@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The limits of this process's control groups, cgroups(7): memory, and objects of RDMA devices.
-//! Both versions of the interface are read, below /sys/fs/cgroup. A limit that cannot be read is not
-//! known, and counts as none: a container may hide the groups around its own. There the path of the
-//! group leads nowhere, and its mount is the group.
+//! The limits of this process's control groups, cgroups(7): memory, processors, and objects of RDMA
+//! devices. Both versions of the interface are read, below /sys/fs/cgroup. A limit that cannot be read
+//! is not known, and counts as none: a container may hide the groups around its own. There the path of
+//! the group leads nowhere, and its mount is the group.
 //!
 //! The functions allocate nothing, and the threads of `helper_thread.rs` may call them. They also
 //! run on the smallest stack of a thread (`ctests/cache/processes/stacks.c`): paths are
@@ -61,6 +61,28 @@ pub fn memory_used() -> Option<(u64, u64)> {
         }
     });
     fullest
+}
+
+/// How many processors' time the groups of this process may use (`cpu.max`), rounded up.
+pub fn processors() -> Option<u64> {
+    let mut least = None;
+    each_group(b"cpu", &mut |group| {
+        let [quota, period]: [(&[u8], usize); 2] = match group.version {
+            1 => [(b"cpu.cfs_quota_us", 0), (b"cpu.cfs_period_us", 0)],
+            _ => [(b"cpu.max", 0), (b"cpu.max", 1)],
+        };
+        let mut value = |(name, word)| {
+            group.first(name, |line| {
+                line.split(|&byte| byte == b' ').nth(word).and_then(number)
+            })
+        };
+        let both = value(quota).zip(value(period));
+        smaller(
+            &mut least,
+            both.map(|(quota, period)| quota.div_ceil(period.max(1))),
+        );
+    });
+    least
 }
 
 /// How many bytes of huge pages of this size a group of this process has, used or reserved, and how many

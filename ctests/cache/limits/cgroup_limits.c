@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Idle regions in a cgroup: they leave room for other objects of the device, and for memory.
+ * Idle regions in a cgroup: they leave room for other objects of the device, and for memory. And the
+ * threads of RDMAMR_PREFAULT: one fewer than the processors whose time the group has.
  *
  * Runs only in the machine of vm/, where the test may change the cgroups.
  */
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include "../../lib/pair_rows.h"
+#include "../../plain/prefault/started.h"
 
 #define ROOT_GROUP "/sys/fs/cgroup"
 #define GROUP ROOT_GROUP "/limits"
@@ -93,6 +95,25 @@ static void much_memory(void)
 	ok(bytes <= BUFFER / 10 * 12, "at most 1.2 times the memory of a buffer: %lld MiB", bytes >> 20);
 }
 
+static void with_threads(void)
+{
+	static const char *const times[] = { "100000 100000", "150000 100000", "max 100000" };
+	struct ibv_pd *pd = domain_of_device();
+
+	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+cpu") || sysconf(_SC_NPROCESSORS_ONLN) < 2)
+		skip_all("no controller of processors, or one processor");
+	enter();
+	for (int n = 0; n < 3; n++) {
+		const int before = started;
+		struct ibv_mr *mr;
+
+		must(put(GROUP "/cpu.max", times[n]));
+		mr = ibv_reg_mr(pd, untouched(BUFFER), BUFFER, IBV_ACCESS_LOCAL_WRITE);
+		is(started - before, n > 0, "threads with cpu.max %s", times[n]);
+		must(mr && ibv_dereg_mr(mr) == 0);
+	}
+}
+
 /* A new group for each row. */
 static void in_group(void)
 {
@@ -117,6 +138,7 @@ static const struct row rows[] = {
 	{ "nine registrations of ten objects in turn", objects, false, BY(BOTH_CALLS) },
 	{ "nine registrations of ten objects at once", objects, true, BY(BOTH_CALLS) },
 	{ "rounds of a third of the memory", much_memory, BY(PLAIN_CALLS) },
+	{ "untouched memory, and threads that populate it", with_threads, BY(PLAIN_CALLS), .settings = "RDMAMR_PREFAULT=2" },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, in_group)
