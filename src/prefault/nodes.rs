@@ -8,7 +8,6 @@
 //! prefer that node. Also, a processor clears the memory of its own node faster.
 
 use core::ffi::c_int;
-use rdmamr_sys::cgroup;
 use rdmamr_sys::proc::{decimal, each_line};
 use rdmamr_sys::text::Text;
 
@@ -25,8 +24,8 @@ const MPOL_LOCAL: c_int = 4;
 pub struct Place {
     /// The processors that they may use, if not those of the registering thread.
     processors: Option<Mask>,
-    /// How many threads beside the registering one find a processor, and time on it. More threads would
-    /// only slow each other down.
+    /// How many threads beside the registering one find a processor. More threads would only slow
+    /// each other down.
     pub helpers: usize,
     /// The node to allocate from if the thread runs on another.
     node: Option<u32>,
@@ -49,10 +48,8 @@ impl Place {
         // Only the policy of a mapping leaves no choice: it overrides that of a thread.
         let must = of_memory != Some(libc::MPOL_DEFAULT);
         let processors = near.filter(|near| must || spare(near) >= threads);
-        let helpers = spare(processors.as_ref().unwrap_or(&allowed));
-        let timed = cgroup::processors().map_or(usize::MAX, |most| most.saturating_sub(1) as usize);
         Place {
-            helpers: helpers.min(timed),
+            helpers: spare(processors.as_ref().unwrap_or(&allowed)),
             processors,
             node,
         }

@@ -18,7 +18,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use rdmamr_sys::helper_thread::{self, Ending};
 use rdmamr_sys::pagemap::first;
-use rdmamr_sys::{clock, futex};
+use rdmamr_sys::{cgroup, clock, futex};
 
 /// The most threads of one registration.
 pub const MOST: usize = 64;
@@ -72,6 +72,9 @@ impl Team {
         threads: usize,
         is_first: bool,
     ) -> Option<Team> {
+        // Threads for which the group has no time would take it from the registration.
+        let timed = cgroup::processors().map_or(MOST, |most| most.saturating_sub(1) as usize);
+        let threads = threads.min(timed);
         let place = Place::of(pages.start, threads);
         found.page = found.page.max(huge::most_cleared());
         let threads = threads
