@@ -55,6 +55,7 @@ check "no two rows have a name: $(twice | xargs)" [ -z "$(twice)" ]
 odd() { rows | awk '$4 != "-" && $4 !~ /^\+?(host|rxe|siw)(-[a-z0-9.]+)?(,\+?(host|rxe|siw)(-[a-z0-9.]+)?)*$/ { print $1 }'; }
 check "each place exists: $(odd | xargs)" [ -z "$(odd)" ]
 check "a row with a place has a command and a limit of 600 s or more, and no other has: $(idle | xargs)" [ -z "$(idle)" ]
+check "the code that lemmas.py breaks is there" python3 -B ctests/special/mutants/lemmas.py --gone
 # Since 1.89. Clippy does not know, and to build with the oldest Rust takes minutes (rust_version).
 bound() { tree_files | grep '\.rs$' | xargs -d '\n' grep -lzP 'let [^;{}]*=\s*[(]?format_args!' | tr '\0' '\n'; }
 check "no let binds format_args!, which Rust 1.85 refuses: $(bound | xargs)" [ -z "$(bound)" ]
