@@ -6,6 +6,7 @@ use crate::report::errno;
 use ::errno::Errno;
 use anstream::adapter::strip_str;
 use rustc_hash::FxHashSet;
+use std::sync::LazyLock;
 
 /// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
 /// mlx5dv.h), mlx5's code of the vendor that was seen with it, and the words of ibv_wc_status_str, UCX
@@ -265,7 +266,7 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
     let text = text.replace("too many open files in system", "enfile");
     let is_named = |number: &u16| {
         has_words(&text, &errno::name(*number).to_lowercase())
-            || words_of(*number).is_some_and(|words| has_words(&text, &words))
+            || words_of(*number).is_some_and(|words| has_words(&text, words))
     };
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -290,10 +291,13 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
     })
 }
 
-/// strerror's words of an errno, in small letters.
-fn words_of(number: u16) -> Option<String> {
-    let words = Errno(number.into()).to_string().to_lowercase();
-    (!words.starts_with("unknown error")).then_some(words)
+/// strerror's words of an errno, in small letters. They are asked for at each number of a log.
+fn words_of(number: u16) -> Option<&'static String> {
+    static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+        let words = |number| Errno(number).to_string().to_lowercase();
+        (0..=MOST.into()).map(words).collect()
+    });
+    Some(&WORDS[usize::from(number)]).filter(|words| !words.starts_with("unknown error"))
 }
 
 fn is_letter(character: char) -> bool {
@@ -335,7 +339,7 @@ impl Number<'_> {
     fn is_foreign(&self) -> bool {
         let is_another = |number: u16| {
             let words = words_of(number).filter(|_| self.value != u64::from(number));
-            words.is_some_and(|words| self.before.ends_with(&words))
+            words.is_some_and(|words| self.before.ends_with(words))
         };
         let is_before = |words: &&str| self.before.contains(words);
         FOREIGN.iter().any(is_before) || self.follows(OTHERS) || (1..=MOST).any(is_another)
