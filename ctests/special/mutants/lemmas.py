@@ -10,6 +10,7 @@ Prints TAP.
 
 A mutant is built in target/mutants from a copy of the tree, so the tree itself stays as it is.
 """
+import filecmp
 import os
 import pathlib
 import re
@@ -154,21 +155,23 @@ MUTANTS = [
 
 
 def copy():
-    """Makes a fresh copy of the sources; the compiled crates of the last run stay."""
-    shutil.rmtree(TREE, ignore_errors=True)
+    """Makes the copy equal to the sources. Cargo compiles again what has a new time: files that are equal keep theirs."""
     names = subprocess.run(["bash", "-c", ". packaging/tree.sh; tree_files | grep -E '^(src|tool|include|docs|Cargo|build.rs|cbindgen|ctests/fuzz/inputs)'"],
                            cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    for path in TREE.rglob("*"):
+        if path.is_file() and str(path.relative_to(TREE)) not in names:
+            path.unlink()
     for name in names:
         to = TREE / name
         to.parent.mkdir(parents=True, exist_ok=True)
-        # copy instead of copy2: cargo rebuilds files with a new time.
-        shutil.copy(ROOT / name, to)
+        if not to.exists() or not filecmp.cmp(ROOT / name, to, shallow=False):
+            shutil.copy(ROOT / name, to)
 
 
 def cargo(loom, *arguments):
     """Runs cargo on the copy. Returns whether it succeeded, and its output."""
     env = dict(os.environ, CARGO_TARGET_DIR=str(WORK / ("loom" if loom else "cargo")), CARGO_PROFILE_RELEASE_LTO="false",
-               CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16", CARGO_PROFILE_RELEASE_DEBUG="false")
+               CARGO_PROFILE_RELEASE_CODEGEN_UNITS="16", CARGO_PROFILE_RELEASE_DEBUG="false", CARGO_INCREMENTAL="1")
     if loom:
         env["RUSTFLAGS"] = "--cfg loom"
     done = subprocess.run(["cargo", *arguments], cwd=TREE, env=env, capture_output=True, text=True)
