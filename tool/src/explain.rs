@@ -11,6 +11,8 @@ use crate::doctor::check::Check;
 use crate::doctor::{self, cgroup, container, hugepages, mappings, memlock, userfaultfd};
 use crate::style::{self, wrap};
 use anyhow::bail;
+use std::borrow::Cow;
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::Read;
 
@@ -47,7 +49,7 @@ pub struct Args {
     /// of which the last 64 KiB count
     #[arg(value_name = "ERROR", required_unless_present = "trace")]
     #[arg(allow_hyphen_values = true)]
-    words: Vec<String>,
+    words: Vec<OsString>,
     #[command(flatten)]
     key: key::Args,
 }
@@ -69,11 +71,17 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     if args.key.trace.is_some() {
         return style::print(&key::explain(&args.key)?);
     }
-    let option = |word: &&String| word.starts_with("--") && word.len() > 2 && !word.contains(' ');
-    if let Some(option) = args.words.iter().find(option) {
+    // A program may have printed any bytes.
+    let words = args.words.iter().map(|word| word.to_string_lossy());
+    let words: Vec<_> = words.collect();
+    let is_option = |word: &&Cow<'_, str>| {
+        let name = word.strip_prefix("--").unwrap_or_default();
+        name.starts_with(char::is_alphabetic) && !name.contains(' ')
+    };
+    if let Some(option) = words.iter().find(is_option) {
         bail!("{option} has no meaning beside an error: rdmamr explain --help");
     }
-    let mut pasted = args.words.join(" ");
+    let mut pasted = words.join(" ");
     if pasted == "-" {
         pasted = end_of(std::io::stdin())?;
     }
@@ -372,5 +380,33 @@ mod tests {
         ("ibv_reg_mr: No such device or address", "ENXIO"),
         ("ibv_reg_mr: No such device", "ENODEV"),
         ("ibv_create_comp_channel: Too many open files in system", "ENFILE"),
+        ("ibv_reg_dmabuf_mr (retain) failed: Invalid argument\nibv_reg_mr(gpu) failed: Bad address", "<ibv_reg_dmabuf_mr> EFAULT"),
+        ("ibv_reg_mr(0x7f) failed: Input/output error\nfailed to register address 0x7f: Input/output error", "<failed to register address> EIO"),
+        ("ibv_post_send failed: Bad address\nibv_reg_mr failed: Bad address", "<ibv_post_send> EFAULT"),
+        ("Cuda failure 'invalid argument'\nCall to ibv_reg_mr_iova2 failed with error Invalid argument", "<Cuda failure> EINVAL"),
+        ("CREATE_MKEY(0x200) failed, status limits exceeded(0x8), err(-12)\nibv_reg_mr: Cannot allocate memory", "<limits exceeded>"),
+        ("CQ transport error -6 (No such device or address) on qpair id 1", "<CQ transport error>"),
+        ("pml_ucx.c:860 Error: ucx send failed: Input/output error", "<ucx send failed>"),
+        ("Failed to post a send for the qpair 0x1 with errno -22", "<post a send>"),
+        ("kiblnd_post_tx_locked() Error -22 posting transmit to 10.0.0.1@o2ib", "<posting transmit>"),
+        ("Unable to create SRQ, errno 22", "<create SRQ>"),
+        ("nvmet_rdma: failed to create_qp ret= -12", "<nvmet_rdma>"),
+        ("ksmbd: smb_direct: Can't init RDMA pool: -12", "<smb_direct>"),
+        ("ko2iblnd: Unknown symbol ib_fmr_pool_unmap (err -22)", "<Unknown symbol>"),
+        ("nv_peer_mem: Unknown symbol nvidia_p2p_get_pages (err 0)", "<Unknown symbol>"),
+        ("nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context", "<nv_get_p2p_free_callback>"),
+        ("ibv_open_device(mlx5_0) failed: Cannot allocate memory", "<ibv_open_device>"),
+        ("mlx5dv_devx_alloc_uar(device=mlx5_0) failed: Cannot allocate memory", "<alloc_uar>"),
+        ("gdr_pin_buffer failed! error: Invalid argument", "<gdr_pin_buffer>"),
+        ("hipIpcGetMemHandle failed : invalid argument", "<hipIpcGetMemHandle>"),
+        ("RDMA_CM_EVENT_REJECTED; error: -111.\nERRNO: No such file or directory.", "<RDMA_CM_EVENT_REJECTED>"),
+        ("ibv_reg_mr() failed: Invalid argument\nrdma_rxe: err -12 from rxe_umem_get", "<from rxe_umem_get> ENOMEM"),
+        ("fi_tsend() unexpected failed, rc: -12 (Cannot allocate memory)", "<fi_tsend>"),
+        ("OFI poll failed (ofi_events.h:760): Cannot allocate memory", "<OFI poll failed>"),
+        ("poll CQ failed -2", "<poll CQ failed>"),
+        ("Creating new endpoint for domain 0x7f9b failed: Invalid argument", "<new endpoint>"),
+        ("fi_enable: Cannot allocate memory (-12)", "<fi_enable> ENOMEM"),
+        ("ibv_modify_qp(UMR QP 0x9b5e) failed to modify to RTR: No such device", "<UMR QP>"),
+        ("_posixsubprocess.fork_exec(\nOSError: [Errno 12] Cannot allocate memory", "<fork_exec>"),
     ];
 }

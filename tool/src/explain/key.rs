@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", requires = "key", conflicts_with = "words")]
     pub trace: Option<PathBuf>,
     /// The lkey or the rkey of a work request that failed
-    #[arg(long, value_parser = number, requires = "trace")]
+    #[arg(long, value_parser = number, requires = "trace", conflicts_with = "words")]
     key: Option<u64>,
     /// The address of that work request
     #[arg(long, value_parser = number, requires = "key")]

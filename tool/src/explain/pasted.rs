@@ -49,14 +49,14 @@ const STATUSES: &[Status] = &[
 #[rustfmt::skip]
 const OF_COMPLETION: &[&str] = &[
     "vendor", "synd", "vend ", "wr_id", "wrid", "completion", "wc error", "wc_status", "ibv_state", "wqe",
-    "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status", "wc failed", "kiblnd_",
+    "failed status", "ib failure: ", "prov_err", "poll_cq", "wc status", "wc.status", "wc->status", "wc failed",
+    "kiblnd_",
 ];
 
-/// To create one of these is no completion.
-const OBJECTS: &[&str] = &[
-    "completion queue",
-    "completion channel",
-    "protection domain",
+/// These words are about no completion: objects, and what SPDK says after the error of any.
+#[rustfmt::skip]
+const NO_COMPLETION: &[&str] = &[
+    "completion queue", "completion channel", "protection domain", "abort requests after transport retry counter exceeded",
 ];
 
 /// In a line with one of these, statuses and syndromes are of a command, or of the device's health.
@@ -97,8 +97,9 @@ const FOREIGN: &[&str] = &[
     "exit code", "exitcode", "exit status", "exited with code", "errorcode", "signal:", "signal code",
     "nccl error", "ncclinvalid", "ncclunhandled", "cuda error", "cuda failure", "cuda driver", "cumem", "cudamalloc",
     "qp event", "async event", "fatal event", "event type", "rdma_cm_event_rejected", "rpc error",
-    // aws-ofi-nccl: a completion's errno, and the provider's number.
-    "completed with error. rc",
+    "hip error", "nvml", "psm2", "psm3",
+    // aws-ofi-nccl: a completion's errno, and the provider's number. ibv_rc_pingpong: how many completions.
+    "completed with error. rc", "parse wc failed",
 ];
 
 /// The number right after these is of Open MPI, of UCX, or of a signal.
@@ -113,6 +114,15 @@ const ENOTSUPP: u16 = 524;
 /// The errnos that Linux has names for.
 const MOST: u16 = 133;
 
+/// Other words for an errno, and words that have those of another one in them.
+const SAME: &[(&str, &str)] = &[
+    ("no such device or address", "enxio"),
+    ("too many open files in system", "enfile"),
+    ("ewouldblock", "eagain"),
+    ("enotsupp", "enotsup"),
+    ("enotsup", "eopnotsupp"),
+];
+
 /// What a line is about.
 #[derive(Default, PartialEq, Eq, Debug)]
 pub struct Found {
@@ -125,63 +135,103 @@ pub struct Found {
 /// A row with this in its second cell is for a line that has nothing else to explain.
 const ALONE: &str = "none";
 
+/// A row with this in its second cell is about the cause: its errnos mean nothing in other lines, either.
+const EVERYWHERE: &str = "everywhere";
+
 /// The row with this word has those that name a registration.
 const REGISTRATION: &str = "reg_mr";
+
+/// A row of the table, with the words of its first cell in small letters.
+struct Row {
+    words: Vec<String>,
+    cells: Vec<String>,
+}
+
+impl Row {
+    fn of(cells: Vec<String>) -> Row {
+        let words = cells[0].split(", ").map(str::to_lowercase).collect();
+        Row { words, cells }
+    }
+
+    /// Which of its words is in the text.
+    fn find_in(&self, text: &str) -> Option<usize> {
+        self.words.iter().position(|words| begins(text, words))
+    }
+
+    fn has_beside(&self, word: &str) -> bool {
+        self.cells[1].split(", ").any(|it| it == word)
+    }
+}
 
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos and the words
 /// that mean nothing beside them. Longer words win over those that they contain.
 pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     let text = strip_str(pasted).to_string().trim().to_lowercase();
-    let rows: Vec<_> = rows.collect();
-    let words = |cells: &Vec<String>| -> Vec<_> {
-        let words = cells[0].split(", ");
-        words.map(str::to_lowercase).collect()
-    };
-    let names_call = |words: &Vec<String>| words.iter().any(|it| it == REGISTRATION);
-    let calls = rows.iter().map(words).find(names_call).unwrap_or_default();
+    let rows: Vec<_> = rows.map(Row::of).collect();
+    let names_call = |row: &&Row| row.words.iter().any(|it| it == REGISTRATION);
+    let calls = rows.iter().find(names_call);
+    let found = rows
+        .iter()
+        .filter_map(|row| Some((row, row.find_in(&text)?)));
+    let found: Vec<_> = found.collect();
 
     let dumped = dumped_syndrome(&text);
     let mut statuses = statuses_that(|it| dumped == Some(it.2));
-    let mut errnos = Vec::new();
+    // The errnos of lines that name a registration, and of others.
+    let (mut of_calls, mut of_others) = (Vec::new(), Vec::new());
     for line in text.lines() {
         let numbers = numbers(line);
-        let of_call = calls.iter().any(|words| begins(line, words));
+        let of_call = calls.is_some_and(|row| row.find_in(line).is_some());
         let more = statuses_of(line, &numbers, of_call);
         if more.is_empty() {
-            errnos.extend(errnos_of(line, &numbers).map(|errno| (errno, of_call)));
+            let counts =
+                |row: &Row| !of_call || row.has_beside(EVERYWHERE) || row.find_in(line).is_some();
+            let is_meant = |errno: &String| {
+                !found
+                    .iter()
+                    .any(|(row, _)| row.has_beside(errno) && counts(row))
+            };
+            let errnos = if of_call {
+                &mut of_calls
+            } else {
+                &mut of_others
+            };
+            errnos.extend(errnos_of(line, &numbers).filter(is_meant));
         }
         statuses.extend(more);
     }
     let mut seen = FxHashSet::default();
     statuses.retain(|status| seen.insert(*status));
-
-    let lines = rows.into_iter().filter_map(|mut cells| {
-        let has = |words: &&str| begins(&text, &words.to_lowercase());
-        cells[0] = cells[0].split(", ").find(has)?.to_owned();
-        Some(cells)
-    });
-    let mut lines: Vec<_> = lines.collect();
-    let unmeant = lines.iter().flat_map(|cells| cells[1].split(", "));
-    let unmeant: Vec<_> = unmeant.map(str::to_owned).collect();
+    // Beside a completion, or a registration that failed, the errno of another line is a consequence.
+    let mut errnos = match statuses.is_empty() && of_calls.is_empty() {
+        true => of_others,
+        false => of_calls,
+    };
     let mut seen = FxHashSet::default();
-    // Beside a completion the errno of another line is its consequence, unless a registration failed.
-    errnos.retain(|(errno, of_call)| {
-        (*of_call || statuses.is_empty()) && !unmeant.contains(errno) && seen.insert(errno.clone())
-    });
-    let errnos: Vec<_> = errnos.into_iter().map(|(errno, _)| errno).collect();
-    let all: Vec<_> = lines.iter().flat_map(words).collect();
-    lines.retain(|cells| {
-        let words = cells[0].to_lowercase();
-        let is_part = |other: &String| *other != words && other.contains(&words);
-        !unmeant.contains(&words) && !all.iter().any(is_part)
-    });
-    let is_alone = |cells: &Vec<String>| cells[1] == ALONE;
+    errnos.retain(|errno| seen.insert(errno.clone()));
+
+    let is_meant = |(row, at): &&(&Row, usize)| {
+        let words = &row.words[*at];
+        !found.iter().any(|(other, at)| {
+            let longer = &other.words[*at];
+            other.has_beside(words) || longer != words && longer.contains(words)
+        })
+    };
+    let is_alone = |(row, _): &&(&Row, usize)| row.has_beside(ALONE);
+    let mut lines: Vec<_> = found.iter().filter(is_meant).collect();
     if !statuses.is_empty() || !errnos.is_empty() || !lines.iter().all(is_alone) {
-        lines.retain(|cells| !is_alone(cells));
+        lines.retain(|it| !is_alone(it));
     }
+    let lines = lines.into_iter().map(|(row, at)| {
+        let words = row.cells[0].split(", ").nth(*at).map(str::to_owned);
+        words
+            .into_iter()
+            .chain(row.cells[1..].iter().cloned())
+            .collect()
+    });
     Found {
         statuses,
-        lines,
+        lines: lines.collect(),
         errnos,
     }
 }
@@ -194,14 +244,17 @@ fn statuses_that(is: impl Fn(&Status) -> bool) -> Vec<&'static str> {
 /// The statuses in a line; `of_call`: it names a registration, so that words which a status may have are
 /// about something else.
 fn statuses_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> Vec<&'static str> {
+    let text = line.replace("wc_", " ");
     let is_named = |Status(name, ..): &Status| {
-        has_words(line, &name.trim_start_matches("IBV_WC_").to_lowercase())
+        let name = name.trim_start_matches("IBV_WC_").to_lowercase();
+        // RETRY_EXC_ERR is a part of RNR_RETRY_EXC_ERR.
+        has_words(&text, &name) && !text.contains(&format!("_{name}"))
     };
     if of_call {
         return statuses_that(is_named);
     }
     let without = |line: String, words: &&str| line.replace(words, "");
-    let about = OBJECTS.iter().fold(line.to_owned(), without);
+    let about = NO_COMPLETION.iter().fold(line.to_owned(), without);
     let of_completion = OF_COMPLETION.iter().any(|words| about.contains(words));
     let may_be_status = of_completion
         || line.split_whitespace().count() == 2
@@ -261,9 +314,8 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
 }
 
 fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String> {
-    // "No such device" and "too many open files" are of other errnos.
-    let text = line.replace("no such device or address", "enxio");
-    let text = text.replace("too many open files in system", "enfile");
+    let same = |text: String, (words, other): &(&str, &str)| text.replace(words, other);
+    let text = SAME.iter().fold(line.to_owned(), same);
     let is_named = |number: &u16| {
         has_words(&text, &errno::name(*number).to_lowercase())
             || words_of(*number).is_some_and(|words| has_words(&text, words))
@@ -273,7 +325,8 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
     let is_errno = |number: &&Number<'_>| {
         let named = number.follows(ERRNO) && !number.follows(VENDOR) && !number.follows(PROVIDER);
         let is_before = |words: &&str| number.before.contains(words);
-        let of_ucx = number.follows(&["status"]) && ["ucx", "ucs_", "ucp_"].iter().any(is_before);
+        let of_ucx = ["ucs_", "ucp_", "uct_"].iter().any(is_before) && number.negative
+            || number.follows(&["status"]) && is_before(&"ucx");
         let foreign = number.hex || of_ucx || number.is_foreign();
         // What -1 says is that another number has the reason.
         let signed = number.negative && number.value != 1;
@@ -404,8 +457,8 @@ mod tests {
     fn found(pasted: &str) -> String {
         let rows = [
             "failed to register address | EIO | x",
-            "limits exceeded | ENOMEM | x",
-            "ibv_fork_init | ENOENT | x",
+            "limits exceeded | everywhere, ENOMEM | x",
+            "ibv_fork_init | ENOENT, EFAULT | x",
             "prov_err | EIO | x",
             "reg_mr, regMr | none | x",
             "ibv_post_send | ENOMEM | x",
@@ -710,6 +763,47 @@ mod tests {
                 "",
             ),
             ("[gpu-266] started", ""),
+            // A part of another status, and words that are none.
+            ("IBV_WC_RNR_RETRY_EXC_ERR", "IBV_WC_RNR_RETRY_EXC_ERR"),
+            ("REM_ACCESS_ERR", "IBV_WC_REM_ACCESS_ERR"),
+            ("SSL_GENERAL_ERR", ""),
+            (
+                "parse WC failed 1\nFailed status transport retry counter exceeded (12) for wr_id 2",
+                "IBV_WC_RETRY_EXC_ERR",
+            ),
+            (
+                "CQ error on Queue Pair 0x1, Response Index 9 (4): local protection error\n\
+                 CQ error, abort requests after transport retry counter exceeded",
+                "IBV_WC_LOC_PROT_ERR",
+            ),
+            (
+                "smbdirect: wc->status=10 wc->opcode=0",
+                "IBV_WC_REM_ACCESS_ERR",
+            ),
+            // Other names.
+            ("ENOTSUP", "EOPNOTSUPP"),
+            ("-ENOTSUPP", "EOPNOTSUPP"),
+            ("FI_EOPNOTSUPP", "EOPNOTSUPP"),
+            ("EWOULDBLOCK", "EAGAIN"),
+            ("ucp_ep_create failed: -14", ""),
+            ("PSM3 can't open nic unit: -1 (err=23)", ""),
+            // Two lines: the errno of the registration counts, whatever the other is about.
+            (
+                "Fail to ibv_fork_init: Bad address\nibv_reg_mr failed: Bad address",
+                "ibv_fork_init EFAULT",
+            ),
+            (
+                "Fail to ibv_fork_init: No such file or directory [2]\nanother line",
+                "ibv_fork_init",
+            ),
+            (
+                "CREATE_MKEY failed, status limits exceeded(0x8)\nibv_reg_mr: Cannot allocate memory",
+                "limits exceeded",
+            ),
+            (
+                "Epoll ADD(1) failed: Operation not permitted\nibv_reg_mr failed: Bad address",
+                "EFAULT",
+            ),
         ];
         for (pasted, means) in lines {
             assert_eq!(found(pasted), means, "{pasted}");
