@@ -5,8 +5,10 @@
 //! A thread starts with the policy of the registering thread, and the policy of a mapping applies
 //! whichever thread makes the page. There remains the default of both policies, "the node of the
 //! thread that makes the page": then each thread must run on the node of the registering thread, or
-//! prefer that node. Also, a processor clears the memory of its own node faster.
+//! prefer that node. Also, a processor clears the memory of its own node faster. So if a program has
+//! bound parts of the memory to several nodes, the threads populate as many parts at once.
 
+use super::pages::Pages;
 use core::ffi::c_int;
 use rdmamr_sys::proc::{decimal, each_line};
 use rdmamr_sys::text::Text;
@@ -20,8 +22,13 @@ const NODES: usize = 8 * size_of::<Nodes>();
 const MPOL_F_ADDR: c_int = 1 << 1;
 const MPOL_LOCAL: c_int = 4;
 
+/// The most parts in which memory is populated at once.
+pub const PARTS: usize = 8;
+
 /// Where the threads of a registration run.
 pub struct Place {
+    /// The processors of the registering thread.
+    allowed: Mask,
     /// The processors that they may use, if not those of the registering thread.
     processors: Option<Mask>,
     /// How many threads beside the registering one find a processor. More threads would only slow
@@ -35,9 +42,10 @@ impl Place {
     /// The place for this many threads that populate memory at this address.
     pub fn of(address: usize, threads: usize) -> Place {
         let allowed = allowed();
-        let of_memory = policy(address, MPOL_F_ADDR);
+        let mode = |address, flags| policy(address, flags).map(|(mode, _)| mode);
+        let of_memory = mode(address, MPOL_F_ADDR);
         let policy = match of_memory {
-            Some(libc::MPOL_DEFAULT) => policy(0, 0),
+            Some(libc::MPOL_DEFAULT) => mode(0, 0),
             other => other,
         };
         let is_local = matches!(policy, Some(libc::MPOL_DEFAULT | MPOL_LOCAL));
@@ -50,6 +58,7 @@ impl Place {
         let processors = near.filter(|near| must || spare(near) >= threads);
         Place {
             helpers: spare(processors.as_ref().unwrap_or(&allowed)),
+            allowed,
             processors,
             node,
         }
@@ -58,14 +67,50 @@ impl Place {
     /// Moves this thread to the place.
     pub fn go(&self) {
         if let Some(processors) = &self.processors {
-            let (this_thread, size, from) = (0usize, size_of::<Mask>(), processors.as_ptr());
-            // SAFETY: the mask is readable.
-            unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, from) };
+            run_on(processors);
         }
         if let Some(node) = self.node {
             prefer(node);
         }
     }
+
+    /// Moves this thread to the only node from which the memory at an address comes, if the policy of
+    /// the memory names one and that many threads have room there.
+    pub fn go_near(&self, address: usize, threads: usize) {
+        if let Some(node) = bound_to(address) {
+            let near = processors_of(node, &self.allowed);
+            let near = near.filter(|near| count(near) >= threads);
+            run_on(near.as_ref().unwrap_or(&self.allowed));
+        }
+    }
+}
+
+/// To how many nodes the policies of its mappings bind the memory, by samples; at least 1, at most
+/// [`PARTS`].
+pub fn parts(pages: Pages) -> usize {
+    let mut nodes: Nodes = [0; 16];
+    for node in pages
+        .samples(4 * PARTS)
+        .filter_map(|page| bound_to(page.start))
+    {
+        set(&mut nodes, node as usize);
+    }
+    count(&nodes).clamp(1, PARTS)
+}
+
+/// The only node from which the memory at an address comes, by the policy of its mapping.
+fn bound_to(address: usize) -> Option<u32> {
+    let (mode, nodes) = policy(address, MPOL_F_ADDR)?;
+    let names_one = matches!(mode, libc::MPOL_BIND | libc::MPOL_PREFERRED) && count(&nodes) == 1;
+    let word = nodes.iter().position(|&word| word != 0)?;
+    names_one.then(|| 64 * word as u32 + nodes[word].trailing_zeros())
+}
+
+/// Lets this thread run on these processors only.
+fn run_on(processors: &Mask) {
+    let (this_thread, size, from) = (0usize, size_of::<Mask>(), processors.as_ptr());
+    // SAFETY: the mask is readable.
+    unsafe { libc::syscall(libc::SYS_sched_setaffinity, this_thread, size, from) };
 }
 
 fn set(mask: &mut [u64], bit: usize) {
@@ -116,8 +161,9 @@ fn add_list(mask: &mut Mask, list: &[u8]) {
     }
 }
 
-/// The policy of the memory at an address, or of this thread. `None` without NUMA.
-fn policy(address: usize, flags: c_int) -> Option<c_int> {
+/// The policy of the memory at an address, or of this thread, and the nodes that it names. `None`
+/// without NUMA.
+fn policy(address: usize, flags: c_int) -> Option<(c_int, Nodes)> {
     let (mut policy, mut nodes): (c_int, Nodes) = (0, [0; 16]);
     let (to, mask) = (&raw mut policy, nodes.as_mut_ptr());
     // SAFETY: the policy and the mask are writable.
@@ -129,7 +175,7 @@ fn policy(address: usize, flags: c_int) -> Option<c_int> {
         libc::MPOL_PREFERRED if count(&nodes) == 0 => MPOL_LOCAL,
         policy => policy,
     };
-    (!failed).then_some(policy)
+    (!failed).then_some((policy, nodes))
 }
 
 fn this_node() -> Option<u32> {

@@ -9,7 +9,7 @@
 //! would.
 
 use super::huge;
-use super::nodes::Place;
+use super::nodes::{PARTS, Place, parts};
 use super::pages::Pages;
 use super::suitable::Suitable;
 use core::ffi::{c_int, c_void};
@@ -48,10 +48,16 @@ struct Work {
 /// The state that the threads share.
 struct Populating {
     pages: Pages,
+    /// Equal parts of the pages, one for each node to which the memory is bound.
+    parts: usize,
     found: Suitable,
-    /// The number of pieces taken. Threads take them from the end, because the registration begins
-    /// at the start.
-    taken: AtomicUsize,
+    /// The number of pieces taken of each part. Threads take them from the end, because the
+    /// registration begins at the start.
+    taken: [AtomicUsize; PARTS],
+    /// How many threads have begun.
+    begun: AtomicUsize,
+    /// How many threads populate beside the registering one.
+    threads: usize,
     /// True once the registration has returned, or once a page could not be made: then the
     /// registration will report the error.
     over: AtomicBool,
@@ -88,8 +94,11 @@ impl Team {
         let content = Work {
             populating: Populating {
                 pages,
+                parts: parts(pages).min(pages.bytes().div_ceil(PIECE.max(found.page))),
                 found,
-                taken: AtomicUsize::new(0),
+                taken: [const { AtomicUsize::new(0) }; PARTS],
+                begun: AtomicUsize::new(0),
+                threads,
                 over: AtomicBool::new(false),
                 place,
                 stalls: found.huge.and_then(|_| huge::stalls()),
@@ -117,7 +126,7 @@ impl Team {
     /// Populates memory on this thread too, until no piece is left.
     pub fn join_in(&self) {
         // SAFETY: `start` wrote the work, and only `stop` unmaps it.
-        unsafe { &(*self.0.as_ptr()).populating }.populate_all();
+        unsafe { &(*self.0.as_ptr()).populating }.populate_all(|_| ());
     }
 
     /// Waits for each thread to finish its current piece and end. Returns how many threads ran.
@@ -141,22 +150,38 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     let work = unsafe { &*argument.cast::<Populating>() };
     work.place.go();
     if work.is_first || work.await_pin() {
-        work.populate_all();
+        work.populate_all(|part| {
+            let threads = work.threads.div_ceil(work.parts);
+            work.place
+                .go_near(part.page(part.count() / 2).start, threads);
+        });
     }
     0
 }
 
 impl Populating {
-    fn populate_all(&self) {
+    /// Populates each part, and begins with another one than the other threads. `go` comes before
+    /// each.
+    fn populate_all(&self, go: impl Fn(Pages)) {
+        let begun = self.begun.fetch_add(1, Relaxed);
+        for part in (begun..begun + self.parts).map(|number| number % self.parts) {
+            let piece = PIECE.max(self.found.page);
+            let pages = self.pages.part(part, self.parts, piece);
+            go(pages);
+            self.populate_part(pages, &self.taken[part]);
+        }
+    }
+
+    fn populate_part(&self, part: Pages, taken: &AtomicUsize) {
         // Each thread asks, so that no thread populates before the first request.
-        let Pages { start, end, .. } = self.pages;
-        if self.pages.bytes() <= 2 * FIRST {
+        let Pages { start, end, .. } = part;
+        if part.bytes() <= 2 * FIRST {
             self.ask(start, end);
         } else {
             self.ask(start, start + FIRST);
             self.ask(end - FIRST, end);
         }
-        while self.populate_next() {}
+        while self.populate_next(part, taken.fetch_add(1, Relaxed)) {}
     }
 
     /// Asks for huge pages between these addresses, if the threads ask for any.
@@ -166,12 +191,12 @@ impl Populating {
         }
     }
 
-    /// Asks for huge pages in all of the memory, unless the first ones made the kernel move pages.
+    /// Asks for huge pages in all of a part, unless the first ones made the kernel move pages.
     #[cold]
-    fn ask_for_all(&self) {
+    fn ask_for_all(&self, part: Pages) {
         let stalls = huge::stalls().zip(self.stalls);
         if stalls.is_some_and(|(now, before)| now.wrapping_sub(before) < FEW) {
-            self.ask(self.pages.start, self.pages.end);
+            self.ask(part.start, part.end);
         }
     }
 
@@ -211,15 +236,15 @@ impl Populating {
         Some(pages.page((start - pages.start) / pages.size))
     }
 
-    /// Takes the next piece and populates it. False if no piece is left.
-    fn populate_next(&self) -> bool {
-        let number = self.taken.fetch_add(1, Relaxed);
-        let piece = self.pages.piece(number, PIECE.max(self.found.page));
+    /// Populates the piece of a part with this index. False if there is none, or if no more are
+    /// wanted.
+    fn populate_next(&self, part: Pages, number: usize) -> bool {
+        let piece = part.piece(number, PIECE.max(self.found.page));
         let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
         };
-        if number == FIRST / PIECE && self.pages.bytes() > 2 * FIRST {
-            self.ask_for_all();
+        if number == FIRST / PIECE && part.bytes() > 2 * FIRST {
+            self.ask_for_all(part);
         }
         // Populating present pages takes twenty times as long as asking whether they are present.
         if self.first_missing(piece).is_some() && !self.populate(piece) {
@@ -237,6 +262,22 @@ impl Populating {
 }
 
 impl Pages {
+    /// The part with this index of so many equal ones, in whole pieces, counted from the end.
+    fn part(self, number: usize, parts: usize, piece: usize) -> Pages {
+        let bound = |number: usize| match parts - number {
+            0 => self.start,
+            left if left == parts => self.end,
+            left => (self.start + self.bytes() / parts * left)
+                .next_multiple_of(piece)
+                .min(self.end),
+        };
+        Pages {
+            start: bound(number + 1),
+            end: bound(number),
+            ..self
+        }
+    }
+
     /// The piece of this size with this index, counted from the end.
     fn piece(self, number: usize, size: usize) -> Option<Pages> {
         let end = self
@@ -284,6 +325,26 @@ mod tests {
                 below = piece.start;
             }
             assert_eq!(below, start);
+        }
+    }
+
+    #[test]
+    fn parts_cover_all_of_it_and_share_no_piece() {
+        for (start, bytes) in [(PIECE, 8 * PIECE), (0x1000, 5 * PIECE + 0x3000)] {
+            for parts in 1..=PARTS {
+                let pages = Pages {
+                    start,
+                    end: start + bytes,
+                    size: 4096,
+                };
+                let mut below = pages.end;
+                for part in (0..parts).map(|number| pages.part(number, parts, PIECE)) {
+                    assert!(part.end == below && part.start <= part.end);
+                    assert!(part.start == start || part.start % PIECE == 0);
+                    below = part.start;
+                }
+                assert_eq!(below, start);
+            }
         }
     }
 

@@ -2,7 +2,8 @@
 /*
  * The NUMA nodes of a registration's pages, with no thread of RDMAMR_PREFAULT, two and four: the
  * policy of the memory or of the thread chooses them; without a policy they are on the node of the
- * registering thread. Needs a machine with two nodes of two processors each: vm/run -n 2.
+ * registering thread. Memory whose halves are bound to a node each is populated by threads on both
+ * nodes. Needs a machine with two nodes of two processors each: vm/run -n 2.
  */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -21,9 +22,9 @@ static void policy_of_thread(int policy, unsigned long nodes)
 	must(syscall(SYS_set_mempolicy, policy, nodes ? &nodes : NULL, 8 * sizeof(nodes)) == 0);
 }
 
-static void policy_of_memory(char *memory, int policy, unsigned long nodes)
+static void policy_of_memory(char *memory, size_t size, int policy, unsigned long nodes)
 {
-	must(syscall(SYS_mbind, memory, SIZE, policy, nodes ? &nodes : NULL, 8 * sizeof(nodes), 0) == 0);
+	must(syscall(SYS_mbind, memory, size, policy, nodes ? &nodes : NULL, 8 * sizeof(nodes), 0) == 0);
 }
 
 static int this_node(void)
@@ -68,7 +69,30 @@ static void count_by_node(char *memory, long count[NODES])
 			count[nodes[n]]++;
 }
 
-enum { OF_NOBODY, OF_MEMORY, OF_THREAD };
+/* The nodes to whose processors a thread of the library was bound meanwhile, a bit each. */
+static unsigned seen;
+static _Atomic bool over;
+
+static void *look_at_threads(void *unused)
+{
+	while (!over) {
+		for (int n = 0; n < started && n < MOST_STARTED; n++) {
+			cpu_set_t at;
+
+			if (threads_started[n] <= 0 || sched_getaffinity(threads_started[n], sizeof(at), &at))
+				continue;
+			for (int node = 0; node < NODES; node++)
+				if (CPU_COUNT(&at) == 2 && CPU_ISSET(2 * node, &at) && CPU_ISSET(2 * node + 1, &at))
+					seen |= 1U << node;
+		}
+	}
+	return unused;
+}
+
+enum { OF_NOBODY, OF_MEMORY, OF_THREAD, OF_HALVES };
+enum { PRIVATE, SHARED, HUGE, KINDS };
+
+static const char *const kinds[KINDS] = { "private memory", "shared memory", "huge pages" };
 
 static const struct placed {
 	const char *name;
@@ -87,31 +111,52 @@ static const struct placed {
 	{ "a thread bound to the other node", OF_THREAD, MPOL_BIND, 1, 0, false },
 	{ "a thread that prefers the other node", OF_THREAD, MPOL_PREFERRED, 1, 0, false },
 	{ "a local thread", OF_THREAD, MPOL_LOCAL, 0, 1, false },
+	{ "halves that are bound to a node each", OF_HALVES, MPOL_BIND, 0, ALL, false },
 	{ "an interleaving thread", OF_THREAD, MPOL_INTERLEAVE, 3, ALL, false },
 };
+
+/* Enough huge pages of 2 MiB for all of the memory on that node. */
+static void reserve_huge_pages(int node)
+{
+	FILE *file;
+	char path[128];
+
+	snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", node);
+	file = fopen(path, "w");
+	must(file && fprintf(file, "%d", SIZE / (2 * MIB)) > 0 && fclose(file) == 0);
+}
 
 /*
  * Registers memory on node 1. Returns whether the thread was there all the time, as far as is
  * visible.
  */
-static bool registered(const struct placed *how, bool shared, long count[NODES])
+static bool registered(const struct placed *how, int kind, long count[NODES])
 {
-	int flags = MAP_ANONYMOUS | (shared ? MAP_SHARED : MAP_PRIVATE);
-	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, flags, -1, 0);
+	static const int flags[KINDS] = { MAP_PRIVATE, MAP_SHARED, MAP_PRIVATE | MAP_HUGETLB };
+	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | flags[kind], -1, 0);
+	pthread_t looking;
 	struct ibv_mr *mr;
 	bool stayed;
 
-	must(memory != MAP_FAILED && madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
+	must(memory != MAP_FAILED);
+	must(kind == HUGE || madvise(memory, SIZE, MADV_NOHUGEPAGE) == 0);
 	go(1);
 	if (how->stays)
 		allow(1);
 	if (how->whose == OF_MEMORY)
-		policy_of_memory(memory, how->policy, how->nodes);
+		policy_of_memory(memory, SIZE, how->policy, how->nodes);
+	for (int n = 0; how->whose == OF_HALVES && n < NODES; n++)
+		policy_of_memory(memory + (size_t)n * SIZE / NODES, SIZE / NODES, how->policy, 1UL << n);
 	if (how->whose == OF_THREAD)
 		policy_of_thread(how->policy, how->nodes);
 	started = 0;
+	over = false;
+	seen = 0;
+	looking = must_start(look_at_threads, NULL);
 	mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 	stayed = this_node() == 1;
+	over = true;
+	must_join(looking);
 	policy_of_thread(MPOL_DEFAULT, 0);
 	must(mr);
 	count_by_node(memory, count);
@@ -119,18 +164,21 @@ static bool registered(const struct placed *how, bool shared, long count[NODES])
 	return stayed;
 }
 
-static void look(const struct placed *how, bool shared, int threads)
+static void look(const struct placed *how, int kind, int threads)
 {
 	/* Each thread starts its interleaving anew. */
 	enum { ROUGHLY = 64 };
+	const unsigned on_both = how->whose == OF_HALVES && threads ? 3 : 0;
 	long count[NODES];
 	bool stayed = false;
 
-	case_begin("%s memory, %d threads: %s", shared ? "shared" : "private", threads, how->name);
-	for (int n = 0; n < 50 && !stayed; n++)
-		stayed = registered(how, shared, count);
+	case_begin("%s, %d threads: %s", kinds[kind], threads, how->name);
+	for (int n = 0; n < 50 && (!stayed || (seen & on_both) != on_both); n++)
+		stayed = registered(how, kind, count);
 	printf("# pages by node: %ld and %ld; threads started: %d\n", count[0], count[1], started);
 	ok(stayed, "the thread stays on its node");
+	if (on_both)
+		is(seen, on_both, "the threads run on each node for its half");
 	is(count[0] + count[1], PAGES, "all pages are there");
 	if (how->node == ALL)
 		ok(labs(count[0] - count[1]) <= ROUGHLY, "as many on each node");
@@ -155,10 +203,12 @@ int main(int argc, char **argv)
 	continue_report();
 	if (access("/sys/devices/system/node/node1", F_OK))
 		skip_all("this machine has one node");
+	for (int node = 0; node < NODES; node++)
+		reserve_huge_pages(node);
 	pd = domain_of_device();
 	for (size_t n = 0; n < sizeof(all) / sizeof(*all); n++)
-		for (int shared = 0; shared < 2; shared++)
-			look(&all[n], shared, threads);
+		for (int kind = 0; kind < KINDS; kind++)
+			look(&all[n], kind, threads);
 	if (threads < 4)
 		go_on_with(argv, "RDMAMR_PREFAULT", threads ? "4" : "2");
 	return done_testing();
