@@ -28,6 +28,10 @@ const MESSAGES: &str = "Messages of the library";
 /// The end of standard input that is read, in bytes.
 const MOST: usize = 64 << 10;
 
+/// What precedes the sections of errnos that may be of anything.
+const OF_ANOTHER: &str =
+    "Not known whether a registration failed: the text names none. What its errno says of one:\n";
+
 /// So much of a text without an explanation is printed, in characters.
 const ECHOED: usize = 160;
 
@@ -86,7 +90,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         pasted = end_of(std::io::stdin())?;
     }
     let (own, others) = own_lines(&pasted);
-    let found = pasted::find(&others, rows(LINES));
+    let known = names();
+    let found = pasted::find(&others, rows(LINES), |errno| known.contains(errno));
     // The row of a completion's status: what is known, and what to look at.
     let statuses = found.statuses.iter();
     let statuses = statuses.filter_map(|status| rows_of(COMPLETIONS, status).next());
@@ -94,7 +99,8 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let lines = found.lines.iter();
     let lines = lines.map(|cells| entry(&cells[0], &cells[2..], None));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
-    let others = statuses.chain(lines).chain(errnos);
+    let caveat = found.of_another.then(|| OF_ANOTHER.to_owned());
+    let others = statuses.chain(lines).chain(caveat).chain(errnos);
     let texts: Vec<_> = own.into_iter().chain(others).collect();
     if texts.is_empty() {
         bail!(
@@ -102,7 +108,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
              other languages the number (errno) decides, or let the library say the reason: \
              rdmamr run --log=warn -- PROGRAM",
             pasted.lines().last().unwrap_or_default().trim(),
-            names().join(", ")
+            known.join(", ")
         );
     }
     style::print(&texts.join("\n"))
@@ -312,7 +318,7 @@ mod tests {
     #[test]
     fn lines_get_the_rows_of_their_call() {
         let meant = |pasted: &str| {
-            let found = pasted::find(pasted, rows(LINES));
+            let found = pasted::find(pasted, rows(LINES), |_| true);
             let lines = found.lines.iter().map(|cells| format!("<{}>", cells[0]));
             let statuses = found.statuses.iter().map(|status| (*status).to_owned());
             let all = statuses.chain(lines).chain(found.errnos);
@@ -408,5 +414,81 @@ mod tests {
         ("fi_enable: Cannot allocate memory (-12)", "<fi_enable> ENOMEM"),
         ("ibv_modify_qp(UMR QP 0x9b5e) failed to modify to RTR: No such device", "<UMR QP>"),
         ("_posixsubprocess.fork_exec(\nOSError: [Errno 12] Cannot allocate memory", "<fork_exec>"),
+        // The errno of another call.
+        ("rdma_accept: Invalid argument", "<rdma_accept>"),
+        ("rdma_bind_addr: No such device", "<rdma_bind_addr>"),
+        ("UCX ERROR ibv_query_gid(dev=mlx5_an0 port=1 index=0) failed: Invalid argument", "<ibv_query_>"),
+        ("UCX DEBUG ibv_alloc_dm(dev=mlx5_2 length=2048) failed: Invalid argument", "<ibv_alloc_dm>"),
+        ("mlx5dv_create_qp(mlx5_0:1, DCI): failed: Invalid argument", "<mlx5dv_create_qp>"),
+        ("OFI tagged inject failed (ofi_impl.h:993:MPIDI_OFI_send_handler:Invalid argument)", "<tagged inject>"),
+        ("OFI poll failed (ofi_events.h:201:MPIDI_OFI_handle_cq_error:Input/output error)", "<OFI poll failed>"),
+        ("rdma link add rxe0 type rxe netdev eth0\nerror: Invalid argument", "<rdma link add>"),
+        ("process_vm_readv(pid=62 length=524288) returned -1: Operation not permitted", "<process_vm_readv>"),
+        ("Read -1, expected 16400, errno = 14", "<Read -1>"),
+        ("get_mempolicy: Operation not permitted", "<get_mempolicy>"),
+        ("shm_open(file_name=/ucx_shm_posix_6cf4c8d flags=0xc2) failed: No space left on device", "<shm_open>"),
+        ("mm_posix.c:194 UCX ERROR shm_open(file_name=/ucx) failed: No space left on device", "<mm_posix>"),
+        ("UCX ERROR cuIpcGetMemHandle(&key->ph)() failed: invalid argument", "<cuIpcGetMemHandle>"),
+        ("cudaHostRegister(address, length, 0x01) failed: invalid argument", "<cudaHostRegister>"),
+        ("CUDA_ERROR_OUT_OF_MEMORY (2)", "<CUDA_ERROR>"),
+        ("EAL: Error - exiting with code: 1\n  Cause: Cannot create mbuf pool", "<mbuf pool>"),
+        ("Cannot create cluster_mem_pool. Errno: 12 [ENOMEM: 12, ENOSPC: 28, EINVAL: 22, EEXIST: 17]", "<cluster_mem_pool>"),
+        ("Couldn't allocate MR\nmake: *** [run] Error 1", "<allocate MR>"),
+        ("LNetError: 4921:0:(o2iblnd.c:769:kiblnd_create_conn()) Can't create QP: -12, send_wr: 16640", "<LNetError>"),
+        ("LustreError: 11-0: operation ost_connect to node 10.0.0.1@o2ib failed: rc = -16", "<LustreError>"),
+        ("Connect command failed, rc -5, trtype:RDMA adrfam:IPv4", "<Connect command failed>"),
+        ("irdma0: [Register Non-Shared MR Cmd Error][op_code=15] status=-28 waiting=1 completion_err=1 maj=0x2", "ENOSPC"),
+        ("irdma0: [Create MR Cmd Error][op_code=13] status=-28 waiting=1 completion_err=1 maj=0x2", "ENOSPC"),
+        ("fi_eq_readerr: err: Connection refused (111), prov_err: Unknown error -28 (-28)", "<fi_eq_readerr>"),
+        ("uct_md_mem_reg failed: Input/output error", "<uct_md_mem_reg>"),
+        ("Unable to register required memory for RDMA queue.", "<Unable to register>"),
     ];
+
+    #[test]
+    fn an_errno_of_something_else_is_told_apart() {
+        let of = |pasted: &str| {
+            let found = pasted::find(pasted, rows(LINES), |errno| names().contains(errno));
+            let lines = found.lines.iter().map(|cells| cells[0].clone());
+            let all = lines.chain(found.errnos).collect::<Vec<_>>().join(" ");
+            (found.of_another, all)
+        };
+        for (pasted, of_another, means) in [
+            ("Bad address", false, "EFAULT"),
+            ("Errno: 14", false, "EFAULT"),
+            ("error: Unknown error -95", false, "EOPNOTSUPP"),
+            ("-FI_ENOMEM", false, "ENOMEM"),
+            ("reg: -ENOMEM", false, "ENOMEM"),
+            ("hns3: failed to create MR, ret = -12", false, "ENOMEM"),
+            (
+                "ibv_create_cq: Cannot allocate memory",
+                false,
+                "ibv_create_cq ENOMEM",
+            ),
+            ("ping: bad address 'node2'", true, "EFAULT"),
+            ("bash: ./app: Permission denied", true, "EACCES"),
+            (
+                "open /etc/x: No such file or directory\nBad address",
+                false,
+                "EFAULT",
+            ),
+            (
+                "open /etc/x: No such file or directory\nibv_reg_mr failed",
+                true,
+                "reg_mr ENOENT",
+            ),
+            (
+                "connect: Invalid argument\nfi_mr_reg: Bad address",
+                false,
+                "EFAULT",
+            ),
+            // No errno that has an explanation.
+            (
+                "Connection refused (111)\nibv_reg_mr failed",
+                false,
+                "reg_mr",
+            ),
+        ] {
+            assert_eq!(of(pasted), (of_another, means.to_owned()), "{pasted}");
+        }
+    }
 }

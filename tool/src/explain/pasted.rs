@@ -100,12 +100,31 @@ const FOREIGN: &[&str] = &[
     "hip error", "nvml", "psm2", "psm3",
     // aws-ofi-nccl: a completion's errno, and the provider's number. ibv_rc_pingpong: how many completions.
     "completed with error. rc", "parse wc failed",
+    // A program's end, and a second number of irdma.
+    "exiting with code", "*** [", "exit(", "returned an error code", "completion_err", "cuda_error_", "hiperror",
 ];
 
-/// The number right after these is of Open MPI, of UCX, or of a signal.
+/// A negative number after one of these is UCX's.
+const OF_UCX: &[&str] = &["ucs_", "ucp_", "uct_"];
+
+/// A line with one of these is about a registration.
+#[rustfmt::skip]
+const OF_REGISTRATION: &[&str] = &[
+    "register", "registration", "reg_", "dereg", "region", "umem", "mr_", "mkey", "pinn", "pin ", "memlock", "dmabuf", "dma-buf",
+];
+
+/// A line that has nothing but an errno and these is of nobody else.
+#[rustfmt::skip]
+const FILLING: &[&str] = &[
+    "errno", "error", "err", "errcode", "code", "ret", "rc", "is", "status", "failed", "failure", "fatal", "unknown", "fi",
+    "oserror", "exception", "with", "system",
+];
+
+/// The number right after these is of Open MPI, of UCX, of a signal, or of a command.
 #[rustfmt::skip]
 const OTHERS: &[&str] = &[
     "not found", "no permission", "out of resource", "invalid parameter", "unsupported operation", "unreachable", "signal",
+    "op_code",
 ];
 
 /// The kernel's own ENOTSUPP, which no library has a word for.
@@ -130,10 +149,15 @@ pub struct Found {
     /// The rows whose words are in the line. Their first cell has become those words.
     pub lines: Vec<Vec<String>>,
     pub errnos: Vec<String>,
+    /// The errnos are of lines that name something else than a registration, and no row knows them.
+    pub of_another: bool,
 }
 
 /// A row with this in its second cell is for a line that has nothing else to explain.
 const ALONE: &str = "none";
+
+/// A row with this in its second cell has an explanation of any errno in its lines.
+const ALL: &str = "all";
 
 /// A row with this in its second cell is about the cause: its errnos mean nothing in other lines, either.
 const EVERYWHERE: &str = "everywhere";
@@ -159,13 +183,19 @@ impl Row {
     }
 
     fn has_beside(&self, word: &str) -> bool {
-        self.cells[1].split(", ").any(|it| it == word)
+        let mut beside = self.cells[1].split(", ");
+        beside.any(|it| it.eq_ignore_ascii_case(word))
     }
 }
 
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos and the words
-/// that mean nothing beside them. Longer words win over those that they contain.
-pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
+/// that mean nothing beside them. Longer words win over those that they contain. `known` says which errnos
+/// count.
+pub fn find(
+    pasted: &str,
+    rows: impl Iterator<Item = Vec<String>>,
+    known: impl Fn(&String) -> bool,
+) -> Found {
     let text = strip_str(pasted).to_string().trim().to_lowercase();
     let rows: Vec<_> = rows.map(Row::of).collect();
     let names_call = |row: &&Row| row.words.iter().any(|it| it == REGISTRATION);
@@ -177,36 +207,43 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
 
     let dumped = dumped_syndrome(&text);
     let mut statuses = statuses_that(|it| dumped == Some(it.2));
-    // The errnos of lines that name a registration, and of others.
-    let (mut of_calls, mut of_others) = (Vec::new(), Vec::new());
+    // The errnos of lines that name a registration's call, of lines that are about one or name nothing else,
+    // and of others.
+    let mut ranks = [Vec::new(), Vec::new(), Vec::new()];
     for line in text.lines() {
         let numbers = numbers(line);
         let of_call = calls.is_some_and(|row| row.find_in(line).is_some());
         let more = statuses_of(line, &numbers, of_call);
         if more.is_empty() {
-            let counts =
-                |row: &Row| !of_call || row.has_beside(EVERYWHERE) || row.find_in(line).is_some();
+            let is_here = |(row, _): &(&Row, usize)| row.find_in(line).is_some();
+            let here: Vec<_> = found.iter().map(is_here).collect();
+            let hides = |errno: &String, row: &Row, is_here: bool| {
+                let counts = !of_call || row.has_beside(EVERYWHERE) || is_here;
+                counts && row.has_beside(errno) || is_here && row.has_beside(ALL)
+            };
             let is_meant = |errno: &String| {
-                !found
-                    .iter()
-                    .any(|(row, _)| row.has_beside(errno) && counts(row))
+                let mut rows = found.iter().zip(&here);
+                known(errno) && !rows.any(|((row, _), &is_here)| hides(errno, row, is_here))
             };
-            let errnos = if of_call {
-                &mut of_calls
+            let errnos: Vec<_> = errnos_of(line, &numbers).filter(is_meant).collect();
+            let is_known = here.contains(&true) || is_about_registration(line);
+            let is_another = !errnos.is_empty() && !is_known;
+            let rank = if of_call {
+                0
             } else {
-                &mut of_others
+                1 + usize::from(is_another)
             };
-            errnos.extend(errnos_of(line, &numbers).filter(is_meant));
+            ranks[rank].extend(errnos);
         }
         statuses.extend(more);
     }
     let mut seen = FxHashSet::default();
     statuses.retain(|status| seen.insert(*status));
     // Beside a completion, or a registration that failed, the errno of another line is a consequence.
-    let mut errnos = match statuses.is_empty() && of_calls.is_empty() {
-        true => of_others,
-        false => of_calls,
-    };
+    let rank = ranks.iter().position(|errnos| !errnos.is_empty());
+    let rank = rank.filter(|&rank| rank == 0 || statuses.is_empty());
+    let mut errnos = rank.map_or_else(Vec::new, |rank| core::mem::take(&mut ranks[rank]));
+    let of_another = rank == Some(2);
     let mut seen = FxHashSet::default();
     errnos.retain(|errno| seen.insert(errno.clone()));
 
@@ -219,7 +256,8 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
     };
     let is_alone = |(row, _): &&(&Row, usize)| row.has_beside(ALONE);
     let mut lines: Vec<_> = found.iter().filter(is_meant).collect();
-    if !statuses.is_empty() || !errnos.is_empty() || !lines.iter().all(is_alone) {
+    let is_certain = !errnos.is_empty() && !of_another;
+    if !statuses.is_empty() || is_certain || !lines.iter().all(is_alone) {
         lines.retain(|it| !is_alone(it));
     }
     let lines = lines.into_iter().map(|(row, at)| {
@@ -233,7 +271,30 @@ pub fn find(pasted: &str, rows: impl Iterator<Item = Vec<String>>) -> Found {
         statuses,
         lines: lines.collect(),
         errnos,
+        of_another,
     }
+}
+
+/// Whether a line that has an errno is about a registration, or names nothing else.
+fn is_about_registration(line: &str) -> bool {
+    if has_words(line, "mr")
+        || has_words(line, "reg")
+        || OF_REGISTRATION.iter().any(|words| begins(line, words))
+    {
+        return true;
+    }
+    let mut rest = line.to_owned();
+    for number in 1..=MOST {
+        if let Some(words) = words_of(number) {
+            rest = rest.replace(words, "");
+        }
+    }
+    let is_name = |word: &str| {
+        let is_it = |number| errno::name(number).eq_ignore_ascii_case(word);
+        (1..=MOST).any(is_it) || SAME.iter().any(|(name, _)| *name == word)
+    };
+    let mut words = rest.split(|it: char| !it.is_alphabetic());
+    words.all(|word| word.is_empty() || FILLING.contains(&word) || is_name(word))
 }
 
 fn statuses_that(is: impl Fn(&Status) -> bool) -> Vec<&'static str> {
@@ -320,13 +381,13 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
         has_words(&text, &errno::name(*number).to_lowercase())
             || words_of(*number).is_some_and(|words| has_words(&text, words))
     };
+    let (of_ucx, ucx) = (end_of_first(line, OF_UCX), end_of_first(line, &["ucx"]));
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
         let named = number.follows(ERRNO) && !number.follows(VENDOR) && !number.follows(PROVIDER);
-        let is_before = |words: &&str| number.before.contains(words);
-        let of_ucx = ["ucs_", "ucp_", "uct_"].iter().any(is_before) && number.negative
-            || number.follows(&["status"]) && is_before(&"ucx");
+        let of_ucx = number.is_behind(of_ucx) && number.negative
+            || number.follows(&["status"]) && number.is_behind(ucx);
         let foreign = number.hex || of_ucx || number.is_foreign();
         // What -1 says is that another number has the reason.
         let signed = number.negative && number.value != 1;
@@ -337,7 +398,9 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
     let values = numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
     let values = values.filter(|value| (1..=MOST).contains(value) || *value == ENOTSUPP);
-    let found: Vec<_> = (1..=MOST).filter(is_named).chain(values).collect();
+    let mut seen = FxHashSet::default();
+    let found = (1..=MOST).filter(is_named).chain(values);
+    let found: Vec<_> = found.filter(|number| seen.insert(*number)).collect();
     found.into_iter().map(|number| match number {
         ENOTSUPP => errno::name(libc::EOPNOTSUPP as u16),
         _ => errno::name(number),
@@ -380,6 +443,8 @@ struct Number<'a> {
     ends: bool,
     /// What precedes it in its line, without the marks between the two.
     before: &'a str,
+    /// Where the first words of another system end in the line.
+    foreign: usize,
 }
 
 impl Number<'_> {
@@ -388,20 +453,33 @@ impl Number<'_> {
         words.any(|before| !before.ends_with(is_letter))
     }
 
+    /// Whether these bytes of the line precede it.
+    fn is_behind(&self, bytes: usize) -> bool {
+        self.before.len() >= bytes
+    }
+
     /// Whether it is a number of another system, or of another list than strerror's words before it.
     fn is_foreign(&self) -> bool {
         let is_another = |number: u16| {
             let words = words_of(number).filter(|_| self.value != u64::from(number));
             words.is_some_and(|words| self.before.ends_with(words))
         };
-        let is_before = |words: &&str| self.before.contains(words);
-        FOREIGN.iter().any(is_before) || self.follows(OTHERS) || (1..=MOST).any(is_another)
+        self.is_behind(self.foreign) || self.follows(OTHERS) || (1..=MOST).any(is_another)
     }
+}
+
+/// Where the first of these words ends. A line may have thousands of numbers: it is read once.
+fn end_of_first(line: &str, words: &[&str]) -> usize {
+    let ends = words
+        .iter()
+        .filter_map(|words| Some(line.find(words)? + words.len()));
+    ends.min().unwrap_or(usize::MAX)
 }
 
 /// The numbers of a line.
 fn numbers(text: &str) -> Vec<Number<'_>> {
     let bytes = text.as_bytes();
+    let foreign = end_of_first(text, FOREIGN);
     let mut numbers = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
@@ -438,6 +516,7 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
                 hex: hex && errno.is_none(),
                 ends,
                 before,
+                foreign,
             });
         }
         at = digits + length;
@@ -464,7 +543,7 @@ mod tests {
             "ibv_post_send | ENOMEM | x",
         ];
         let cells = |row: &str| row.split(" | ").map(str::to_owned).collect();
-        let found = find(pasted, rows.into_iter().map(cells));
+        let found = find(pasted, rows.into_iter().map(cells), |_| true);
         let lines = found.lines.iter().map(|cells| cells[0].as_str());
         let errnos = found.errnos.iter().map(String::as_str);
         found
