@@ -30,7 +30,7 @@ const MOST: usize = 64 << 10;
 
 /// What precedes the sections of errnos that may be of anything.
 const OF_ANOTHER: &str =
-    "Not known whether a registration failed: the text names none. What its errno says of one:\n";
+    "Not known whether a registration failed by this: its line names none. What it says of one:\n";
 
 /// So much of a text without an explanation is printed, in characters.
 const ECHOED: usize = 160;
@@ -334,7 +334,7 @@ mod tests {
         ("mlx5_core 0000:05:00.0: print_health_info:424:(pid 0): synd 0x1: firmware internal error", "<print_health_info>"),
         ("CREATE_MKEY(0x200) op_mod(0x0) failed, status no resources(0xf), syndrome (0x7a6f3), err(-11)", "<status no resources>"),
         ("DESTROY_MKEY(0x202) op_mod(0x0) failed, status resource busy(0x6), syndrome (0x0), err(-16)", "<status resource busy>"),
-        ("CREATE_MKEY(0x200) op_mod(0x0) failed, status bad operation(0x2), syndrome (0x13), err(-22)", "<status bad>"),
+        ("CREATE_MKEY(0x200) op_mod(0x0) failed, status bad operation(0x2), syndrome (0x13), err(-22)", "<status bad op>"),
         ("mlx5_common: DevX create MKEY failed errno=121 status=0x5 syndrome=0x389cdb", "<devx>"),
         ("mlx5_common: Failed to create mkey: errno=22 status=0x4 syndrome=0x6f0cd5", "<create mkey>"),
         ("mlx5dv_devx_umem_reg: Bad address", "<devx> EFAULT"),
@@ -390,7 +390,7 @@ mod tests {
         ("ibv_reg_mr(0x7f) failed: Input/output error\nfailed to register address 0x7f: Input/output error", "<failed to register address> EIO"),
         ("ibv_post_send failed: Bad address\nibv_reg_mr failed: Bad address", "<ibv_post_send> EFAULT"),
         ("Cuda failure 'invalid argument'\nCall to ibv_reg_mr_iova2 failed with error Invalid argument", "<Cuda failure> EINVAL"),
-        ("CREATE_MKEY(0x200) failed, status limits exceeded(0x8), err(-12)\nibv_reg_mr: Cannot allocate memory", "<limits exceeded>"),
+        ("CREATE_MKEY(0x200) failed, status limits exceeded(0x8), err(-12)\nibv_reg_mr: Cannot allocate memory", "<status limits exceeded>"),
         ("CQ transport error -6 (No such device or address) on qpair id 1", "<CQ transport error>"),
         ("pml_ucx.c:860 Error: ucx send failed: Input/output error", "<ucx send failed>"),
         ("Failed to post a send for the qpair 0x1 with errno -22", "<post a send>"),
@@ -441,7 +441,23 @@ mod tests {
         ("irdma0: [Create MR Cmd Error][op_code=13] status=-28 waiting=1 completion_err=1 maj=0x2", "ENOSPC"),
         ("fi_eq_readerr: err: Connection refused (111), prov_err: Unknown error -28 (-28)", "<fi_eq_readerr>"),
         ("uct_md_mem_reg failed: Input/output error", "<uct_md_mem_reg>"),
-        ("Unable to register required memory for RDMA queue.", "<Unable to register>"),
+        ("ksmbd: smb_direct: Can't register MR -12", "<smb_direct>"),
+        ("modprobe: ERROR: could not insert 'ib_uverbs': Operation not permitted", "<could not insert>"),
+        ("ibv_modify_qp to RTR failed: Cannot allocate memory", "<ibv_modify_qp>"),
+        // A registration, beside words of something else.
+        ("rdma_connection.cpp:88] Failed to register memory: Cannot allocate memory", "ENOMEM"),
+        ("fi_mr_reg(buf=0x7f00, len=4096, access=FI_READ|FI_WRITE|FI_REMOTE_READ) failed: Bad address", "EFAULT"),
+        ("ibv_reg_mr on /dev/infiniband/uverbs0 failed: Operation not permitted", "EPERM"),
+        ("RuntimeError: CUDA error: ibv_reg_mr failed: Bad address", "EFAULT"),
+        ("mlx5_common: Unable to register mbuf pool mb0 with device mlx5_0: Cannot allocate memory", "ENOMEM"),
+        ("ibv_reg_mr: Cannot allocate memory -- check ulimit -l / mlock()", "ENOMEM"),
+        ("ibv_reg_mr failed: Cannot allocate memory\nhint: resource limits exceeded, raise RLIMIT_MEMLOCK", "ENOMEM"),
+        ("INFO CUDA driver API version: 12.4\nERROR ibv_reg_mr(buf) failed: Cannot allocate memory (errno=12)", "ENOMEM"),
+        ("ACCESS_REG(0x805) failed, status bad parameter(0x3), err(-22)\nibv_reg_mr failed: Invalid argument", "<status bad param> EINVAL"),
+        ("ibv_reg_mr failed: 12", "ENOMEM"),
+        ("ibv_reg_mr: 14", "EFAULT"),
+        ("ibv_reg_mr failed rc=14", "EFAULT"),
+        ("Unable to register required memory for RDMA queue.", "<Unable to register required memory>"),
     ];
 
     #[test]
@@ -452,43 +468,33 @@ mod tests {
             let all = lines.chain(found.errnos).collect::<Vec<_>>().join(" ");
             (found.of_another, all)
         };
-        for (pasted, of_another, means) in [
-            ("Bad address", false, "EFAULT"),
-            ("Errno: 14", false, "EFAULT"),
-            ("error: Unknown error -95", false, "EOPNOTSUPP"),
-            ("-FI_ENOMEM", false, "ENOMEM"),
-            ("reg: -ENOMEM", false, "ENOMEM"),
-            ("hns3: failed to create MR, ret = -12", false, "ENOMEM"),
-            (
-                "ibv_create_cq: Cannot allocate memory",
-                false,
-                "ibv_create_cq ENOMEM",
-            ),
-            ("ping: bad address 'node2'", true, "EFAULT"),
-            ("bash: ./app: Permission denied", true, "EACCES"),
-            (
-                "open /etc/x: No such file or directory\nBad address",
-                false,
-                "EFAULT",
-            ),
-            (
-                "open /etc/x: No such file or directory\nibv_reg_mr failed",
-                true,
-                "reg_mr ENOENT",
-            ),
-            (
-                "connect: Invalid argument\nfi_mr_reg: Bad address",
-                false,
-                "EFAULT",
-            ),
-            // No errno that has an explanation.
-            (
-                "Connection refused (111)\nibv_reg_mr failed",
-                false,
-                "reg_mr",
-            ),
-        ] {
-            assert_eq!(of(pasted), (of_another, means.to_owned()), "{pasted}");
+        for (pasted, of_another, means) in OF_ANOTHER_OR_NOT {
+            assert_eq!(of(pasted), (*of_another, (*means).to_owned()), "{pasted}");
         }
     }
+
+    #[rustfmt::skip]
+    const OF_ANOTHER_OR_NOT: &[(&str, bool, &str)] = &[
+        ("Bad address", false, "EFAULT"),
+        ("Errno: 14", false, "EFAULT"),
+        ("error: Unknown error -95", false, "EOPNOTSUPP"),
+        ("-FI_ENOMEM", false, "ENOMEM"),
+        ("PermissionError: [Errno 1] Operation not permitted", false, "EPERM"),
+        ("reg: -ENOMEM", false, "ENOMEM"),
+        ("hns3: failed to create MR, ret = -12", false, "ENOMEM"),
+        ("ibv_create_cq: Cannot allocate memory", false, "ibv_create_cq ENOMEM"),
+        ("ping: bad address 'node2'", true, "EFAULT"),
+        ("bash: ./app: Permission denied", true, "EACCES"),
+        ("Failed to register with etcd: Connection timed out", true, "ETIMEDOUT"),
+        ("max_mtu: 4096 (5)", false, ""),
+        ("open /etc/x: No such file or directory\nBad address", false, "EFAULT"),
+        ("open /etc/x: No such file or directory\nibv_reg_mr failed", true, "reg_mr ENOENT"),
+        ("connect: Invalid argument\nfi_mr_reg: Bad address", false, "EFAULT"),
+        // The line behind that of a registration is about it.
+        ("Error: failed to register memory region\n\nCaused by:\n    Cannot allocate memory (os error 12)", false, "ENOMEM"),
+        ("    mr = pd.register_memory(buf)\nOSError: [Errno 1] x: Operation not permitted", false, "EPERM"),
+        ("rdma: ibv_reg_mr failed\nrdma: Cannot allocate memory", false, "ENOMEM"),
+        // No errno that has an explanation.
+        ("Connection refused (111)\nibv_reg_mr failed", false, "reg_mr"),
+    ];
 }

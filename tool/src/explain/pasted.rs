@@ -110,14 +110,23 @@ const OF_UCX: &[&str] = &["ucs_", "ucp_", "uct_"];
 /// A line with one of these is about a registration.
 #[rustfmt::skip]
 const OF_REGISTRATION: &[&str] = &[
-    "register", "registration", "reg_", "dereg", "region", "umem", "mr_", "mkey", "pinn", "pin ", "memlock", "dmabuf", "dma-buf",
+    "reg_", "dereg", "memory region", "umem get", "umem_get", "mr_", "mkey", "pinn", "pin ", "memlock", "dmabuf", "dma-buf",
+];
+
+/// A line in which one of these is registered names a registration.
+const REGISTERED: &[&str] = &["mem", "buf", "region", "gpu", "addr", "page", "pool", "kv"];
+
+/// The number after these is an errno in a line that names a registration.
+#[rustfmt::skip]
+const OF_CALL: &[&str] = &[
+    "failed", "rc", "error number", "reg_mr", "reg_mr_iova", "reg_mr_iova2", "fi_mr_reg", "fi_mr_regattr", "registering mr",
 ];
 
 /// A line that has nothing but an errno and these is of nobody else.
 #[rustfmt::skip]
 const FILLING: &[&str] = &[
     "errno", "error", "err", "errcode", "code", "ret", "rc", "is", "status", "failed", "failure", "fatal", "unknown", "fi",
-    "oserror", "exception", "with", "system",
+    "with", "system",
 ];
 
 /// The number right after these is of Open MPI, of UCX, of a signal, or of a command.
@@ -156,11 +165,11 @@ pub struct Found {
 /// A row with this in its second cell is for a line that has nothing else to explain.
 const ALONE: &str = "none";
 
-/// A row with this in its second cell has an explanation of any errno in its lines.
-const ALL: &str = "all";
-
 /// A row with this in its second cell is about the cause: its errnos mean nothing in other lines, either.
 const EVERYWHERE: &str = "everywhere";
+
+/// A row that says so is about something else: any errno in its lines is explained by it.
+const FOREIGN_ROW: &[&str] = &["no error of a registration", "no registration"];
 
 /// The row with this word has those that name a registration.
 const REGISTRATION: &str = "reg_mr";
@@ -186,6 +195,24 @@ impl Row {
         let mut beside = self.cells[1].split(", ");
         beside.any(|it| it.eq_ignore_ascii_case(word))
     }
+
+    fn is_foreign(&self) -> bool {
+        FOREIGN_ROW
+            .iter()
+            .any(|words| self.cells[2].contains(words))
+    }
+
+    /// Whether the row is about the line. In a line that names a registration, the words of a row that is about
+    /// something else are a file's or an argument's.
+    fn is_about(&self, line: &str, calls: Option<&Row>) -> bool {
+        let mut calls = calls.into_iter().flat_map(|row| &row.words);
+        self.find_in(line).is_some()
+            && (!self.is_foreign()
+                || calls
+                    .clone()
+                    .any(|it| begins(line, it) && self.has_beside(it))
+                || !is_of_memory(line) && calls.all(|it| !begins(line, it)))
+    }
 }
 
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos and the words
@@ -200,38 +227,40 @@ pub fn find(
     let rows: Vec<_> = rows.map(Row::of).collect();
     let names_call = |row: &&Row| row.words.iter().any(|it| it == REGISTRATION);
     let calls = rows.iter().find(names_call);
-    let found = rows
-        .iter()
-        .filter_map(|row| Some((row, row.find_in(&text)?)));
+    let found = rows.iter().filter_map(|row| {
+        let mut lines = text.lines();
+        let is_about = lines.any(|line| row.is_about(line, calls));
+        row.find_in(&text).filter(|_| is_about).map(|at| (row, at))
+    });
     let found: Vec<_> = found.collect();
 
     let dumped = dumped_syndrome(&text);
     let mut statuses = statuses_that(|it| dumped == Some(it.2));
-    // The errnos of lines that name a registration's call, of lines that are about one or name nothing else,
-    // and of others.
+    // The errnos of lines that name a registration's call; of lines that are about one, come after such a line,
+    // or name nothing else; and of others.
     let mut ranks = [Vec::new(), Vec::new(), Vec::new()];
+    let mut is_named = false;
+    // Whether a line of a row that is about something else has an errno.
+    let mut explained = vec![false; found.len()];
     for line in text.lines() {
         let numbers = numbers(line);
-        let of_call = calls.is_some_and(|row| row.find_in(line).is_some());
+        let has_call = calls.is_some_and(|row| row.find_in(line).is_some());
+        let of_call = has_call || is_of_memory(line);
         let more = statuses_of(line, &numbers, of_call);
+        is_named |= has_call;
         if more.is_empty() {
-            let is_here = |(row, _): &(&Row, usize)| row.find_in(line).is_some();
-            let here: Vec<_> = found.iter().map(is_here).collect();
-            let hides = |errno: &String, row: &Row, is_here: bool| {
-                let counts = !of_call || row.has_beside(EVERYWHERE) || is_here;
-                counts && row.has_beside(errno) || is_here && row.has_beside(ALL)
-            };
-            let is_meant = |errno: &String| {
-                let mut rows = found.iter().zip(&here);
-                known(errno) && !rows.any(|((row, _), &is_here)| hides(errno, row, is_here))
-            };
-            let errnos: Vec<_> = errnos_of(line, &numbers).filter(is_meant).collect();
-            let is_known = here.contains(&true) || is_about_registration(line);
-            let is_another = !errnos.is_empty() && !is_known;
-            let rank = if of_call {
-                0
-            } else {
-                1 + usize::from(is_another)
+            let is_here: Vec<_> = found.iter().map(|it| it.0.is_about(line, calls)).collect();
+            let mut errnos: Vec<_> = errnos_of(line, &numbers, of_call).filter(&known).collect();
+            for (at, (row, _)) in found.iter().enumerate() {
+                let counts = !of_call || row.has_beside(EVERYWHERE) || is_here[at];
+                let is_all = is_here[at] && row.is_foreign();
+                explained[at] |= is_all && !errnos.is_empty();
+                errnos.retain(|errno| !(is_all || counts && row.has_beside(errno)));
+            }
+            let is_known = is_named || is_here.contains(&true) || is_about_registration(line);
+            let rank = match of_call {
+                true => 0,
+                false => 1 + usize::from(!errnos.is_empty() && !is_known),
             };
             ranks[rank].extend(errnos);
         }
@@ -255,7 +284,12 @@ pub fn find(
         })
     };
     let is_alone = |(row, _): &&(&Row, usize)| row.has_beside(ALONE);
-    let mut lines: Vec<_> = found.iter().filter(is_meant).collect();
+    // Beside the errno of a registration, or a status, a row without an errno explains nothing.
+    let explains = explained.iter().zip(&found);
+    let explains = explains.filter(|(explained, (row, _))| {
+        **explained || !row.is_foreign() || rank != Some(0) && statuses.is_empty()
+    });
+    let mut lines: Vec<_> = explains.map(|it| it.1).filter(is_meant).collect();
     let is_certain = !errnos.is_empty() && !of_another;
     if !statuses.is_empty() || is_certain || !lines.iter().all(is_alone) {
         lines.retain(|it| !is_alone(it));
@@ -275,11 +309,17 @@ pub fn find(
     }
 }
 
+/// Whether the line says that memory is registered.
+fn is_of_memory(line: &str) -> bool {
+    let has = |words: &[&str]| words.iter().any(|it| begins(line, it));
+    has(&["register", "registration"]) && has(REGISTERED)
+}
+
 /// Whether a line that has an errno is about a registration, or names nothing else.
 fn is_about_registration(line: &str) -> bool {
-    if has_words(line, "mr")
+    if OF_REGISTRATION.iter().any(|words| begins(line, words))
+        || has_words(line, "mr")
         || has_words(line, "reg")
-        || OF_REGISTRATION.iter().any(|words| begins(line, words))
     {
         return true;
     }
@@ -290,11 +330,16 @@ fn is_about_registration(line: &str) -> bool {
         }
     }
     let is_name = |word: &str| {
-        let is_it = |number| errno::name(number).eq_ignore_ascii_case(word);
-        (1..=MOST).any(is_it) || SAME.iter().any(|(name, _)| *name == word)
+        NAMES[1..].iter().any(|name| name == word) || SAME.iter().any(|(name, _)| *name == word)
+    };
+    let is_filling = |word: &str| {
+        word.is_empty()
+            || FILLING.contains(&word)
+            || word.ends_with("error")
+            || word.ends_with("exception")
     };
     let mut words = rest.split(|it: char| !it.is_alphabetic());
-    words.all(|word| word.is_empty() || FILLING.contains(&word) || is_name(word))
+    words.all(|word| is_filling(word) || is_name(word))
 }
 
 fn statuses_that(is: impl Fn(&Status) -> bool) -> Vec<&'static str> {
@@ -374,18 +419,21 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
     u64::from_str_radix(byte, 16).ok()
 }
 
-fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String> {
+/// `of_call`: the line names a registration.
+fn errnos_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> impl Iterator<Item = String> {
     let same = |text: String, (words, other): &(&str, &str)| text.replace(words, other);
     let text = SAME.iter().fold(line.to_owned(), same);
     let is_named = |number: &u16| {
-        has_words(&text, &errno::name(*number).to_lowercase())
+        has_words(&text, &NAMES[usize::from(*number)])
             || words_of(*number).is_some_and(|words| has_words(&text, words))
     };
     let (of_ucx, ucx) = (end_of_first(line, OF_UCX), end_of_first(line, &["ucx"]));
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
-        let named = number.follows(ERRNO) && !number.follows(VENDOR) && !number.follows(PROVIDER);
+        let named = (number.follows(ERRNO) || of_call && number.follows(OF_CALL))
+            && !number.follows(VENDOR)
+            && !number.follows(PROVIDER);
         let of_ucx = number.is_behind(of_ucx) && number.negative
             || number.follows(&["status"]) && number.is_behind(ucx);
         let foreign = number.hex || of_ucx || number.is_foreign();
@@ -407,12 +455,19 @@ fn errnos_of(line: &str, numbers: &[Number<'_>]) -> impl Iterator<Item = String>
     })
 }
 
-/// strerror's words of an errno, in small letters. They are asked for at each number of a log.
+/// The names of the errnos, and strerror's words, in small letters. They are asked for at each number of a
+/// log.
+static NAMES: LazyLock<Vec<String>> = LazyLock::new(|| {
+    (0..=MOST)
+        .map(|it| errno::name(it).to_lowercase())
+        .collect()
+});
+static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let words = |number| Errno(number).to_string().to_lowercase();
+    (0..=MOST.into()).map(words).collect()
+});
+
 fn words_of(number: u16) -> Option<&'static String> {
-    static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
-        let words = |number| Errno(number).to_string().to_lowercase();
-        (0..=MOST.into()).map(words).collect()
-    });
     Some(&WORDS[usize::from(number)]).filter(|words| !words.starts_with("unknown error"))
 }
 
@@ -503,9 +558,10 @@ fn numbers(text: &str) -> Vec<Number<'_>> {
         let goes_on = matches!(after, [b'-' | b':', next, ..] if next.is_ascii_digit());
         if let Some(value) = value.ok().filter(|_| !goes_on) {
             let marked = &text[..sign.unwrap_or(at)];
-            let ends =
-                marked.ends_with(['(', '[']) && matches!(&text[digits + length..], "]" | ")");
-            let before = marked.trim_end_matches([' ', '=', ':', '(', '[', '"', '\t']);
+            let before = marked.trim_end_matches([' ', '=', ':', '：', '(', '[', '"', '\t']);
+            let ends = marked.ends_with(['(', '['])
+                && matches!(&text[digits + length..], "]" | ")")
+                && !before.ends_with(|it: char| it.is_ascii_digit());
             // Some programs print a negative errno as an unsigned number.
             let below = [1 << 32, 1 << 64].map(|end: u128| end.checked_sub(value.into()));
             let mut below = below.into_iter().flatten();
