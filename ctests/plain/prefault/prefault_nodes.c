@@ -134,6 +134,8 @@ static bool registered(const struct placed *how, int kind, long count[NODES])
 {
 	static const int flags[KINDS] = { MAP_PRIVATE, MAP_SHARED, MAP_PRIVATE | MAP_HUGETLB };
 	char *memory = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_ANONYMOUS | flags[kind], -1, 0);
+	/* It takes a processor, and might push the registering thread from its node. */
+	const bool looks = how->whose == OF_HALVES;
 	pthread_t looking;
 	struct ibv_mr *mr;
 	bool stayed;
@@ -152,11 +154,13 @@ static bool registered(const struct placed *how, int kind, long count[NODES])
 	started = 0;
 	over = false;
 	seen = 0;
-	looking = must_start(look_at_threads, NULL);
+	if (looks)
+		looking = must_start(look_at_threads, NULL);
 	mr = ibv_reg_mr(pd, memory, SIZE, LOCAL_AND_REMOTE);
 	stayed = this_node() == 1;
 	over = true;
-	must_join(looking);
+	if (looks)
+		must_join(looking);
 	policy_of_thread(MPOL_DEFAULT, 0);
 	must(mr);
 	count_by_node(memory, count);
