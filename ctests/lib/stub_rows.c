@@ -117,7 +117,11 @@ void hold_reader(void)
 {
 	static char *page;
 
-	page = page ? page : pages(1);
+	if (!page) {
+		/* Where no mapping of another thread lands while it is unmapped. */
+		page = new_place(PAGE);
+		fresh_at(page, PAGE);
+	}
 	leave_idle(page);
 	stub_before = hold;
 	waits = false;

@@ -199,6 +199,16 @@ static void at_random(void)
 
 /* The event is not read. */
 
+/* Apart from other mappings: no other thread's mapping lands there once the page is unmapped. */
+static char *idle_apart(void)
+{
+	char *page = new_place(PAGE);
+
+	fresh_at(page, PAGE);
+	leave_idle(page);
+	return page;
+}
+
 /* pthread_create has set the variable to 0. */
 static int create_unseen(pthread_t *thread, const pthread_attr_t *attributes,
 			 void *(*function)(void *), void *argument)
@@ -211,7 +221,7 @@ static int create_unseen(pthread_t *thread, const pthread_attr_t *attributes,
 
 static void unfenced(void)
 {
-	char *page = idle();
+	char *page = idle_apart();
 
 	hold_reader();
 	ok(!lands_in_race(page, create_unseen), "the region is stale");
@@ -219,7 +229,7 @@ static void unfenced(void)
 
 static void fenced(void)
 {
-	char *page = idle();
+	char *page = idle_apart();
 
 	hold_reader();
 	race(page);
@@ -229,11 +239,10 @@ static void fenced(void)
 static void by_second_libc(void)
 {
 	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
-	char *page = pages(1);
+	char *page = idle_apart();
 	thread_maker *create = libc ? (thread_maker *)dlsym(libc, "pthread_create") : NULL;
 
 	must(create);
-	leave_idle(page);
 	/*
 	 * A reference to the linker's variable makes a copy of it in this program, which stays 1.
 	 */
