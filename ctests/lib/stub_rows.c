@@ -74,8 +74,9 @@ void leave_idle(void *page) { leave_idle_in(page, PAGE); }
 
 char *idle(void)
 {
-	char *page = pages(1);
+	char *page = new_place(PAGE);
 
+	fresh_at(page, PAGE);
 	leave_idle(page);
 	return page;
 }
@@ -117,12 +118,10 @@ void hold_reader(void)
 {
 	static char *page;
 
-	if (!page) {
-		/* Where no mapping of another thread lands while it is unmapped. */
-		page = new_place(PAGE);
-		fresh_at(page, PAGE);
-	}
-	leave_idle(page);
+	if (page)
+		leave_idle(page);
+	else
+		page = idle();
 	stub_before = hold;
 	waits = false;
 	held = true;

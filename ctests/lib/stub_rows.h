@@ -44,6 +44,8 @@ int hits_in(void *memory, size_t length, int times);
 /* Leaves an idle region of the page, which has been reused; skips the row if the cache keeps none. */
 void leave_idle(void *page);
 void leave_idle_in(void *memory, size_t length);
+
+/* The same, of a new page: no mapping of another thread lands there while the page is unmapped. */
 char *idle(void);
 
 /* Checks what the next registration of the page is. */

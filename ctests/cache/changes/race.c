@@ -199,16 +199,6 @@ static void at_random(void)
 
 /* The event is not read. */
 
-/* Apart from other mappings: no other thread's mapping lands there once the page is unmapped. */
-static char *idle_apart(void)
-{
-	char *page = new_place(PAGE);
-
-	fresh_at(page, PAGE);
-	leave_idle(page);
-	return page;
-}
-
 /* pthread_create has set the variable to 0. */
 static int create_unseen(pthread_t *thread, const pthread_attr_t *attributes,
 			 void *(*function)(void *), void *argument)
@@ -221,7 +211,7 @@ static int create_unseen(pthread_t *thread, const pthread_attr_t *attributes,
 
 static void unfenced(void)
 {
-	char *page = idle_apart();
+	char *page = idle();
 
 	hold_reader();
 	ok(!lands_in_race(page, create_unseen), "the region is stale");
@@ -229,7 +219,7 @@ static void unfenced(void)
 
 static void fenced(void)
 {
-	char *page = idle_apart();
+	char *page = idle();
 
 	hold_reader();
 	race(page);
@@ -239,7 +229,7 @@ static void fenced(void)
 static void by_second_libc(void)
 {
 	void *libc = dlmopen(LM_ID_NEWLM, "libc.so.6", RTLD_NOW | RTLD_LOCAL);
-	char *page = idle_apart();
+	char *page = idle();
 	thread_maker *create = libc ? (thread_maker *)dlsym(libc, "pthread_create") : NULL;
 
 	must(create);
