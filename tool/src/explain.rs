@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let statuses = statuses.filter_map(|status| rows_of(COMPLETIONS, status).next());
     let statuses = statuses.map(|cells| meaning(&cells));
     let lines = found.lines.iter();
-    let lines = lines.map(|cells| entry(&cells[0], &cells[2..], None));
+    let lines = lines.map(|(words, meaning)| entry(words, std::slice::from_ref(meaning), None));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
     let caveat = found.of_another.then(|| OF_ANOTHER.to_owned());
     let others = statuses.chain(lines).chain(caveat).chain(errnos);
@@ -319,7 +319,7 @@ mod tests {
     fn lines_get_the_rows_of_their_call() {
         let meant = |pasted: &str| {
             let found = pasted::find(pasted, rows(LINES), |_| true);
-            let lines = found.lines.iter().map(|cells| format!("<{}>", cells[0]));
+            let lines = found.lines.iter().map(|(words, _)| format!("<{words}>"));
             let statuses = found.statuses.iter().map(|status| (*status).to_owned());
             let all = statuses.chain(lines).chain(found.errnos);
             all.collect::<Vec<_>>().join(" ")
@@ -464,7 +464,7 @@ mod tests {
     fn an_errno_of_something_else_is_told_apart() {
         let of = |pasted: &str| {
             let found = pasted::find(pasted, rows(LINES), |errno| names().contains(errno));
-            let lines = found.lines.iter().map(|cells| cells[0].clone());
+            let lines = found.lines.iter().map(|(words, _)| words.clone());
             let all = lines.chain(found.errnos).collect::<Vec<_>>().join(" ");
             (found.of_another, all)
         };

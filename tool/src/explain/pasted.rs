@@ -6,6 +6,7 @@ use crate::report::errno;
 use ::errno::Errno;
 use anstream::adapter::strip_str;
 use rustc_hash::FxHashSet;
+use std::hash::Hash;
 use std::sync::LazyLock;
 
 /// A status of a completion: its name and number (enum ibv_wc_status), mlx5's syndrome for it (enum in
@@ -151,12 +152,11 @@ const SAME: &[(&str, &str)] = &[
     ("enotsup", "eopnotsupp"),
 ];
 
-/// What a line is about.
-#[derive(Default, PartialEq, Eq, Debug)]
+/// What a text is about.
 pub struct Found {
     pub statuses: Vec<&'static str>,
-    /// The rows whose words are in the line. Their first cell has become those words.
-    pub lines: Vec<Vec<String>>,
+    /// The rows whose words are in a line: those words, and what they mean.
+    pub lines: Vec<(String, String)>,
     pub errnos: Vec<String>,
     /// The errnos are of lines that name something else than a registration, and no row knows them.
     pub of_another: bool,
@@ -197,27 +197,55 @@ impl Row {
     }
 
     fn is_foreign(&self) -> bool {
-        FOREIGN_ROW
-            .iter()
-            .any(|words| self.cells[2].contains(words))
+        let mut words = FOREIGN_ROW.iter();
+        words.any(|words| self.cells[2].contains(words))
     }
 
     /// Whether the row is about the line. In a line that names a registration, the words of a row that is about
     /// something else are a file's or an argument's.
-    fn is_about(&self, line: &str, calls: Option<&Row>) -> bool {
-        let mut calls = calls.into_iter().flat_map(|row| &row.words);
-        self.find_in(line).is_some()
-            && (!self.is_foreign()
-                || calls
-                    .clone()
-                    .any(|it| begins(line, it) && self.has_beside(it))
-                || !is_of_memory(line) && calls.all(|it| !begins(line, it)))
+    fn is_about(&self, line: &Line<'_>, calls: &[String]) -> bool {
+        let mut calls = calls.iter().filter(|it| self.has_beside(it));
+        self.find_in(line.text).is_some()
+            && (!line.of_registration
+                || !self.is_foreign()
+                || calls.any(|it| begins(line.text, it)))
     }
 }
 
+/// A line of what is pasted.
+struct Line<'a> {
+    text: &'a str,
+    numbers: Vec<Number<'a>>,
+    has_call: bool,
+    /// It has a registration's call, or says that memory is registered.
+    of_registration: bool,
+}
+
+impl<'a> Line<'a> {
+    fn of(text: &'a str, calls: &[String]) -> Line<'a> {
+        let has = |words: &[&str]| words.iter().any(|it| begins(text, it));
+        let has_call = calls.iter().any(|it| begins(text, it));
+        let of_memory = has(&["register", "registration"]) && has(REGISTERED);
+        Line {
+            text,
+            numbers: numbers(text),
+            has_call,
+            of_registration: has_call || of_memory,
+        }
+    }
+}
+
+/// A row that is about a line.
+struct Mention<'a> {
+    row: &'a Row,
+    /// Which of its words.
+    at: usize,
+    /// It is about something else than a registration, and one of its lines has an errno.
+    explains: bool,
+}
+
 /// `rows` have words in the first cell, separated by commas, and in the second the errnos and the words
-/// that mean nothing beside them. Longer words win over those that they contain. `known` says which errnos
-/// count.
+/// that mean nothing beside them. `known` says which errnos count.
 pub fn find(
     pasted: &str,
     rows: impl Iterator<Item = Vec<String>>,
@@ -225,14 +253,17 @@ pub fn find(
 ) -> Found {
     let text = strip_str(pasted).to_string().trim().to_lowercase();
     let rows: Vec<_> = rows.map(Row::of).collect();
-    let names_call = |row: &&Row| row.words.iter().any(|it| it == REGISTRATION);
-    let calls = rows.iter().find(names_call);
-    let found = rows.iter().filter_map(|row| {
-        let mut lines = text.lines();
-        let is_about = lines.any(|line| row.is_about(line, calls));
-        row.find_in(&text).filter(|_| is_about).map(|at| (row, at))
+    let mut words = rows.iter().map(|row| &row.words[..]);
+    let calls = words.find(|words| words.iter().any(|it| it == REGISTRATION));
+    let calls = calls.unwrap_or_default();
+    let lines: Vec<_> = text.lines().map(|line| Line::of(line, calls)).collect();
+    let mentions = rows.iter().filter_map(|row| {
+        let at = row.find_in(&text)?;
+        let is_about = lines.iter().any(|line| row.is_about(line, calls));
+        let explains = false;
+        is_about.then_some(Mention { row, at, explains })
     });
-    let found: Vec<_> = found.collect();
+    let mut mentions: Vec<_> = mentions.collect();
 
     let dumped = dumped_syndrome(&text);
     let mut statuses = statuses_that(|it| dumped == Some(it.2));
@@ -240,79 +271,73 @@ pub fn find(
     // or name nothing else; and of others.
     let mut ranks = [Vec::new(), Vec::new(), Vec::new()];
     let mut is_named = false;
-    // Whether a line of a row that is about something else has an errno.
-    let mut explained = vec![false; found.len()];
-    for line in text.lines() {
-        let numbers = numbers(line);
-        let has_call = calls.is_some_and(|row| row.find_in(line).is_some());
-        let of_call = has_call || is_of_memory(line);
-        let more = statuses_of(line, &numbers, of_call);
-        is_named |= has_call;
-        if more.is_empty() {
-            let is_here: Vec<_> = found.iter().map(|it| it.0.is_about(line, calls)).collect();
-            let mut errnos: Vec<_> = errnos_of(line, &numbers, of_call).filter(&known).collect();
-            for (at, (row, _)) in found.iter().enumerate() {
-                let counts = !of_call || row.has_beside(EVERYWHERE) || is_here[at];
-                let is_all = is_here[at] && row.is_foreign();
-                explained[at] |= is_all && !errnos.is_empty();
-                errnos.retain(|errno| !(is_all || counts && row.has_beside(errno)));
-            }
-            let is_known = is_named || is_here.contains(&true) || is_about_registration(line);
-            let rank = match of_call {
-                true => 0,
-                false => 1 + usize::from(!errnos.is_empty() && !is_known),
-            };
-            ranks[rank].extend(errnos);
+    for line in &lines {
+        is_named |= line.has_call;
+        let of_line = statuses_of(line);
+        if !of_line.is_empty() {
+            statuses.extend(of_line);
+            continue;
         }
-        statuses.extend(more);
+        let mut errnos: Vec<_> = errnos_of(line).filter(&known).collect();
+        let mut is_known = is_named;
+        for Mention { row, explains, .. } in &mut mentions {
+            let is_here = row.is_about(line, calls);
+            let is_all = is_here && row.is_foreign();
+            let counts = is_here || !line.of_registration || row.has_beside(EVERYWHERE);
+            *explains |= is_all && !errnos.is_empty();
+            errnos.retain(|errno| !(is_all || counts && row.has_beside(errno)));
+            is_known |= is_here;
+        }
+        let rank = match line.of_registration {
+            true => 0,
+            false if errnos.is_empty() || is_known || is_about_registration(line.text) => 1,
+            false => 2,
+        };
+        ranks[rank].extend(errnos);
     }
-    let mut seen = FxHashSet::default();
-    statuses.retain(|status| seen.insert(*status));
     // Beside a completion, or a registration that failed, the errno of another line is a consequence.
     let rank = ranks.iter().position(|errnos| !errnos.is_empty());
     let rank = rank.filter(|&rank| rank == 0 || statuses.is_empty());
-    let mut errnos = rank.map_or_else(Vec::new, |rank| core::mem::take(&mut ranks[rank]));
-    let of_another = rank == Some(2);
-    let mut seen = FxHashSet::default();
-    errnos.retain(|errno| seen.insert(errno.clone()));
-
-    let is_meant = |(row, at): &&(&Row, usize)| {
-        let words = &row.words[*at];
-        !found.iter().any(|(other, at)| {
-            let longer = &other.words[*at];
-            other.has_beside(words) || longer != words && longer.contains(words)
-        })
-    };
-    let is_alone = |(row, _): &&(&Row, usize)| row.has_beside(ALONE);
+    let errnos = rank.map_or_else(Vec::new, |rank| core::mem::take(&mut ranks[rank]));
     // Beside the errno of a registration, or a status, a row without an errno explains nothing.
-    let explains = explained.iter().zip(&found);
-    let explains = explains.filter(|(explained, (row, _))| {
-        **explained || !row.is_foreign() || rank != Some(0) && statuses.is_empty()
-    });
-    let mut lines: Vec<_> = explains.map(|it| it.1).filter(is_meant).collect();
-    let is_certain = !errnos.is_empty() && !of_another;
-    if !statuses.is_empty() || is_certain || !lines.iter().all(is_alone) {
-        lines.retain(|it| !is_alone(it));
+    if rank == Some(0) || !statuses.is_empty() {
+        mentions.retain(|it| it.explains || !it.row.is_foreign());
     }
-    let lines = lines.into_iter().map(|(row, at)| {
-        let words = row.cells[0].split(", ").nth(*at).map(str::to_owned);
-        words
-            .into_iter()
-            .chain(row.cells[1..].iter().cloned())
-            .collect()
-    });
+    let is_explained = !statuses.is_empty() || matches!(rank, Some(0 | 1));
     Found {
-        statuses,
-        lines: lines.collect(),
-        errnos,
-        of_another,
+        lines: meant(&mentions, is_explained),
+        statuses: unique(statuses),
+        errnos: unique(errnos),
+        of_another: rank == Some(2),
     }
 }
 
-/// Whether the line says that memory is registered.
-fn is_of_memory(line: &str) -> bool {
-    let has = |words: &[&str]| words.iter().any(|it| begins(line, it));
-    has(&["register", "registration"]) && has(REGISTERED)
+/// The rows that explain something, with their words as the table has them. Longer words win over those
+/// that they contain. `is_explained`: a status or an errno explains the text.
+fn meant(mentions: &[Mention<'_>], is_explained: bool) -> Vec<(String, String)> {
+    let is_meant = |it: &&Mention<'_>| {
+        let words = &it.row.words[it.at];
+        !mentions.iter().any(|other| {
+            let longer = &other.row.words[other.at];
+            other.row.has_beside(words) || longer != words && longer.contains(words)
+        })
+    };
+    let is_alone = |it: &&Mention<'_>| it.row.has_beside(ALONE);
+    let mut lines: Vec<_> = mentions.iter().filter(is_meant).collect();
+    if is_explained || !lines.iter().all(is_alone) {
+        lines.retain(|it| !is_alone(it));
+    }
+    let lines = lines.into_iter().filter_map(|it| {
+        let words = it.row.cells[0].split(", ").nth(it.at)?;
+        Some((words.to_owned(), it.row.cells[2].clone()))
+    });
+    lines.collect()
+}
+
+fn unique<T: Clone + Eq + Hash>(mut list: Vec<T>) -> Vec<T> {
+    let mut seen = FxHashSet::default();
+    list.retain(|it| seen.insert(it.clone()));
+    list
 }
 
 /// Whether a line that has an errno is about a registration, or names nothing else.
@@ -347,16 +372,16 @@ fn statuses_that(is: impl Fn(&Status) -> bool) -> Vec<&'static str> {
     found.map(|status| status.0).collect()
 }
 
-/// The statuses in a line; `of_call`: it names a registration, so that words which a status may have are
-/// about something else.
-fn statuses_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> Vec<&'static str> {
+fn statuses_of(of: &Line<'_>) -> Vec<&'static str> {
+    let line = of.text;
     let text = line.replace("wc_", " ");
     let is_named = |Status(name, ..): &Status| {
         let name = name.trim_start_matches("IBV_WC_").to_lowercase();
         // RETRY_EXC_ERR is a part of RNR_RETRY_EXC_ERR.
         has_words(&text, &name) && !text.contains(&format!("_{name}"))
     };
-    if of_call {
+    // There, words which a status may have are about something else.
+    if of.of_registration {
         return statuses_that(is_named);
     }
     let without = |line: String, words: &&str| line.replace(words, "");
@@ -383,7 +408,7 @@ fn statuses_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> Vec<&'stati
             && !number.follows(&["vendor syndrome", "vendor_err_synd", "hw_synd"])
     };
     let of_command = OF_COMMAND.iter().any(|it| line.contains(it));
-    let numbers = if of_command { &[] } else { numbers };
+    let numbers = if of_command { &[][..] } else { &of.numbers };
     let is_said =
         |words: &&str| about.contains(words) || about.contains(&(words.replace(' ', "_") + "_err"));
     let is_there = |it: &Status| {
@@ -419,8 +444,8 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
     u64::from_str_radix(byte, 16).ok()
 }
 
-/// `of_call`: the line names a registration.
-fn errnos_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> impl Iterator<Item = String> {
+fn errnos_of(of: &Line<'_>) -> impl Iterator<Item = String> + use<> {
+    let line = of.text;
     let same = |text: String, (words, other): &(&str, &str)| text.replace(words, other);
     let text = SAME.iter().fold(line.to_owned(), same);
     let is_named = |number: &u16| {
@@ -431,7 +456,7 @@ fn errnos_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> impl Iterator
     let digits = text.trim_start_matches('-');
     let is_all = digits.bytes().all(|byte| byte.is_ascii_digit());
     let is_errno = |number: &&Number<'_>| {
-        let named = (number.follows(ERRNO) || of_call && number.follows(OF_CALL))
+        let named = (number.follows(ERRNO) || of.of_registration && number.follows(OF_CALL))
             && !number.follows(VENDOR)
             && !number.follows(PROVIDER);
         let of_ucx = number.is_behind(of_ucx) && number.negative
@@ -443,16 +468,16 @@ fn errnos_of(line: &str, numbers: &[Number<'_>], of_call: bool) -> impl Iterator
             || named && number.follows(&["errno", "errno is"])
             || !foreign && (signed || named && !number.negative || number.ends)
     };
-    let values = numbers.iter().filter(is_errno);
+    let values = of.numbers.iter().filter(is_errno);
     let values = values.filter_map(|number| u16::try_from(number.value).ok());
     let values = values.filter(|value| (1..=MOST).contains(value) || *value == ENOTSUPP);
-    let mut seen = FxHashSet::default();
     let found = (1..=MOST).filter(is_named).chain(values);
-    let found: Vec<_> = found.filter(|number| seen.insert(*number)).collect();
-    found.into_iter().map(|number| match number {
-        ENOTSUPP => errno::name(libc::EOPNOTSUPP as u16),
-        _ => errno::name(number),
-    })
+    unique(found.collect())
+        .into_iter()
+        .map(|number| match number {
+            ENOTSUPP => errno::name(libc::EOPNOTSUPP as u16),
+            _ => errno::name(number),
+        })
 }
 
 /// The names of the errnos, and strerror's words, in small letters. They are asked for at each number of a
@@ -600,7 +625,7 @@ mod tests {
         ];
         let cells = |row: &str| row.split(" | ").map(str::to_owned).collect();
         let found = find(pasted, rows.into_iter().map(cells), |_| true);
-        let lines = found.lines.iter().map(|cells| cells[0].as_str());
+        let lines = found.lines.iter().map(|(words, _)| words.as_str());
         let errnos = found.errnos.iter().map(String::as_str);
         found
             .statuses
