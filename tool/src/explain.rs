@@ -97,7 +97,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let statuses = statuses.filter_map(|status| rows_of(COMPLETIONS, status).next());
     let statuses = statuses.map(|cells| meaning(&cells));
     let lines = found.lines.iter();
-    let lines = lines.map(|(words, meaning)| entry(words, std::slice::from_ref(meaning), None));
+    let lines = lines.map(|(words, means)| entry(words, std::slice::from_ref(means), None));
     let errnos = found.errnos.iter().filter_map(|errno| of_errno(errno));
     let caveat = found.of_another.then(|| OF_ANOTHER.to_owned());
     let others = statuses.chain(lines).chain(caveat).chain(errnos);

@@ -380,7 +380,7 @@ fn statuses_of(of: &Line<'_>) -> Vec<&'static str> {
         // RETRY_EXC_ERR is a part of RNR_RETRY_EXC_ERR.
         has_words(&text, &name) && !text.contains(&format!("_{name}"))
     };
-    // There, words which a status may have are about something else.
+    // In such a line the words which a status may have are about something else.
     if of.of_registration {
         return statuses_that(is_named);
     }
@@ -444,7 +444,7 @@ fn dumped_syndrome(text: &str) -> Option<u64> {
     u64::from_str_radix(byte, 16).ok()
 }
 
-fn errnos_of(of: &Line<'_>) -> impl Iterator<Item = String> + use<> {
+fn errnos_of(of: &Line<'_>) -> impl Iterator<Item = String> {
     let line = of.text;
     let same = |text: String, (words, other): &(&str, &str)| text.replace(words, other);
     let text = SAME.iter().fold(line.to_owned(), same);
