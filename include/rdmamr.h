@@ -136,7 +136,7 @@ struct rdmamr_stats {
         uint64_t flushed_event;
         /**
          * Regions that could not stay in the cache, and were deregistered, because a change of memory
-         * was under way when they were registered, or because other processes can change their memory.
+         * was under way when they were registered.
          */
         uint64_t flushed_fence;
         /**

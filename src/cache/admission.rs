@@ -193,8 +193,8 @@ pub fn verdict(request: &Request) -> u32 {
 }
 
 /// Whether the cache may make a region for this registration. The first call starts the cache. With
-/// `exclusive` the call is a plain one.
-pub fn admit(pd: Pd, request: &Request, exclusive: bool) -> Result<Admitted, Unserved> {
+/// `is_plain` the call is a plain one.
+pub fn admit(pd: Pd, request: &Request, is_plain: bool) -> Result<Admitted, Unserved> {
     if !may_be_kept(request.access.bits()) {
         return Err(Refusal::Access.into());
     }
@@ -211,7 +211,7 @@ pub fn admit(pd: Pd, request: &Request, exclusive: bool) -> Result<Admitted, Uns
     // no cache. (The start logs why regions are not reused, and users of relaxed calls should read
     // that.)
     let direct = Direct::find(pd, request);
-    if exclusive && direct.is_err() {
+    if is_plain && direct.is_err() {
         return Err(Refusal::Device.into());
     }
     // Before any system call for the cache: the program may filter them.
@@ -219,7 +219,7 @@ pub fn admit(pd: Pd, request: &Request, exclusive: bool) -> Result<Admitted, Uns
         say_once(why);
         return Err(Refusal::Ended.into());
     }
-    if exclusive && !calls::all_calls_come() {
+    if is_plain && !calls::all_calls_come() {
         Refusal::PassedBy.say();
         return Err(Refusal::PassedBy.into());
     }
@@ -238,7 +238,7 @@ pub fn admit(pd: Pd, request: &Request, exclusive: bool) -> Result<Admitted, Uns
     if !TABLE.is_here() {
         return Err(Refusal::Table.into());
     }
-    let lookup_key = cache.lookup_key(pd, page_range, request.access, exclusive);
+    let lookup_key = cache.lookup_key(pd, page_range, request.access, is_plain);
     if !lookup_key.can_be_kept() {
         return Err(Refusal::Number.into());
     }

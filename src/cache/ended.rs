@@ -135,7 +135,7 @@ pub fn give_up(cache: &Cache, why: End) {
         end_reuse(cache, why);
     }
     if is_filtered() {
-        // The reader goes on: memory without a region may still be watched.
+        // The reader goes on: the kernel may have refused to end a watch.
         WATCH_FD.close();
         event_reader::wait_to_rest();
     }

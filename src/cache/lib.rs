@@ -19,7 +19,10 @@
 //! - `released.rs`: the ranges that were registered plainly and released, and may come back.
 //! - `regions.rs`: the memory that all threads share, and the operations on it without the lock.
 //!   `locked.rs`: the operations under the lock.
-//! - `instance.rs`: the cache of this process; `start.rs` makes it, `ended.rs` ends it for good.
+//! - `lock.rs`: the lock. `mapping.rs`: the memory of the arrays. `noted.rs`: the ranges of calls under
+//!   way. `account.rs`: how much may be idle.
+//! - `instance.rs`: the cache of this process; `start.rs` makes it, if it can run here
+//!   (`permitted.rs`), `ended.rs` ends it for good.
 
 /// The second size; the first one in tests and in the models, whose few regions must fill the tables.
 macro_rules! tiny_or {

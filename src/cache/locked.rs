@@ -56,9 +56,9 @@ impl Regions {
 pub enum By {
     /// A thread of the program, in a registration or its end.
     Program,
-    /// A helper thread, which the C library does not know; or a thread of the program in an interposed
-    /// call or before a fork. No thread-local variable, no function that other libraries interpose, and
-    /// a moment's wait for the lock.
+    /// A helper thread, which the C library does not know, and which has no thread-local variables; or
+    /// a thread of the program in an interposed call or before a fork. No function that other libraries
+    /// interpose, and a moment's wait for the lock.
     Restricted,
 }
 
@@ -78,9 +78,9 @@ impl By {
     }
 }
 
-/// The most regions that begin at one page, among those that only one registration may use at a
-/// time. A program may register the same page 100 000 times, and each such region would lengthen
-/// the search for an idle one.
+/// The most regions that begin at one page, if a further one would be exclusive: only one registration
+/// may use it at a time. A program may register the same page 100 000 times, and each such region would
+/// lengthen the search for an idle one.
 const CROWD: u32 = 32;
 
 /// Adds to a number that changes only under the lock, and so needs no locked instruction.
@@ -180,7 +180,7 @@ impl Locked<'_> {
     pub fn invalidate(&self, id: Id, cause: Cause) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
-        if !(seen.is_registered() || seen.is_monitored()) || !region.state.invalidate() {
+        if !(seen.is_live() || seen.is_monitored()) || !region.state.invalidate() {
             return false;
         }
         region.cause.store(cause.in_word(), Relaxed);
@@ -372,7 +372,7 @@ impl Locked<'_> {
         let page_range = self.regions().region(id).page_range();
         self.regions().near(page_range, |other, region| {
             if !region.state.load().is_kept() {
-                self.invalidate(other, Cause::Fence);
+                self.invalidate(other, Cause::Uncertain);
             }
             true
         });

@@ -77,8 +77,9 @@ impl World {
         Arc::new(world)
     }
 
-    /// `munmap` through the interposed call, which gets the lock before the real call, and after it, or
-    /// not. Without the lock it records a loss.
+    /// A call that the kernel does not report, which gets the lock before the real call, and after it,
+    /// or not. Without the lock it records a loss. (A munmap without the lock leaves the change to the
+    /// kernel's event.)
     fn unmap_by_call(&self, [before, after]: [bool; 2]) {
         let invalidates = |gets_lock: bool, note: &dyn Fn() -> Option<Number>| {
             if !gets_lock {
@@ -227,7 +228,7 @@ impl Steps for &World {
 
     fn fence(&self) -> bool {
         let ask = || match self.in_flight.load(SeqCst) {
-            true => Fence::UnderWay,
+            true => Fence::InFlight,
             false => Fence::Passed,
         };
         if !self.counts {

@@ -273,7 +273,7 @@ impl Test {
             }
             // No slot is free for a further handle.
             None => {
-                let after = self.regions.give_back(id, grant);
+                let after = self.regions.return_use(id, grant);
                 self.released(id, after)?;
             }
         }

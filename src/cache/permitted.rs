@@ -115,7 +115,7 @@ fn make_calls() {
         proc::mappings(),
         proc::limit(libc::RLIMIT_NOFILE),
     );
-    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), regions::find()) else {
+    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), regions::map_new()) else {
         return;
     };
     let watch = Watch::start(Reader {

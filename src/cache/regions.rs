@@ -32,7 +32,7 @@ pub const MOST: usize = tiny_or!(48, 1 << 18);
 
 /// The regions of a cache, and what finds them: the memory that all threads share. The process's
 /// [`crate::instance::Cache`] adds its watch and its threads. Zeroed memory has no region. The
-/// structure is so large that only parts of its address range are mapped ([`find`]): all fields before
+/// structure is so large that only parts of its address range are mapped ([`map_new`]): all fields before
 /// the tables, and the parts in use of the arrays.
 #[repr(C)]
 pub struct Regions {
@@ -88,7 +88,7 @@ const _: () = {
 /// A reference to the cache covers memory that is not mapped. The cache consists of atomics, so the
 /// compiler does not assume that any part of it can be read. Each part knows which of its bytes are
 /// mapped.
-pub fn find() -> Option<&'static Regions> {
+pub fn map_new() -> Option<&'static Regions> {
     const PLACES: usize = 8;
     const APART: usize = (size_of::<Regions>() + align_of::<Regions>()).next_multiple_of(32 << 20);
     let mut places = (0..PLACES)
@@ -314,7 +314,7 @@ impl Regions {
     #[inline(always)]
     pub fn object(&self, id: Id, grant: Grant, addr: u64, length: u64) -> Option<usize> {
         let region = self.region(id);
-        let object = match grant {
+        let holder = match grant {
             Grant::Own => {
                 if region.count_hit() {
                     self.many_hits.fetch_add(1 << u32::BITS, Relaxed);
@@ -323,8 +323,8 @@ impl Regions {
             }
             Grant::Another => self.another(id)?,
         };
-        object.set_memory(addr, length);
-        Some(object.object())
+        holder.set_memory(addr, length);
+        Some(holder.object())
     }
 
     #[cold]
@@ -392,7 +392,7 @@ impl Regions {
     }
 
     /// Ends a use that `take` granted and that has no handle.
-    pub fn give_back(&self, id: Id, grant: Grant) -> Option<AfterRelease> {
+    pub fn return_use(&self, id: Id, grant: Grant) -> Option<AfterRelease> {
         self.region(id).state.release(grant)
     }
 }
@@ -507,7 +507,7 @@ impl Regions {
         let regions = self.each().map(|(_, region)| region);
         regions.filter(|region| {
             let seen = region.state.load();
-            seen.is_registered() && seen.users() > 0 && !region.has_no_file()
+            seen.is_live() && seen.users() > 0 && !region.has_no_file()
         })
     }
 }

@@ -19,7 +19,7 @@ pub fn ended(region: &Slot, cause: Cause) {
     let was_used = region.hits() > 0 || region.was_shared.load(Relaxed) != 0;
     let has_changed = match cause {
         Cause::Hook if !was_used => return RELEASED.give_up(&region.range()),
-        Cause::Fence | Cause::Hook => return,
+        Cause::Uncertain | Cause::Hook => return,
         Cause::Event => true,
         // A region of a whole allocation costs more than one of the memory that was asked for.
         Cause::Linger => region.is_of_gpu() && !is_remote(region.access()),

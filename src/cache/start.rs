@@ -74,7 +74,8 @@ pub fn set_limits(limits: CacheLimits) -> bool {
 }
 
 /// This process's instance. The first call makes it. `None` in a child whose parent had one, in a
-/// signal handler that interrupted the library, and if memory is short.
+/// signal handler that interrupted the library, in a process in which the cache cannot run or has ended,
+/// while another thread makes it, and if memory is short.
 pub fn current() -> Option<&'static Cache> {
     if let Some(cache) = existing() {
         return Some(cache);
@@ -100,7 +101,7 @@ fn make() -> Option<&'static Cache> {
     if !has_memory() {
         return None;
     }
-    let regions = regions::find()?;
+    let regions = regions::map_new()?;
     listen(CACHE);
     let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.

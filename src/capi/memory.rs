@@ -17,7 +17,7 @@ use super::forward::{around, call_next, changing, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use rdmamr_cache::dispatch::changes::{self, UnderWay};
+use rdmamr_cache::dispatch::changes::{self, CallUnderWay};
 use rdmamr_cache::dispatch::{self, End};
 use rdmamr_sys::function::Function;
 use rdmamr_sys::loaded_files::Object;
@@ -165,7 +165,7 @@ unsafe extern "C" fn mremap(
         // empty mappings that the first left.)
         let joined = ret::always(false, || {
             let source = remapping.as_ref().map(|(_, source, _)| source);
-            let unwatched = source.is_some_and(UnderWay::unwatch);
+            let unwatched = source.is_some_and(CallUnderWay::unwatch);
             rdmamr_prefault::join(old.addr(), old_size) || unwatched
         });
         if joined && (!fixed || reserve(old, new, new_size)) {
@@ -328,7 +328,7 @@ unsafe extern "C" fn process_madvise(
 /// Reports a change that takes rights away: the cache must not reuse a region that was pinned with
 /// more rights than its pages have now.
 #[inline(always)]
-fn protecting(addr: Address, length: usize, protection: c_int) -> Option<UnderWay> {
+fn protecting(addr: Address, length: usize, protection: c_int) -> Option<CallUnderWay> {
     let all = libc::PROT_READ | libc::PROT_WRITE;
     (protection & all != all).then(|| {
         if protection & libc::PROT_GROWSDOWN != 0 {

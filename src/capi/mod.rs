@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The C interface, one file for each header.
+//! The C interface: a file for each header of the RDMA libraries, and for each family of the C
+//! library's calls (`memory.rs`, `descriptors.rs`, `tasks.rs`); `load.rs`, which looks the next
+//! functions up; and what these share (`export.rs`, `forward.rs`, `ret.rs`, `traced.rs`).
 //!
-//! A function here does four things, in this order, and no fifth: it turns C's arguments into
-//! types, calls one function of the core, turns the result into the return convention of its
+//! A function of an RDMA library does four things, in this order, and no fifth: it turns C's arguments
+//! into types, calls one function of the core, turns the result into the return convention of its
 //! family, and has a failure counted and its reason stored (`ret.rs`).
 
 #[allow(

@@ -234,7 +234,7 @@ impl Monitor {
         };
         let certain = watched && cache.is_certain(&locked, page_range);
         if !certain || !locked.keep(id) {
-            locked.invalidate(id, Cause::Fence);
+            locked.invalidate(id, Cause::Uncertain);
         }
         drop(locked);
         log::write_waiting();
@@ -259,7 +259,7 @@ impl Monitor {
 
     /// Ends a subscription that has left the set.
     fn end(&self, locked: &Locked<'_>, id: Id) {
-        ending::leave_at_once(self.cache, locked, id);
+        ending::end_watch_and_free(self.cache, locked, id);
     }
 }
 

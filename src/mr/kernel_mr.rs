@@ -28,8 +28,8 @@ pub struct KernelMr {
     pub handle: u32,
 }
 
-/// Registers pinned memory, in a process whose children get all memory: libibverbs is not told of it
-/// (see [`is_fork_protected`]). Or registers memory of a GPU, all of an export.
+/// Has the kernel pin and register memory, in a process whose children get all memory: libibverbs is
+/// not told of it (see [`is_fork_protected`]). Or registers memory of a GPU, all of an export.
 pub fn register(
     direct: &Direct,
     request: &Request,

@@ -4,8 +4,9 @@
 //!
 //! Programs and libraries use our objects without calling us: `ibv_bind_mw` of mlx5 and irdma reads
 //! the provider's own fields, and an `ibv_dereg_mr` that a program took from libibverbs with dlsym
-//! frees the object. Each object is therefore memory of the C library, holds a real handle of the
-//! kernel, and has a layout that is valid for every provider at once.
+//! frees the object. Each object that a plain call returns is therefore memory of the C library. Each
+//! object holds a real handle of the kernel, and has a layout that is valid for every provider at once.
+//! (A relaxed call returns the object in a slot of the cache, which no provider may free.)
 
 use super::access::Access;
 use super::request::Request;

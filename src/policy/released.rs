@@ -119,7 +119,7 @@ impl Released {
     /// Whether this range was released before, so that the cache should keep a region for it. After a
     /// refusal this registration counts as one of those that stay plain.
     #[inline(always)]
-    pub fn count_return(&self, range: &Range) -> bool {
+    pub fn comes_back(&self, range: &Range) -> bool {
         let (_, entry, Some(place)) = self.find(range) else {
             return false;
         };
@@ -242,9 +242,9 @@ mod tests {
     fn a_range_comes_back_once_it_was_released() {
         static TABLE: Released = Released::new();
         let one = range(0x7f12_3456_7000, 8192);
-        assert!(!TABLE.count_return(&one));
+        assert!(!TABLE.comes_back(&one));
         TABLE.add(&one);
-        assert!(TABLE.count_return(&one) && TABLE.count_return(&one));
+        assert!(TABLE.comes_back(&one) && TABLE.comes_back(&one));
         let others = [
             Range { pd: 0x7040, ..one },
             Range { access: 3, ..one },
@@ -254,13 +254,13 @@ mod tests {
             },
             range(one.start + PAGE, PAGE),
         ];
-        assert!(others.iter().all(|other| !TABLE.count_return(other)));
+        assert!(others.iter().all(|other| !TABLE.comes_back(other)));
         TABLE.ended(&one, false, false);
-        assert!(!TABLE.count_return(&one), "kept in vain");
+        assert!(!TABLE.comes_back(&one), "kept in vain");
         TABLE.ended(&one, true, true);
-        assert!(TABLE.count_return(&one));
+        assert!(TABLE.comes_back(&one));
         TABLE.ended(&one, false, true);
-        assert!(!TABLE.count_return(&one), "not for a while");
+        assert!(!TABLE.comes_back(&one), "not for a while");
     }
 
     #[test]
@@ -271,14 +271,14 @@ mod tests {
             TABLE.forget(0x7f00_0000_0000, 0x7f00_0000_1000);
             TABLE.add(&pages(longest));
             TABLE.add(&pages(1));
-            assert!(TABLE.count_return(&pages(longest)) && TABLE.count_return(&pages(1)));
-            assert!(TABLE.count_return(&pages(longest.div_ceil(2))));
+            assert!(TABLE.comes_back(&pages(longest)) && TABLE.comes_back(&pages(1)));
+            assert!(TABLE.comes_back(&pages(longest.div_ceil(2))));
             let longer = longest + longest.div_ceil(4);
-            assert!(!TABLE.count_return(&pages(longer)), "{longest}");
+            assert!(!TABLE.comes_back(&pages(longer)), "{longest}");
             TABLE.add(&pages(longer));
-            assert!(TABLE.count_return(&pages(longer)));
+            assert!(TABLE.comes_back(&pages(longer)));
             TABLE.give_up(&pages(1));
-            assert!(!TABLE.count_return(&pages(longer)), "one start, one answer");
+            assert!(!TABLE.comes_back(&pages(longer)), "one start, one answer");
         }
     }
 
@@ -299,10 +299,10 @@ mod tests {
             TABLE.forget(at + PAGE, at + 4 * MIB);
             TABLE.forget(at - PAGE, at);
             TABLE.forget(at, at);
-            assert!(TABLE.count_return(&one), "the change lies beside its start");
+            assert!(TABLE.comes_back(&one), "the change lies beside its start");
             TABLE.forget(start, end);
-            assert_eq!(TABLE.count_return(&one), !is_seen, "{start:x} to {end:x}");
-            assert!(TABLE.count_return(&behind));
+            assert_eq!(TABLE.comes_back(&one), !is_seen, "{start:x} to {end:x}");
+            assert!(TABLE.comes_back(&behind));
         }
     }
 
@@ -311,14 +311,14 @@ mod tests {
         static TABLE: Released = Released::new();
         let one = range(0x7f00_0000_0000, PAGE);
         TABLE.give_up(&one);
-        assert!(!TABLE.count_return(&one), "it was never there");
+        assert!(!TABLE.comes_back(&one), "it was never there");
         TABLE.add(&one);
         TABLE.give_up(&one);
         for _ in 0..PLAIN_AFTER_REFUSAL {
-            assert!(!TABLE.count_return(&one));
+            assert!(!TABLE.comes_back(&one));
             TABLE.add(&one);
         }
-        assert!(TABLE.count_return(&one));
+        assert!(TABLE.comes_back(&one));
     }
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         static TABLE: Released = Released::new();
         let all = |n: u64| range(0x7f00_0000_0000 + n * 3 * PAGE, 2 * PAGE);
         (0..4096).for_each(|n| TABLE.add(&all(n)));
-        let known = (0..4096).filter(|&n| TABLE.count_return(&all(n))).count();
+        let known = (0..4096).filter(|&n| TABLE.comes_back(&all(n))).count();
         assert!(known > 4000, "{known}");
         // More ranges than places, again and again in the same order. Ranges that are kept no
         // longer need their places.
@@ -337,7 +337,7 @@ mod tests {
                 if kept.contains(&n) {
                     continue;
                 }
-                if TABLE.count_return(&range) {
+                if TABLE.comes_back(&range) {
                     kept.insert(n);
                 } else {
                     TABLE.add(&range);

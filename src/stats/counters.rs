@@ -73,7 +73,7 @@ pub struct rdmamr_stats {
     /// Regions that the cache deregistered because userfaultfd reported a change of their memory.
     pub flushed_event: u64,
     /// Regions that could not stay in the cache, and were deregistered, because a change of memory
-    /// was under way when they were registered, or because other processes can change their memory.
+    /// was under way when they were registered.
     pub flushed_fence: u64,
     /// Regions that the cache invalidated because of an interposed memory call.
     pub stale_avoided_hook: u64,

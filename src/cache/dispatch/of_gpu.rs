@@ -78,7 +78,7 @@ pub fn serve(pd: Pd, request: &Request) -> Option<Result<Registered, Counter>> {
         return Some(Ok(Registered::by(How::Hit, mr)));
     }
     let range = remembered(&key);
-    if !RELEASED.count_return(&range) {
+    if !RELEASED.comes_back(&range) {
         released::add(&range);
         return Some(Err(counter!(bypassed_first)));
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Transparent reuse, `RDMAMR_CACHE`: plain registrations that the cache serves.
 //!
-//! The program gets a separate `ibv_mr` object, allocated by the C library like the object of every
-//! other region of this library. The object stands for one use of a cached region. So an
+//! The program gets a separate `ibv_mr` object, allocated by the C library like the object of a
+//! plain region. The object stands for one use of a cached region. So an
 //! `ibv_dereg_mr` that the program looked up in libibverbs by handle finds the object that it
 //! expects. It calls `ibv_cmd_dereg_mr`, which ends the use and not the region. Therefore the cache
 //! also serves a program that calls only libibverbs' own functions: libibverbs' `ibv_reg_mr` jumps
@@ -83,7 +83,8 @@ fn say(mode: CacheMode) {
 }
 
 /// Registers memory by the cache if its range has come back and the cache can serve it. An error says that
-/// the registration is plain; its counter, if it has one, counts it once it has succeeded.
+/// the registration is plain. Its counter, if it has one, counts the registration once our own kernel call
+/// has succeeded; without one the attempt is counted already, or is not counted.
 ///
 /// As long as the process has no cache, the table of released ranges alone tells whether a range
 /// has come back. So a program that gains nothing by the cache pays only for that look-up.
@@ -93,7 +94,7 @@ pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, O
     if !regions::objects_were_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
         match range(pd, request) {
             None => return Err(None),
-            Some(range) if !RELEASED.count_return(&range) => {
+            Some(range) if !RELEASED.comes_back(&range) => {
                 return Err(Some(counter!(bypassed_first)));
             }
             Some(_) => {}
@@ -143,7 +144,7 @@ fn missed(
 ) -> Result<Registered, Counter> {
     admission::of_process_of_plain()?;
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
-    let comes_back = RELEASED.count_return(&range);
+    let comes_back = RELEASED.comes_back(&range);
     if gpu::may_be_seen(range.start) || comes_back && gpu::may_be_unseen() {
         if let Some(served) = of_gpu::serve(pd, request) {
             return stand_for(request, served?);
@@ -152,7 +153,7 @@ fn missed(
     if !comes_back {
         return Err(counter!(bypassed_first));
     }
-    serve_again(mode, pd, request, answer).inspect_err(|&reason| {
+    make_region(mode, pd, request, answer).inspect_err(|&reason| {
         if reason != counter!(bypassed_busy) {
             RELEASED.give_up(&range);
         }
@@ -162,7 +163,7 @@ fn missed(
 /// Registers memory whose range has come back: makes a region that the cache keeps. The first call
 /// starts the cache.
 #[cold]
-fn serve_again(
+fn make_region(
     mode: CacheMode,
     pd: Pd,
     request: &Request,
@@ -217,7 +218,7 @@ pub fn release_at(cached: usize) {
 
 /// Deregisters a region that the cache serves.
 #[inline(never)]
-pub fn deregister(mr: Mr) -> Result<How, Error> {
+pub fn end_use(mr: Mr) -> Result<How, Error> {
     let object = mr.claim_cached().ok_or(Error::Gone)?;
     release_at(object.cached());
     // SAFETY: the use has ended, and this thread has claimed its object.

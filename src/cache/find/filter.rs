@@ -18,7 +18,7 @@ const BLOCK: u64 = tiny_or!(4, 512) * CHUNK;
 
 const BLOCK_COUNTS: usize = tiny_or!(64, 1 << 12);
 
-/// A range of more blocks than this is assumed to hold a region.
+/// A range of this many blocks is assumed to hold a region.
 const TOO_MANY_TO_LOOK: u64 = 256;
 
 /// The counts. In zeroed memory all of them are 0.

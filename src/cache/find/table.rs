@@ -10,7 +10,7 @@
 //!
 //! If the table is full, another table is filled with the live regions, at once, and put to use.
 //! The table before it stays as it is until a table is filled again. A reader that still searches
-//! it then misses at worst, and looks under the lock.
+//! it then misses at worst, and its registration makes a second region of the same pages.
 
 use crate::mapping::{self, Paged};
 use crate::region::slot::{Id, Link, LookupKey, Slot};
@@ -161,7 +161,7 @@ impl Table {
             let regions = regions.iter().enumerate();
             regions.filter(|(_, region)| {
                 let seen = region.state.load();
-                seen.is_registered() && !seen.is_stale()
+                seen.is_live() && !seen.is_stale()
             })
         };
         let before = shape.load(Relaxed);
@@ -233,7 +233,7 @@ mod tests {
             for (slot, pd) in steps {
                 let (region, id, earlier) = (&regions[slot as usize], Id(slot), live.clone());
                 let before = shape.load(Relaxed);
-                if region.state.load().is_registered() {
+                if region.state.load().is_live() {
                     let (pd, start) = (region.pd(), region.page_range().start);
                     region.state.invalidate();
                     live.remove(&(id, pd as usize));

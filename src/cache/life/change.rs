@@ -4,7 +4,7 @@
 //! memory: the kernel then has no event for the change, and the call need not wait for the reader.
 //! After the call it invalidates the regions that were linked meanwhile. Until then the call is
 //! *under way*, and no region in its range is kept. If the cache has no region there, the kernel's
-//! event of the change suffices, and the hook does nothing.
+//! event suffices: a reported call below 16 MiB does nothing, and every other call is counted.
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
@@ -26,9 +26,10 @@ use rdmamr_sys::signals::{self, Signals};
 use rdmamr_sys::{memory, thread};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CallKind {
     /// The kernel reports the change of memory that is watched.
     Reported,
+    /// The kernel does not report the change, or may not.
     Unreported,
     /// The same, and the memory keeps its pages. So the cleaner may deregister the regions: of 12 000
     /// that takes ten times as long as the move of their memory.
@@ -36,13 +37,13 @@ enum Kind {
 }
 
 /// A change that is about to be made, of which the cache is told. It is over when this value is dropped.
-pub struct UnderWay {
+pub struct CallUnderWay {
     range: PageRange,
     noted: Option<(&'static Cache, Number)>,
     /// `None` once the range is noted, unless the call takes long: a call that holds the kernel's mmap
     /// lock for milliseconds would make a registration nearby wait for its watch.
     counted: Option<CountedCall>,
-    kind: Kind,
+    kind: CallKind,
     /// The signals that the thread blocked before.
     signals: Option<Signals>,
 }
@@ -77,7 +78,7 @@ fn meeting(range: PageRange) -> Option<&'static Cache> {
 /// A call is about to change memory, which the kernel reports. `None` if the cache need not be told. As
 /// long as neither the cache nor the table of released ranges listens, this costs a load.
 #[inline(always)]
-pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
+pub fn changing(addr: usize, length: usize) -> Option<CallUnderWay> {
     if !listens(CACHE | RANGES) {
         return None;
     }
@@ -96,7 +97,7 @@ pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
         return None;
     }
-    Some(begin(range, Kind::Reported, signals_blocked()))
+    Some(begin(range, CallKind::Reported, signals_blocked()))
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report, such as guard pages.
@@ -104,18 +105,18 @@ pub fn changing(addr: usize, length: usize) -> Option<UnderWay> {
 /// A region may be linked in this memory after the check of the filter and before the call takes
 /// effect, and could be reused before the call returns. So the call is counted even if the cache has
 /// nothing there, or does not exist yet.
-pub fn unreported(addr: usize, length: usize) -> UnderWay {
-    begin(pages(addr, length), Kind::Unreported, None)
+pub fn unreported(addr: usize, length: usize) -> CallUnderWay {
+    begin(pages(addr, length), CallKind::Unreported, None)
 }
 
 /// As [`unreported`], for a call that changes the protection of memory.
-pub fn protecting(addr: usize, length: usize) -> UnderWay {
-    begin(pages(addr, length), Kind::KeepsPages, None)
+pub fn protecting(addr: usize, length: usize) -> CallUnderWay {
+    begin(pages(addr, length), CallKind::KeepsPages, None)
 }
 
 /// A call is about to move memory, `kept` bytes of it with their pages. It may stop watching the memory
-/// ([`UnderWay::unwatch`]), so the kernel may not report it.
-pub fn moving(addr: usize, length: usize, kept: usize) -> UnderWay {
+/// ([`CallUnderWay::unwatch`]), so the kernel may not report it.
+pub fn moving(addr: usize, length: usize, kept: usize) -> CallUnderWay {
     if listens(RANGES) {
         memory_changes(addr, length);
     }
@@ -149,13 +150,14 @@ pub fn is_under_way() -> bool {
 /// so a handler runs no later than without this. Faults are not blocked.
 fn signals_blocked() -> Option<Signals> {
     let before = signals::block_also(signals::ALL_BUT_FAULTS);
-    // An mremap changes two ranges.
+    // The second of two changes, as of an mremap, finds them blocked, and restores nothing. So the first
+    // is dropped last.
     (before & signals::ALL_BUT_FAULTS != signals::ALL_BUT_FAULTS).then_some(before)
 }
 
 #[cold]
-fn begin(range: PageRange, kind: Kind, signals: Option<Signals>) -> UnderWay {
-    let mut under_way = UnderWay {
+fn begin(range: PageRange, kind: CallKind, signals: Option<Signals>) -> CallUnderWay {
+    let mut under_way = CallUnderWay {
         range,
         noted: None,
         counted: Some(CALLS.begin()),
@@ -167,7 +169,7 @@ fn begin(range: PageRange, kind: Kind, signals: Option<Signals>) -> UnderWay {
     if let Some(cache) = meeting(range) {
         under_way.signals = under_way.signals.or_else(signals_blocked);
         let noted = under_way.inside(cache, || {
-            ending::before_change(cache, range, kind == Kind::KeepsPages)
+            ending::before_change(cache, range, kind == CallKind::KeepsPages)
         });
         under_way.noted = noted.map(|number| (cache, number));
         if under_way.noted.is_some() && range.bytes() < LONG {
@@ -177,7 +179,7 @@ fn begin(range: PageRange, kind: Kind, signals: Option<Signals>) -> UnderWay {
     under_way
 }
 
-impl UnderWay {
+impl CallUnderWay {
     /// Runs `body`, which takes the cache's lock and returns `None` if it can do nothing: without the
     /// lock, or without a free note. Then the kernel's event suffices, if it comes; if not, all regions
     /// are invalidated. Preserves errno.
@@ -191,7 +193,7 @@ impl UnderWay {
         };
         if done.is_none() {
             // Once the range is noted, the memory may be watched no more: no event comes.
-            if self.kind != Kind::Reported || self.noted.is_some() {
+            if self.kind != CallKind::Reported || self.noted.is_some() {
                 cache.regions.ring.lose();
             }
             // The cleaner ends the idle regions.
@@ -207,12 +209,12 @@ impl UnderWay {
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for CallUnderWay {
     #[cold]
     fn drop(&mut self) {
         // A region may have been linked there since the call began.
         if let Some(cache) = meeting(self.range) {
-            let pins_stay = self.kind == Kind::KeepsPages;
+            let pins_stay = self.kind == CallKind::KeepsPages;
             self.inside(cache, || ending::after_change(cache, self.range, pins_stay));
         }
         if let Some((cache, number)) = self.noted.take() {
@@ -225,7 +227,7 @@ impl Drop for UnderWay {
     }
 }
 
-impl UnderWay {
+impl CallUnderWay {
     /// Stops watching the memory, which must become a single mapping again. The regions there are
     /// invalidated, and those that are linked meanwhile will be. Returns true if some of it may have
     /// been watched. Preserves errno.
@@ -258,7 +260,7 @@ pub fn are_wanted() -> bool {
 
 /// A call is about to unregister memory from a userfaultfd. Its argument points to the range. Before
 /// Linux 6.16 the kernel then also ends another userfaultfd's watch of the memory.
-pub fn unregistering(argument: usize) -> Option<UnderWay> {
+pub fn unregistering(argument: usize) -> Option<CallUnderWay> {
     told().filter(|_| !keeps_apart())?;
     // If the address is wrong, the kernel tells the caller.
     let [start, length] = memory::read(argument as u64).unwrap_or([0, u64::MAX / 2]);
@@ -304,7 +306,7 @@ mod tests {
     #[test]
     fn a_call_that_gets_no_lock_afterwards_is_a_loss() {
         assert!(with_a_region(|cache, range, is_stale| {
-            let under_way = begin(range, Kind::Reported, None);
+            let under_way = begin(range, CallKind::Reported, None);
             let good = is_stale() && !cache.regions.ring.is_behind();
             let locked = cache.regions.lock();
             drop(under_way);

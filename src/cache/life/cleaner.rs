@@ -164,7 +164,7 @@ impl Cleaner {
 /// accessible region counts from its first release. A hit takes no part in this.
 pub(super) fn ages(region: &Slot) -> bool {
     let seen = region.state.load();
-    seen.is_registered()
+    seen.is_live()
         && !seen.is_stale()
         && is_remote(region.access())
         && region.released.load(Relaxed) != NEVER

@@ -64,7 +64,7 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         }
         return Err(errno);
     }
-    let Some(locked) = leave(cache, id, by) else {
+    let Some(locked) = end_watch(cache, id, by) else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(NO_FILE, Relaxed);
         regions.queue(id);
@@ -104,7 +104,7 @@ fn deregister_in_kernel(cache: &Cache, region: &Slot, by: By) -> Result<(), Errn
     let ended = KernelMr {
         device: region.device.load(Relaxed),
         fd: region.fd.load(Relaxed),
-        handle: region.handle.load(Relaxed),
+        handle: region.kernel_handle.load(Relaxed),
     };
     match by {
         By::Program => ended.deregister(&Uverbs),
@@ -131,7 +131,7 @@ pub fn unpin(cache: &Cache, id: Id) {
 ///
 /// The lock is free while the kernel works. A region that is linked meanwhile may lose its watch, so
 /// it is not kept ([`Locked::keep`], [`Locked::invalidate_unkept_near`]).
-pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
+pub fn end_watch(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
     let region = cache.regions.region(id);
     let mut from = 0;
     loop {
@@ -150,7 +150,7 @@ pub fn leave(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
 }
 
 /// The same under the lock, for a monitored range, and frees its slot.
-pub fn leave_at_once(cache: &Cache, locked: &Locked<'_>, id: Id) {
+pub fn end_watch_and_free(cache: &Cache, locked: &Locked<'_>, id: Id) {
     let page_range = locked.regions().region(id).page_range();
     let mut from = 0;
     while let Some(part) = locked.unneeded(id, from) {
@@ -193,9 +193,9 @@ pub fn deregister_some_evicted(cache: &Cache, by: By, most: usize) {
 /// So many regions a call ends itself that leaves the others to the cleaner.
 const FEW: usize = 64;
 
-/// A call is about to change memory: notes the range, invalidates the regions there, ends the idle
-/// ones (many of them by the cleaner, if the pins may outlive the call: `pins_stay`), and stops
-/// watching the memory. Any thread may call this, in an interposed memory call too.
+/// A call is about to change memory: notes the range, invalidates the regions there, ends all evicted
+/// regions, the idle ones there among them (many of them by the cleaner, if the pins may outlive the
+/// call: `pins_stay`), and stops watching the memory. Any thread may call this, in an interposed memory call too.
 /// `None` if another task holds the lock: a garbage collector may unmap memory while its signal
 /// handler has stopped all other threads. Also `None` if so many calls are under way that no note is
 /// free.
@@ -221,8 +221,8 @@ pub fn before_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option
         }
         regions.wait_for_an_end();
     }
-    // What regions in use and those nearby still need watched. The lock is free meanwhile: no region
-    // there is kept while the range is noted.
+    // Ends the watch that regions in use, or regions nearby, still have in this range. The lock is free
+    // meanwhile: no region there is kept while the range is noted.
     let locked = regions.lock_by(By::Restricted);
     let watched = locked.and_then(|locked| locked.watched_in(range));
     if let Some(watched) = watched {

@@ -20,7 +20,7 @@
 //! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That
 //!    costs about half a ns of 18.
 //!
-//! Where the kernel counts changes (W11), a hit makes no system call, and touches two lines of
+//! Where the kernel counts changes (docs/proof.md, W11), a hit makes no system call, and touches two lines of
 //! counters in its place: one of all processes, which is written when a processor skips counts, and
 //! the process's own, which the kernel writes at each change.
 //!
@@ -127,9 +127,9 @@ pub enum Miss<T> {
 /// cannot: calling closures took 40 of the 470 instructions of an fi_mr_reg() and fi_close() pair.
 pub trait Steps {
     type Taken;
-    /// Whether the kernel must be asked.
+    /// Whether the fence must be asked.
     fn must_fence(&self) -> bool;
-    /// Whether a region may serve; if none does, the kernel need not be asked. Also has the
+    /// Whether a region may serve; if none does, the fence need not be asked. Also has the
     /// processor prefetch the region.
     fn look(&self) -> bool;
     /// Takes a region that serves.
@@ -140,10 +140,11 @@ pub trait Steps {
     fn refused(&self);
 }
 
-/// Takes a region for this memory and verifies that its translation holds.
+/// Takes a region for this memory and verifies that its translation holds: the ring's position is read
+/// first and compared last, and the fence lies between the two (docs/proof.md, P4).
 ///
-/// The fence precedes the taking of the region, so that the processor fetches the slot during the
-/// system call. With 100 000 regions the slot comes from memory, which takes as long as the system
+/// The fence precedes the taking of the region for speed alone: the processor fetches the slot during
+/// the system call. With 100 000 regions the slot comes from memory, which takes as long as the system
 /// call. A hit took 255 ns instead of 410.
 #[inline(always)]
 pub fn in_order<S: Steps>(ring: &Ring, steps: S) -> Result<S::Taken, Miss<S::Taken>> {
@@ -213,7 +214,7 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub fn return_use(&self, id: Id, grant: Grant) {
-        match self.regions.give_back(id, grant) {
+        match self.regions.return_use(id, grant) {
             Some(AfterRelease::MustEnd(generation)) => ending::after_last_use(self, id, generation),
             Some(AfterRelease::Idle) if self.cleaner.is_dormant() => {
                 self.cleaner.idle(self.regions.region(id));

@@ -56,8 +56,8 @@ pub fn is_shortage_for_dmabuf(pd: Pd, errno: i32) -> bool {
         || errno == says(OnDevice::of(pd)).full
 }
 
-/// Registers memory after [`hit()`] has given this answer and no region. If `exclusive` is set, the
-/// caller does not share its region with another user.
+/// Registers memory after [`hit()`] has given this answer and no region. The region of a
+/// plain call serves no other user at the same time.
 ///
 /// Preserves errno, as a registration that succeeds must, be it here or later by the caller.
 #[cold]
@@ -65,12 +65,12 @@ pub fn register(
     pd: Pd,
     request: &Request,
     answer: Answer,
-    exclusive: bool,
+    is_plain: bool,
 ) -> Result<Registered, Unserved> {
     let errno = errno::errno();
-    let now = || register_now(pd, request, answer, exclusive);
+    let now = || register_now(pd, request, answer, is_plain);
     // A plain call has changed to the larger stack already (`dispatch/reuse.rs`).
-    let registered = if exclusive {
+    let registered = if is_plain {
         Some(now())
     } else {
         aside::run_if_little(now)
@@ -84,9 +84,9 @@ fn register_now(
     pd: Pd,
     request: &Request,
     answer: Answer,
-    exclusive: bool,
+    is_plain: bool,
 ) -> Result<Registered, Unserved> {
-    let admitted = admit(pd, request, exclusive)?;
+    let admitted = admit(pd, request, is_plain)?;
     let cache = admitted.cache;
     let mut answer = answer;
     for _ in 0..LOOKS {
@@ -97,7 +97,7 @@ fn register_now(
             return Err(Unserved::Because(counter!(bypassed_busy)));
         }
         let addr = request.addr.addr();
-        answer = hit(pd, addr, request.length, request.access, exclusive);
+        answer = hit(pd, addr, request.length, request.access, is_plain);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
@@ -201,7 +201,7 @@ impl Cache {
                     return Ok(Registered::by(How::Miss, mr));
                 }
                 Err(error) => {
-                    match ending::leave(self, id, By::Program) {
+                    match ending::end_watch(self, id, By::Program) {
                         Some(locked) => locked.free(id),
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
@@ -214,7 +214,7 @@ impl Cache {
                             let more = Change::more(region.pinned());
                             self.counters
                                 .change_of_cache(thread::number(), device, more);
-                            let _ = self.regions.give_back(id, Grant::Own);
+                            let _ = self.regions.return_use(id, Grant::Own);
                             self.cleaner.wake();
                         }
                     }
@@ -281,7 +281,7 @@ impl Cache {
         region.device.store(made.device, Relaxed);
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
-        region.handle.store(made.handle, Relaxed);
+        region.kernel_handle.store(made.handle, Relaxed);
         if let Some(object) = Object::at(region.object()) {
             object.fill(pd, request, &answer);
         }
@@ -332,7 +332,7 @@ impl Cache {
         }
         let is_kept = || self.is_certain(&locked, lookup_key.page_range) && locked.keep(id);
         if !own && !is_kept() {
-            locked.invalidate(id, Cause::Fence);
+            locked.invalidate(id, Cause::Uncertain);
             reason = Some(counter!(bypassed_busy));
         }
         drop(locked);

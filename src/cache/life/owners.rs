@@ -124,7 +124,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
         return dereg();
     };
     let of = |region: &Slot| {
-        region.handle.load(Relaxed) == public.handle
+        region.kernel_handle.load(Relaxed) == public.handle
             && region.lkey() == public.lkey
             && ending::of_device(device)(region)
     };
@@ -232,7 +232,7 @@ pub fn invalidate_those(
     mut invalidated: impl FnMut(&Slot),
 ) {
     let regions = cache.regions;
-    let meant = |region: &Slot| region.state.load().is_registered() && is_it(region);
+    let meant = |region: &Slot| region.state.load().is_live() && is_it(region);
     let mut has_waited = false;
     for (id, region) in regions.each().filter(|(_, region)| meant(region)) {
         let locked = (!has_waited).then(|| regions.lock_patiently(by)).flatten();

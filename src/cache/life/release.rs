@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! ibv_dereg_mr_relaxed(3): the region stays registered, idle in the cache, while the limits allow
-//! it.
+//! The release of a use, by ibv_dereg_mr_relaxed(3) or by the ibv_dereg_mr(3) of an object that stands
+//! for a use: the region stays registered, idle in the cache, while the limits allow it.
 
 use crate::instance::{Cache, existing};
 use crate::life::ending;
@@ -26,7 +26,7 @@ pub fn release(mr: Mr) -> bool {
         return release_otherwise(cache, object);
     };
     if cache.cleaner.is_dormant() || regions.account.is_full() {
-        left_idle(cache, id);
+        after_release(cache, id);
     }
     true
 }
@@ -42,7 +42,7 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
         Some(now @ (AfterRelease::InUse | AfterRelease::Idle)) => {
             // The age of a remote region counts from its first release, though it is still in use.
             if now == AfterRelease::Idle || cache.cleaner.is_dormant() {
-                left_idle(cache, id);
+                after_release(cache, id);
             }
             true
         }
@@ -56,10 +56,10 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
     }
 }
 
-/// A region was released: wakes the cleaner if it sleeps, and ends the region if the cache is full and it
+/// A use was released: wakes the cleaner if it sleeps, and ends the region if the cache is full and it
 /// is idle.
 #[inline(never)]
-fn left_idle(cache: &Cache, id: Id) {
+fn after_release(cache: &Cache, id: Id) {
     let regions = cache.regions;
     if cache.cleaner.is_dormant() {
         cache.cleaner.idle(regions.region(id));
@@ -71,7 +71,7 @@ fn left_idle(cache: &Cache, id: Id) {
 
 /// Ends one use of a cached region. An error says why there is no such use.
 #[inline(always)]
-pub fn deregister(mr: Mr) -> Result<How, Error> {
+pub fn end_relaxed_use(mr: Mr) -> Result<How, Error> {
     if release(mr) {
         return Ok(How::Kept);
     }

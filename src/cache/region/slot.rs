@@ -90,7 +90,8 @@ pub enum Cause {
     Pressure,
     Hook,
     Event,
-    Fence,
+    /// A change under way, or the end of a watch nearby, kept the region from being kept.
+    Uncertain,
 }
 
 impl Cause {
@@ -102,7 +103,7 @@ impl Cause {
         (Cause::Pressure, counter!(flushed_pressure)),
         (Cause::Hook, counter!(flushed_hook)),
         (Cause::Event, counter!(flushed_event)),
-        (Cause::Fence, counter!(flushed_fence)),
+        (Cause::Uncertain, counter!(flushed_fence)),
     ];
 
     /// The cause as [`Slot::cause`] stores it; 0 means no cause.
@@ -111,8 +112,8 @@ impl Cause {
     }
 
     /// The cause that [`Slot::cause`] stores.
-    fn from_word(state: u32) -> Option<(Cause, Counter)> {
-        Cause::ALL.get(state.checked_sub(1)? as usize).copied()
+    fn from_word(word: u32) -> Option<(Cause, Counter)> {
+        Cause::ALL.get(word.checked_sub(1)? as usize).copied()
     }
 }
 
@@ -233,7 +234,7 @@ pub struct Slot {
     pub device: AtomicUsize,
     pub fd: AtomicI32,
     /// The kernel's handle of the region.
-    pub handle: AtomicU32,
+    pub kernel_handle: AtomicU32,
     /// The region's neighbours in the tree (`find/tree.rs`): the one above it, and those below it,
     /// which start before it and after it.
     pub parent: AtomicLink,
@@ -427,8 +428,8 @@ impl Slot {
 
     /// Makes the object a copy of another slot's object.
     pub fn copy_object(&self, from: &Slot) {
-        for (state, from) in self.object.iter().zip(&from.object) {
-            state.store(from.load(Relaxed), Relaxed);
+        for (word, from) in self.object.iter().zip(&from.object) {
+            word.store(from.load(Relaxed), Relaxed);
         }
     }
 }

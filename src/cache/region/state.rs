@@ -8,6 +8,9 @@
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
 //! ```
 //!
+//! A region without a user is *unused*: *idle* if a registration can take it, *spent* if none can. A
+//! thread *claims* an unused region (ENDING), and deregisters it or queues it as *evicted*.
+//!
 //! A registration can take only a KEPT slot that is not stale. Only a slot without users can be
 //! claimed, and of two threads that try to claim it one succeeds. A region in use is therefore never
 //! deregistered, and a region that is being deregistered is never handed out.
@@ -39,7 +42,8 @@
 //! | the thread that took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
 //! | the releasing thread | HANDLE to FREE | a release |
 //!
-//! The upper half of the state is a generation, which changes each time the slot is made. A thread
+//! The upper half of the state is a generation, which changes each time the slot becomes a region or a
+//! monitored range. A thread
 //! that reads the slot's other fields and then changes the state by compare-and-swap knows, if the
 //! swap succeeds, that the fields it read were this region's.
 
@@ -124,7 +128,7 @@ impl Seen {
 
     /// Whether the region has no user and is not being ended.
     pub fn is_unused(self) -> bool {
-        self.is_registered() && self.users() == 0
+        self.is_live() && self.users() == 0
     }
 
     /// Whether the region must not be reused.
@@ -132,8 +136,8 @@ impl Seen {
         self.0 & STALE != 0
     }
 
-    /// Whether the slot is a region that is not being ended.
-    pub fn is_registered(self) -> bool {
+    /// Whether the slot is a region that is not being ended. From `make` on, before the kernel knows it.
+    pub fn is_live(self) -> bool {
         matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)
     }
 
@@ -266,7 +270,7 @@ impl State {
     pub fn release(&self, grant: Grant) -> Option<AfterRelease> {
         let mut state = self.0.load(Relaxed);
         let released = loop {
-            if !Seen(state).is_registered()
+            if !Seen(state).is_live()
                 || state & USERS == 0
                 || (grant == Grant::Own && state & OWN == 0)
             {
@@ -356,10 +360,10 @@ mod tests {
     #[test]
     fn a_region_goes_round() {
         let state = State::new();
-        assert!(!state.claim() && !state.load().is_registered());
+        assert!(!state.claim() && !state.load().is_live());
         state.make();
         let making = state.load();
-        assert!(making.is_registered() && !making.can_be_taken() && !making.is_unused());
+        assert!(making.is_live() && !making.can_be_taken() && !making.is_unused());
         assert!(!state.claim(), "it has a user");
         assert!(state.keep());
         assert_eq!(state.take(state.load()), Some(Grant::Another));
@@ -439,7 +443,7 @@ mod tests {
         let is_nothing_else = || {
             let seen = state.load();
             assert!(seen.is_monitored());
-            assert!(!seen.is_registered() && !seen.is_unused() && !seen.is_spent());
+            assert!(!seen.is_live() && !seen.is_unused() && !seen.is_spent());
             assert!(!seen.can_be_taken() && !seen.is_handle() && !seen.is_ending());
             assert_eq!(state.release(Grant::Own), None);
             assert!(!state.claim());
@@ -460,6 +464,6 @@ mod tests {
         let state = State::new();
         state.make_handle();
         assert!(state.load().is_handle() && state.release_handle() && !state.release_handle());
-        assert!(kept().load().is_registered() && !kept().release_handle());
+        assert!(kept().load().is_live() && !kept().release_handle());
     }
 }

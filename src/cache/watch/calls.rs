@@ -57,11 +57,12 @@ pub fn is_filtered() -> bool {
     FILTERED.load(Relaxed)
 }
 
-/// The address that [`are_in_place`] unmaps; [`SEEN`] once that call has reached this library.
+/// The address that [`probe`] unmaps; [`SEEN`] once that call has reached this library.
 static PROBE: AtomicUsize = AtomicUsize::new(0);
 const SEEN: usize = 1;
 
-/// A memory call of the program has reached this library, and the process has no cache yet.
+/// A memory call of the program has reached this library, and the process has no cache, or one that has
+/// given up.
 #[inline(always)]
 pub fn call_came(addr: usize) {
     let _ = PROBE.compare_exchange(addr, SEEN, Relaxed, Relaxed);

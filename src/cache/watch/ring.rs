@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ring of events: the changes of memory that userfaultfd reports. The reader alone writes it,
+//! The ring of events: the changes of memory that userfaultfd reports. The reader alone writes events,
 //! and waits for no thread. Threads apply it one at a time, under the cache's lock. Before a
 //! registration reuses a region, it verifies that every event is applied.
 //!
@@ -70,7 +70,7 @@ const LONGEST: u64 = 1_000_000_000;
 const ROOM: usize = if cfg!(any(loom, miri)) { 2 } else { 4096 };
 
 /// In `reading`: no hit may succeed any more.
-const NEVER: u64 = 1 << 63;
+const NO_HIT: u64 = 1 << 63;
 
 /// In `written`: one loss. The lower half counts events. (When it overflows, after 2^32 events, that
 /// counts as a loss.)
@@ -80,7 +80,7 @@ const LOSS: u64 = 1 << 32;
 /// a cache line ([`crate::regions::Regions`]).
 #[repr(C)]
 pub struct Ring {
-    /// 1 while the reader reads and writes events, and the flag [`NEVER`].
+    /// 1 while the reader reads and writes events, and the flag [`NO_HIT`].
     reading: AtomicU64,
     /// The number of events written, and of losses ([`LOSS`]).
     written: AtomicU64,
@@ -167,12 +167,12 @@ impl Ring {
 
     /// Makes every later hit fail, for good.
     pub fn distrust(&self) {
-        self.reading.fetch_or(NEVER, SeqCst);
+        self.reading.fetch_or(NO_HIT, SeqCst);
     }
 
     /// Whether no hit may succeed any more.
     pub fn is_distrusted(&self) -> bool {
-        self.reading.load(Acquire) & NEVER != 0
+        self.reading.load(Acquire) & NO_HIT != 0
     }
 
     /// The state of the ring if all of it is applied. The reader may be reading further events;
@@ -192,7 +192,7 @@ impl Ring {
     /// Waits a moment while the reader reads. It needs a processor, as this thread does.
     pub fn wait_for_reader(&self) {
         const YIELDS: u32 = 16;
-        let reads = || self.reading.load(Acquire) & !NEVER != 0;
+        let reads = || self.reading.load(Acquire) & !NO_HIT != 0;
         for _ in 0..YIELDS {
             if !reads() {
                 break;

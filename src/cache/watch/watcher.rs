@@ -175,7 +175,7 @@ impl Watch {
     }
 
     /// Whether these pages, which are watched and pinned, are private memory: other processes change
-    /// shared memory without an event, and a GPU's runtime its own. The kernel describes the mapping that
+    /// shared memory without an event, and so does a GPU's runtime with a GPU's memory. The kernel describes the mapping that
     /// was pinned, or its change has been reported since. Also fails if some of it is watched no more: a
     /// mapping that was made there since has no watch.
     pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
@@ -258,7 +258,7 @@ impl Watch {
         one
     }
 
-    /// Asks the kernel whether a change of memory is in flight.
+    /// Asks whether a change of memory is in flight: the counters, or the kernel.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         let fence = WATCH_FD.fence();
@@ -268,8 +268,8 @@ impl Watch {
         fence
     }
 
-    /// The reader reads no events any more. From now on no memory is watched. The reader has
-    /// invalidated every region.
+    /// The reader reads no events any more. From now on no memory is watched. The thread that applied
+    /// the event has invalidated every region.
     pub fn reader_failed(&self) {
         if !self.ended.swap(true, Relaxed) {
             soon(format_args!(
@@ -279,7 +279,8 @@ impl Watch {
     }
 
     /// From now on no memory is watched, so that no task waits for the reader: not even once this
-    /// process has ended and another task goes on with its memory. No hit succeeds any more.
+    /// process has ended and another task goes on with its memory. The caller has made every hit fail
+    /// ([`crate::watch::ring::Ring::distrust`]).
     ///
     /// A raw system call may have left a part of a region's memory watched, and no region knows of
     /// that part. So this looks at all mappings.

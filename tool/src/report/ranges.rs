@@ -131,7 +131,7 @@ impl Ranges {
         if self.has_region(process, &range) {
             of.served = Served::Again;
         // A relaxed call says itself that its memory comes back.
-        } else if class == Class::Fabric || released.is_some_and(|of| of.count_return(&range)) {
+        } else if class == Class::Fabric || released.is_some_and(|of| of.comes_back(&range)) {
             of.served = Served::Anew;
         }
         self.count(&of, call);
