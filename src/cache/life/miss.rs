@@ -20,7 +20,7 @@ use rdmamr_config::config;
 use rdmamr_mr::gpu::{self, Export};
 use rdmamr_mr::kernel_mr::{self, Direct};
 use rdmamr_mr::refused::{OnDevice, Refused, says};
-use rdmamr_mr::{Error, How, Object, Registered, Request};
+use rdmamr_mr::{Error, How, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
 use rdmamr_stats::{Change, counter, log};
@@ -282,9 +282,7 @@ impl Cache {
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
         region.kernel_handle.store(made.handle, Relaxed);
-        if let Some(object) = Object::at(region.object()) {
-            object.fill(pd, request, &answer);
-        }
+        region.describe(pd, request, &answer);
         let thread = thread::number();
         let device = kernel_mr::counted_at(made.device);
         self.counters.add(thread, counter!(reg_kernel), 1);

@@ -8,7 +8,9 @@
 
 use crate::region::state::{Seen, State};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use rdmamr_abi::rdma_core::ibv_mr;
+use rdmamr_abi::rdma_core::{IBV_MR_TYPE_MR, ibv_mr};
+use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
+use rdmamr_mr::Request;
 use rdmamr_next::Pd;
 use rdmamr_policy::{OF_GPU, Range};
 use rdmamr_stats::{Counter, counter};
@@ -419,6 +421,27 @@ impl Slot {
         (&raw const *self).expose_provenance() + OBJECT_OFFSET
     }
 
+    /// Describes the region that the kernel has just registered, as [`rdmamr_mr::Object::fill`] does:
+    /// other threads may be reading the slot.
+    pub fn describe(&self, pd: Pd, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
+        let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << u32::BITS;
+        let access = request.access.bits();
+        let words: [u64; OBJECT] = [
+            pd.context().expose_provenance() as u64,
+            pd.as_ptr().expose_provenance() as u64,
+            request.addr.expose_provenance() as u64,
+            request.length as u64,
+            pair(answer.mr_handle, answer.lkey),
+            pair(answer.rkey, 0),
+            pair(IBV_MR_TYPE_MR, access),
+            pair(access, 0),
+            0,
+        ];
+        for (word, value) in self.object.iter().zip(words) {
+            word.store(value, Relaxed);
+        }
+    }
+
     /// Writes the program's address and length into the object.
     #[inline(always)]
     pub fn set_memory(&self, addr: u64, length: u64) {
@@ -437,6 +460,9 @@ impl Slot {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use core::ptr::with_exposed_provenance_mut;
+    use rdmamr_abi::rdma_core::{ibv_context, ibv_pd};
+    use rdmamr_mr::{Access, Mr, Object};
 
     #[test]
     fn a_domain_is_its_address_its_device_and_its_number() {
@@ -481,5 +507,52 @@ mod tests {
             assert!(!region.serves(&lookup_key(8, 24, had)));
             assert!(!region.serves(&lookup_key(24, 16, had)));
         }
+    }
+
+    #[test]
+    fn the_object_is_that_of_a_plain_region() {
+        // SAFETY: all zeros is a slot that was never used.
+        let slot: Slot = unsafe { core::mem::zeroed() };
+        // SAFETY: zeros are a device of numbers and null pointers.
+        let mut device: ibv_context = unsafe { core::mem::zeroed() };
+        let mut domain = ibv_pd {
+            context: &raw mut device,
+            handle: 7,
+        };
+        // SAFETY: the domain and its device outlive the test.
+        let pd = unsafe { Pd::from_c(&raw mut domain) }.unwrap();
+        let addr = core::ptr::without_provenance_mut(0x1234_5008);
+        let request = Request::at_address(addr, 100, Access::from_bits_retain(0x10_0007));
+        let answer = ib_uverbs_reg_mr_resp {
+            mr_handle: 1,
+            lkey: 2,
+            rkey: 3,
+        };
+        slot.describe(pd, &request, &answer);
+        let plain = Object::allocate().unwrap();
+        plain.fill(pd, &request, &answer);
+        let fields = |object| {
+            // SAFETY: both objects are filled.
+            let mr = unsafe { Mr::from_c(with_exposed_provenance_mut(object)) }.unwrap();
+            let ibv_mr {
+                context,
+                pd,
+                addr,
+                length,
+                handle,
+                lkey,
+                rkey,
+            } = mr.read();
+            let pointers = [context.addr(), pd.addr(), addr.addr()];
+            let is_ordinary = !mr.is_stand_in() && !mr.is_retired() && !mr.may_lack_handle();
+            (
+                pointers,
+                length,
+                [handle, lkey, rkey, mr.access()],
+                is_ordinary,
+            )
+        };
+        assert_eq!(fields(slot.object()), fields(plain.address()));
+        assert!(fields(slot.object()).3);
     }
 }
