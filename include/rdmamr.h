@@ -168,8 +168,9 @@ struct rdmamr_stats {
          */
         uint64_t bypassed_memory;
         /**
-         * Bypassed because the kernel refuses userfaultfd to this process, because the program has
-         * closed the library's descriptor of it, or because dlopen loaded the library.
+         * Bypassed because the kernel refuses userfaultfd to this process, because a filter or valgrind
+         * would end it at the cache's calls, because the program has closed the library's descriptor, or
+         * because dlopen loaded the library.
          */
         uint64_t bypassed_watch;
         /**

@@ -6,6 +6,7 @@
 use crate::ended::{ended_by, say_once};
 use crate::instance::{self, Cache, existing};
 use crate::life::cleaning;
+use crate::permitted;
 use crate::region::slot::LookupKey;
 use crate::start;
 use crate::watch::calls;
@@ -46,6 +47,8 @@ pub enum Refusal {
     // By the process.
     /// Another thread is starting the cache, or there is no memory for it.
     Starting,
+    /// The cache cannot run in it (`permitted.rs`).
+    Forbidden,
     /// No hit can succeed any more.
     Distrusted,
     /// It is switched off, or has panicked.
@@ -76,7 +79,7 @@ impl Refusal {
             Refusal::Disabled => (unserved::DISABLED, counter!(bypassed_device)),
             Refusal::Child => (unserved::CHILD, counter!(bypassed_fork)),
             Refusal::Fork => (unserved::FORK, counter!(bypassed_fork)),
-            Refusal::Table | Refusal::Ended | Refusal::PassedBy => {
+            Refusal::Table | Refusal::Forbidden | Refusal::Ended | Refusal::PassedBy => {
                 (unserved::DEVICE, counter!(bypassed_watch))
             }
         }
@@ -231,6 +234,9 @@ pub fn admit(pd: Pd, request: &Request, is_plain: bool) -> Result<Admitted, Unse
     }
     if start::would_keep_files() {
         return Err(Refusal::Table.into());
+    }
+    if existing().is_none() && !permitted::may_start() {
+        return Err(Refusal::Forbidden.into());
     }
     let cache = start::current().ok_or(Refusal::Starting)?;
     cleaning::start(cache);

@@ -91,8 +91,9 @@ pub struct rdmamr_stats {
     /// Bypassed because the memory can change unseen (shared mappings, files, System V segments,
     /// device memory, memory that another userfaultfd watches).
     pub bypassed_memory: u64,
-    /// Bypassed because the kernel refuses userfaultfd to this process, because the program has
-    /// closed the library's descriptor of it, or because dlopen loaded the library.
+    /// Bypassed because the kernel refuses userfaultfd to this process, because a filter or valgrind
+    /// would end it at the cache's calls, because the program has closed the library's descriptor, or
+    /// because dlopen loaded the library.
     pub bypassed_watch: u64,
     /// Bypassed because libibverbs keeps registered memory from children (ibv_fork_init), or
     /// because the process was forked from a process that had a cache.
