@@ -114,6 +114,20 @@ static void hold(long number, const long argument[6])
 	}
 }
 
+/* Whether the reader waits in the kernel: it has handled every event. */
+static bool rests(void)
+{
+	char path[64], call[16] = "";
+	pid_t reader;
+	FILE *file;
+
+	must(threads_named("rdmamr-uffd", &reader, 1) == 1);
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", reader);
+	must((file = fopen(path, "re")) && fgets(call, sizeof(call), file));
+	fclose(file);
+	return atoi(call) == SYS_pselect6;
+}
+
 void hold_reader(void)
 {
 	static char *page;
@@ -122,6 +136,8 @@ void hold_reader(void)
 		leave_idle(page);
 	else
 		page = idle();
+	/* If it were about to wait, it would be held before it reads the event below, and so would this thread. */
+	must(comes(rests()));
 	stub_before = hold;
 	waits = false;
 	held = true;
@@ -156,7 +172,7 @@ bool lands_in_race(char *page, thread_maker *make)
 	next = arrives(page, PAGE);
 	release_reader();
 	/* Only the C library that has made the thread could join it. */
-	must(comes(unmapped));
+	must(comes(unmapped) && comes(rests()));
 	return arrives(page, PAGE) && first && next;
 }
 
