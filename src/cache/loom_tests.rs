@@ -228,7 +228,7 @@ impl Steps for &World {
 
     fn fence(&self) -> bool {
         let ask = || match self.in_flight.load(SeqCst) {
-            true => Fence::InFlight,
+            true => Fence::Pending,
             false => Fence::Passed,
         };
         if !self.counts {

@@ -30,7 +30,7 @@ fn fence_tells_of_the_second(file: Userfaultfd) -> bool {
     let tells = are_both_in_flight
         && within_a_second(|| read() == Ok(1))
         && within_a_second(|| threads.clone().any(|one| one.thread.has_ended()))
-        && file.fence() == Fence::InFlight;
+        && file.fence() == Fence::Pending;
     while !threads.clone().all(|one| one.thread.has_ended()) {
         let _ = read();
         futex::pause(Duration::from_micros(50));

@@ -159,7 +159,7 @@ pub enum Fence {
     Passed,
     /// An event is in flight: the kernel has changed the address space, or is about to, and the
     /// reader has not read the event.
-    InFlight,
+    Pending,
     /// The errno of an answer that does not come from our file: the number no longer means our
     /// file, or the process may not ask.
     Lost(Errno),
@@ -397,7 +397,7 @@ impl Userfaultfd {
         };
         match ask(self.0, UFFDIO_WRITEPROTECT, &mut nothing) {
             libc::EINVAL => Fence::Passed,
-            libc::EAGAIN => Fence::InFlight,
+            libc::EAGAIN => Fence::Pending,
             errno => Fence::Lost(Errno(errno)),
         }
     }

@@ -131,7 +131,7 @@ impl WatchFd {
             // The file was ours at the question if the number has not moved since.
             Fence::Passed if self.is(file.fd()) => Fence::Passed,
             Fence::Lost(errno) => self.look_for_reason(errno),
-            Fence::Passed | Fence::InFlight => Fence::InFlight,
+            Fence::Passed | Fence::Pending => Fence::Pending,
         }
     }
 
