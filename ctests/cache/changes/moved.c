@@ -5,7 +5,6 @@
  * 6.17: several). A program that could move its memory still can, to the same effect, and a registration gets
  * the memory that is at its address. The device is the stand-in, whose pins are real (stub_device.h).
  */
-#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <malloc.h>
 #include <sched.h>
@@ -256,7 +255,7 @@ static char *block_of(size_t size)
 }
 
 /* Two times, since the first leaves the block in another place. */
-static char *grown(char *block)
+static void grown(char *block)
 {
 	for (int time = 1; time <= 2; time++) {
 		long before = faults(), more;
@@ -277,39 +276,6 @@ static char *grown(char *block)
 		/* The device has written to one page. */
 		block[20 * MIB] = (char)(20 * MIB / PAGE + 1);
 	}
-	return block;
-}
-
-static void a_part(char *block) { leave(block + SIZE / 2, MIB); }
-static void in_use(char *block) { reg(block + SIZE / 2, MIB); }
-static void all_of_it(char *block) { leave(block, SIZE); }
-
-static void many_parts(char *block)
-{
-	for (size_t at = MIB; at < SIZE; at += 7 * MIB)
-		leave(block + at, 3 * PAGE);
-}
-
-/*
- * A region lies across a boundary of 2 MiB, the unit of the watch, and another in one of the two
- * units. The watch of both units ends, whichever region the cache finds first.
- */
-static void across(char *block)
-{
-	char *boundary = (char *)(((uintptr_t)block + SIZE / 2) & ~(uintptr_t)(CHUNK - 1));
-
-	leave(boundary - PAGE, 2 * PAGE);
-	leave(boundary + row->value * PAGE, PAGE);
-}
-
-static void beside(char *block)
-{
-	char *other = block_of(4 * MIB), *third = block_of(SIZE);
-
-	(void)block;
-	leave(other, 4 * MIB);
-	leave(other + 3 * MIB, PAGE);
-	grown(third);
 }
 
 /* The kernel counts each touched page, unless it is huge. Each block is a mapping of its own. */
@@ -319,11 +285,39 @@ static char *large_block(void)
 	return block_of(SIZE);
 }
 
+/* What was registered of the block: parts of this length from there on. */
+struct parts {
+	size_t from, apart, length;
+};
+
 static void reallocated(void)
+{
+	const struct parts *parts = row->of;
+	char *block = large_block();
+
+	for (size_t at = parts->from; at < SIZE; at += parts->apart)
+		leave(block + at, parts->length);
+	grown(block);
+}
+
+static void in_use(void)
 {
 	char *block = large_block();
 
-	((void (*)(char *))(uintptr_t)row->of)(block);
+	reg(block + SIZE / 2, MIB);
+	grown(block);
+}
+
+/*
+ * A region lies across a boundary of 2 MiB, the unit of the watch, and another in one of the two
+ * units. The watch of both units ends, whichever region the cache finds first.
+ */
+static void across(void)
+{
+	char *block = large_block(), *boundary = (char *)(((uintptr_t)block + SIZE / 2) & ~(uintptr_t)(CHUNK - 1));
+
+	leave(boundary - PAGE, 2 * PAGE);
+	leave(boundary + row->value * PAGE, PAGE);
 	grown(block);
 }
 
@@ -498,7 +492,7 @@ static void meanwhile(void)
 
 #define PART(words, at, size) { "mremap, " words, watched_in_part, at, &(const size_t){ size } }
 #define SEVERAL(words, flags, place) { "mremap of several mappings, " words, several, flags, place }
-#define REALLOC(words, prepare, value) { "realloc, " words, reallocated, value, prepare }
+#define REALLOC(words, ...) { "realloc, " words, reallocated, .of = &(const struct parts){ __VA_ARGS__ } }
 #define MEANWHILE(call, raw) { "registered while " call " moves it", meanwhile, raw, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
 
 static const struct row rows[] = {
@@ -516,13 +510,12 @@ static const struct row rows[] = {
 	SEVERAL("a part was replaced by a raw system call", 0, "o0+16 u2+10 w4+4"),
 	SEVERAL("the old mappings are to stay", MREMAP_DONTUNMAP, "o0+4 s4+4 f12+4 u0+2"),
 	SEVERAL("the old mappings are to stay, and the first is not registered", MREMAP_DONTUNMAP, "o0+4 o8+4 u9+1"),
-	REALLOC("a part of the block was registered", a_part, 0),
-	REALLOC("a part of the block is registered", in_use, 0),
-	REALLOC("many parts of the block were registered", many_parts, 0),
-	REALLOC("a region across a boundary and one below were registered", across, -9),
-	REALLOC("a region across a boundary and one above were registered", across, 9),
-	REALLOC("all of the block was registered", all_of_it, 0),
-	REALLOC("memory beside the block was registered", beside, 0),
+	REALLOC("a part of the block was registered", SIZE / 2, SIZE, MIB),
+	REALLOC("many parts of the block were registered", MIB, 7 * MIB, 3 * PAGE),
+	REALLOC("all of the block was registered", 0, SIZE, SIZE),
+	{ "realloc, a part of the block is registered", in_use },
+	{ "realloc, a region across a boundary and one below were registered", across, -9 },
+	{ "realloc, a region across a boundary and one above were registered", across, 9 },
 	{ "realloc, the size stays", same_size },
 	{ "registered during realloc", registered_during_realloc },
 	MEANWHILE("mremap", false),
