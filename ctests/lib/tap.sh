@@ -31,6 +31,13 @@ is() { # NAME WANTED FOUND
 	if [ "$2" = "$3" ]; then pass "$1"; else fail "$1" "wanted: $2" "found: $3"; fi
 }
 fails() { ! "$@"; } # COMMAND...
+ends_with() { # STATUS WORDS COMMAND...: the command ends with that status, and has printed these words
+	local wanted=$1 words=$2 status=0 output
+	shift 2
+	output=$("$@" 2>&1) || status=$?
+	echo "status $status: $output"
+	[ $status = "$wanted" ] && grep -q -- "$words" <<<"$output"
+}
 awaits() { # COMMAND...: it succeeds, sooner or later
 	local tries
 	for ((tries = 1200; tries > 0; tries--)); do ! "$@" 2>/dev/null || return 0; sleep 0.1; done
@@ -61,5 +68,10 @@ take_over() { # NAME STATUS OUTPUT: forwards each result of a program that repor
 	else
 		fail "$name: ran to its end" "exit status $status" "$(tail -n 5 <<<"$output")"
 	fi
+}
+results() { # NAME COMMAND...: runs a program that reports its own results, and takes them over
+	local output status=0
+	output=$("${@:2}" 2>&1) || status=$?
+	take_over "$1" $status "$output"
 }
 tap_done() { echo "1..$tap_count"; }

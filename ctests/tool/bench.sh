@@ -9,21 +9,10 @@ cd "$work" || exit 1
 export RDMAMR_LIBRARY=$library
 unset LD_PRELOAD
 
-refuses() { # NAME STATUS WORDS COMMAND...
-	local name=$1 wanted=$2 words=$3 output status
-	shift 3
-	output=$("$@" 2>&1)
-	status=$?
-	if [ $status = "$wanted" ] && grep -q -- "$words" <<<"$output"; then
-		pass "$name: $(grep -m 1 -- "$words" <<<"$output")"
-	else
-		fail "$name" "wanted: status $wanted, $words" "found: status $status" "$output"
-	fi
-}
-refuses "a device that does not exist" 2 "there is no" "$tool" bench nosuch
-refuses "an invalid size" 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
-refuses "no rounds" 2 "invalid value '0'" "$tool" bench --rounds 0
-refuses "an unknown kind of memory" 2 "memfd" "$tool" bench --kinds paper
+check "a device that does not exist" ends_with 2 "there is no" "$tool" bench nosuch
+check "an invalid size" ends_with 2 "64K, 1M or 2G" "$tool" bench --sizes 4K,big
+check "no rounds" ends_with 2 "invalid value '0'" "$tool" bench --rounds 0
+check "an unknown kind of memory" ends_with 2 "memfd" "$tool" bench --kinds paper
 if [ -z "$device" ]; then
 	tap_done
 	exit
@@ -46,7 +35,7 @@ assert len(row[\"rdmamr\"]) == len(row[\"times\"]) == 1 and row[\"times\"][0] > 
 "' - "$tool" "$device"
 small=(--sizes 4M --kinds memfd)
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -x "$tool"; then
-	refuses "a limit that is too low: the output says why" 1 "Cannot allocate memory" \
+	check "a limit that is too low: the output says why" ends_with 1 "Cannot allocate memory" \
 		prlimit --memlock=1048576 "${nobody[@]}" "$tool" bench "$device" "${small[@]}" --rounds 2
 fi
 if command -v script >/dev/null; then

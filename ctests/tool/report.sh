@@ -55,8 +55,6 @@ check "the page is written beside the trace, and its path is printed" [ "$printe
 check "or where -o says" cmp trace.html page.html
 names_nothing() { [ -s "$1" ] && ! grep -oiE '(src|href|data|action|poster|srcset)=|url\(|@import|[a-z]+://|<(script|link|iframe|object|embed|img)' "$1"; }
 check "the page names nothing to load, and has no script" names_nothing page.html
-echo "<p><img src=x>" >image.html
-check "the check finds a page that does" fails names_nothing image.html
 
 # Three ranks on two hosts, each with its trace.
 python3 "$here/trace.py" job folder_of_a_job "$work/callers" "$work/libcallers.so"
@@ -69,7 +67,7 @@ check "two runs are compared: the gain" grep -qF '30.0 ms gained: 60.0 ms in cal
 	<("$rdmamr" report --diff --text folder_of_a_job faster | tr -s '\n ' ' ')
 check "the page of it is beside the second" [ "$("$rdmamr" report --diff folder_of_a_job faster)" = faster/report.diff.html ]
 check "and names nothing to load" names_nothing faster/report.diff.html
-check "--diff of one trace" bash -c '"$0" report --diff trace 2>&1 | grep -q "compares two traces"' "$rdmamr"
+check "--diff of one trace" ends_with 2 "compares two traces" "$rdmamr" report --diff trace
 
 # Chrome's trace event format, by its rules: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 events() { # FILE CALLS PROCESSES [apart]: so many calls and processes; apart: no two calls of a thread overlap
@@ -100,9 +98,6 @@ check "it is of Chrome's trace event format, two hosts' equal pids apart" events
 "$rdmamr" report --perfetto -o perfetto.json trace >/dev/null
 # Its first thread makes some calls at once, as no real thread can.
 check "so is that of a trace with everything" events perfetto.json 270 2
-check "the check finds overlapping calls of a thread" fails events perfetto.json 270 2 apart
-sed 's/"dur"/"duration"/' perfetto.json >spoilt.json
-check "the check finds a call without a duration" fails events spoilt.json 270 2
 # tool/src/report/flame.rs has the lines of folded stacks, and what is drawn.
 check "the stacks are folded, with all the time in calls" awk '{ sum += $NF } END { exit sum != 12593200 }' <("$rdmamr" report --folded trace)
 check "the flame graph is drawn" [ "$("$rdmamr" report --flamegraph callers.svg trace)" = callers.svg ]
@@ -167,9 +162,6 @@ else
 	"$rdmamr" report -o folded.html folder_of_a_job >/dev/null
 	unfolded folded >job.html
 	cp faster/report.diff.html diff.html
-	sed 's/--dim: #5b6470/--dim: #9aa4af/' open.html >pale.html
-	sed 's/\.words { min-width: 90px/.words { word-break: break-all/' job.html >broken.html
-	sed 's/font-size: 13px; line-height: 16px/font-size: 9px; line-height: 10px/' open.html >tiny.html
 	dark=--blink-settings=preferredColorScheme=0
 	# PAGE WIDTH OPTION | WHAT ELSE THE PROBE MEASURES
 	while IFS='|' read -r words measure; do
@@ -185,26 +177,15 @@ else
 		job 1280 $dark|3 lanes\n7 frames
 		open 1280|8 KiB:plain9[5-9] [^\n]*512 KiB:hit(19|20)\+cache1[ \n].*8 KiB:plain9[5-9] [^\n]*512 KiB:[^\n]*\+cache(19|20)[ \n]
 	ROWS
-	for page in pale:1280 broken:390 tiny:390; do
-		check "the check finds a page that is ${page%:*}" fails looks_right "${page%:*}.html" "${page#*:}"
-	done
 fi
 
-refused() { # STATUS WORDS ARGUMENT...
-	local status=$1 words=$2 found
-	shift 2
-	found=$(timeout 600 "$rdmamr" report "$@" 2>&1)
-	local ended=$?
-	echo "$found"
-	[ $ended = "$status" ] && grep -qF -- "$words" <<<"$found"
-}
 echo "#!/bin/sh" >script
-check "a file that is no trace is refused in words, with 2" refused 2 'is not a trace of librdmamr' script
+check "a file that is no trace is refused in words, with 2" ends_with 2 'is not a trace of librdmamr' "$rdmamr" report script
 cp trace kept
 ln -s trace symbolic
 ln trace hard
 for page in trace ./trace symbolic hard; do
-	check "the page does not replace the trace, by the name $page" refused 2 'is the trace itself' -o "$page" trace
+	check "the page does not replace the trace, by the name $page" ends_with 2 'is the trace itself' "$rdmamr" report -o "$page" trace
 done
 check "the trace is unchanged" cmp trace kept
 echo "as before" >victim
@@ -223,7 +204,7 @@ check "a file that is named three times counts once" same from_links
 mkdir folder
 cp trace folder/one.trace
 check "the page on a folder is in it" [ "$("$rdmamr" report folder)" = folder/report.html ]
-check "a page that cannot be written" refused 2 'cannot be written' -o /nowhere/page.html trace
+check "a page that cannot be written" ends_with 2 'cannot be written' "$rdmamr" report -o /nowhere/page.html trace
 enough() { # ends by the signal, or by the error that replaces it if the signal is ignored
 	local status
 	(sleep 0.3 && exec "$rdmamr" report --text trace 2>errors) | true
