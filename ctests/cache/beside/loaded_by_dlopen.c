@@ -10,7 +10,6 @@
  * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <signal.h>
 #include "../../lib/stub_rows.h"
 

@@ -4,8 +4,6 @@
  * constructor, after its destructor, inside its own calls of malloc and free, in handlers of fork
  * between its own, and in a thread whose thread-local storage is being destroyed. They must do
  * their work, and a live cache must see the change.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <fcntl.h>
 #include <sys/shm.h>

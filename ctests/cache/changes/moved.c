@@ -3,7 +3,7 @@
  * Registered memory is moved: by mremap(2), by realloc inside the C library, as one mapping or as several,
  * beside other threads. The watch of a part of a mapping splits it, and mremap accepts a single mapping (Linux
  * 6.17: several). A program that could move its memory still can, to the same effect, and a registration gets
- * the memory that is at its address. The device is the stand-in, whose pins are real (stub_device.h).
+ * the memory that is at its address.
  */
 #include <linux/userfaultfd.h>
 #include <malloc.h>

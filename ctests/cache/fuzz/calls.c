@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/shm.h>

@@ -4,7 +4,6 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* A multiple of 2 MiB, where neither the kernel nor the library maps anything by itself. */

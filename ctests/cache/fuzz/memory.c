@@ -20,7 +20,6 @@
 #include "../../lib/program.h"
 #include "fuzz.h"
 #include <semaphore.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/personality.h>

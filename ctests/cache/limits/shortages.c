@@ -3,9 +3,7 @@
  * What the device or the kernel refuses, and what a process has little of. Idle regions end for a shortage,
  * and a wrong request costs none. A refused registration returns the kernel's errno with a reason and leaves
  * nothing behind; a refused deregistration is tried again; a registration that the cache has no room for is a
- * plain one. Some drivers have errnos of their own.
- *
- * The device is the stand-in (stub_device.h), in the place of each driver.
+ * plain one. Some drivers have errnos of their own: the stand-in takes the place of each.
  */
 #include <malloc.h>
 #include <rdma/ib_user_ioctl_verbs.h>

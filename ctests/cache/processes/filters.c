@@ -3,11 +3,8 @@
  * A program that has registered memory filters its system calls, and the filter kills it at a call that it
  * does not use itself, but the cache does. So the cache ends before the filter is set: registrations work, and
  * idle regions are deregistered. A child of vfork does not end its parent's cache. A thread that announces a
- * filter while another thread starts the cache ends it, whichever comes first.
- *
- * The child that asks a filter which the program inherits ends if the filter kills one of its threads.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
+ * filter while another thread starts the cache ends it, whichever comes first. The child that asks a filter
+ * which the program inherits ends if the filter kills one of its threads.
  */
 #include <linux/close_range.h>
 #include <linux/filter.h>

@@ -5,8 +5,6 @@
  * stack of a thread). A handler that needs much of the stack comes before each system call of the
  * library, and finds room there. Most rows have LD_BIND_NOW: the linker binds a function at the
  * first call, on the caller's stack.
- *
- * The device is the stand-in (stub_device.h).
  */
 #include <alloca.h>
 #include <signal.h>
@@ -221,17 +219,13 @@ static void handler_needs_stack(void)
 }
 
 #define BIND "LD_BIND_NOW=1 "
+#define CACHED .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all"
 
 static const struct row rows[] = {
-	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED,
-	  .settings = BIND NO_CACHE },
-	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS,
-	  .flags = UNPINNED,
-	  .settings = BIND "RDMAMR_CACHE=all" },
-	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED,
-	  .settings = BIND NO_CACHE },
-	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, .flags = UNPINNED,
-	  .settings = BIND "RDMAMR_CACHE=all" },
+	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS, CACHED },
+	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, CACHED },
 	{ "a coroutine makes the first calls", in_coroutine, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE_LINGER" },
 	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },
 	{ "a handler needs much of the first thread's stack", handler_needs_stack, false, .flags = BOTH_CALLS },

@@ -3,8 +3,6 @@
  * Tasks and children of a process that has a cache: tasks that share the memory and are processes of their
  * own (clone with CLONE_VM, without CLONE_THREAD), threads that a garbage collector stops inside the library,
  * children of fork. Every call returns as without the library, and no stale region is handed out.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <dlfcn.h>
 #include <linux/seccomp.h>
@@ -20,8 +18,6 @@
 #include "../../lib/stub_rows.h"
 
 enum { COUNT = 8, LENGTH = COUNT * PAGE, TIMES = 3, RIGHT = 42 };
-
-/* How a task is made: by the C library's clone, or without the library, as by a raw system call. */
 enum made { BY_CLONE, PAST_THE_LIBRARY };
 
 static pid_t start_task(enum made how, int (*function)(void *), void *argument, int flags)
@@ -47,7 +43,6 @@ static int returns(void *unused)
 static void makes_task(void)
 {
 	is(child_status(start_task(BY_CLONE, returns, NULL, 0)), 0, "a task ends");
-	/* Regions that the cleaner is ending take some time. */
 	none_is_left();
 }
 
@@ -259,7 +254,7 @@ static void killed_with_the_lock(void)
 		none_is_left();
 }
 
-/* A garbage collector. */
+/* A garbage collector stops a thread. */
 
 enum place { IN_THE_START, WITH_THE_LOCK, IN_A_REGISTRATION, IN_A_DEREGISTRATION };
 enum { COLLECTIONS = 3 };
@@ -329,11 +324,9 @@ static void collects(char *range, char *other)
 {
 	for (int time = 0; time < TIMES; time++) {
 		for (int plain = 0; plain < 2; plain++) {
-			struct ibv_mr *mr = plain ? ibv_reg_mr(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE) :
-						    ibv_reg_mr_relaxed(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE);
+			struct ibv_mr *mr = plain ? ibv_reg_mr(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE) : reg(range, LENGTH);
 
-			must(mr);
-			ok(stub_lands(mr), "data lands while the thread is stopped");
+			ok(mr && stub_lands(mr), "data lands while the thread is stopped");
 			must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 		}
 		must(munmap(range, LENGTH) == 0);
@@ -375,10 +368,9 @@ static void collector(void)
  * without the cache. The stand-in's counts in the child are those of the moment of the fork.
  */
 
-static int left(void) { return (int)in_device(); }
+enum { REGIONS = 16, BYTES = 2 << 20 }; /* of few bytes they may stay */
 
-/* Of few bytes they may stay. */
-enum { REGIONS = 16, BYTES = 2 << 20 };
+static int left(void) { return (int)in_device(); }
 
 /* More than once, since a registration is plain while another thread has the cache's lock. */
 static void leave_all_idle(void)
@@ -395,8 +387,6 @@ static void fork_beside_idle(void)
 	memory = pages(REGIONS * BYTES / PAGE);
 	leave_all_idle();
 	mr = reg(memory, BYTES);
-	if (row->value)
-		usleep(300000);
 	is(left(), REGIONS, "one is in use, and the others are idle");
 	is(in_forked(left), 1, "the one in use is still registered when the child begins");
 	ok(stub_lands(mr), "its data lands in the parent");
@@ -499,8 +489,7 @@ static const struct row rows[] = {
 	{ "a collector has stopped a thread while it holds the cache's lock", collector, WITH_THE_LOCK, .settings = "RDMAMR_CACHE=all" },
 	{ "a collector has stopped a thread in a registration", collector, IN_A_REGISTRATION, .settings = "RDMAMR_CACHE=all" },
 	{ "a collector has stopped a thread in a deregistration", collector, IN_A_DEREGISTRATION, .settings = "RDMAMR_CACHE=all" },
-	{ "fork at once after a deregistration", fork_beside_idle, false },
-	{ "fork a while after it", fork_beside_idle, true },
+	{ "fork beside idle regions", fork_beside_idle },
 	{ "fork during a memory call of another thread", forked_during_call },
 	{ "a fork handler makes the first registrations", started_in_fork_handler, .flags = NO_PINS, .settings = "RDMAMR_CACHE_LINGER" },
 };

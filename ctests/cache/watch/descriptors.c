@@ -3,9 +3,7 @@
  * The numbers of the cache's userfaultfd and of the device are in the program's table of descriptors. Whatever
  * the program does with them, no stale region is handed out, no region is deregistered on another device, no
  * thread waits for a file that is never read, the program's files stay untouched, and a file that the program
- * closes is closed.
- *
- * The device is the stand-in (stub_device.h), whose file is a memfd.
+ * closes is closed. The stand-in's file is a memfd.
  */
 #include <fcntl.h>
 #include <linux/userfaultfd.h>

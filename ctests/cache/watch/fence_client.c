@@ -5,9 +5,8 @@
  * its answer, the cache works as without it.
  *
  * The service is a stand-in, at the service's path in a mount namespace of the test's own, and this
- * program counts in place of the kernel: it sees each system call that the library makes by number.
- * It also answers what the files are in place of the kernel. So this shows the client, and not that
- * the kernel's counts come in time. The device is the stand-in too.
+ * program counts and answers what the files are in place of the kernel: it sees each system call that the
+ * library makes by number. So this shows the client, and not that the kernel's counts come in time.
  */
 #include <limits.h>
 #include <linux/filter.h>
@@ -18,7 +17,6 @@
 #include <stdatomic.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include "../../lib/fence_stub.h"
 #include "../../lib/stub_rows.h"

@@ -4,8 +4,6 @@
  * and with which errno. It tries again if a resource was short, and regions are then reused. If a
  * filter refuses userfaultfd(2), as those of containers do, the device /dev/userfaultfd of Linux
  * 6.1 replaces it.
- *
- * The device is the stand-in (stub_device.h).
  */
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -5,8 +5,6 @@
  * memory. The kernel gives the events of memory to one userfaultfd: the cache keeps no region of memory that
  * another watches, leaves that watch alone, and the program gets EBUSY for no memory but that of regions.
  * Before Linux 6.16 another userfaultfd may unregister memory that the cache watches.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include <dlfcn.h>
 #include <linux/userfaultfd.h>
