@@ -54,7 +54,6 @@ check "programs that use a call need librdmamr1 (>= 0.1.0~)" grep -q '^ rdmamr_g
 if [ -n "${DEVICE:-}" ]; then
 	skip "installed and removed" "that is for the machine of vm/, not for one with DEVICE"
 else
-	output=$(vm/run -t 600 -- ctests/packages/deb_installed.sh rxe0 1 "$tree_version" "${packages[@]}" 2>&1)
-	take_over "installed" $? "$output"
+	results "installed" vm/run -t 600 -- ctests/packages/deb_installed.sh rxe0 1 "$tree_version" "${packages[@]}"
 fi
 tap_done

@@ -25,22 +25,15 @@ check "dpkg -i, the provider" install "$provider_package"
 there >"$work/installed"
 check "every file is there" diff "$work/paths" "$work/installed"
 
-run() { # NAME PROGRAM: runs a program that reports its own results
-	"$2" >"$work/out" 2>&1
-	take_over "$1" $? "$(cat "$work/out")"
-}
 compile() { # NAME SOURCE ARGUMENT...
 	cc -std=gnu11 -Wall -Wextra -Werror "$here/$2" "$here/../lib/tap.c" -o "$work/$1" "${@:3}" -libverbs
 }
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 check "pkg-config names the library: ${flags[*]}" grep -q -- ' -lrdmamr ' <<<" ${flags[*]} "
 check "a program compiles and links" compile consumer consumer.c "${flags[@]}"
-run "it runs" "$work/consumer"
-read -ra flags <<<"$(pkg-config --cflags --libs rdmamr-compat)"
-check "one for Solaris compiles and links" compile solaris solaris.c "${flags[@]}"
-check "it runs" "$work/solaris"
+results "it runs" "$work/consumer"
 check "a program links the archive" compile static consumer.c -l:librdmamr.a -lgcc_s -lpthread -ldl
-run "it runs" "$work/static"
+results "it runs" "$work/static"
 
 # As in "make demo", by the library's name alone. Soft-RoCE delivers a message to the program before
 # it acknowledges it: if the client ends in between, the server gets no acknowledgement, and fails.
@@ -69,12 +62,8 @@ check "libfabric finds the installed provider" grep -q "domain: $device$" <<<"$p
 
 check "rdmamr run finds the library" grep -q "/librdmamr\.so\.$version$" <<<"$(rdmamr run -- cat /proc/self/maps 2>&1)"
 check "rdmamr --version names the library" grep -q "^librdmamr $version (/usr/lib/.*/librdmamr.so" <<<"$(rdmamr --version)"
-for page in "1 rdmamr" "5 rdmamr_trace" "7 rdmamr" "3 rdmamr_get_stats" "3 rdmamr_version" "3 ibv_flush_relaxed_mr" \
-	"3rdmamr fi_mr" "3rdmamr fi_mr_reg" "3 rdmamr_fi_mr"; do
+for page in "1 rdmamr" "7 rdmamr" "3 ibv_flush_relaxed_mr" "3rdmamr fi_mr_reg"; do
 	check "man $page" [ -s "$(man -w "${page% *}" "${page#* }")" ]
-done
-for file in bash-completion/completions/rdmamr zsh/vendor-completions/_rdmamr fish/vendor_completions.d/rdmamr.fish; do
-	check "the completions know the subcommands: $file" grep -q doctor /usr/share/$file
 done
 
 check "dpkg --purge" dpkg --purge rdmamr-tools librdmamr-libfabric librdmamr-dev librdmamr1

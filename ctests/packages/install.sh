@@ -9,11 +9,12 @@ cc=${CC:-cc}
 
 install() { make -s --no-print-directory "$@" DESTDIR="$stage" PREFIX=/usr LIBDIR=/usr/lib/here; }
 check "make install" install install
+# tool_run looks at what the completions say.
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
 	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
 	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so lib/here/rdmamr/librdmamr-audit.so bin/rdmamr share/bash-completion/completions/rdmamr \
 	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish lib/systemd/system/rdmamr-fence.service; do
-	check "installed: $file" [ -e "$stage/usr/$file" ]
+	check "installed: $file" [ -s "$stage/usr/$file" ]
 done
 size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
 check "the archive has no debug symbols: $((size >> 10)) KiB" [ "$size" -lt $((6 << 20)) ]
@@ -35,9 +36,6 @@ check "which prints nothing itself" [ -z "$(RDMAMR_LIBRARY=$stage/usr/lib/here/l
 check "and rdma-core's: $(sed -n 3p <<<"$says")" grep -qE '^rdma-core [0-9.]+( or later)? \(.*/libibverbs' <<<"$says"
 check "and the kernel's" grep -qx "Linux $(uname -r)" <<<"$says"
 check "without a library it says so" grep -q '^librdmamr not found: .*/nowhere' <<<"$(RDMAMR_LIBRARY=/nowhere "$stage/usr/bin/rdmamr" -V)"
-for file in bash-completion/completions/rdmamr zsh/site-functions/_rdmamr fish/vendor_completions.d/rdmamr.fish; do
-	check "the completions know the subcommands: $file" grep -q doctor "$stage/usr/share/$file"
-done
 
 export PKG_CONFIG_PATH=$stage/usr/lib/here/pkgconfig PKG_CONFIG_SYSROOT_DIR=$stage
 check "pkg-config knows the version" [ "$(pkg-config --modversion rdmamr)" = "$tree_version" ]
@@ -49,11 +47,8 @@ done
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 consumer=$stage/consumer
 check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs
-needed=$(readelf -VW "$consumer")
-check "its ibv_reg_mr is librdmamr's" bash -c 'sed -n "/File: librdmamr.so.1/,/File:/p" <<<"$1" | grep -q "Name: IBVERBS_1.1"' - "$needed"
-check "its ibv_reg_mr names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr@IBVERBS_1.1"' - "$consumer"
 bindings=$(LD_LIBRARY_PATH=$stage/usr/lib/here LD_DEBUG=bindings "$consumer" 2>&1 >/dev/null)
-check "the loader binds it so" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
+check "the loader binds its ibv_reg_mr to librdmamr's" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
 whole "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
 
 read -ra flags <<<"$(pkg-config --cflags rdmamr)"
@@ -88,7 +83,6 @@ check "its ibv_reg_mr is the library's" bash -c 'nm "$1" | grep -q " T ibv_reg_m
 
 read -ra flags <<<"$(pkg-config --cflags --libs rdmamr-compat)"
 check "a source for Solaris compiles unchanged and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/solaris.c" -o "$stage/solaris" "${flags[@]}" -libverbs
-check "its ibv_reg_mr_relaxed names the node" bash -c 'readelf -sW --dyn-syms "$1" | grep -q "UND ibv_reg_mr_relaxed@IBVERBS_1.1"' - "$stage/solaris"
 check "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$stage/solaris"
 
 # As "sudo make install" runs: in root's environment, without cargo, into folders of the machine.

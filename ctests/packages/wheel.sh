@@ -14,8 +14,7 @@ if [ -n "${DEVICE:-}" ]; then
 elif ! ctests/plain/programs/mooncake_wheel >/dev/null 2>&1; then
 	skip "installed" "Mooncake's wheel could not be downloaded (ctests/plain/programs/mooncake_wheel)"
 else
-	output=$(vm/run -k 6.12 -t 1200 -- ctests/plain/programs/wheel.sh target/wheel/*.whl rxe0 10.77.0.1 1 2>&1)
-	take_over "installed" $? "$output"
+	results "installed" vm/run -k 6.12 -t 1200 -- ctests/plain/programs/wheel.sh target/wheel/*.whl rxe0 10.77.0.1 1
 fi
 
 target=aarch64-unknown-linux-gnu
@@ -29,7 +28,6 @@ else
 	check "make wheel ARCH=aarch64" make -s --no-print-directory wheel ARCH=aarch64
 	wheels=(target/wheel/aarch64/rdmamr-*-manylinux_2_28_aarch64.whl)
 	check "one wheel, which auditwheel finds fit: ${wheels[*]##*/}" [ -s "${wheels[0]}" ]
-	output=$(vm/run -k arm64 -t 1500 -- ctests/packages/wheel_arm64.sh "${wheels[0]}" rxe0 10.77.0.1 1 2>&1)
-	take_over "on arm64" $? "$output"
+	results "on arm64" vm/run -k arm64 -t 1500 -- ctests/packages/wheel_arm64.sh "${wheels[0]}" rxe0 10.77.0.1 1
 fi
 tap_done
