@@ -15,16 +15,10 @@ unset LD_PRELOAD "${!RDMAMR_@}"
 # The files, by their schemas.
 if tools=$(ctests/packages/kubernetes_validate 2>"$work/pip"); then
 	check "Kubernetes' schemas accept each YAML file" python3 -B "$helper" yaml "$tools" "$files"/*.yaml
-	sed 's/allowPrivilegeEscalation/allowPrivilegeEscalations/' "$files/pod.yaml" >"$work/pod.yaml"
-	sed 's/hostPID: true/hostPID: "yes"/' "$files/daemonset.yaml" >"$work/daemonset.yaml"
-	check "an unknown field is found" fails python3 -B "$helper" yaml "$tools" "$work/pod.yaml"
-	check "so is a value of another type" fails python3 -B "$helper" yaml "$tools" "$work/daemonset.yaml"
 else
 	skip "Kubernetes' schemas" "kubernetes-validate could not be downloaded: $(tail -n 1 "$work/pip")"
 fi
 check "the seccomp profile allows userfaultfd, and no call that no container gets" /usr/bin/python3 -B "$helper" profile "$profile"
-sed 's/"accept"/"accept", "mount"/' "$profile" >"$work/wrong.json"
-check "such a call is found" grep -qx 'mount is allowed' <(/usr/bin/python3 -B "$helper" profile "$work/wrong.json")
 versions() { grep -hoE 'rdmamr[:/][0-9]+\.[0-9]+\.[0-9]+' "$files"/* docs/containers.md | grep -oE '[0-9.]+$' | sort -u; }
 check "the files name this version: $(versions | paste -sd,)" [ "$(versions)" = "$tree_version" ]
 

@@ -19,27 +19,22 @@ check "and linked with the library" build "$work/linked" -L"$work" -lrdmamr
 check "which it needs, behind AddressSanitizer's own" bash -c \
 	'[ "$(readelf -dW "$1" | sed -n "s/.*NEEDED.*\[\(libasan\|librdmamr\)\..*/\1/p" | xargs)" = "libasan librdmamr" ]' - "$work/linked"
 
+with() { timeout 600 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:$1" "${@:2}"; } # OPTIONS COMMAND...
+silent() { # OPTIONS COMMAND...: it succeeds, and AddressSanitizer has nothing to report
+	local said status=0
+	said=$(with "$@" 2>&1) || status=$?
+	echo "$said"
+	[ $status = 0 ] && ! grep -q Sanitizer <<<"$said"
+}
 in_order() { # NAME, environment and program: the libraries in one order of loading
-	local name=$1 output status
+	local name=$1
 	shift
 	# quarantine_size_mb: freed memory is allocated again, and goes back to the kernel, while the
 	# program runs.
-	output=$(timeout 600 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:quarantine_size_mb=1:exitcode=99" "$@" 2>&1)
-	status=$?
-	take_over "$name" $status "$output"
-	if grep -q 'Sanitizer' <<<"$output"; then
-		fail "$name: AddressSanitizer has nothing to report" "$(sed -n '/Sanitizer/,$p' <<<"$output")"
-	else
-		pass "$name: AddressSanitizer has nothing to report"
-	fi
-	output=$(timeout 600 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:detect_write_exec=1:detect_leaks=0" "$@" write-exec 2>&1)
-	status=$?
+	results "$name" silent quarantine_size_mb=1:exitcode=99 "$@"
 	check "$name: its own mmap is called: it warns of memory that is writable and executable" \
-		bash -c '[ "$2" = 0 ] && grep -q "writable-executable page" <<<"$1" || { echo "$1"; exit 1; }' - "$output" $status
-	output=$(timeout 600 env LD_LIBRARY_PATH="$work" ASAN_OPTIONS="$asan_options:exitcode=99" "$@" use-after-free 2>&1)
-	status=$?
-	check "$name: and reports a use after free" \
-		bash -c '[ "$2" = 99 ] && grep -q "heap-use-after-free" <<<"$1" || { echo "$1"; exit 1; }' - "$output" $status
+		ends_with 0 "writable-executable page" with detect_write_exec=1:detect_leaks=0 "$@" write-exec
+	check "$name: and reports a use after free" ends_with 99 heap-use-after-free with exitcode=99 "$@" use-after-free
 }
 asan_options=abort_on_error=0
 in_order "linked" "$work/linked"

@@ -7,18 +7,20 @@ expects 3 "$@"
 library=$(realpath "$1") stacks=$(realpath "$2")/trace_stacks rdmamr=$(realpath "$3")
 cd "$work" || exit 2
 
-run() { # WAY [NAME=VALUE...]: runs the program, and makes its report
-	local way=$1
-	shift
-	env "$@" RDMAMR_TRACE="$work/$way" LD_PRELOAD="$library" timeout 500 "$stacks" "$way" >"$way.said" 2>&1
+record() { # WAY [NAME=VALUE...]: runs the program, and makes its report
+	rm -f "$1"
+	env "${@:2}" RDMAMR_TRACE="$work/$1" LD_PRELOAD="$library" timeout 500 "$stacks" "$1" >"$1.said" 2>&1
 	status=$?
-	"$rdmamr" report --json "$way" >"$way.json" 2>"$way.error" || cat "$way.error"
+	"$rdmamr" report --json "$1" >"$1.json" 2>"$1.error" || cat "$1.error"
 }
 . "$here/../values.sh"
 same_program() { check "$1: the program runs as without the trace" [ "$status" = 0 ]; }
+run() { # WAY [NAME=VALUE...]
+	record "$@"
+	same_program "$*"
+}
 
 run chain
-same_program "a chain of functions"
 reports "the chain is named, from the wrapper to main" \
 	"['register_wrapper send_message aligned_phase chain main', 'register_wrapper send_message first_phase chain main', 'register_wrapper send_message second_phase chain main']" \
 	chain 'sorted(names(stack[:5]) for stack in stacks)'
@@ -31,42 +33,33 @@ check "and that each call has one" grep -qE '^Call stacks +600: 100 % of the cal
 frames_in_page() { grep -oE '<title>(main|first_phase|send_message|register_wrapper)[^<]*: [0-9.]+ [mun]?s' page.html | grep -oE '>[a-z_]+' | sort -u | wc -l; }
 check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]
 
-rm chain
 run chain RDMAMR_TRACE_STACKS=0
-same_program "RDMAMR_TRACE_STACKS=0"
 reports "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
 
 run pointers
-same_program "a function without a description"
-reports "its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
+reports "a function without a description: its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
 
 run coroutine
-same_program "a coroutine on a stack of its own"
-reports "its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
+reports "a coroutine on a stack of its own: its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
 reports "without main's frame" False coroutine '"main" in names(stacks[0]).split()'
 
 run thread
-same_program "a thread with the smallest stack"
-reports "its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
+reports "a thread with the smallest stack: its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
 
 run handler
-same_program "a signal handler"
-reports "its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+reports "a signal handler: its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
 run child
-same_program "a forked child"
-reports "it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
+reports "a forked child: it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
 
 run deep
-same_program "a stack of 1000 frames"
-reports "is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
+reports "a stack of 1000 frames: is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 
 # 16384 stacks, each once. Without the time budget, the table of stacks would hold 13000. A run that
 # has to wait for a processor has more time, and so a greater budget: the run that others disturb
 # least counts.
 for _ in 1 2 3 4 5; do
-	rm -f many
-	run many
+	record many
 	[ "$(value many 'report["totals"]["calls_with_stack"] < 11000')" = False ] || break
 done
 same_program "more stacks than there is time for"
@@ -74,10 +67,8 @@ reports "each call is in the trace" 16384 many 'report["totals"]["calls"]'
 reports "some have a stack, and not two of three" True many '100 < report["totals"]["calls_with_stack"] < 11000'
 reports "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
 check "the text says what records more" grep -q -- "--stacks=all. records more" <("$rdmamr" report --text many | tr -s '\n ' ' ')
-rm many
 run many RDMAMR_TRACE_STACKS=all
-same_program "RDMAMR_TRACE_STACKS=all"
-reports "without the budget the table of stacks is the limit" True many 'report["totals"]["calls_with_stack"] > 12000'
+reports "RDMAMR_TRACE_STACKS=all: without the budget the table of stacks is the limit" True many 'report["totals"]["calls_with_stack"] > 12000'
 
 # shellcheck disable=SC2086
 ${CC:-cc} -std=gnu11 -D_GNU_SOURCE -I"$here/../../../include" ${CFLAGS:--O2 -g} -DLIBRARY -shared -fPIC "$here/stacks.c" \
