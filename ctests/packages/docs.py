@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""docs.py links|columns|commands|messages|refusals|tests|targets|paths|crates FILE...: looks for mistakes in documents
+"""docs.py links|columns|messages|refusals|tests|targets|paths FILE...: looks for mistakes in documents
 and prints each with its place. The exit status is 1 if there is one.
 
 links: a relative link of Markdown leads to a file that exists, and its anchor to a heading of that
@@ -13,16 +13,11 @@ tests: each test that the last column of a table names in code is a suite of cte
 unit test; words in quotes behind a suite are in one of the suite's files.
 targets: each "make NAME", "ctests/run NAME" and "bench/run NAME" in code exists.
 paths: a path of the tree in code leads to a file or folder. NAME stands for any.
-crates: the tables below "crate" name the crates of the library's packages, those of its tests
-included, and then those of tool/Cargo.toml with the packages that it shares with the library, and no
-others.
 columns: prose of Markdown has at most 100 columns. Tables and code do not count.
-commands: in code that has a comment behind a command, each line begins with a command.
 """
 import re
 import sys
-import tomllib
-from itertools import chain, count, groupby
+from itertools import chain, count
 from pathlib import Path
 
 
@@ -71,16 +66,6 @@ def columns(path):
     for number, line, code in lines(path):
         if not code and not line.startswith("|") and len(line) > 100:
             yield f"{path}:{number}: {len(line)} columns"
-
-
-def commands(path):
-    first = r" *($|#|\w+=|[\w.+-]*/|(cargo|docker|git|make|mpirun|pip|rdmamr|sudo)( |$))"
-    for code, block in groupby(lines(path), lambda line: line[2]):
-        block = list(block)
-        if code and any(re.search(r"\w +# ", line) for _, line, _ in block):
-            for number, line, _ in block:
-                if not re.match(first, line) or re.search(r"# .* # ", line):
-                    yield f"{path}:{number}: no command: {line.strip()}"
 
 
 def source_of(files):
@@ -171,39 +156,8 @@ def paths(path):
                 yield f"{path}:{number}: no such file: {named}"
 
 
-def dependencies(file, tests):
-    """The crates that a package names, and the folders of the packages of this tree that it names."""
-    package = tomllib.loads(file.read_text())
-    tables = [package, *package.get("target", {}).values()]
-    named = {}
-    for kind in ("dependencies", "dev-dependencies") if tests else ("dependencies",):
-        for table in tables:
-            named |= table.get(kind, {})
-    folder = lambda value: value.get("path") if isinstance(value, dict) else None
-    inside = {str((file.parent / folder(value)).resolve().relative_to(Path.cwd())) for value in named.values() if folder(value)}
-    return {name for name, value in named.items() if not folder(value)}, inside
-
-
-def crates(path):
-    tool = Path("tool/Cargo.toml")
-    library = [file for file in [Path("Cargo.toml"), *Path("src").rglob("Cargo.toml"), tool]]
-    of_library = set().union(*(dependencies(file, True)[0] - (dependencies(file, False)[0] if file == tool else set()) for file in library))
-    of_tool = set().union(*dependencies(tool, False))
-    tables = re.findall(r"^\| crate \| role \|\n.*\n((?:\|.*\n)+)", path.read_text(), re.M)
-    if len(tables) != 2:
-        yield f"{path}: two tables of crates, not {len(tables)}"
-        return
-    for table, wanted in zip(tables, (of_library, of_tool)):
-        found = set()
-        for row in table.splitlines():
-            first, _, role = row[1:].partition(" | ")
-            found |= set(re.findall(r"`([\w-]+)`", first)) | (set(re.findall(r"`(src/[\w/]+)`", role)) if wanted is of_tool else set())
-        for name in sorted(found ^ wanted):
-            yield f"{path}: {name} {'is in no Cargo.toml' if name in found else 'is in no table of crates'}"
-
-
 mode, *files = sys.argv[1:]
-checks = {"links": links, "columns": columns, "commands": commands, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths, "crates": crates}
+checks = {"links": links, "columns": columns, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths}
 complaints = [complaint for file in files for complaint in checks[mode](Path(file))]
 print(*complaints, sep="\n", end="\n" if complaints else "")
 sys.exit(bool(complaints))

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * Faults of a program with a device: it is killed, stopped, traced, its device is unplugged under
- * traffic, the clock steps. Nothing stays in the kernel, and the program goes on.
+ * traffic. Nothing stays in the kernel, and the program goes on.
  *
  * CHECK_KILLS is the number of times that it is killed, and stopped (3). Runs only in the machine
- * of vm/, where the test may change devices and clock.
+ * of vm/, where the test may change devices.
  */
 #include <signal.h>
 #include "../../lib/observe.h"
 
-enum { STEPS = 10, SPOTS = 8 };
+enum { SPOTS = 8 };
 
 static int kills = 3;
 
@@ -47,39 +47,6 @@ static bool has_ended(pid_t pid)
 static int shell(const char *command)
 {
 	return child_status(start("sh", (char *[]){ "sh", "-c", (char *)(uintptr_t)command, NULL }));
-}
-
-static void step_clock(long seconds)
-{
-	struct timespec now;
-
-	must(clock_gettime(CLOCK_REALTIME, &now) == 0);
-	now.tv_sec += seconds;
-	must(clock_settime(CLOCK_REALTIME, &now) == 0);
-}
-
-static void clock_steps(void)
-{
-	static const long steps[] = { 3600, -7200, 3600, 31536000, -31536000 };
-	struct ibv_pd *pd = domain_of_device();
-	char *memory = pages(1);
-	uint64_t before;
-
-	must(pd);
-	for (int n = 0; n < 2; n++) {
-		struct ibv_mr *mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
-
-		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
-	}
-	before = stats().hits;
-	for (int n = 0; n < STEPS; n++) {
-		struct ibv_mr *mr;
-
-		step_clock(steps[n % 5]);
-		mr = ibv_reg_mr_relaxed(pd, memory, PAGE, LOCAL_AND_REMOTE);
-		must(mr && ibv_dereg_mr_relaxed(mr) == 0);
-	}
-	is((long long)(stats().hits - before), STEPS, "the clock steps by an hour and a year, back and forth: each registration is a hit");
 }
 
 /* Registers, changes memory, and checks where data lands, until it is told to end. */
@@ -251,12 +218,11 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAMR_CACHE", "all");
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	if (!getenv("VM"))
-		skip_all("only in the machine of vm/: the clock and the devices are changed");
+		skip_all("only in the machine of vm/: the devices are changed");
 	if (getenv("CHECK_KILLS"))
 		kills = atoi(getenv("CHECK_KILLS"));
 	shared = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	must(shared != MAP_FAILED);
-	in_part(clock_steps);
 	in_part(killed);
 	in_part(stopped);
 	in_part(unplugged);

@@ -5,12 +5,9 @@
  * at the end the process's resources: descriptors, mappings, pinned memory, heap. A call that
  * failed is made once more, and must then succeed.
  *
- * Usage: faults_scenario calls|fabric [container]. With "container" the process has the filter of
- * system calls that container runtimes set. The device is CHECK_DEVICE, or the stand-in, whose pins
- * are real.
+ * Usage: faults_scenario calls|fabric. The device is CHECK_DEVICE, or the stand-in, whose pins are real.
  */
 #include <limits.h>
-#include <linux/seccomp.h>
 #include <malloc.h>
 #include <sys/ipc.h>
 #include <sys/shm.h>
@@ -240,19 +237,6 @@ static int descriptors(void)
 	return fewest;
 }
 
-/*
- * System calls that the default profiles of Docker, Podman and containerd refuse and the library
- * might make. They also refuse io_uring, but the stand-in has its own already.
- */
-static void contain(void)
-{
-	static const int refused[] = { SYS_userfaultfd, SYS_process_vm_readv, SYS_process_madvise, SYS_get_mempolicy, SYS_set_mempolicy,
-				       SYS_mbind, SYS_move_pages, SYS_kcmp, SYS_pidfd_getfd, SYS_ptrace, SYS_perf_event_open, SYS_bpf,
-				       SYS_unshare, SYS_setns, SYS_mount, SYS_clock_settime, SYS_keyctl, SYS_open_by_handle_at };
-
-	must(filter_each(refused, sizeof(refused) / sizeof(*refused), SECCOMP_RET_ERRNO | EPERM));
-}
-
 int main(int argc, char **argv)
 {
 	bool is_fabric = argc > 1 && !strcmp(argv[1], "fabric");
@@ -275,8 +259,6 @@ int main(int argc, char **argv)
 	}
 	place = fresh(PLACES);
 	memset(place, 1, PLACES * PAGE);
-	if (argc > 2)
-		contain();
 	for (int n = 0; n < ROUNDS; n++)
 		is_fabric ? fabric() : calls();
 	succeed("flush", ibv_flush_relaxed_mr(pd));
