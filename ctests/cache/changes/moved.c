@@ -321,19 +321,6 @@ static void across(void)
 	grown(block);
 }
 
-/* Without growth the region stays as it is. */
-static void same_size(void)
-{
-	char *block = large_block();
-	uint64_t hits;
-
-	leave(block + SIZE / 2, MIB);
-	hits = stats().hits;
-	must((block = realloc(block, SIZE - 100)) != NULL);
-	leave(block + SIZE / 2, MIB);
-	is((long long)(stats().hits - hits), 2, "the region is reused");
-}
-
 /*
  * Before realloc's mremap the library stops watching what is watched of the block, and at that moment
  * another thread registers a page of the block. The kernel reports no change of that page any more, so
@@ -516,7 +503,6 @@ static const struct row rows[] = {
 	{ "realloc, a part of the block is registered", in_use },
 	{ "realloc, a region across a boundary and one below were registered", across, -9 },
 	{ "realloc, a region across a boundary and one above were registered", across, 9 },
-	{ "realloc, the size stays", same_size },
 	{ "registered during realloc", registered_during_realloc },
 	MEANWHILE("mremap", false),
 	MEANWHILE("a raw mremap", true),

@@ -2,14 +2,10 @@
 /*
  * A change of memory ends the regions that it touches, at once, and no others; no registration gets
  * memory that is gone, or more rights than the memory has, at whatever moment of the change it
- * comes. The cache keeps no region of huge pages.
- *
- * The device is the stand-in, whose pins are real (stub_device.h): it registers no read-only memory
- * for writing. behind.so lies behind the library.
+ * comes. The cache keeps no region of huge pages. The stand-in registers no read-only memory for
+ * writing. behind.so lies behind the library.
  */
-#include <fcntl.h>
 #include <linux/memfd.h>
-#include <linux/mman.h>
 #include <linux/userfaultfd.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -93,16 +89,6 @@ static void ends_at_once(void)
 	if (row->value != MOVE_AWAY)
 		is((long long)(stats().stale_avoided_event - before.stale_avoided_event), 0, "and no event was needed");
 	munmap(memory, SOME);
-}
-
-static void failing_advice(void)
-{
-	char *memory = with_region(SOME, SOME);
-	struct iovec range = { memory, SOME };
-
-	must(syscall(SYS_process_madvise, -1, &range, 1UL, MADV_DONTNEED, 0) == -1);
-	must(process_madvise(-1, &range, 1, MADV_DONTNEED, 0) == -1 && errno == EBADF);
-	ok(hit(memory, SOME), "the region is reused");
 }
 
 /* The kernel makes guard pages before the locked page, and then refuses. userfaultfd reports none. */
@@ -374,44 +360,12 @@ static size_t free_pages(void)
 	return number < 0 ? 0 : (size_t)number;
 }
 
-static char *map_huge(size_t length) { return mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0); }
-
-/*
- * Whether the stand-in unpins pages as soon as it has deregistered them, as a device does. The
- * io_uring of Linux 6.1 does so later.
- */
-static bool unpins_in_time(size_t all)
-{
-	char *memory = map_huge(all * HUGE);
-	struct ibv_mr *mr;
-	bool free;
-
-	must(memory != MAP_FAILED);
-	mr = stub_register(stub_pd(), memory, all * HUGE, LOCAL_AND_REMOTE);
-	must(mr && stub_deregister(mr) == 0 && munmap(memory, all * HUGE) == 0);
-	free = free_pages() == all;
-	must(comes(free_pages() >= all));
-	return free;
-}
-
 enum huge { NO_FILE, SHARED_FILE };
-
-static char *huge_memory(enum huge kind, int file, size_t length)
-{
-	char *memory = kind == NO_FILE ? map_huge(length) : MAP_FAILED;
-
-	if (kind == SHARED_FILE) {
-		must(ftruncate(file, (off_t)length) == 0);
-		memory = mmap(NULL, length, READ_WRITE, MAP_SHARED, file, 0);
-	}
-	must(memory != MAP_FAILED);
-	return memory;
-}
 
 /* Registered whole, page by page, and a part of a page. */
 static void huge_pages(void)
 {
-	int file = memfd_create("file", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB), kept = 0, refusals = 0;
+	int file = memfd_create("file", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB), kept = 0;
 	size_t all, length;
 
 	if (getenv("VM"))
@@ -422,24 +376,19 @@ static void huge_pages(void)
 		skip_all("there is no free huge page (vm.nr_hugepages)");
 	must(file >= 0);
 	for (int round = 0; round < 50; round++) {
-		char *memory = huge_memory((enum huge)row->value, file, length), *others;
+		char *memory;
 
-		must(arrives(memory, length) && arrives(memory, length));
+		must(row->value == NO_FILE || ftruncate(file, (off_t)length) == 0);
+		memory = row->value == NO_FILE ? mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0) :
+						 mmap(NULL, length, READ_WRITE, MAP_SHARED, file, 0);
+		must(memory != MAP_FAILED && arrives(memory, length) && arrives(memory, length));
 		for (size_t page = 0; page < all; page++)
 			must(arrives(memory + page * HUGE, HUGE) && arrives(memory + page * HUGE + PAGE, PAGE));
 		kept += in_device() != 0;
-		if (row->value == SHARED_FILE) {
-			must(ftruncate(file, 0) == 0);
-			others = map_huge(length);
-			refusals += others == MAP_FAILED;
-			must(others == MAP_FAILED || munmap(others, length) == 0);
-		}
 		must(munmap(memory, length) == 0);
 		must(ibv_flush_relaxed_mr(stub_pd()) == 0 && ftruncate(file, 0) == 0 && comes(free_pages() >= all));
 	}
 	is(kept, 0, "after none of 50 releases are its huge pages pinned");
-	if (row->value == SHARED_FILE && unpins_in_time(all))
-		is(refusals, 0, "and none of 50 mmaps fails after the file was cut");
 	must(close(file) == 0);
 }
 
@@ -478,7 +427,6 @@ static const struct row rows[] = {
 	AT_ONCE("mprotect", PROTECT),
 	{ "mprotect of many idle regions", end_soon, .value = PROTECT },
 	{ "mremap of many idle regions", end_soon, .value = MOVE_AWAY },
-	{ "a process_madvise that fails", failing_advice, .flags = NO_PINS },
 	{ "a process_madvise that fails half way, after guard pages", half_advised, .flags = NO_PINS },
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },

@@ -20,16 +20,10 @@ extern char **environ;
 
 /* fork. */
 
-static int to_child[2], to_parent[2];
+/* Where the parent and its children wait for each other. */
+static pthread_barrier_t *both;
 
-static void tell(const int *pipe) { must(write(pipe[1], "", 1) == 1); }
-
-static void wait_for(const int *pipe)
-{
-	char byte;
-
-	must(read(pipe[0], &byte, 1) == 1);
-}
+static void meet(void) { pthread_barrier_wait(both); }
 
 static int others_than(char c)
 {
@@ -49,7 +43,7 @@ static void writes_first(void)
 	struct ibv_mr *mr;
 	pid_t pid;
 
-	must(pipe(to_child) == 0 && pipe(to_parent) == 0);
+	both = shared_barrier(2);
 	control(&pair, "before", memory, SIZE);
 	mr = in_use ? reg_with(memory, SIZE, LOCAL_AND_REMOTE) : NULL;
 	memset(memory, 'a', SIZE);
@@ -59,23 +53,23 @@ static void writes_first(void)
 
 		if (row->value & CHILD_FIRST)
 			memset(memory, 'a', SIZE);
-		tell(to_parent);
-		wait_for(to_child);
+		meet();
+		meet();
 		wrong = others_than('a');
 		memset(memory, 'c', SIZE);
-		tell(to_parent);
-		wait_for(to_child);
+		meet();
+		meet();
 		_exit(wrong || others_than('c'));
 	}
 	for (int time = 0; time < 2; time++) {
-		wait_for(to_parent);
+		meet();
 		if (!time && !(row->value & CHILD_FIRST))
 			memset(memory, 'p', SIZE);
 		if (in_use)
 			ok(lands_in(&pair, mr, memory, SIZE), "data lands in the parent's page");
 		else
 			still(&pair, "beside the child", memory, SIZE);
-		tell(to_child);
+		meet();
 	}
 	is(child_status(pid), 0, "the child sees its own memory only");
 	if (in_use) {
@@ -227,7 +221,8 @@ static void device_closed(void)
 		char *at[3] = { pages(COUNT), pages(COUNT), pages(COUNT) };
 		pid_t children[2];
 
-		must(pd && pipe(to_child) == 0);
+		must(pd);
+		both = shared_barrier(3);
 		for (int n = 0; n < 3; n++)
 			ok(comes(is_reused(pd, at[n])), "device %d: a region is reused, so memory is watched", again);
 		for (int n = 0; n < 2; n++) {
@@ -235,7 +230,7 @@ static void device_closed(void)
 			children[n] = n ? (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL) : must_fork();
 			must(children[n] >= 0);
 			if (!children[n]) {
-				wait_for(to_child);
+				meet();
 				_exit(0);
 			}
 		}
@@ -244,8 +239,7 @@ static void device_closed(void)
 		changes(at[1]);
 		is(ibv_dealloc_pd(pd) | ibv_close_device(context), 0, "the device is closed beside children");
 		changes(at[2]);
-		for (int n = 0; n < 2; n++)
-			tell(to_child);
+		meet();
 		for (int n = 0; n < 2; n++)
 			is(child_status(children[n]), 0, "child %d ends", n);
 	}
@@ -440,27 +434,23 @@ static pid_t debugger;
 
 static void hold(void)
 {
-	int ready[2], go[2];
-	char byte = 0;
-
-	must(pipe2(ready, O_CLOEXEC) == 0 && pipe2(go, O_CLOEXEC) == 0);
+	both = shared_barrier(2);
 	debugger = must_fork();
 	if (!debugger) {
-		bool good = read(go[0], &byte, 1) == 1;
+		bool good = true;
 
+		meet();
 		for (int n = 0; good && n < count; n++)
 			good = ptrace(PTRACE_SEIZE, library[n], NULL, NULL) == 0 &&
 			       ptrace(PTRACE_INTERRUPT, library[n], NULL, NULL) == 0 &&
 			       waitpid(library[n], NULL, __WALL) == library[n];
-		byte = good;
-		if (write(ready[1], &byte, 1) != 1)
-			_exit(1);
+		meet();
 		usleep(STARVED_MS * 1000);
 		_exit(good ? 0 : 1); /* its end lets them go */
 	}
 	prctl(PR_SET_PTRACER, debugger);
-	must(write(go[1], &byte, 1) == 1 && read(ready[0], &byte, 1) == 1 && byte);
-	must(close(ready[0]) == 0 && close(ready[1]) == 0 && close(go[0]) == 0 && close(go[1]) == 0);
+	meet();
+	meet();
 }
 
 static void let_them_go(void) { must(child_status(debugger) == 0); }

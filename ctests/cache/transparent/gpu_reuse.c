@@ -5,7 +5,6 @@
  * (vm/hca) writes and reads the memory of the stand-in (plain/gpu_runtime.c) through each region.
  */
 #include <sched.h>
-#include <stdatomic.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include "../../lib/device.h"

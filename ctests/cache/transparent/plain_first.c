@@ -114,24 +114,6 @@ static void mapped_anew(void)
 	ok(all && again && were(100, 0, 0) && no_cache(), "it counts as new each time");
 }
 
-/*
- * The library does not look for a range so far behind the start of what is unmapped. It keeps a
- * region of it in vain, and then none for a while.
- */
-static void mapped_anew_around(void)
-{
-	enum { ARENA = 8 << 20 };
-	char *arena = untouched(ARENA);
-	bool all = true;
-
-	before = stats();
-	for (int n = 0; n < 33; n++) {
-		all = put(stub_pd(), arena + ARENA / 2, PAGE, LOCAL_AND_REMOTE) && all;
-		must(munmap(arena, ARENA) == 0 && raw_map_at(arena, ARENA));
-	}
-	ok(all && were(31, 2, 0), "the second in it is cached, and after 15 plain ones another");
-}
-
 /* The cache does not try each time to serve memory that cannot be watched. */
 static void shared(void)
 {
@@ -329,7 +311,6 @@ static const struct row rows[] = {
 	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS,
 	  .settings = "RDMAMR_CACHE=off" },
 	{ "memory that is mapped anew", mapped_anew },
-	{ "memory far behind the start of a mapping that is made anew", mapped_anew_around },
 	{ "which registration comes again", comes_back },
 	{ "shared memory", shared },
 	{ "a region that a relaxed registration uses too", shared_with_relaxed },

@@ -103,34 +103,6 @@ static void few_left(void)
 	ok(mappings() <= before + SCATTERED / 2, "a flush gives the others back: %d before, %d after", before, mappings());
 }
 
-static long bytes_read(void)
-{
-	long bytes = field_of("/proc/self/io", "rchar");
-
-	if (bytes < 0)
-		skip_all("the kernel does not count what a process reads (/proc/self/io)");
-	return bytes;
-}
-
-/* To count the mappings the cache reads all of them: near the limit not for every few registrations. */
-static void counted_seldom(void)
-{
-	enum { MISSES = 3000 };
-	char *page = pages(1);
-	long size, before;
-
-	limit_is_near(60);
-	before = bytes_read();
-	must(mappings() > 0);
-	size = bytes_read() - before;
-	before = bytes_read();
-	for (int n = 0; n < MISSES; n++) {
-		once(page);
-		remap(page, PAGE);
-	}
-	is((bytes_read() - before) / size > MISSES / 100, 0, "of %d registrations that miss, not each hundredth reads all mappings", MISSES);
-}
-
 /* /proc/self/maps is the first thread's, and empty from then on. */
 static pthread_t first;
 
@@ -317,7 +289,6 @@ static const struct row rows[] = {
 	{ "memory without a watch, local rights", not_shared, IBV_ACCESS_LOCAL_WRITE },
 	{ "few mappings are left", few_left },
 	{ "few mappings are left, and the first thread has ended", first_ends },
-	{ "near the limit the mappings are seldom counted", counted_seldom, .flags = NO_PINS },
 	{ "20000 regions far apart", far_apart, 20000, .flags = NO_PINS,
 	  .settings = "RDMAMR_CACHE_MAX_IDLE=100000 RDMAMR_CACHE_MAX_IDLE_BYTES=1G" },
 	{ "another userfaultfd watches missing pages", other_watches_first, UFFDIO_REGISTER_MODE_MISSING },
