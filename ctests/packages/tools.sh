@@ -51,24 +51,6 @@ check "while suites run a missing tool is named, not installed" \
 	says "should have installed these tools at its beginning, and has not: codespell" env CHECK_INSTALLED=yes vm/packages docs
 check "a group that does not exist is refused" says "there is no group nothing" vm/packages docs nothing
 
-# Each tool of the table is found on this machine if Debian's package is installed: the search is
-# right. Otherwise dpkg's word would hide that it is wrong.
-searched() {
-	local missing groups tool package
-	missing=$(there vm/packages $(table | cut -d' ' -f1 | tr , '\n' | sort -u) | sed -n 's/.*missing: \(.*\)\. Run this.*/\1/p' | tr ' ' '\n')
-	table | while read -r groups tool package; do
-		# machine() takes these away.
-		[[ $tool != dpkg* && $tool != apt* ]] || continue
-		[[ $(dpkg-query -W -f '${db:Status-Abbrev}' "$package" 2>/dev/null) == ii* ]] || continue
-		grep -qxF -- "$tool" <<<"$missing" && echo "$tool of $package"
-	done
-}
-table() { awk '/<<-.TABLE.$/ { inside = 1; next } /^TABLE$/ { inside = 0 } inside && !/^\tGROUPS/ { print $1, $2, $3 }' vm/packages; }
-if command -v dpkg-query >/dev/null; then
-	machine dnf
-	notfound=$(searched | sort -u | paste -sd,)
-	check "each tool of an installed package is found: $notfound" [ -z "$notfound" ]
-fi
 machine dnf
 check "make demo without a device says how to make one" says "rdma link add rxe0 type rxe" bench/demo
 tap_done

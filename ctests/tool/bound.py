@@ -13,8 +13,7 @@ import tempfile
 # A registration, a page of it and a deregistration, in ns: as on a fast device.
 COSTS = ("20000", "100", "5000")
 # Each program, with how many registrations come back with --cache=all. None: mmap decides.
-PROGRAMS = {"ring": 16 * 248, "once": 0, "thrice": 100, "too_many": 256 * 10, "emptied": 1998, "unmapped": None, "late": 64 * 6,
-            "two_threads": 3996}
+PROGRAMS = {"ring": 16 * 248, "once": 0, "too_many": 256 * 10, "emptied": 1998, "unmapped": None, "late": 64 * 6}
 
 
 def run(workload, program, rdmamr, trace, **settings):

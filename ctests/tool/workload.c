@@ -30,8 +30,6 @@ static void around(char *memory, int count, int rounds, int access)
 
 static void ring(void) { around(buffers(16), 16, 250, LOCAL); }
 static void once(void) { around(buffers(2000), 2000, 1, LOCAL); }
-/* The cache can gain from the third time on. */
-static void thrice(void) { around(buffers(100), 100, 3, LOCAL); }
 /* More than RDMAMR_CACHE_MAX_IDLE of them. */
 static void too_many(void) { around(buffers(256), 256, 12, LOCAL); }
 
@@ -67,26 +65,10 @@ static void late(void)
 	}
 }
 
-static void *one_of_two(void *memory)
-{
-	around(memory, 1, 2000, LOCAL);
-	return NULL;
-}
-
-static void two_threads(void)
-{
-	char *memory = buffers(2);
-	pthread_t other = must_start(one_of_two, memory + BUFFER);
-
-	one_of_two(memory);
-	must_join(other);
-}
-
 int main(int count, char **arguments)
 {
 	static const struct { const char *name; void (*run)(void); } patterns[] = {
-		{ "ring", ring }, { "once", once }, { "thrice", thrice }, { "too_many", too_many }, { "unmapped", unmapped },
-		{ "emptied", emptied }, { "late", late }, { "two_threads", two_threads },
+		{ "ring", ring }, { "once", once }, { "too_many", too_many }, { "unmapped", unmapped }, { "emptied", emptied }, { "late", late },
 	};
 
 	must(count == 5 && !stub_open(STUB_NOTHING));
