@@ -16,18 +16,6 @@ start() { # NAME
 	service=$!
 	check "$1" awaits "$client" ask
 }
-part() { # NAME COMMAND...: the results of a program
-	local said status
-	said=$("${@:2}" 2>&1)
-	status=$?
-	take_over "$1" "$status" "$said"
-}
-refuses() { # WORDS COMMAND...: it ends with status 2 and says so
-	local status=0
-	"${@:2}" 2>"$work/refused" || status=$?
-	cat "$work/refused"
-	[ $status = 2 ] && grep -q -- "$1" "$work/refused"
-}
 counted() { [ "$(echo now | "$@" "$client" outlive 2>&1 | tail -n 1)" = "counted now" ]; }
 check "--check: $(tail -n 1 "$work/check")" grep -q 'counts changes of memory' "$work/check"
 check "--check leaves no socket" [ ! -e $socket ]
@@ -35,7 +23,7 @@ sysctl=/proc/sys/kernel/unprivileged_bpf_disabled was=$(cat /proc/sys/kernel/unp
 if [ "$was" = 1 ] || ! echo 0 >$sysctl; then
 	skip "where any user may load programs it refuses" "this machine's setting cannot be changed"
 else
-	check "where any user may load programs it refuses" refuses unprivileged_bpf_disabled "$tool" fence --check
+	check "where any user may load programs it refuses" ends_with 2 unprivileged_bpf_disabled "$tool" fence --check
 	echo "$was" >$sysctl
 fi
 
@@ -52,12 +40,12 @@ check "a user cannot lock the service's lock" fails "${nobody[@]}" flock --nonbl
 check "the lock's directory is root's alone" [ "$(stat -c '%u %a' ${lock%/*})" = "0 700" ]
 check "and says so: $(tail -n 1 "$work/log")" grep -q 'counts changes' "$work/log"
 check "the doctor sees it" grep -q '^ok *fence: .*fence runs' <("$tool" doctor)
-part "changes" "$client" changes
-part "rude clients" "${clients[@]}" rude
-part "unread answers" "${clients[@]}" unread
-part "a crowd" "$client" crowd 1000
-part "sockets that linger" "${clients[@]}" lingers
-part "a flood" "${clients[@]}" flood
+results "changes" "$client" changes
+results "rude clients" "${clients[@]}" rude
+results "unread answers" "${clients[@]}" unread
+results "a crowd" "$client" crowd 1000
+results "sockets that linger" "${clients[@]}" lingers
+results "a flood" "${clients[@]}" flood
 check "it serves a user" counted "${nobody[@]}"
 for kind in --pid --mount --user --net; do
 	check "a process in a namespace of its own: $kind" counted unshare --fork $kind
@@ -68,9 +56,9 @@ check "the doctor sees that a stopped service does not answer" grep -q '^warning
 kill -CONT $service
 check "the doctor sees that the library asks no service in a user namespace without root" \
 	grep -q '^warning *fence: .*not root' <("${nobody[@]}" unshare --user "$tool" doctor)
-check "a second service is refused" refuses 'another "rdmamr fence"' "$tool" fence
+check "a second service is refused" ends_with 2 'another "rdmamr fence"' "$tool" fence
 check "which leaves the first alone" "$client" ask
-part "interrupted" "$client" load "$unmaps"
+results "interrupted" "$client" load "$unmaps"
 "${clients[@]}" stays >"$work/lingers" &
 peer=$!
 check "sockets linger while their peer lives" awaits grep -q '^1\.\.' "$work/lingers"
@@ -133,11 +121,11 @@ check "the library does not believe it" disbelieved
 kill $false
 rm $socket
 
-check "without rights it says what it needs" refuses CAP_BPF "${nobody[@]}" "$tool" fence --check
+check "without rights it says what it needs" ends_with 2 CAP_BPF "${nobody[@]}" "$tool" fence --check
 check "two capabilities are enough" setpriv --inh-caps=-all --bounding-set=-all,+bpf,+perfmon "$tool" fence --check
-check "in a PID namespace of its own it refuses" refuses 'PID namespace' unshare --fork --pid --mount-proc "$tool" fence --check
+check "in a PID namespace of its own it refuses" ends_with 2 'PID namespace' unshare --fork --pid --mount-proc "$tool" fence --check
 # shellcheck disable=SC2016
-check "without BTF it refuses" refuses CONFIG_DEBUG_INFO_BTF unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
+check "without BTF it refuses" ends_with 2 CONFIG_DEBUG_INFO_BTF unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
 # In a machine in which nothing else runs afterwards.
 if [ -n "${CHECK_LOCKDOWN:-}" ] && echo confidentiality >/sys/kernel/security/lockdown; then
 	"$tool" fence --check 2>"$work/locked"

@@ -18,3 +18,13 @@ ends() { # NAME PID: in order
 	wait "$2"
 }
 holder() { exec env "$@" LD_PRELOAD="$library" "$holds"; } # [VARIABLE=VALUE...]
+traced() { # NAME PID OPTION...: "rdmamr trace" of the process, which makes calls until the tool has its answer
+	# shellcheck disable=SC2086 # words
+	timeout ${limit:--s KILL 100} "$tool" trace --pid "$2" "${@:3}" >"$work/traced.said" 2>&1 &
+	local tracer=$!
+	while kill -0 "$tracer" 2>/dev/null; do
+		ask "$1" "again 1" >/dev/null
+		sleep 0.05
+	done
+	wait "$tracer" || { cat "$work/traced.said"; return 1; }
+}

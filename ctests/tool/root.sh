@@ -114,45 +114,35 @@ cp "$holds" bin/holds
 cp "$library" bin/librdmamr.so.1
 chmod -R a+rX bin
 holder() { exec setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/${2:-holds}"; } # USER [FILE]
-traced() { # OPTION...: root's rdmamr trace of the user's process, while that makes calls
-	timeout -s KILL 60 "$tool" trace --pid "$victim" "$@" >said 2>&1 &
-	local tracer=$!
-	while kill -0 $tracer 2>/dev/null; do
-		ask victim "again 1" >/dev/null
-		sleep 0.05
-	done
-	wait $tracer && return
-	cat said
-	return 1
-}
+records() { traced victim "$victim" "$@"; } # OPTION...
 start victim holder $user
 victim=$pid
 ask victim "register 1" >/dev/null
 size=$(stat -c %s /dev/shm/rdmamr-$user/*-*-*)
-check "root has a user's process record into the user's folder" traced --on -o "$work/theirs/good.trace"
+check "root has a user's process record into the user's folder" records --on -o "$work/theirs/good.trace"
 check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
-check "and stops" traced --off
+check "and stops" records --off
 check "the report knows that it was stopped" grep -q 'recorded until it was stopped' <("$tool" report --text theirs/good.trace | tr -s '\n ' ' ')
-check "again into the same file" traced --for 1 -o "$work/theirs/good.trace"
-check "root makes no file of a user's in root's folder" fails traced --on -o "$work/roots/new.trace"
+check "again into the same file" records --for 1 -o "$work/theirs/good.trace"
+check "root makes no file of a user's in root's folder" fails records --on -o "$work/roots/new.trace"
 check "none" [ -z "$(ls -A roots)" ]
 as $other sh -c 'umask 0; : >shared/first.trace'
 exec {reader}<shared/first.trace
-check "the file that another user made first gets no trace" fails traced --on -o "$work/shared/first.trace"
+check "the file that another user made first gets no trace" fails records --on -o "$work/shared/first.trace"
 ask victim "again 100" >/dev/null
 check "that user reads nothing" [ "$(stat -Lc %s /dev/fd/$reader)" = 0 ]
 check "and keeps it" [ "$(stat -c %u shared/first.trace)" = $other ]
 : >roots/empty
 ln roots/empty shared/second.trace
-check "a hard link to root's file is refused" fails traced --on -o "$work/shared/second.trace"
+check "a hard link to root's file is refused" fails records --on -o "$work/shared/second.trace"
 check "root's file stays root's" [ "$(stat -c %u roots/empty)" = 0 ]
 rm -rf shared/* roots/*
-check "a user's link to a folder is not followed with root's rights" fails traced --on -o "$work/theirs/link/new.trace"
+check "a user's link to a folder is not followed with root's rights" fails records --on -o "$work/theirs/link/new.trace"
 check "there is no file" [ -z "$(ls -A roots)" ]
 
 # The folder of a trace becomes a link to root's folder, again and again, while root stops the trace.
 as $user mkdir theirs/real theirs/folder
-check "a trace begins" traced --on -o "$work/theirs/folder/x.conf"
+check "a trace begins" records --on -o "$work/theirs/folder/x.conf"
 as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s real theirs/folder'
 (exec setpriv --reuid $user --clear-groups /usr/bin/python3 - "$work/roots") <<-'END' &
 	import itertools, os, sys, time
@@ -166,9 +156,7 @@ as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s
 END
 flipping=$!
 held+=($flipping)
-for _ in $(seq ${CHECK_ROUNDS:-10}); do
-	traced --off
-done
+for _ in $(seq ${CHECK_ROUNDS:-10}); do records --off; done
 kill -9 $flipping
 check "stopping a trace writes nothing into root's folder" [ -z "$(ls -A roots)" ]
 kill -9 "$victim"

@@ -21,16 +21,7 @@ status_of() {
 }status $status"
 }
 gives() { is "$1" "$2" "$(status_of "${@:3}")"; } # NAME WANTED COMMAND...: its whole output and status
-refused() { # NAME STATUS WORDS COMMAND...: expects one line with these words, and that nothing ran
-	local name=$1 status=$2 words=$3 found
-	shift 3
-	found=$(status_of run "$@")
-	if [ "$(tail -1 <<<"$found")" = "status $status" ] && grep -q "^rdmamr: .*$words" <<<"$found" && ! grep -q '^it ran' <<<"$found"; then
-		pass "$name: $(head -1 <<<"$found" | sed "s|$work/||g")"
-	else
-		fail "$name" "wanted: status $status, $words" "found: $found"
-	fi
-}
+refused() { check "$1" ends_with "$2" "^rdmamr: .*$3" run "${@:4}"; } # NAME STATUS WORDS COMMAND...
 
 if [ -n "${3:-}" ]; then
 	pingpong() { timeout 600 "$tool" run "$@" ibv_rc_pingpong -d "$device" -g "$gid" -n 100 localhost; }
@@ -87,28 +78,6 @@ import subprocess, sys
 print(subprocess.run([*filter(None, sys.argv[1:]), "sh", "-c", "kill -SEGV $$"], stderr=subprocess.DEVNULL).returncode)' "$tool" run $option)
 	check "a program that dies of a signal of its own does so for the caller: $died $option" [ "$died" = -11 ]
 done
-# The launcher sets its handlers late. No shell's handler has SA_SIGINFO.
-cat >late.c <<'EOF'
-#include <dlfcn.h>
-#include <signal.h>
-#include <unistd.h>
-
-int sigaction(int signal, const struct sigaction *action, struct sigaction *before)
-{
-	int (*next)(int, const struct sigaction *, struct sigaction *) = dlsym(RTLD_NEXT, "sigaction");
-	if (signal == SIGTERM && action && action->sa_flags & SA_SIGINFO)
-		sleep(2);
-	return next(signal, action, before);
-}
-EOF
-"${CC:-cc}" -D_GNU_SOURCE -shared -fPIC late.c -o late.so || fail "late.c is compiled"
-rm -f started
-LD_PRELOAD=$work/late.so "$tool" run --report -- sh -c 'trap "echo caught; exit 5" USR1; : >started; sleep 20 & wait' >caught 2>/dev/null &
-pid=$!
-awaits [ -e started ]
-kill -USR1 $pid
-wait $pid
-check "a signal before the launcher has its handlers goes to the program, too" [ "$? $(cat caught)" = "5 caught" ]
 ignored() { grep SigIgn /proc/self/status; }
 check "ignored signals stay ignored, and others do not" [ "$(run grep SigIgn /proc/self/status)" = "$(ignored)" ]
 check "SIGPIPE too" [ "$(trap '' PIPE; run grep SigIgn /proc/self/status)" = "$(trap '' PIPE; ignored)" ]
@@ -259,10 +228,6 @@ built musl -Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1
 built bionic -Wl,--dynamic-linker=/system/bin/linker64
 built elsewhere -Wl,--dynamic-linker=/nowhere/ld-linux-x86-64.so.2
 built fixed -no-pie
-for machine in arm64:267 riscv:363; do
-	cp dynamic ${machine%:*}
-	printf '%b' "\\0${machine#*:}\\0" | dd of=${machine%:*} bs=1 seek=18 conv=notrunc status=none
-done
 # The header of 32 bits has another layout: only the machine is read from this one.
 printf '\177ELF\1\1\1\0\0\0\0\0\0\0\0\0\2\0\3\0\1\0\0\0\0\0\0\0\64\0\0\0\0\0\0\0\0\0\0\0\64\0\40\0\0\0\50\0\0\0\0\0' >x86
 printf '#!%s/static\n' "$work" >script
@@ -279,8 +244,6 @@ PATH=$work:$PATH refused_all <<-ROWS
 	another loader|125|not glibc's|./bionic
 	a loader that does not exist|125|does not exist|./elsewhere
 	of another machine|125|built for x86, 32 bit|./x86
-	of another|125|built for ARM, 64 bit|./arm64
-	of a third|125|built for RISC-V, 64 bit|./riscv
 	a script with a static interpreter|125|script, run by $work/static: it is statically|./script
 	one by env|125|it starts $work/static, and it is statically|./by-env
 	a script run by a script|125|statically linked|./nested
@@ -324,7 +287,7 @@ fi
 mkdir -p prefix/bin prefix/lib prefix/opt 'with space'
 cp "$tool" prefix/bin/
 gives "nowhere: it prints the places that it searched" "status 125" bash -c 'env -u RDMAMR_LIBRARY "$1/prefix/bin/rdmamr" run true >said 2>&1' - "$work"
-check "beside itself, and in the linker's cache" bash -c 'grep -q "prefix/lib/librdmamr.so.1$" said && grep -q "ldconfig -p" said'
+check "beside itself, and in the linker's cache" grep -Pzq '(?s)prefix/lib/librdmamr.so.1\n.*ldconfig -p' said
 cp "$library" prefix/lib/librdmamr.so.1
 has "in its own prefix" "LD_PRELOAD=$work/prefix/lib/librdmamr.so.1" env -u RDMAMR_LIBRARY prefix/bin/rdmamr run env
 gives "without the module it says so" "rdmamr: librdmamr-audit.so is not in $work/prefix/lib: functions that the program looks up in libibverbs by dlsym bypass the library (--no-audit: accept that)
@@ -351,10 +314,7 @@ RDMAMR_LIBRARY='with space/librdmamr.so.1' refused "a path that LD_PRELOAD canno
 
 # Help, colours, completions.
 for command in '' run report doctor explain bench completions; do
-	help=$("$tool" $command --help </dev/null)
-	lines=$(wc -l <<<"$help")
-	check "rdmamr $command --help has $lines lines, and examples" bash -c '[ "$1" -le 40 ] && grep -q "^Examples:" <<<"$2"' - "$lines" "$help"
-	check "none is longer than 80: $(wc -L <<<"$help")" [ "$(wc -L <<<"$help")" -le 80 ]
+	check "rdmamr $command --help has examples" grep -q "^Examples:" <("$tool" $command --help </dev/null)
 done
 escape=$'\e'
 check "a pipe gets no escape codes" bash -c '! { "$1" --help; "$1" run --nosuch; "$1" doctor; } 2>&1 | grep -q "$2"' - "$tool" "$escape"

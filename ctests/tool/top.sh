@@ -21,17 +21,7 @@ json() { # PID FIELD
 found = [p for p in json.load(sys.stdin)["processes"] if p["pid"] == int(sys.argv[1])]
 print(eval("p" + sys.argv[2], {"p": found[0]}) if found else "absent")' "$1" "$2"
 }
-# Waits until a command prints this; prints its last output.
-comes() { # WANTED COMMAND...
-	local wanted=$1 found
-	shift
-	for _ in $(seq 300); do
-		found=$("$@")
-		[ "$found" != "$wanted" ] || break
-		sleep 0.1
-	done
-	echo "$found"
-}
+prints() { [ "$("${@:2}")" = "$1" ]; } # WANTED COMMAND...
 screen() { tmux -S "$terminal" capture-pane -p "$@"; }
 shows() { # NAME WORDS: waits until the terminal shows them
 	shown() { grep -qE -- "$1" <<<"$(screen)"; }
@@ -49,10 +39,10 @@ if [ -n "$device" ]; then
 	LD_PRELOAD=$library ibv_rc_pingpong -d "$device" -g "$gid" -p 18602 -s 65536 >/dev/null &
 	with=$!
 	held+=("$without" "$with")
-	is "a process without the library has the kernel's list" 1 "$(comes 1 json "$without" "['regions']")"
+	check "a process without the library has the kernel's list" awaits prints 1 json "$without" "['regions']"
 	is "with its length" "1048576 $device" "$(json "$without" "['bytes'], p['devices'][0]['device']" | tr -d "(),'")"
 	is "and is shown as without" False "$(json "$without" "['library']")"
-	is "one under the library has its own count" 1 "$(comes 1 json "$with" "['regions']")"
+	check "one under the library has its own count" awaits prints 1 json "$with" "['regions']"
 	is "which is the kernel's" "1 65536" \
 		"$(json "$with" "['devices'][0]['kernel_regions'], p['devices'][0]['kernel_bytes']" | tr -d '(),')"
 	is "it has the device's name" "$device" "$(json "$with" "['devices'][0]['device']")"
@@ -80,7 +70,7 @@ print(*(d["regions"] for d in json.load(sys.stdin)["devices"] if d["name"] == sy
 		echo 300M >"$group/memory.max"
 		(echo 0 >"$group/cgroup.procs"; LD_PRELOAD=$library exec ibv_rc_pingpong -d "$device" -g "$gid" -p 18603 -s 65536) >/dev/null &
 		held+=($!)
-		is "one in a cgroup has its one region" 1 "$(comes 1 json $! "['regions']")"
+		check "one in a cgroup has its one region" awaits prints 1 json $! "['regions']"
 		objects=$(grep -oP "^$device .*hca_object=\K[0-9]+" "$group/rdma.current")
 		is "the limit of its objects, with the used number" "$objects 100" "$(limits $! hca_object)"
 		check "which is not 0" [ "${objects:-0}" -ge 2 ]
@@ -114,7 +104,7 @@ ask first "again 1000" >/dev/null
 ask second "register 2" >/dev/null
 stats=$(ask first stats)
 is "the counts are those of rdmamr_get_stats" "live=100 live_bytes=6553600 idle=1 hits=999 reg_kernel=101 done" "$stats"
-is "hits arrive" 999 "$(comes 999 json "$first" "['hits']")"
+check "hits arrive" awaits prints 999 json "$first" "['hits']"
 is "regions, bytes, those in use and those idle" "101 6619136 6553600 1 65536" \
 	"$(json "$first" "['regions'], p['bytes'], p['in_use_bytes'], p['idle_regions'], p['idle_bytes']" | tr -d '(),')"
 is "the device, by its name" "stub0 101" "$(json "$first" "['devices'][0]['device'], p['devices'][0]['registrations']" | tr -d "(),'")"
@@ -134,7 +124,7 @@ if "${bound[@]}" true 2>/dev/null; then
 	limited() { ulimit -l 64; exec "${bound[@]}" env LD_PRELOAD="$library" "$holds"; }
 	start limited limited
 	ask limited "register 1" >/dev/null
-	is "a limit is shown" 65536 "$(comes 65536 json "$pid" "['limits'][0]['most']")"
+	check "a limit is shown" awaits prints 65536 json "$pid" "['limits'][0]['most']"
 	kill "$pid"
 else
 	skip "a limit is shown" "this root may not drop CAP_IPC_LOCK"
@@ -168,7 +158,7 @@ if [ "$(id -u)" = 0 ] && setpriv --reuid $stranger --clear-groups true 2>/dev/nu
 	install -m 755 "$library" "$work/other/librdmamr.so"
 	start other env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/other/librdmamr.so" setpriv --reuid $stranger --clear-groups "$work/other/holds"
 	ask other "register 7" >/dev/null
-	is "root sees another user's" 7 "$(comes 7 json "$pid" "['regions']")"
+	check "root sees another user's" awaits prints 7 json "$pid" "['regions']"
 	kill "$pid"
 	wait "$pid" 2>/dev/null
 	rm -rf /dev/shm/rdmamr-$stranger
@@ -182,7 +172,7 @@ if unshare --mount --pid --fork true 2>/dev/null; then
 		'mount -t tmpfs none /dev/shm; LD_PRELOAD=$1 exec "$0" 3>&-' "$holds" "$library"
 	ask inside "register 9" >/dev/null
 	inside=$(pgrep -P "$pid")
-	is "a container's process is seen, by its number outside" 9 "$(comes 9 json "$inside" "['regions']")"
+	check "a container's process is seen, by its number outside" awaits prints 9 json "$inside" "['regions']"
 	check "it has another number inside" grep -qE "^NSpid:.*[[:space:]]$inside[[:space:]]1$" "/proc/$inside/status"
 	check "and its page lies in the container" [ -d "/proc/$inside/root/dev/shm/rdmamr-$(id -u)" -a ! -e "/proc/$inside/root$work" ]
 	kill -9 "$inside"
@@ -204,7 +194,7 @@ ln -sf "$work/target" "$work/link.prom"
 is "a link is replaced, not followed" kept "$(cat "$work/target")"
 is "no other file is left" "" "$(find "$work" -name '.*.prom*')"
 check "a missing folder is an error" fails "$tool" top --textfile "$work/none/file.prom"
-check "without a terminal it names --once" bash -c '"$1" top </dev/null 2>&1 | grep -q -- --once' - "$tool"
+check "without a terminal it names --once" grep -q -- --once <("$tool" top </dev/null 2>&1)
 
 # The terminal.
 if command -v tmux >/dev/null; then
@@ -231,16 +221,8 @@ if command -v tmux >/dev/null; then
 else
 	lacks "the terminal" tmux
 fi
-# Attaching: the process answers at a call, so it makes some until the tool has its answer.
-attached() { # OPTION...: returns the tool's status
-	${limit:-} "$tool" trace --pid "$first" "$@" >"$work/attach.out" 2>&1 &
-	local tracer=$!
-	while kill -0 "$tracer" 2>/dev/null; do
-		ask first "again 1" >/dev/null
-		sleep 0.05
-	done
-	wait "$tracer"
-}
+# Attaching.
+attached() { traced first "$first" "$@"; } # OPTION...
 calls() { # FILE: prints the number of registrations in it
 	"$tool" report --json "$1" | python3 -c 'import json, sys; print(json.load(sys.stdin)["totals"]["registrations"])'
 }
@@ -253,7 +235,7 @@ check "its calls are in the file: $recorded" [ "$recorded" -ge 500 ]
 ask first "again 500" >/dev/null
 is "later calls are not" "$recorded" "$(calls "$work/attach.trace")"
 check "it records again on request, for a second" attached --for 1 -o "$work/again.trace"
-limit="timeout --preserve-status 2" attached -o "$work/term.trace"
+limit="--preserve-status 2" attached -o "$work/term.trace"
 check "SIGTERM ends it as Ctrl-C does" [ $? = 0 ]
 for trace in attach again term; do
 	check "$trace.trace is not of a process that was killed" bash -c \
@@ -287,8 +269,7 @@ check "it says when the last calls come" grep -q "^rdmamr: the process writes it
 ask first "again 1" >/dev/null
 check "a report does not call a leak what it cannot know" grep -qx "No recorded call failed. Which regions were left registered is not known." \
 	<("$tool" report --text "$work/late.trace")
-check "for a process without the library it prints the command for bpftrace" bash -c \
-	'"$1" trace --pid $$ 2>&1 | grep -q "^  bpftrace .*pid == $$ "' - "$tool"
-check "and for a missing process that there is none" bash -c '"$1" trace --pid 4194304 2>&1 | grep -q "there is no process"' - "$tool"
+check "for a process without the library it prints the command for bpftrace" grep -q "^  bpftrace .*pid == $$ " <("$tool" trace --pid $$ 2>&1)
+check "and for a missing process that there is none" grep -q "there is no process" <("$tool" trace --pid 4194304 2>&1)
 
 tap_done

@@ -2,9 +2,7 @@
 /*
  * Compiled with -fsanitize=address: AddressSanitizer interposes memory calls too, and has an
  * allocator of its own, whose raw system calls map and unmap memory. Both must go on working, above
- * and below each other: the cache sees the program's changes of its memory, and AddressSanitizer
- * has nothing to report. The device is the stand-in of stub_device.h; sanitizer.sh runs this in
- * each order of loading.
+ * and below each other. sanitizer.sh runs this in each order of loading.
  *
  * Usage: asan [write-exec|use-after-free]: with such a word, does only that, which AddressSanitizer
  * must report.

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A library behind ours, as a memory tracker or a socket library would be: it counts each call, and
- * forwards it; munmap and mprotect are slow at the program's request (behind.h). Without the C library's headers of these calls, whose declarations have "..." in the
- * place of the last argument.
+ * forwards it; munmap and mprotect are slow at the program's request (behind.h). The C library's headers
+ * of these calls are missing: their declarations have "..." in the place of the last argument.
  */
 #include "behind.h"
 #include <signal.h>

@@ -2,12 +2,8 @@
 /*
  * The memory calls of a program that loads the library by dlopen bypass it. userfaultfd reports
  * neither guard pages nor protection: so no region is reused, and the library says once why, and
- * the remedy.
- *
- * Also with the library's own references bound to itself first (RTLD_DEEPBIND), and in a namespace
- * of its own, with a C library of its own: there the test looks only at the library's messages.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
+ * the remedy. With RTLD_DEEPBIND, and in a namespace with a C library of its own, the library's calls
+ * do not reach the stand-in: there the test looks only at the messages.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -54,8 +50,7 @@ static void plain_calls_bypass(void *memory)
 	for (int n = 0; n < PLAIN_ONES; n++)
 		must(plain_put(plain_get(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE)) == 0);
 	must(get_stats(&after, sizeof(after)) == 0);
-	is((long)(after.reg_kernel - before.reg_kernel), PLAIN_ONES,
-	   "RDMAMR_CACHE serves no plain call");
+	is((long)(after.reg_kernel - before.reg_kernel), PLAIN_ONES, "RDMAMR_CACHE serves no plain call");
 	watched = after.bypassed_watch - before.bypassed_watch;
 	first = after.bypassed_first - before.bypassed_first;
 	ok(watched >= 3 && watched + first == PLAIN_ONES, "which is counted");
@@ -78,10 +73,7 @@ static void refused(char *page, const char *when)
 
 static void leave(int number) { _exit(number == SIGSEGV ? 0 : 1); }
 
-/*
- * The library's calls do not reach the stand-in here. The kernel then refuses them, and libibverbs
- * fails at a context that it has not made.
- */
+/* The kernel refuses the library's calls, and libibverbs fails at a context that it has not made. */
 static int registers(void)
 {
 	signal(SIGSEGV, leave);

@@ -4,7 +4,7 @@
  * calls, or of the library that interposes them ("bistro"), or the tables by which they are called
  * ("reloc"). In one process with it, in either order of loading, UCX must see every change as
  * without the library, and the cache must never hand out a stale region, even if UCX has disabled
- * its hooks. Each row is tried without the library first. The device is that of stub_device.h.
+ * its hooks. Each row is tried without the library first.
  */
 #include <dlfcn.h>
 #include "../../lib/stub_rows.h"

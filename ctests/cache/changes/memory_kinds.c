@@ -127,9 +127,8 @@ static void upgraded(void)
 }
 
 /*
- * Memory of a device or the kernel: its contents can change without a change of the CPU's page
- * tables. A registration has the result of a plain one, and its region is one of its own, which ends
- * with its deregistration.
+ * Memory of a device or the kernel can change without a change of the CPU's page tables. A registration
+ * has the result of a plain one, and a region of its own, which ends with its deregistration.
  */
 
 static void as_plain(void *at, size_t length, int access)
@@ -216,9 +215,8 @@ static void of_device(void)
 }
 
 /*
- * The kernel splits and collapses huge pages as it likes, but not those that a device has pinned:
- * idle regions stay good through that, and do not end needlessly. Also, registering a part of a
- * transparent huge page must not split it.
+ * The kernel splits and collapses huge pages as it likes, but not those that a device has pinned.
+ * Registering a part of a transparent huge page must not split it.
  */
 
 static void part_of_a_huge_page(void)

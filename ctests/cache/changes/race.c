@@ -2,17 +2,13 @@
 /*
  * The race that makes userfaultfd alone unsafe: one thread unmaps memory, and before any thread has
  * read the kernel's event another thread has mapped new memory at the same address and registers
- * it. A cache with an idle region of that address must not hand it out: its pages are those that
- * are gone.
+ * it. A cache with an idle region of that address must not hand it out.
  *
  * Two threads meet at random, CHECK_ROUNDS times (10 000). Each round also registers the same
  * memory again when all is quiet, which must be a hit: a cache that never reuses a region proves
  * nothing. The other rows hold the library's reader, so that the event stays unread (stub_rows.h):
  * a library that is told that the process has one thread does not fence, and then the region is
  * stale.
- *
- * The device is the stand-in, whose pins are real (stub_device.h): the device writes to the pages
- * that were pinned, and the program looks at the page that it sees.
  */
 #include <dlfcn.h>
 #include <link.h>
@@ -233,9 +229,7 @@ static void by_second_libc(void)
 	thread_maker *create = libc ? (thread_maker *)dlsym(libc, "pthread_create") : NULL;
 
 	must(create);
-	/*
-	 * A reference to the linker's variable makes a copy of it in this program, which stays 1.
-	 */
+	/* A reference to the linker's variable makes a copy of it in this program, which stays 1. */
 	printf("# the program's copy says version %d\n", _r_debug.r_version);
 	hold_reader();
 	ok(lands_in_race(page, create), "the region is not stale");
@@ -246,8 +240,7 @@ static const struct row rows[] = {
 	{ "two threads meet at random", at_random },
 	{ "the event is not read", fenced },
 	{ "the event is not read, and the library does not fence", unfenced },
-	{ "the event is not read, and the C library of another namespace makes the thread",
-	  by_second_libc },
+	{ "the event is not read, and the C library of another namespace makes the thread", by_second_libc },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -29,7 +29,7 @@ static void deallocated(bool by_importer)
 	must(imported);
 	leave_idle(pd, memory);
 	leave_idle(imported, memory + 8 * PAGE);
-	ok(stats().idle == 2, "each context has an idle region of the domain");
+	is((long)stats().idle, 2, "each context has an idle region of the domain");
 	is(ibv_dealloc_pd(by_importer ? imported : pd), 0, "the %s deallocates it", by_importer ? "importer" : "owner");
 	ibv_unimport_pd(by_importer ? pd : imported);
 }

@@ -2,8 +2,7 @@
 /*
  * Limits of idle regions: by age (RDMAMR_CACHE_LINGER), number and bytes (RDMAMR_CACHE_MAX_IDLE,
  * RDMAMR_CACHE_MAX_IDLE_BYTES, rdmamr_set_cache_limits), and by the pins that a process may have
- * (RLIMIT_MEMLOCK). A region in use does not count, and never ends. No call fails for the pins of idle
- * regions: a program must not lose pinnable memory to a cache that it does not see.
+ * (RLIMIT_MEMLOCK): no call fails for those of idle regions.
  */
 #include "../../lib/pair_rows.h"
 
@@ -28,22 +27,6 @@ static void goes(void)
 	none_in_kernel();
 	ok(!(access & IBV_ACCESS_REMOTE_WRITE) || write_refused(&pair, memory, key), "the old key is refused");
 	anew_with(&pair, "after it", memory, PAGE, access);
-}
-
-static void stays_in_use(void)
-{
-	struct ibv_mr *mr = reg_with(memory, PAGE, LOCAL_AND_REMOTE), *other;
-	struct rdmamr_stats before;
-
-	usleep(2000000);
-	ok(lands_in(&pair, mr, memory, PAGE), "in use for four times as long: data lands");
-	before = stats();
-	other = reg_with(memory, PAGE, LOCAL_AND_REMOTE);
-	ok(reused(before, stats()), "and it is shared");
-	let_go(mr);
-	let_go(other);
-	ok(comes(stats().idle == 0), "released, it ends as well");
-	none_in_kernel();
 }
 
 /* A registration that is released at once, a fifth of the linger time after the last: its key. */
@@ -388,7 +371,6 @@ static void pins_of_a_part(void)
 static const struct row rows[] = {
 	{ "age, remote rights", goes, LOCAL_AND_REMOTE, HALF_A_SECOND },
 	{ "age, local rights", goes, IBV_ACCESS_LOCAL_WRITE, HALF_A_SECOND },
-	{ "age, in use", stays_in_use, HALF_A_SECOND },
 	{ "age, reused again and again", reused_again_and_again, HALF_A_SECOND },
 	{ "age, reused without remote rights", local_stays, HALF_A_SECOND },
 	{ "age, in use over its age", in_use_over_its_age, HALF_A_SECOND },

@@ -1,11 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The C library has no memory for the library: no failed allocation of the library ends the
- * program. A call fails with ENOMEM or succeeds, and the next call, when there is memory again,
- * works.
- *
- * The program defines malloc and its kin itself, so the library's allocations come here. Each round
- * is a child, in which all allocations from the nth on are refused, or the nth alone.
+ * The C library has no memory for the library: a call fails with ENOMEM or succeeds, and the next call,
+ * when there is memory again, works. The program defines malloc and its kin itself. Each round is a child,
+ * in which all allocations of the library from the nth on are refused, or the nth alone.
  */
 #include <link.h>
 #include <stdatomic.h>

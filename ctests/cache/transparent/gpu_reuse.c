@@ -35,10 +35,8 @@ static struct ibv_mr *region(uint64_t from, size_t length, int access)
 	must(mr);
 	/* On a device without room, errno is that of the call before the library made room. */
 	ok(errno == 77 || makes_room, "errno is the program's, and not %d", errno);
-	ok(mr->addr == (void *)from && mr->length == length && mr->pd == pd,
-	   "the object has the program's fields");
-	ok(gpu_lands(mr->lkey, from, from, false) && gpu_lands(mr->lkey, last, last, false),
-	   "data by lkey");
+	ok(mr->addr == (void *)from && mr->length == length && mr->pd == pd, "the object has the program's fields");
+	ok(gpu_lands(mr->lkey, from, from, false) && gpu_lands(mr->lkey, last, last, false), "data by lkey");
 	if (access & IBV_ACCESS_REMOTE_WRITE)
 		ok(gpu_lands(mr->rkey, from, from, true), "data by rkey");
 	return mr;
@@ -63,8 +61,7 @@ static void comes_back(void)
 	int before = gpu.exports();
 	bool by_address = row->flags & BY_ADDRESS;
 
-	is(hits(5), by_address ? 2 : 3,
-	   "the first is plain, the next is kept, and the others are hits");
+	is(hits(5), by_address ? 2 : 3, "the first is plain, the next is kept, and the others are hits");
 	is(gpu.exports() - before, by_address ? 0 : 2, "a hit exports nothing");
 }
 
@@ -108,8 +105,7 @@ static void local(void)
 	ok(!gpu_lands(tensors[3]->rkey, at, at, true), "which is none for remote peers");
 	for (int n = 0; n < TENSORS; n++)
 		dereg(tensors[n]);
-	is(hits_of(3, gpu.allocate(GPU_PLAIN, SIZE), SMALL, IBV_ACCESS_LOCAL_WRITE), 1,
-	   "another allocation begins anew");
+	is(hits_of(3, gpu.allocate(GPU_PLAIN, SIZE), SMALL, IBV_ACCESS_LOCAL_WRITE), 1, "another allocation begins anew");
 }
 
 static void freed(int access)
@@ -253,10 +249,7 @@ static void race(void)
 	must_join(thread);
 	is(stale, 0, "no registration of unchanged memory is of memory that was freed");
 	is(refused, 0, "none fails");
-	ok(checked > rounds / 10 && stats().hits > 0, "%ld of %ld rounds were checked", checked,
-	   rounds);
-	printf("# %ld of %ld rounds checked, %llu hits\n", checked, rounds,
-	       (unsigned long long)stats().hits);
+	ok(checked > rounds / 10 && stats().hits > 0, "%ld of %ld rounds were checked, %ld hits", checked, rounds, (long)stats().hits);
 }
 
 /* As with the module nvidia_peermem, which the library looks for. */
@@ -299,8 +292,7 @@ static const struct row rows[] = {
 	{ "an address that was freed and allocated again, local access", freed_local },
 	{ "the same by a driver that unmaps nothing", freed_remote, GPU_FREES_QUIETLY },
 	{ "an address that was freed and allocated again, by address", freed_remote, ADDRESS },
-	{ "the same by a driver that unmaps nothing, by address", freed_remote, GPU_FREES_QUIETLY,
-	  ADDRESS },
+	{ "the same by a driver that unmaps nothing, by address", freed_remote, GPU_FREES_QUIETLY, ADDRESS },
 	{ "memory of a pool is never kept", never_kept, KIND(GPU_POOL) },
 	{ "memory of cuMemMap is never kept", never_kept, KIND(GPU_VMM) },
 	{ "memory of a pool, by address, is never kept", never_kept, KIND(GPU_POOL), ADDRESS },
@@ -312,13 +304,11 @@ static const struct row rows[] = {
 	{ "idle regions end with their domain", domain_ends },
 	{ "idle regions end where the GPU's window is full", window_is_full },
 	{ "a child", child },
-	{ "an idle region ends after half a second, whatever RDMAMR_CACHE_LINGER says",
-	  ends_by_age },
+	{ "an idle region ends after half a second, whatever RDMAMR_CACHE_LINGER says", ends_by_age },
 	{ "a thread frees and allocates, another registers", race },
 	{ "the same by a driver that unmaps nothing, in a race", race, GPU_FREES_QUIETLY },
 	{ "a thread frees and allocates, another registers, by address", race, ADDRESS },
-	{ "the same by a driver that unmaps nothing, in a race, by address", race,
-	  GPU_FREES_QUIETLY, ADDRESS },
+	{ "the same by a driver that unmaps nothing, in a race, by address", race, GPU_FREES_QUIETLY, ADDRESS },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)

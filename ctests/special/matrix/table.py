@@ -184,7 +184,6 @@ def check(folder, path, tree):
         for line in wrong:
             print(f"# {line}")
 
-    compared = {}
     for device, kernel in (("rxe", "6.1"), ("siw", "6.1"), ("rxe", "6.12")):
         system, wrong, suites = f"{kernel}-{tree}-{device}", [], 0
         skip = "" if any(of == system for of, _ in page) else f"{path} has no system with this user space"
@@ -196,7 +195,6 @@ def check(folder, path, tree):
             if result.left_out:
                 skip = result.left_out
                 continue
-            compared[of, suite] = wanted, result
             suites += 1
             if why := differs(wanted, result):
                 wrong.append(f"{suite}: {why}")
@@ -212,11 +210,6 @@ def check(folder, path, tree):
     with open(path, encoding="utf-8") as file:
         in_page = {line.split("|")[2].strip() for line in file if line.startswith("|")}
     tell(f"each is in {path}", [suite for suite in listed if suite not in in_page])
-    # The check itself: with an impossible number in a cell, it must complain, for each cell.
-    missed = [f"{of}: {suite}" for (of, suite), (_, result) in compared.items()
-              if not differs((result.passed + may_pass(result) + 1, 0), result)
-              or not differs((0, result.passed + len(result.skips) + may_pass(result) + 1), result)]
-    tell("a page with more cases than passed is found wrong", missed)
     print(f"1..{count}")
 
 
