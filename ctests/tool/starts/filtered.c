@@ -2,10 +2,9 @@
 /*
  * filtered ACTION COMMAND...: runs a command under a seccomp filter, as a service with systemd's
  * SystemCallFilter=@system-service. ACTION is "kill", systemd's default for calls outside the list,
- * "refuse", as SystemCallErrorNumber=EPERM and containers do, "lack", as others do with ENOSYS, "allow",
- * "prctl", which kills at that call alone, or "netlink", which refuses RDMA netlink alone.
+ * "refuse", as SystemCallErrorNumber=EPERM and containers do, "lack", as others do with ENOSYS, "allow", or
+ * "prctl", which kills at that call alone.
  */
-#include <linux/netlink.h>
 #include <linux/seccomp.h>
 #include <sys/syscall.h>
 #include "../../lib/program.h"
@@ -26,8 +25,6 @@ int main(int count, char **arguments)
 	if (!strcmp(arguments[1], "lack"))
 		action = SECCOMP_RET_ERRNO | ENOSYS;
 	must(filter_each(outside, sizeof(outside) / sizeof(*outside), action));
-	if (!strcmp(arguments[1], "netlink"))
-		must(refuse_calls(SYS_socket, 2, NETLINK_RDMA, EACCES));
 	if (!strcmp(arguments[1], "prctl"))
 		must(filter_each(rights, 1, SECCOMP_RET_KILL_PROCESS));
 	execvp(arguments[2], arguments + 2);

@@ -154,19 +154,6 @@ static void in_handler(void)
 	interrupted();
 }
 
-FRAME void in_child(void)
-{
-	pid_t child;
-
-	first_phase();
-	child = must_fork();
-	if (child == 0) {
-		second_phase();
-		exit(0);
-	}
-	must(child_status(child) == 0);
-}
-
 /* Two ways at each step: 2^left stacks. */
 FRAME void turns(int left)
 {
@@ -206,7 +193,7 @@ int main(int argc, char **argv)
 {
 	static const struct { const char *name; void (*run)(void); } ways[] = {
 		{ "chain", chain }, { "pointers", around_the_undescribed }, { "coroutine", in_coroutine }, { "thread", in_small_thread },
-		{ "handler", in_handler }, { "child", in_child }, { "many", many }, { "deep", very_deep },
+		{ "handler", in_handler }, { "many", many }, { "deep", very_deep },
 	};
 	must(!stub_open(STUB_NOTHING));
 	for (size_t n = 0; argc > 1 && n < sizeof(ways) / sizeof(*ways); n++)

@@ -49,9 +49,6 @@ reports "a thread with the smallest stack: its stack is its own" "['register_wra
 run handler
 reports "a signal handler: its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
-run child
-reports "a forked child: it has stacks as its parent" "['first_phase in_child', 'second_phase in_child']" child 'sorted(names(stack[2:4]) for stack in stacks)'
-
 run deep
 reports "a stack of 1000 frames: is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 

@@ -92,12 +92,10 @@ for setting in RDMAMR_TRACE RDMAMR_STATS; do
 	check "and says why" grep -q "$setting: cannot be written.*: File too large" said
 done
 
-# The name: process, host and rank. The child, of the same rank, has a process number of its own.
-RANK=9 PMIX_RANK=x OMPI_COMM_WORLD_RANK=4 RDMAMR_TRACE=$work/of-%h-%r-%% LD_PRELOAD=$library "$calls"
-RDMAMR_TRACE=$work/of-%r-%p LD_PRELOAD=$library "$calls"
-check "a name of host and rank" test -f "of-$(uname -n)-4-%"
-check "a file for each process" [ "$(ls of-none-* | wc -l)" = 2 ]
-"$rdmamr" report --json of-*-4-% >ranked.json
+# The name; src/trace/place.rs has more of them. The child, of the same rank, has a process number of its own.
+RANK=9 PMIX_RANK=x OMPI_COMM_WORLD_RANK=4 RDMAMR_TRACE=$work/of-%h-%r-%p LD_PRELOAD=$library "$calls"
+check "a file for each process, by host and rank" [ "$(ls "of-$(uname -n)-4-"* | wc -l)" = 2 ]
+"$rdmamr" report --json of-* >ranked.json
 reports "the trace holds host and rank of both processes" "[('$(uname -n)', 4), ('$(uname -n)', 4)]" ranked '[(process["host"], process["rank"]) for process in report["processes"]]'
 
 # A limit. The calls beyond it are counted.
@@ -121,27 +119,6 @@ wait "${both[@]}"
 "$rdmamr" report --json both >both.json
 reports "two programs at once: all calls of both" 5006 both 'report["totals"]["calls"]'
 reports "in four processes" 4 both 'len(report["processes"])'
-
-# A program that registers per message (bench/rpc.c), and asks for fork protection.
-without_netlink=
-rpc() { # FILE [NAME=VALUE...]
-	local file=$1
-	shift
-	rm -f "$file"
-	env "$@" RDMAMR_TRACE="$work/$file" LD_PRELOAD="$library" timeout 500 $without_netlink "$built/rpc" "$CHECK_DEVICE" "${CHECK_GID_INDEX:-1}" 100 >"$file.said" 2>&1
-	check "$file: the program runs" [ $? = 0 ]
-	"$rdmamr" report --json "$file" >"$file.json" 2>"$file.error" || cat "$file.error"
-}
-rpc rpc_safe RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-reports "rpc, fork protection wanted: the kernel gives it, and the cache serves all the same" True rpc_safe 'report["totals"]["hits"] > 0'
-# If it does not ask the kernel, libibverbs keeps registered memory from children.
-without_netlink="$built/starts_filtered netlink"
-rpc rpc_fork_all RDMAV_FORK_SAFE=1 RDMAMR_CACHE=all
-reports "rpc, fork protected: the cache serves no call" 0 rpc_fork_all 'report["totals"]["hits"]'
-rpc rpc_fork RDMAV_FORK_SAFE=1
-reports "and the report says that none came back" "(0, 0)" rpc_fork '(report["advice"]["all"]["registrations"], report["advice"]["all"]["most_ns"])'
-reports "but it gives the reason" True rpc_fork '"ibv_fork_init" in report["advice"]["sentence"]'
-without_netlink=
 
 # Calls whose arguments fill the registers, and those through tables of functions, have callers like
 # all others. libfabric's calls: one that fails and 3 that do not, on 4 domains; then on a plain
