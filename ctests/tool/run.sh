@@ -135,12 +135,9 @@ gives "of one that leaves by _exit" $'rdmamr: the program has no statistics: it 
 mkdir temporary
 TMPDIR=$work/temporary run --stats sh -c "$die" 2>/dev/null
 check "nothing stays in TMPDIR" rmdir temporary
-check "if standard error cannot be written, the exit status stays" bash -c '"$1" run --stats --trace none sh -c "kill -KILL \$\$" 2>/dev/full; [ $? = 137 ]' - "$tool"
 cp /bin/true busy
 gives "a program that cannot run has its reason without a number" $'rdmamr: ./busy: Text file busy\nstatus 126' run ./busy 9>>busy
 gives "and no line about statistics" "$(status_of run ./busy 9>>busy)" run --stats ./busy 9>>busy
-check "what is closed stays closed" [ "$(cat <&- 2>/dev/null; echo $?) $(sh -c 'echo x 2>/dev/null' >&-; echo $?)" = "$("$tool" run cat <&- 2>/dev/null; echo $?) $("$tool" run sh -c 'echo x 2>/dev/null' >&-; echo $?)" ]
-gives "with few descriptors, too" "status 0" bash -c 'ulimit -n 64; "$1" run --trace trace true 2>/dev/null' - "$tool"
 
 # Traces.
 block() { printf 'RDMAMRTR and %s' "$1"; }
@@ -165,9 +162,6 @@ found=$(counted)
 check "the traces of other runs are not counted: $found" [ "$found" = "$(counted)" ]
 RANK=3 "$tool" run --trace of/%h-%r -- ./failing >/dev/null 2>&1
 check "--trace with %h and %r: a file for the rank, in a new folder" test -s "of/$(uname -n)-3"
-printf 'a letter' >"of/$(uname -n)-4"
-run --trace of/%h-%r true
-check "old traces are removed, and no other file" [ "$(ls of)" = "$(uname -n)-4" ]
 check "the next command names the folder" grep -q "next: rdmamr report $work/of$" <<<"$(RANK=1 "$tool" run --trace of/%h-%r -- ./failing 2>&1)"
 exec {held}>locked
 flock -x $held
@@ -211,9 +205,7 @@ refused_all <<-'ROWS'
 	a file that may not be executed|126|may not be executed|./text
 	a directory|126|directory|./.
 	a path that does not exist|127|No such file|./nosuch
-	a path through a file|126|Not a directory|./text/nosuch
 ROWS
-PATH=$PATH:$work/text refused "a file in PATH is no folder" 127 "no program of that name" nosuch
 PATH=$PATH:$work refused "a name in PATH that may not be executed" 126 "may not be executed" text
 for usage in --cache=some "--prefault 65" --nosuch "--trace none --trace-limit 10X"; do
 	gives "wrong usage: $usage" "status 125" bash -c '"$0" run "$@" echo it ran 2>/dev/null' "$tool" $usage
@@ -255,9 +247,6 @@ gives "the loader itself, with a program" "status 0" run "$(ldd ./dynamic | sed 
 gives "a script" $'it ran\nstatus 0' run ./fine
 printf '#!/bin/sh\r\n' >from_windows && chmod +x from_windows
 refused "one whose interpreter's name ends with a carriage return" 127 "No such file" ./from_windows
-gives "of a variable that comes twice the first one stays" $'first\nstatus 0' python3 -c 'import ctypes, sys
-strings = lambda *words: (ctypes.c_char_p * (len(words) + 1))(*[word.encode() for word in words], None)
-ctypes.CDLL(None).execve(sys.argv[1].encode(), strings("rdmamr", "run", "printenv", "TWICE"), strings("PATH=/usr/bin:/bin", "RDMAMR_LIBRARY=" + sys.argv[2], "TWICE=first", "TWICE=second"))' "$tool" "$library"
 gives "one without a first line for the kernel" $'it ran\nstatus 0' run ./plain
 
 if [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --clear-groups test -r "$library" -a -x "$tool" 2>/dev/null; then
@@ -303,10 +292,8 @@ has "in LD_LIBRARY_PATH" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env -u RDM
 has "RDMAMR_LIBRARY, relative" "LD_PRELOAD=$work/prefix/opt/librdmamr.so.1" env RDMAMR_LIBRARY=prefix/opt/librdmamr.so.1 "$tool" run env
 RDMAMR_LIBRARY=nosuch refused "RDMAMR_LIBRARY of nothing" 125 "RDMAMR_LIBRARY=.*No such file" true
 RDMAMR_LIBRARY=/etc/passwd refused "RDMAMR_LIBRARY of no library" 125 "not a shared library" true
-for other in libm.so.6 libresolv.so.2; do
-	path=$(ldconfig -p | sed -n "s|.*$other (libc6,.* => ||p" | head -1)
-	RDMAMR_LIBRARY=$path refused "RDMAMR_LIBRARY of another library, $other" 125 "another library than librdmamr.so.1: its DT_SONAME is" true
-done
+RDMAMR_LIBRARY=$(ldconfig -p | sed -n "s|.*libm.so.6 (libc6,.* => ||p" | head -1) \
+	refused "RDMAMR_LIBRARY of another library" 125 "another library than librdmamr.so.1: its DT_SONAME is" true
 strip -o prefix/opt/stripped.so "$library"
 has "RDMAMR_LIBRARY of any name, stripped" "LD_PRELOAD=$work/prefix/opt/stripped.so" env RDMAMR_LIBRARY=prefix/opt/stripped.so "$tool" run env
 cp "$library" 'with space/librdmamr.so.1'

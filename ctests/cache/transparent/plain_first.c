@@ -114,24 +114,6 @@ static void mapped_anew(void)
 	ok(all && again && were(100, 0, 0) && no_cache(), "it counts as new each time");
 }
 
-/* The cache does not try each time to serve memory that cannot be watched. */
-static void shared(void)
-{
-	char *memory = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	struct rdmamr_stats after;
-	bool all = true;
-
-	must(memory != MAP_FAILED);
-	before = stats();
-	for (int n = 0; n < 160; n++)
-		all = put(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE) && all;
-	after = stats();
-	ok(all && after.hits == before.hits, "it is never reused");
-	ok(after.bypassed_first - before.bypassed_first >= 140, "and 15 of 16 of its registrations are plain at once (%d of 160)",
-	   (int)(after.bypassed_first - before.bypassed_first));
-	is(in_device(), (long long)after.idle, "of which none stays registered");
-}
-
 /* A relaxed registration may use the region of a plain one, which may not change it then. */
 static void shared_with_relaxed(void)
 {
@@ -304,15 +286,11 @@ static void keeps_no_domain_busy(void)
 
 #define LOUD .settings = "RDMAMR_LOG=info RDMAMR_CACHE_LINGER=600"
 static const struct row rows[] = {
-	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing,
-	  .flags = NO_PINS },
-	{ "RDMAMR_CACHE=local, 500 ranges once: as with the cache off", costs_nothing,
-	  .flags = NO_PINS, .settings = "RDMAMR_CACHE=local" },
-	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS,
-	  .settings = "RDMAMR_CACHE=off" },
+	{ "RDMAMR_CACHE=all, 500 ranges once: as with the cache off", costs_nothing, .flags = NO_PINS },
+	{ "RDMAMR_CACHE=local, the same", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=local" },
+	{ "RDMAMR_CACHE=off, the same", costs_nothing, .flags = NO_PINS, .settings = "RDMAMR_CACHE=off" },
 	{ "memory that is mapped anew", mapped_anew },
 	{ "which registration comes again", comes_back },
-	{ "shared memory", shared },
 	{ "a region that a relaxed registration uses too", shared_with_relaxed },
 	{ "what is not served, and what is said", not_served, .flags = NO_PINS, LOUD },
 	{ "after ibv_fork_init", with_fork, .flags = NO_PINS, LOUD },

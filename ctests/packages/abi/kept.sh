@@ -14,8 +14,6 @@ exported() { # LIBRARY
 }
 awk '!/^#/ { for (n = 2; n <= NF; n++) print $n ($1 == "-" ? "" : $1) }' $old/librdmamr.symbols >"$work/symbols"
 lost() { LC_ALL=C comm -23 <(LC_ALL=C sort "$1") <(exported "$library"); } # LIST
-echo 'ibv_reg_mr@@IBVERBS_1.9' | cat "$work/symbols" - >"$work/more"
-check "the check finds a lost symbol" [ "$(lost "$work/more")" = ibv_reg_mr@@IBVERBS_1.9 ]
 check "no symbol of 0.1 is lost, of $(wc -l <"$work/symbols"): $(lost "$work/symbols" | xargs)" [ -z "$(lost "$work/symbols")" ]
 
 # The declarations of the headers, as a library whose variables have the types of all their
@@ -34,23 +32,9 @@ carrier() { # FOLDER OUTPUT
 # Structures with a size grow at their end.
 printf '[suppress_type]\nname_regexp = ^rdmamr_(stats|domain_attr)$\nhas_data_member_inserted_at = end\n' >"$work/grow"
 same() { abidiff --no-show-locs --suppressions "$work/grow" "$@"; }
-changed() { # EXPRESSION FILE: a copy of the headers with a mistake
-	rm -rf "$work/include"
-	cp -r include "$work/include"
-	sed -i "$1" "$work/include/$2"
-	! cmp -s "$work/include/$2" "include/$2" && carrier "$work/include" "$work/changed.so"
-}
 if command -v abidiff >/dev/null; then
 	check "the headers of 0.1 compile" carrier $old "$work/old.so"
 	check "so do the current ones" carrier include "$work/new.so"
-	check "a field in the middle of the statistics" changed 's/^\( *\)uint64_t misses;/\1uint64_t more; &/' rdmamr.h
-	check "is found" fails same "$work/old.so" "$work/changed.so"
-	check "one at their end" changed '0,/^};/s/^};/uint64_t more; };/' rdmamr.h
-	check "is allowed" same "$work/old.so" "$work/changed.so"
-	check "an argument of another type" changed 's/size_t size);/uint32_t size);/' rdmamr.h
-	check "is found as well" fails same "$work/old.so" "$work/changed.so"
-	check "a missing field in a structure of libfabric's" changed '/^struct fi_mr_attr {/,/^};/s/^ *size_t iov_count;//' rdmamr/fi_mr.h
-	check "is found, too" fails same "$work/old.so" "$work/changed.so"
 	check "the current types are those of 0.1" same "$work/old.so" "$work/new.so"
 	[ -z "$released" ] || check "the library's symbols are those of 0.1, or more" abidiff --no-added-syms "$released" "$library"
 else
