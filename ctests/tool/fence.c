@@ -42,10 +42,9 @@ static uint64_t moves(void) { return atomic_load(&mine[0]); }
 static char *watched(size_t length)
 {
 	static int watch = -1;
-	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *at = untouched(length);
 	struct uffdio_register range = { .range = { (uintptr_t)at, length }, .mode = UFFDIO_REGISTER_MODE_MISSING };
 
-	must(at != MAP_FAILED);
 	if (watch < 0)
 		must((watch = open_userfaultfd(0)) >= 0);
 	must(!ioctl(watch, UFFDIO_REGISTER, &range));
@@ -107,14 +106,6 @@ static int ask(void)
 	return (void *)counters != MAP_FAILED && find_line();
 }
 
-static char *unwatched(size_t length)
-{
-	char *at = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	must(at != MAP_FAILED);
-	return at;
-}
-
 static char *page;
 
 static int unmaps(void) { return munmap(page, PAGE); }
@@ -129,7 +120,7 @@ static int moves_away(void)
 }
 static int moves_over(void)
 {
-	char *from = unwatched(PAGE);
+	char *from = untouched(PAGE);
 
 	return mremap(from, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page ? 0 : -1;
 }
@@ -168,7 +159,7 @@ static void counted_changes(void)
 		uint64_t before;
 
 		/* Unwatched memory lies between the two, so that no mapping of the program is next to it. */
-		page = is_watched ? watched(PAGE) : unwatched(3 * PAGE) + PAGE;
+		page = is_watched ? watched(PAGE) : untouched(3 * PAGE) + PAGE;
 		must(is_watched || mprotect(page, PAGE, PROT_READ) == 0);
 		before = moves();
 		case_begin("%s memory, %s", is_watched ? "watched" : "unwatched", table[row].name);
@@ -217,6 +208,15 @@ static void changes(void)
 	writes();
 }
 
+static bool counts_an_unmap(void)
+{
+	uint64_t before;
+
+	page = watched(PAGE);
+	before = moves();
+	return !unmaps() && moves() > before;
+}
+
 static void outlive(void)
 {
 	char line[100];
@@ -224,12 +224,7 @@ static void outlive(void)
 	printf("ready\n");
 	fflush(stdout);
 	while (fgets(line, sizeof(line), stdin)) {
-		uint64_t before = moves();
-
-		page = watched(PAGE);
-		unmaps();
-		line[strcspn(line, "\n")] = 0;
-		printf("%s %s\n", moves() > before ? "counted" : "lost", line);
+		printf("%s %s", counts_an_unmap() ? "counted" : "lost", line);
 		fflush(stdout);
 	}
 }
@@ -243,19 +238,15 @@ static void crowd(void)
 	for (int n = 0; n < number; n++) {
 		if (fork())
 			continue;
-		int got = 0;
+		bool got = false, moved = false;
 
-		/* A thousand at once: the backlog may be full. */
-		for (int tries = 0; !(got = ask()) && tries < 3000; tries++)
-			usleep(20000);
-
-		bool moved = false;
-
-		/* A processor that has preempted a task inside the program skips counts. */
-		for (int tries = 0; got && !moved && tries < 3000; tries++) {
-			uint64_t before = (page = watched(PAGE), moves());
-
-			moved = !unmaps() && moves() > before;
+		/*
+		 * A thousand at once: the backlog may be full, and a processor that has preempted a task
+		 * inside the program skips counts.
+		 */
+		for (int tries = 0; !moved && tries < 3000; tries++) {
+			got = got || ask();
+			moved = got && counts_an_unmap();
 			if (!moved)
 				usleep(20000);
 		}

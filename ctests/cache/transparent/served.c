@@ -66,26 +66,6 @@ static void reach(void)
 	is(ibv_dereg_mr(mr), 0, "deregistered");
 }
 
-static void never_kept(void)
-{
-	for (int round = 0; round < 2; round++) {
-		struct rdmamr_stats before = stats();
-		struct ibv_mr *mr;
-
-		errno = 0;
-		mr = ibv_reg_mr(pair.pd, memory, PAGE, (int)row->value);
-		if (!mr) {
-			char reason[100];
-
-			snprintf(reason, sizeof(reason), "the device or its kernel refuses the access: %s", strerror(errno));
-			skip_all(reason);
-		}
-		ok(made_anew(before, stats()), "registered, time %d", round);
-		is(ibv_dereg_mr(mr), 0, "deregistered");
-		is(kept(), 0, "and gone");
-	}
-}
-
 struct ibv_mr *reg_mr_ex(struct ibv_pd *, struct init_attr *) __asm__("ibv_reg_mr_ex") __attribute__((weak));
 
 /* The three calls that take an iova: one that equals the address is as good as none. */
@@ -383,10 +363,6 @@ static void changed(void)
 #define BOTH(words, act, value) EACH(words ", remote rights", act, value, "remote"), EACH(words ", local rights", act, value, "local")
 static const struct row rows[] = {
 	EACH("reach of a region", reach, 0),
-	EACH("never cached: zero-based", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ZERO_BASED),
-	EACH("never cached: memory windows", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_MW_BIND),
-	EACH("never cached: on demand", never_kept, LOCAL_AND_REMOTE | IBV_ACCESS_ON_DEMAND),
-	EACH("never cached: huge pages", never_kept, LW | IBV_ACCESS_HUGETLB),
 	EACH("an iova, ibv_reg_mr_iova", iovas, 0),
 	EACH("an iova, ibv_reg_mr_iova2", iovas, 1),
 	EACH("an iova, ibv_reg_mr_ex", iovas, 2),
