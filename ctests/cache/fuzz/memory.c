@@ -14,8 +14,6 @@
  * settings that repeat it: CHECK_SEED=N for one seed, CHECK_STEPS=N for the length of a sequence,
  * CHECK_KEEP=N,N,... for only these of its steps, CHECK_CACHE=all or =local. CHECK_SHOW=N prints the
  * sequence, and all that is seen after step N.
- *
- * The device is the stand-in, whose pins are real (stub_device.h).
  */
 #include "../../lib/program.h"
 #include "fuzz.h"

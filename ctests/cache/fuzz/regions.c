@@ -3,8 +3,6 @@
  * Regions, and the data that the device sees by them. After each registration the device reads the
  * memory and writes to it, and the program compares: a region of other pages than the program's is
  * stale.
- *
- * The device is the stand-in (stub_device.h), whose pins are real.
  */
 #include "fuzz.h"
 #include "../../lib/observe.h"
@@ -249,7 +247,6 @@ void register_step(const struct step *step)
 	if (briefly)
 		end_region(n);
 }
-
 
 void deregister_step(const struct step *step)
 {
