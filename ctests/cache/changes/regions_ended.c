@@ -161,6 +161,12 @@ static void *thread_unmaps(void *memory)
 	return NULL;
 }
 
+static void *thread_protects(void *memory)
+{
+	change(PROTECT, memory);
+	return NULL;
+}
+
 static void beside_a_slow_call(void)
 {
 	char *elsewhere = with_region(SOME, SOME), *place = with_region(SOME, SOME), *fresh = pages(SOME / PAGE);
@@ -212,12 +218,6 @@ static void left_by_a_handler(void)
 	hit(place, SOME);
 	hit(place, SOME);
 	is(hits_in(place, SOME, TIMES), TIMES, "and so is memory at that place");
-}
-
-static void *thread_protects(void *memory)
-{
-	change(PROTECT, memory);
-	return NULL;
 }
 
 /*

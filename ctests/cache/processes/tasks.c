@@ -297,14 +297,6 @@ static void arm(void)
 	armed = true;
 }
 
-static void stops_threads(int signal)
-{
-	struct sigaction action = { .sa_handler = stop, .sa_flags = SA_RESTART };
-
-	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
-	must(sigaction(signal, &action, NULL) == 0);
-}
-
 static void *mutates(void *unused)
 {
 	char *range = pages(COUNT);
@@ -339,10 +331,11 @@ static void collects(char *range, char *other)
 
 static void collector(void)
 {
+	struct sigaction action = { .sa_handler = stop, .sa_flags = SA_RESTART };
 	char *range = pages(COUNT), *other = pages(COUNT);
 	pthread_t thread;
 
-	stops_threads(SIGUSR1);
+	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
 	for (int time = 0; row->value != IN_THE_START && time < TIMES; time++) {
 		dereg(reg(range, LENGTH));
 		dereg(reg(other, LENGTH));
@@ -476,10 +469,8 @@ static const struct row rows[] = {
 	{ "a task is made after the cache started: nothing is reused", makes_task, .then = PLAIN, .flags = PLAIN_CALLS },
 	{ "a task is made before the cache started: nothing is reused", makes_task_first, .flags = PLAIN_CALLS },
 	{ "a child of fork reuses regions, though its parent has made a task", child_reuses, .flags = PLAIN_CALLS | NO_PINS },
-	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS,
-	  .flags = PLAIN_CALLS },
-	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES,
-	  .flags = PLAIN_CALLS },
+	{ "a task is killed while it unmaps registered memory", killed_in_its_call, UNMAPS, .flags = PLAIN_CALLS },
+	{ "a task is killed while it replaces registered memory", killed_in_its_call, REPLACES, .flags = PLAIN_CALLS },
 	{ "a task outlives the registering process, with its descriptors", outlives, CLONE_FILES },
 	{ "a task outlives the registering process, with descriptors of its own", outlives, 0 },
 	{ "a task outlives the registering process, with its signal handlers", outlives, CLONE_FILES | CLONE_SIGHAND },
