@@ -9,9 +9,10 @@
  */
 #include <inttypes.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include "../lib/device.h"
+#include "../lib/program.h"
 #include "../lib/stub_device.h"
+#include "../lib/tap.h"
 
 enum { MOST = 4096, LENGTH = 65536 };
 
@@ -22,10 +23,9 @@ int main(void)
 	static struct ibv_mr *held[MOST];
 	static char memory[LENGTH] __attribute__((aligned(4096)));
 	char line[64];
-	int count = 0, status;
+	int count = 0;
 
-	if (stub_open(STUB_NOTHING) || !rdmamr_get_stats)
-		return 1;
+	must(!stub_open(STUB_NOTHING) && rdmamr_get_stats);
 	/* A line that was read ahead would not reach the next image. */
 	setvbuf(stdin, NULL, _IONBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
@@ -33,30 +33,21 @@ int main(void)
 
 		if (sscanf(line, "register %d", &n) == 1) {
 			for (; n > 0 && count < MOST; n--)
-				if (!(held[count++] = ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)))
-					return 2;
+				must(held[count++] = ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE));
 		} else if (sscanf(line, "again %d", &n) == 1) {
-			for (; n > 0; n--) {
-				struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE);
-
-				if (!mr || ibv_dereg_mr_relaxed(mr))
-					return 3;
-			}
+			for (; n > 0; n--)
+				must(!ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)));
 		} else if (!strcmp(line, "release\n")) {
 			while (count > 0)
-				if (ibv_dereg_mr(held[--count]))
-					return 4;
+				must(!ibv_dereg_mr(held[--count]));
 		} else if (!strcmp(line, "flush\n")) {
-			if (ibv_flush_relaxed_mr(stub_pd()))
-				return 7;
+			must(!ibv_flush_relaxed_mr(stub_pd()));
 		} else if (!strcmp(line, "undumpable\n")) {
-			if (prctl(PR_SET_DUMPABLE, 0))
-				return 8;
+			must(!prctl(PR_SET_DUMPABLE, 0));
 		} else if (!strcmp(line, "fork\n")) {
 			pid_t child = fork();
 
-			if (child && (waitpid(child, &status, 0) != child || status))
-				return 9;
+			must(!child || child_status(child) == 0);
 		} else if (!strcmp(line, "exec\n")) {
 			return execl("/proc/self/exe", "holds", NULL);
 		} else if (!strcmp(line, "end\n")) {
@@ -64,12 +55,11 @@ int main(void)
 		} else if (!strcmp(line, "stats\n")) {
 			struct rdmamr_stats stats;
 
-			if (rdmamr_get_stats(&stats, sizeof(stats)))
-				return 5;
+			must(!rdmamr_get_stats(&stats, sizeof(stats)));
 			printf("live=%" PRIu64 " live_bytes=%" PRIu64 " idle=%" PRIu64 " hits=%" PRIu64 " reg_kernel=%" PRIu64 " ",
 			       stats.live, stats.live_bytes, stats.idle, stats.hits, stats.reg_kernel);
 		} else {
-			return 6;
+			must(!"a line");
 		}
 		puts("done");
 		fflush(stdout);

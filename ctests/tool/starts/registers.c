@@ -5,6 +5,7 @@
  */
 #include "../../lib/device.h"
 #include "../../lib/stub_device.h"
+#include "../../lib/tap.h"
 
 enum { LENGTH = 1 << 20, TIMES = 50 };
 
@@ -17,16 +18,11 @@ int main(int count, char **arguments)
 	char *block = NULL;
 
 	(void)arguments;
-	if (stub_open(STUB_NOTHING))
-		return 2;
+	must(!stub_open(STUB_NOTHING));
 	for (int n = 0; n < TIMES; n++) {
-		struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE);
-
-		if (!mr || ibv_dereg_mr(mr))
-			return 3;
+		must(!ibv_dereg_mr(ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)));
 		block = realloc(block, (size_t)4096 << (n % 15));
-		if (!block)
-			return 4;
+		must(block);
 		block[0] = 1;
 	}
 	free(block);
