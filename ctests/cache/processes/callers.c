@@ -410,7 +410,6 @@ static const struct row rows[] = {
 	{ "a user namespace is made in a child", user_namespace_of_child, .then = HIT },
 	{ "the only thread leaves its table of descriptors", descriptors },
 	{ "the reason of the last failure", last_reason, .flags = NO_PINS, .settings = "RDMAMR_LOG=error" },
-	{ "the reason of the last failure, with messages", last_reason, .flags = NO_PINS, .settings = "RDMAMR_LOG=warn" },
 	{ "the reason of the last failure, with a trace", last_reason, .flags = NO_PINS, .settings = "RDMAMR_TRACE=/dev/null" },
 	{ "a trace that cannot grow", full_trace, .flags = NO_PINS, .settings = "RDMAMR_CACHE_LINGER=0.05 RDMAMR_TRACE=/tmp/callers.%p.trace" },
 	{ "the only thread ends by pthread_exit", process_ends, .of = last_thread_ends },

@@ -121,20 +121,6 @@ static void first_ends(void)
 	pthread_exit(NULL);
 }
 
-/* Each is a mapping, and has an extent of its own. */
-static void far_apart(void)
-{
-	char *memory = new_place((size_t)row->value * 2 * PAGE);
-	long reused = 0;
-
-	idle();
-	for (long n = 0; n < row->value; n++) {
-		fresh_at(memory + n * 2 * PAGE, PAGE);
-		reused += hits(memory + n * 2 * PAGE, 2);
-	}
-	is(reused, row->value, "each region is reused at once");
-}
-
 /* Another userfaultfd. It only reads, so that no unmapping thread waits for it. */
 
 static struct event_count other;
@@ -289,8 +275,6 @@ static const struct row rows[] = {
 	{ "memory without a watch, local rights", not_shared, IBV_ACCESS_LOCAL_WRITE },
 	{ "few mappings are left", few_left },
 	{ "few mappings are left, and the first thread has ended", first_ends },
-	{ "20000 regions far apart", far_apart, 20000, .flags = NO_PINS,
-	  .settings = "RDMAMR_CACHE_MAX_IDLE=100000 RDMAMR_CACHE_MAX_IDLE_BYTES=1G" },
 	{ "another userfaultfd watches missing pages", other_watches_first, UFFDIO_REGISTER_MODE_MISSING },
 	{ "another userfaultfd watches for writes", other_watches_first, UFFDIO_REGISTER_MODE_WP },
 	{ "another userfaultfd wants memory that the cache watches", other_watches_second },

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""page.py write RESULTS | suites PLACE | check [PAGE]: docs/results/faults.md, the outcome of faults.
+"""page.py write RESULTS | suites PLACE | check: docs/results/faults.md, the outcome of faults.
 
 "write" puts the results of "ctests/run faults" into the page: each of FAULTS with its
 outcome, if the results of its suite say so, and each system call that failed. "suites" lists the suites of
@@ -81,8 +81,8 @@ def write(folder):
     PAGE.write_text(with_tables(text, [faults, *sites]))
 
 
-def check(page):
-    text = page.read_text()
+def check():
+    text = PAGE.read_text()
     manifest = {line.split()[0]: line.split()[3] for line in pathlib.Path("ctests/manifest").read_text().splitlines()
                 if line and not line.startswith("#")}
     wrong = []
@@ -109,8 +109,8 @@ def main():
             write(pathlib.Path(folder))
         case ["suites", place]:
             print(*sorted({row[3] for row in FAULTS if row[2] == place}), sep="\n")
-        case ["check", *page]:
-            wrong = check(pathlib.Path(page[0]) if page else PAGE)
+        case ["check"]:
+            wrong = check()
             print("\n".join(wrong))
             return bool(wrong)
         case _:
