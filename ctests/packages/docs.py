@@ -157,7 +157,8 @@ def paths(path):
 
 
 mode, *files = sys.argv[1:]
-checks = {"links": links, "columns": columns, "messages": messages, "refusals": refusals, "tests": tests, "targets": targets, "paths": paths}
+checks = {"links": links, "columns": columns, "messages": messages, "refusals": refusals,
+          "tests": tests, "targets": targets, "paths": paths}
 complaints = [complaint for file in files for complaint in checks[mode](Path(file))]
 print(*complaints, sep="\n", end="\n" if complaints else "")
 sys.exit(bool(complaints))

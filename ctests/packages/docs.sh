@@ -67,7 +67,8 @@ check "docs/SUMMARY.md, the site's contents, has each page of docs/: $(unlisted 
 check "the site's pages link to pages of the site" packaging/site prepare
 
 check "docs/results/faults.md has each fault, withstood, and its suite" python3 -B ctests/special/faults/page.py check
-stale() { grep '^| stale, of' docs/results/peers.md | awk -F ' *[|] *' '{ sum += $(NF - 1) } END { print NR ? sum : "no row" }'; } # in the last column
+# The last column is librdmamr's.
+stale() { grep '^| stale, of' docs/results/peers.md | awk -F ' *[|] *' '{ sum += $(NF - 1) } END { print NR ? sum : "no row" }'; }
 check "no table of docs/results/peers.md has a stale region of librdmamr" [ "$(stale)" = 0 ]
 check "README has at most 150 lines and 10 000 bytes: $(wc -lc <README.md | tr -s ' ')" [ "$(wc -l <README.md)" -le 150 -a "$(wc -c <README.md)" -le 10000 ]
 
@@ -89,7 +90,8 @@ cp bench/figures "$work/copy/bench"
 sed -i -e '/^| a message to 512 B/s/| \([0-9.]* us\)/| 9\1/' "$work/copy/README.md"
 sed -i '0,/^| 4 KiB | [0-9.]* |/s/^| 4 KiB | /&9/' "$work/copy/docs/results/figures.md"
 echo "It takes 5 ms." >>"$work/copy/docs/use.md"
-check "wrong figures are found" [ "$("$work/copy/bench/figures" check | grep -cE ' in docs/results/figures.tsv, and | has no source$')" = 3 ]
+check "wrong figures are found" \
+	[ "$("$work/copy/bench/figures" check | grep -cE ' in docs/results/figures.tsv, and | has no source$')" = 3 ]
 check "figures are those of docs/results/figures.tsv" bench/figures check
 
 # What is shipped has no marks of our programs.

@@ -48,7 +48,8 @@ read -ra flags <<<"$(pkg-config --cflags --libs rdmamr)"
 consumer=$stage/consumer
 check "a program compiles and links" "$cc" -std=gnu11 -Wall -Wextra -Werror "$here/consumer.c" "$here/../lib/tap.c" -o "$consumer" "${flags[@]}" -libverbs
 bindings=$(LD_LIBRARY_PATH=$stage/usr/lib/here LD_DEBUG=bindings "$consumer" 2>&1 >/dev/null)
-check "the loader binds its ibv_reg_mr to librdmamr's" grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
+check "the loader binds its ibv_reg_mr to librdmamr's" \
+	grep -q 'consumer .*to .*librdmamr.so.1.*ibv_reg_mr. \[IBVERBS_1.1\]' <<<"$bindings"
 whole "it runs" env LD_LIBRARY_PATH="$stage/usr/lib/here" "$consumer"
 
 read -ra flags <<<"$(pkg-config --cflags rdmamr)"

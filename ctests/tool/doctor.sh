@@ -154,7 +154,8 @@ on_machine() { # yes|no|hang COMMAND...: libcuda's answer about dma-bufs
 if on_machine yes true 2>/dev/null; then
 	about_gpus() { on_machine "$1" "$tool" doctor ${device:+"$device"}; }
 	says "a GPU" "gpu 0000:19:01.0" ok "NVIDIA 2330, driver none, NUMA node 0, BAR of 128 GiB for 80 GiB of memory" about_gpus yes
-	says "a driver exports dma-bufs" "gpu driver" ok "NVIDIA 570.86.15, open kernel modules; it exports dma-bufs; nvidia_peermem is not loaded" about_gpus yes
+	says "a driver exports dma-bufs" "gpu driver" ok \
+		"NVIDIA 570.86.15, open kernel modules; it exports dma-bufs; nvidia_peermem is not loaded" about_gpus yes
 	says "one without dma-bufs" "gpu driver" warning "1 of 1 GPUs export no dma-buf.*Linux 5.12.*modprobe nvidia_peermem" about_gpus no
 	says "a library that hangs" "gpu driver" ok "(it did not answer within 20 s)" about_gpus hang
 	# Devices of vm/hca are called as the hardware that they stand in for.

@@ -123,9 +123,11 @@ rm $socket
 
 check "without rights it says what it needs" ends_with 2 CAP_BPF "${nobody[@]}" "$tool" fence --check
 check "two capabilities are enough" setpriv --inh-caps=-all --bounding-set=-all,+bpf,+perfmon "$tool" fence --check
-check "in a PID namespace of its own it refuses" ends_with 2 'PID namespace' unshare --fork --pid --mount-proc "$tool" fence --check
+check "in a PID namespace of its own it refuses" \
+	ends_with 2 'PID namespace' unshare --fork --pid --mount-proc "$tool" fence --check
 # shellcheck disable=SC2016
-check "without BTF it refuses" ends_with 2 CONFIG_DEBUG_INFO_BTF unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
+check "without BTF it refuses" ends_with 2 CONFIG_DEBUG_INFO_BTF \
+	unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
 # In a machine in which nothing else runs afterwards.
 if [ -n "${CHECK_LOCKDOWN:-}" ] && echo confidentiality >/sys/kernel/security/lockdown; then
 	"$tool" fence --check 2>"$work/locked"

@@ -36,7 +36,8 @@ int main(void)
 				must(held[count++] = ibv_reg_mr(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE));
 		} else if (sscanf(line, "again %d", &n) == 1) {
 			for (; n > 0; n--)
-				must(!ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH, IBV_ACCESS_LOCAL_WRITE)));
+				must(!ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(stub_pd(), memory, LENGTH,
+								      IBV_ACCESS_LOCAL_WRITE)));
 		} else if (!strcmp(line, "release\n")) {
 			while (count > 0)
 				must(!ibv_dereg_mr(held[--count]));

@@ -85,7 +85,7 @@ events() { # FILE CALLS PROCESSES
 		    assert one["name"] and isinstance(one["pid"], int) and isinstance(one["tid"], int) and needs[one["ph"]](one), one
 		calls = [one["pid"] for one in events if one["ph"] == "X"]
 		assert {one["pid"] for one in events} == {one["pid"] for one in events if one["ph"] == "M"}, "a process without a name"
-		assert [len(calls), len(set(calls))] == [int(number) for number in sys.argv[2:]], (len(calls), set(calls))
+		assert [len(calls), len(set(calls))] == [int(number) for number in sys.argv[2:]], calls
 	END
 }
 check "the export for Perfetto is named" [ "$("$rdmamr" report --perfetto folder_of_a_job)" = folder_of_a_job/report.json ]
@@ -146,7 +146,8 @@ else
 	# Headless windows are at least 500 pixels wide; a frame in one may be narrower.
 	cp "$here/probe.html" .
 	looks_right() { # PAGE WIDTH OPTION...: prints the probe's verdict
-		timeout 600 "${browser[@]}" --allow-file-access-from-files --window-size=1400,2100 "${@:3}" --dump-dom "file://$work/probe.html#$1,$2" >dom 2>browser.log
+		timeout 600 "${browser[@]}" --allow-file-access-from-files --window-size=1400,2100 "${@:3}" \
+			--dump-dom "file://$work/probe.html#$1,$2" >dom 2>browser.log
 		sed -n 's/.*<title>\(.*\)<\/title>.*/\1/p' dom
 		grep -q '<title>right on ' dom
 	}
@@ -163,12 +164,14 @@ else
 fi
 
 echo "#!/bin/sh" >script
-check "a file that is no trace is refused in words, with 2" ends_with 2 'is not a trace of librdmamr' "$rdmamr" report script
+check "a file that is no trace is refused in words, with 2" \
+	ends_with 2 'is not a trace of librdmamr' "$rdmamr" report script
 cp trace kept
 ln -s trace symbolic
 ln trace hard
 for page in trace ./trace symbolic hard; do
-	check "the page does not replace the trace, by the name $page" ends_with 2 'is the trace itself' "$rdmamr" report -o "$page" trace
+	check "the page does not replace the trace, by the name $page" \
+		ends_with 2 'is the trace itself' "$rdmamr" report -o "$page" trace
 done
 check "the trace is unchanged" cmp trace kept
 echo "as before" >victim

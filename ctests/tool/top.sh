@@ -267,7 +267,8 @@ check "it says when the last calls come" grep -q "^rdmamr: the process writes it
 ask first "again 1" >/dev/null
 check "a report does not call a leak what it cannot know" grep -qx "No recorded call failed. Which regions were left registered is not known." \
 	<("$tool" report --text "$work/late.trace")
-check "for a process without the library it prints the command for bpftrace" grep -q "^  bpftrace .*pid == $$ " <("$tool" trace --pid $$ 2>&1)
+check "for a process without the library it prints the command for bpftrace" \
+	grep -q "^  bpftrace .*pid == $$ " <("$tool" trace --pid $$ 2>&1)
 check "and for a missing process that there is none" grep -q "there is no process" <("$tool" trace --pid 4194304 2>&1)
 
 tap_done

@@ -68,7 +68,8 @@ static void late(void)
 int main(int count, char **arguments)
 {
 	static const struct { const char *name; void (*run)(void); } patterns[] = {
-		{ "ring", ring }, { "once", once }, { "too_many", too_many }, { "unmapped", unmapped }, { "emptied", emptied }, { "late", late },
+		{ "ring", ring }, { "once", once }, { "too_many", too_many }, { "unmapped", unmapped },
+		{ "emptied", emptied }, { "late", late },
 	};
 
 	must(count == 5 && !stub_open(STUB_NOTHING));

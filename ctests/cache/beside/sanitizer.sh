@@ -34,7 +34,8 @@ in_order() { # NAME, environment and program: the libraries in one order of load
 	results "$name" silent quarantine_size_mb=1:exitcode=99 "$@"
 	check "$name: its own mmap is called: it warns of memory that is writable and executable" \
 		ends_with 0 "writable-executable page" with detect_write_exec=1:detect_leaks=0 "$@" write-exec
-	check "$name: and reports a use after free" ends_with 99 heap-use-after-free with exitcode=99 "$@" use-after-free
+	check "$name: and reports a use after free" \
+		ends_with 99 heap-use-after-free with exitcode=99 "$@" use-after-free
 }
 asan_options=abort_on_error=0
 in_order "linked" "$work/linked"

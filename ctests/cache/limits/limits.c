@@ -306,7 +306,8 @@ static void pins_to_the_last(void)
 	limited();
 	pinned_by_idle(pair.pd);
 	errno = 0;
-	ok(!register_region(pair.pd, memory, (LIMIT + 1) * PAGE, LOCAL_AND_REMOTE) && errno == ENOMEM, "one page too many is ENOMEM");
+	ok(!register_region(pair.pd, memory, (LIMIT + 1) * PAGE, LOCAL_AND_REMOTE) && errno == ENOMEM,
+	   "one page too many is ENOMEM");
 	anew(&pair, "all that the limit allows", memory + 30 * PAGE, LIMIT * PAGE);
 	control(&pair, "at the limit", memory + 30 * PAGE, LIMIT * PAGE);
 	relaxed_end(&pair);
@@ -336,7 +337,8 @@ static const struct row rows[] = {
 	{ "age, in use over its age", in_use_over_its_age, HALF_A_SECOND },
 	{ "age, no time at all", none_kept, .settings = "RDMAMR_CACHE_LINGER=0" },
 	{ "age, by default", by_default, .settings = "RDMAMR_CACHE_LINGER" },
-	{ "number and bytes", all_at_once, .flags = ROOT, .settings = "RDMAMR_CACHE_MAX_IDLE=4 RDMAMR_CACHE_MAX_IDLE_BYTES=1M" },
+	{ "number and bytes", all_at_once, .flags = ROOT,
+	  .settings = "RDMAMR_CACHE_MAX_IDLE=4 RDMAMR_CACHE_MAX_IDLE_BYTES=1M" },
 	{ "limits by a call, those without remote rights do not stay", set_before_start, 0, .flags = NO_PAIR },
 	{ "limits by a call, those with remote rights do not stay", set_before_start, 1, .flags = NO_PAIR },
 	{ "limits by a call, two regions", set_before_start, 2, .flags = NO_PAIR },

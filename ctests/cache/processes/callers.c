@@ -388,7 +388,8 @@ static void process_ends(void) { is(in_forked((int (*)(void))(uintptr_t)row->of)
 static const struct row rows[] = {
 	{ "errno after calls that succeed", errno_unchanged, .flags = UNPINNED, .settings = NO_CACHE "RDMAMR_LOG=error" },
 	{ "errno, with the cache and messages", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_CACHE=all RDMAMR_LOG=debug" },
-	{ "errno, with eight idle regions at most", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_CACHE=all RDMAMR_CACHE_MAX_IDLE=8" },
+	{ "errno, with eight idle regions at most", errno_unchanged, .flags = UNPINNED,
+	  .settings = "RDMAMR_CACHE=all RDMAMR_CACHE_MAX_IDLE=8" },
 	{ "errno, with a trace", errno_unchanged, .flags = UNPINNED, .settings = "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all" },
 	CANCELLED("a cancelled thread with the smallest stack", NO_CACHE "RDMAMR_LOG=warn"),
 	CANCELLED("the same with the cache and messages", "RDMAMR_CACHE=all RDMAMR_LOG=debug"),
@@ -396,7 +397,8 @@ static const struct row rows[] = {
 	CANCELLED("the same with a trace and the cache", "RDMAMR_TRACE=/dev/null RDMAMR_CACHE=all"),
 	CANCELLED("the same with threads that populate", "RDMAMR_PREFAULT=2 RDMAMR_PROGRESS=1 RDMAMR_CACHE=all"),
 	/* libibverbs keeps registered memory from children, and reads the size of its pages from a file. */
-	{ "the same with RDMAV_HUGEPAGES_SAFE", cancelled, .flags = UNPINNED, .settings = "RDMAV_HUGEPAGES_SAFE=1 RDMAMR_CACHE=all" },
+	{ "the same with RDMAV_HUGEPAGES_SAFE", cancelled, .flags = UNPINNED,
+	  .settings = "RDMAV_HUGEPAGES_SAFE=1 RDMAMR_CACHE=all" },
 	{ "a program with a function clone of its own", own_clone },
 	{ "the first to register is bound to a processor: the library's threads are not", processor, .flags = NO_PINS },
 	{ "it is of the class SCHED_IDLE: they are not", scheduling, SCHED_IDLE, .flags = NO_PINS },

@@ -219,12 +219,13 @@ static void handler_needs_stack(void)
 }
 
 #define BIND "LD_BIND_NOW=1 "
+#define UNCACHED .flags = UNPINNED, .settings = BIND NO_CACHE
 #define CACHED .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all"
 
 static const struct row rows[] = {
-	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "the first calls are a signal handler's", on_signal_stack, FIRST_CALLS, UNCACHED },
 	{ "the first calls are a signal handler's, with the cache", on_signal_stack, FIRST_CALLS, CACHED },
-	{ "later calls", on_signal_stack, LATER_CALLS, .flags = UNPINNED, .settings = BIND NO_CACHE },
+	{ "later calls", on_signal_stack, LATER_CALLS, UNCACHED },
 	{ "later calls, with the cache", on_signal_stack, LATER_CALLS, CACHED },
 	{ "a coroutine makes the first calls", in_coroutine, .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE_LINGER" },
 	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },

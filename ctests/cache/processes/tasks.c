@@ -316,7 +316,8 @@ static void collects(char *range, char *other)
 {
 	for (int time = 0; time < TIMES; time++) {
 		for (int plain = 0; plain < 2; plain++) {
-			struct ibv_mr *mr = plain ? ibv_reg_mr(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE) : reg(range, LENGTH);
+			struct ibv_mr *mr = plain ? ibv_reg_mr(stub_pd(), range, LENGTH, LOCAL_AND_REMOTE) :
+						    reg(range, LENGTH);
 
 			ok(mr && stub_lands(mr), "data lands while the thread is stopped");
 			must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);

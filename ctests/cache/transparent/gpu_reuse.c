@@ -80,18 +80,6 @@ static void two_tensors(void)
 	dereg(second);
 }
 
-static void in_use(void)
-{
-	struct ibv_mr *first, *second;
-
-	hits(2);
-	first = region(at, SIZE, LOCAL_AND_REMOTE);
-	second = region(at, SIZE, LOCAL_AND_REMOTE);
-	is(first->rkey == second->rkey, whole, "two regions have two keys, unless RDMAMR_GPU=whole");
-	dereg(first);
-	dereg(second);
-}
-
 static void local(void)
 {
 	enum { TENSORS = 20 };
@@ -105,7 +93,8 @@ static void local(void)
 	ok(!gpu_lands(tensors[3]->rkey, at, at, true), "which is none for remote peers");
 	for (int n = 0; n < TENSORS; n++)
 		dereg(tensors[n]);
-	is(hits_of(3, gpu.allocate(GPU_PLAIN, SIZE), SMALL, IBV_ACCESS_LOCAL_WRITE), 1, "another allocation begins anew");
+	is(hits_of(3, gpu.allocate(GPU_PLAIN, SIZE), SMALL, IBV_ACCESS_LOCAL_WRITE), 1,
+	   "another allocation begins anew");
 }
 
 static void freed(int access)
@@ -249,7 +238,8 @@ static void race(void)
 	must_join(thread);
 	is(stale, 0, "no registration of unchanged memory is of memory that was freed");
 	is(refused, 0, "none fails");
-	ok(checked > rounds / 10 && stats().hits > 0, "%ld of %ld rounds were checked, %ld hits", checked, rounds, (long)stats().hits);
+	ok(checked > rounds / 10 && stats().hits > 0, "%ld of %ld rounds were checked, %ld hits", checked,
+	   rounds, (long)stats().hits);
 }
 
 /* As with the module nvidia_peermem, which the library looks for. */
@@ -286,7 +276,6 @@ static void around(void)
 static const struct row rows[] = {
 	ALL("a region comes back", comes_back),
 	ALL("two tensors of an allocation", two_tensors),
-	ALL("a region in use", in_use),
 	{ "tensors without remote access share a region of their allocation", local },
 	{ "an address that was freed and allocated again, remote access", freed_remote },
 	{ "an address that was freed and allocated again, local access", freed_local },

@@ -99,7 +99,8 @@ class Sweep:
             command = [self.options.inject, os.path.basename(self.options.library), out, *map(str, fault), "--", "env",
                        f"LD_PRELOAD={self.options.library}", self.options.scenario, argument]
             try:
-                done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=120)
+                done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace",
+                                      timeout=120)
             except subprocess.TimeoutExpired:
                 return [], "injected", "hangs"
             return done.stdout.splitlines(), out.read_text(), done.returncode

@@ -100,5 +100,6 @@ check "it shows the end of the suite that failed" grep -q '^not ok 1 - it says' 
 check "and not of one that passed" bash -c '! grep -q "^ok 1 - fine" "$1"' - "$work/report"
 check "nothing but text" bash -c '! LC_ALL=C grep -q "[^[:print:][:space:]]" "$1"' - "$work/report"
 
-check "a device that does not exist" ends_with 2 "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$tool/run"
+check "a device that does not exist" \
+	ends_with 2 "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$tool/run"
 tap_done

@@ -34,17 +34,21 @@ run chain RDMAMR_TRACE_STACKS=0
 reports "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
 
 run pointers
-reports "a function without a description: its frame pointer leads to its caller" "without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
+reports "a function without a description: its frame pointer leads to its caller" \
+	"without_description around_the_undescribed" pointers 'names(stacks[0][3:5])'
 
 run coroutine
-reports "a coroutine on a stack of its own: its stack ends where it begins" "register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
+reports "a coroutine on a stack of its own: its stack ends where it begins" \
+	"register_wrapper send_message first_phase coroutine" coroutine 'names(stacks[0][:4])'
 reports "without main's frame" False coroutine '"main" in names(stacks[0]).split()'
 
 run thread
-reports "a thread with the smallest stack: its stack is its own" "['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
+reports "a thread with the smallest stack: its stack is its own" \
+	"['register_wrapper send_message', 'register_wrapper thread_body']" thread 'sorted(names(stack[:2]) for stack in stacks)'
 
 run handler
-reports "a signal handler: its stack ends at the handler" "handler" handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
+reports "a signal handler: its stack ends at the handler" "handler" \
+	handler '" ".join(name for name in names(stacks[0]).split() if name in ("handler", "interrupted", "in_handler"))'
 
 run deep
 reports "a stack of 1000 frames: is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
