@@ -182,7 +182,8 @@ static void child(void)
 {
 	is(hits(4), 2, "hits");
 	is(in_forked(in_child), 0, "registers plainly");
-	is(hits(1), 1, "a hit afterwards");
+	/* The fork may take half a second: then the region has ended by age. */
+	ok(comes(hits(1)), "a hit afterwards");
 }
 
 static void ends_by_age(void)
