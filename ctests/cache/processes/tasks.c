@@ -330,13 +330,19 @@ static void collects(char *range, char *other)
 	ibv_flush_relaxed_mr(stub_pd());
 }
 
-static void collector(void)
+static void stops_threads(int signal)
 {
 	struct sigaction action = { .sa_handler = stop, .sa_flags = SA_RESTART };
+
+	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0 && sigaction(signal, &action, NULL) == 0);
+}
+
+static void collector(void)
+{
 	char *range = pages(COUNT), *other = pages(COUNT);
 	pthread_t thread;
 
-	must(sem_init(&stopped, 0, 0) == 0 && sem_init(&go, 0, 0) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+	stops_threads(SIGUSR1);
 	for (int time = 0; row->value != IN_THE_START && time < TIMES; time++) {
 		dereg(reg(range, LENGTH));
 		dereg(reg(other, LENGTH));
