@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Domains, windows, devices and regions in the wrong order; changing regions; limits. */
+/* Domains, devices and regions in the wrong order; changing regions; limits. objects.c has windows. */
 #include "../../lib/observe.h"
 #include "../../lib/verdict.h"
 
@@ -22,17 +22,6 @@ static void domains(struct ibv_context *context, char *memory)
 	verdict("second region\t%s", name_of(ibv_dereg_mr(second)));
 	verdict("a domain with none\t%s", name_of(ibv_dealloc_pd(pd)));
 	verdict("the other domain\t%s", name_of(ibv_dealloc_pd(other)));
-}
-
-static void windows(struct ibv_context *context)
-{
-	struct ibv_pd *pd = ibv_alloc_pd(context);
-	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
-
-	verdict("a window\t%s", mw ? "0" : name_of(errno));
-	if (mw)
-		verdict("deallocating it\t%s", name_of(ibv_dealloc_mw(mw)));
-	verdict("the domain of the window\t%s", name_of(ibv_dealloc_pd(pd)));
 }
 
 static void changes(struct ibv_context *context, char *memory)
@@ -103,9 +92,7 @@ static void limits(struct ibv_context *context)
 	drop_memlock_right();
 	limit(pd, "one page", 0, memory, PAGE);
 	limit(pd, "one byte", 1, memory, 1);
-	limit(pd, "one byte", PAGE, memory, 1);
 	limit(pd, "two bytes on two pages", PAGE, memory + PAGE - 1, 2);
-	limit(pd, "16 pages", 16 * PAGE, memory, 16 * PAGE);
 	limit(pd, "16 pages, not aligned", 16 * PAGE, memory + 1, 16 * PAGE);
 	limit(pd, "17 pages", 16 * PAGE, memory, 17 * PAGE);
 	limit(pd, "17 pages of which none is mapped", 16 * PAGE, NULL, 17 * PAGE);
@@ -115,7 +102,6 @@ static void limits(struct ibv_context *context)
 	limit(pd, "6 pages beside 10", 16 * PAGE, memory, 6 * PAGE);
 	limit(pd, "7 pages beside 10", 16 * PAGE, memory, 7 * PAGE);
 	verdict("the 10 pages\t%s", name_of(ibv_dereg_mr(mr)));
-	limit(pd, "16 pages at the end", 16 * PAGE, memory, 16 * PAGE);
 	verdict("the domain of the limits\t%s", name_of(ibv_dealloc_pd(pd)));
 }
 
@@ -129,7 +115,6 @@ int main(void)
 	allowed = taken_rights(pd, memory);
 	must(ibv_dealloc_pd(pd) == 0);
 	domains(context, memory);
-	windows(context);
 	changes(context, memory);
 	closing(memory);
 	limits(context);
