@@ -20,8 +20,8 @@ flags_symver        := -shared -fPIC -Wl,-soname,libcudart.so.12 -Wl,--default-s
 flags_cudart        := -shared -fPIC -Wl,-soname,libcudart.so.12
 flags_cuda_plugin   := -shared -fPIC '-Wl,-rpath,$$ORIGIN'
 inputs_cuda_plugin   = $(built)/libcudart.so.12
-flags_amdhip        := -shared -fPIC -DHIP -Wl,-soname,libamdhip64.so.6
-flags_hip_plugin    := $(flags_cuda_plugin) -DHIP
+flags_amdhip        := -shared -fPIC -DcudaHostRegister=hipHostRegister -Wl,-soname,libamdhip64.so.6
+flags_hip_plugin    := $(flags_cuda_plugin) -DcudaHostRegister=hipHostRegister
 inputs_hip_plugin    = $(built)/libamdhip64.so.6
 flags_exported      := -rdynamic
 flags_address       := -fsanitize=address

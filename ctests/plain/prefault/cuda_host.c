@@ -1,16 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * cudaHostRegister or hipHostRegister, called by a plug-in whose runtime is in a scope of its own: its
- * result and errno are the runtime's, also after another plug-in's runtime was unloaded. With
- * RDMAMR_PREFAULT another thread populates the memory from its end, while the runtime populates it from its
- * start; small memory and a device's is left to the runtime.
+ * cudaHostRegister or hipHostRegister of a stand-in (cudart.c), called by a plug-in whose runtime is in a scope
+ * of its own: its result and errno are the runtime's. With RDMAMR_PREFAULT another thread populates the memory
+ * from its end, while the runtime populates it from its start; small memory and a device's is left to it.
  *
- * With "huge": RDMAMR_PREFAULT asks for huge pages where the kernel finds them without moving pages: as
- * many are free, or it uses small ones if none is. It asks for the ends of long memory first, and for the
- * rest if the kernel has moved none for these. The files of the kernel are this test's, in a namespace of
- * mounts of its own.
+ * With "huge": RDMAMR_PREFAULT asks for huge pages where the kernel finds them without moving pages, for the
+ * ends of long memory first. The files of the kernel are this test's, in a namespace of mounts of its own.
  *
- * The runtime is a stand-in (cudart.c). Usage: cuda_host PLUGIN [huge]
+ * Usage: cuda_host PLUGIN [huge]
  */
 #include <dlfcn.h>
 #include <sched.h>

@@ -1,10 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A plug-in that needs CUDA's runtime, or (with -DHIP) HIP's, and brings it into a scope of its own. */
+/* A plug-in that needs CUDA's runtime, or (build.mk: hip_plugin) HIP's, and brings it into a scope of its own. */
 #include <stddef.h>
-
-#ifdef HIP
-#define cudaHostRegister hipHostRegister
-#endif
 
 int cudaHostRegister(void *addr, size_t size, unsigned int flags);
 

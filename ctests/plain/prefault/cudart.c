@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A stand-in for CUDA's runtime, libcudart.so.12, or (with -DHIP) for HIP's, libamdhip64.so.6: its
- * cudaHostRegister or hipHostRegister populates the memory page by page on one thread, as CUDA's driver does. If CHECK_HELPED says that another thread populates the memory
- * from its end, it waits a moment at each page until that has begun, and fails if it has not at the middle.
+ * A stand-in for CUDA's runtime, libcudart.so.12, or (build.mk: amdhip) for HIP's, libamdhip64.so.6: its
+ * cudaHostRegister or hipHostRegister populates the memory page by page on one thread, as CUDA's driver does.
+ * With CHECK_HELPED it waits a moment at each page until another thread has begun to populate the memory from
+ * its end, and fails if that has not begun at the middle.
  */
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
-
-#ifdef HIP
-#define cudaHostRegister hipHostRegister
-#endif
 
 int cudaHostRegister(void *addr, size_t size, unsigned int flags)
 {
