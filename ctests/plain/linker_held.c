@@ -2,17 +2,12 @@
 /*
  * No call of the library waits for the dynamic linker, or for the reader of standard error.
  *
- * The linker holds its locks while it runs the constructor of a plug-in, or a callback of
- * dl_iterate_phdr(3), and these may wait for a thread that registers memory. Here a thread stays in
- * one of them while another makes the first call of the process to each exported function, of the
- * list that ctests/packages/abi/library.sh compares. Then standard error is a full pipe, of which
- * the caller is the reader.
+ * The linker holds its locks while it runs the constructor of a plug-in, or a callback of dl_iterate_phdr(3),
+ * and these may wait for a thread that registers memory. Here a thread stays in one of them while another
+ * makes the first call of a process to each exported function. Then standard error is a full pipe, of which
+ * the caller is the reader. No time decides: a thread looks at what the calling thread sleeps in.
  *
- * Each call has a process of its own. A thread of it looks at what the calling thread sleeps in:
- * the linker's lock, or a write to standard error. So no time decides.
- *
- * The device is the stand-in (stub_device.h). The same program is built twice: linker_held is linked to
- * libibverbs, and linker_held_later loads it by dlopen, as Python does.
+ * linker_held is linked to libibverbs, and linker_held_later loads it by dlopen, as Python does.
  */
 #define RDMAMR_NO_LIBFABRIC
 #include <dlfcn.h>
@@ -402,34 +397,8 @@ static void waits_for_registration(void)
 	in_thread(registers, NULL);
 }
 
-static volatile sig_atomic_t stopped;
-
-static void stop(int signal)
-{
-	(void)signal;
-	wait_there();
-}
-
-static void spins(void)
-{
-	must(sem_post(&held) == 0);
-	while (!stopped)
-		usleep(1000);
-}
-
-static void starts_cache(void)
-{
-	for (int n = 0; n < 3; n++) {
-		mr = other(ibv_reg_mr_relaxed)(pd, memory, PAGE, access_flags);
-		must(mr && other(ibv_dereg_mr_relaxed)(mr) == 0);
-	}
-}
-
 static int shape(const char *name)
 {
-	static char stack[65536];
-	pthread_t thread;
-
 	open_it();
 	begin_watch();
 	must(sem_init(&held, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
@@ -440,18 +409,6 @@ static int shape(const char *name)
 	} else if (!strcmp(name, "destructor")) {
 		calls_from_plugin("IN_DESTRUCTOR", waits_for_registration);
 		must(dlclose(load(NULL)) == 0);
-	} else if (!strcmp(name, "stopped")) {
-		struct sigaction action = { .sa_handler = stop };
-
-		calls_from_plugin("IN_CONSTRUCTOR", spins);
-		must(sigaction(SIGUSR1, &action, NULL) == 0);
-		thread = must_start(load, NULL);
-		while (sem_wait(&held))
-			;
-		must(pthread_kill(thread, SIGUSR1) == 0);
-		while (sem_wait(&held))
-			;
-		registers(NULL);
 	} else if (!strcmp(name, "forked")) {
 		pid_t child;
 
@@ -467,14 +424,10 @@ static int shape(const char *name)
 		return child_status(child);
 	} else if (!strcmp(name, "userfaultfd")) {
 		must(filter_each(&(int){ SYS_userfaultfd }, 1, SECCOMP_RET_ERRNO | EPERM));
-		starts_cache();
-	} else if (!strcmp(name, "key")) {
-		starts_cache();
-		must(other(pkey_mprotect)(memory, PAGE, PROT_READ | PROT_WRITE, -1) == 0 || errno);
-		other(pkey_mprotect)(memory, PAGE, PROT_READ | PROT_WRITE, 1);
-	} else if (!strcmp(name, "clone")) {
-		starts_cache();
-		must(other(clone)(task, stack + sizeof(stack), CLONE_VM | SIGCHLD, NULL) > 0);
+		for (int n = 0; n < 3; n++) {
+			mr = other(ibv_reg_mr_relaxed)(pd, memory, PAGE, access_flags);
+			must(mr && other(ibv_dereg_mr_relaxed)(mr) == 0);
+		}
 	} else if (!strcmp(name, "told")) {
 		/* Once the reader has read, the library tells what it did not. */
 		static char text[1 << 17];
@@ -536,16 +489,11 @@ int main(int argc, char **argv)
 	static const struct { const char *what, *how, *name; const char *const (*with)[4]; } shapes[] = {
 		{ "a registration waits for nobody: constructor", "shape", "constructor", caches },
 		{ "a registration waits for nobody: destructor", "shape", "destructor", caches },
-		{ "a registration waits for nobody: stopped", "shape", "stopped", caches },
 		{ "a registration waits for nobody: forked", "shape", "forked", caches },
 		{ "nor does one that is traced: constructor", "shape", "constructor", traced },
-		{ "nor does one that is traced: destructor", "shape", "destructor", traced },
-		{ "nor does one that is traced: stopped", "shape", "stopped", traced },
 		{ "nor does one that is traced: forked", "shape", "forked", traced },
 		{ "nor does one that is traced: callback", "callback", "ibv_reg_mr", traced },
 		{ "standard error is full: userfaultfd", "full-shape", "userfaultfd", verbose },
-		{ "standard error is full: key", "full-shape", "key", verbose },
-		{ "standard error is full: clone", "full-shape", "clone", verbose },
 		{ "the dropped lines are counted, and told", "full-shape", "told", verbose },
 	};
 	char line[256];
