@@ -1,15 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Memory of a real NVIDIA GPU. The kernel refuses its address with EFAULT. The library registers each
- * kind that CUDA exports as a dma-buf, which holds all of the region; for the others errno stays the
- * kernel's, and the reason has the cause. Drivers differ in what they export. With RDMAMR_CACHE a region
- * serves again as long as the memory is of the same allocation, and ends with it.
- *
- * The RDMA device is the stand-in (stub_device.h): it pins memory as the kernel does, and its provider
- * takes dma-bufs. So the test needs a GPU, and no RDMA device; and no data moves.
+ * Memory of a real NVIDIA GPU: as gpu_registered.c and gpu_reuse.c, by a real driver. Drivers differ in what
+ * they export. The RDMA device is the stand-in, whose provider takes dma-bufs: no data moves.
  */
 #include <dlfcn.h>
-#include <stdatomic.h>
 #include <sys/stat.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
@@ -263,28 +257,6 @@ static void reused(size_t size)
 	case_end();
 }
 
-static void tensors(void)
-{
-	enum { TENSORS = 1265, LENGTH = 64 << 10 };
-	static struct ibv_mr *all[TENSORS];
-	double time = micros();
-	address at;
-
-	case_begin("%d tensors of an allocation, without remote access", TENSORS);
-	must(cuda.alloc(&at, (size_t)TENSORS * LENGTH) == 0);
-	for (int n = 0; n < TENSORS; n++) {
-		all[n] = ibv_reg_mr(stub_pd(), (void *)(uintptr_t)(at + (address)n * LENGTH), LENGTH, IBV_ACCESS_LOCAL_WRITE);
-		must(all[n]);
-	}
-	time = micros() - time;
-	is(all[TENSORS - 1]->lkey == all[1]->lkey, true, "share a region");
-	printf("# %d tensors: %.1f ms\n", TENSORS, time / 1e3);
-	for (int n = 0; n < TENSORS; n++)
-		must(ibv_dereg_mr(all[n]) == 0);
-	case_end();
-	must(cuda.free(at) == 0);
-}
-
 static void never_kept(void)
 {
 	address at;
@@ -297,78 +269,15 @@ static void never_kept(void)
 	must(cuda.unmap(at, HANDLE) == 0);
 }
 
-static atomic_bool is_over;
-static _Atomic uint64_t allocated;
-static pthread_mutex_t frees = PTHREAD_MUTEX_INITIALIZER;
-
-static void *frees_and_allocates(void *context)
-{
-	address at = 0;
-
-	must(cuda.set_current(context) == 0 && cuda.alloc(&at, SIZE) == 0);
-	allocated = at;
-	while (!is_over) {
-		usleep((useconds_t)(rand() % 300));
-		pthread_mutex_lock(&frees);
-		must(cuda.free(at) == 0 && cuda.alloc(&at, SIZE) == 0);
-		allocated = at;
-		pthread_mutex_unlock(&frees);
-	}
-	return NULL;
-}
-
-/*
- * Memory is not freed during its registration, as a program must not: libcuda crashes then, without the
- * library too (driver 580: cuMemGetHandleForAddressRange within a second, cuPointerGetAttributes within
- * ten million calls).
- */
-static void race(void *context, long rounds)
-{
-	long checked = 0, stale = 0;
-	unsigned long long before = stats().hits;
-	pthread_t thread;
-
-	case_begin("a thread frees and allocates, another registers");
-	thread = must_start(frees_and_allocates, context);
-	while (!allocated)
-		usleep(10);
-	for (long round = 0; round < rounds; round++) {
-		unsigned long long kept = stats().hits + stats().misses;
-		struct ibv_mr *mr;
-		address at;
-
-		pthread_mutex_lock(&frees);
-		at = allocated;
-		mr = ibv_reg_mr(stub_pd(), (void *)(uintptr_t)at, SIZE, round % 2 ? LOCAL_AND_REMOTE : IBV_ACCESS_LOCAL_WRITE);
-		must(mr);
-		if (stats().hits + stats().misses > kept) {
-			checked++;
-			stale += stub_number_of(mr->lkey) != number(at);
-		}
-		must(ibv_dereg_mr(mr) == 0);
-		pthread_mutex_unlock(&frees);
-	}
-	is_over = true;
-	pthread_join(thread, NULL);
-	is(stale, 0, "no region of memory that was freed");
-	ok(checked > 0 && stats().hits > before, "%ld of %ld rounds checked, %llu hits", checked, rounds, stats().hits - before);
-	printf("# %ld of %ld rounds checked, %llu hits\n", checked, rounds, (unsigned long long)(stats().hits - before));
-	case_end();
-}
-
-/* With RDMAMR_CACHE. With a number as its argument the program runs that many rounds of the race. */
-static void with_cache(void *context, long rounds)
+/* With RDMAMR_CACHE. gpu_reuse.c has tensors that share a region, and a race, on a stand-in of the GPU. */
+static void with_cache(void)
 {
 	static const size_t sizes[] = { 4096, 64 << 10, 1 << 20, HANDLE, 3 * MIB, SIZE, 16 * MIB, 31 * MIB, 32 * MIB, 40 * MIB, 64 * MIB, 1 << 30 };
 
 	stub_number = number;
-	if (rounds)
-		return race(context, rounds);
 	for (size_t n = 0; n < sizeof(sizes) / sizeof(*sizes); n++)
 		reused(sizes[n]);
-	tensors();
 	never_kept();
-	race(context, 20000);
 }
 
 int main(int argc, char **argv)
@@ -392,8 +301,9 @@ int main(int argc, char **argv)
 		skip_all("the GPU's driver exports no dma-bufs");
 	must(cuda.device_name(gpu_name, sizeof(gpu_name), 0) == 0 && cuda.driver_version(&version) == 0 &&
 	     cuda.device_attribute(&coherent, 100, 0) == 0);
-	if (argc > 1 || getenv("RDMAMR_CACHE")) {
-		with_cache(context, argc > 1 ? atol(argv[1]) : 0);
+	(void)argc;
+	if (getenv("RDMAMR_CACHE")) {
+		with_cache();
 		return done_testing();
 	}
 	printf("# %s, CUDA %d.%d, %s\n", gpu_name, version / 1000, version % 1000 / 10, coherent ? "coherent" : "not coherent");

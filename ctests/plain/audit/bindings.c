@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Programs that find the functions of libibverbs or libfabric in another way than by linking: from
- * a handle (NCCL by dlvsym, brpc by dlsym), from a copy of libibverbs under another name, or in a
- * plug-in that is loaded with RTLD_DEEPBIND. With the library alone they get libibverbs' own
- * functions. With the module for LD_AUDIT, which CHECK_AUDIT names, they get the library's, and
- * nothing else changes.
- *
- * The device is the stand-in, whose pins are real (stub_device.h). The test does not call
- * libibverbs' own functions: libibverbs does not know the device.
+ * Programs that find the functions of libibverbs or libfabric in another way than by linking: from a handle
+ * (NCCL by dlvsym, brpc by dlsym), from a copy of libibverbs under another name, or in a plug-in that is loaded
+ * with RTLD_DEEPBIND. With the library alone they get libibverbs' own functions, which do not know the stand-in
+ * and are not called. With the module for LD_AUDIT, which CHECK_AUDIT names, they get the library's.
  */
 #include <dlfcn.h>
 #include <signal.h>
@@ -181,10 +177,7 @@ static void handles(void)
 	ok(fork_init() != -1, "and the call does not recurse");
 }
 
-/*
- * From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this
- * comes last.
- */
+/* From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this comes last. */
 static void all(const char *plugin_path)
 {
 	char path[256];
