@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * libfabric's verbs provider with its registration cache, and the protection domain that it uses.
- */
+/* libfabric's verbs provider with its registration cache, and the protection domain that it uses. */
 #ifndef CTESTS_CACHED_H
 #define CTESTS_CACHED_H
 

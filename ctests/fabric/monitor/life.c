@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The monitor over a process's life: regions of unmapped memory are deregistered though the cache
- * is not asked for them again; a fork changes nothing for the parent; a child that is forked before
- * the first domain has a cache of its own; the cache ends and starts again with its domains; and a
- * process registers many more ranges than the cache keeps.
+ * The monitor over a process's life: unmapped memory is deregistered though nobody asks for it again; a fork changes
+ * nothing for the parent, and a child has a cache of its own; the cache ends and starts again with its domains.
  */
 #include "../../lib/program.h"
 #include "cached.h"
 #include <rdmamr/verbs.h>
+#include <signal.h>
+#include <sys/wait.h>
 
 #pragma weak ibv_reg_mr_relaxed
 #pragma weak ibv_dereg_mr_relaxed
@@ -65,28 +65,30 @@ static void given_back(void)
 	ok(hits(probe), "memory that was not unmapped is served");
 }
 
-/* Forks a child that has unmapped its copy when this returns, and ends when *lives is closed. */
-static pid_t unmaps(char *memory, int *lives)
+/* It ends when it has nothing to notify: it would keep a process whose first thread has called pthread_exit. */
+static int monitor_threads(void)
 {
-	int release[2], done[2];
-	pid_t child;
-	char byte;
+	pid_t list[4];
 
-	must(pipe(release) == 0 && pipe(done) == 0);
-	child = must_fork();
+	return threads_named("rdmamr-monitor", list, 4);
+}
+
+/* A child that has unmapped its copy when this returns, and lives on. */
+static pid_t unmaps(char *memory)
+{
+	pid_t child = must_fork();
+	int status;
+
 	if (!child) {
 		munmap(memory, LENGTH);
-		close(release[1]);
-		must(write(done[1], "", 1) == 1);
-		_exit(read(release[0], &byte, 1) == 0 ? 0 : 1);
+		raise(SIGSTOP);
+		_exit(0);
 	}
-	must(read(done[0], &byte, 1) == 1);
-	close(done[0]);
-	close(done[1]);
-	close(release[0]);
-	*lives = release[1];
+	must(waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
 	return child;
 }
+
+static void let_end(pid_t child) { must(kill(child, SIGCONT) == 0 && child_status(child) == 0); }
 
 static void beside_a_child(void)
 {
@@ -94,7 +96,6 @@ static void beside_a_child(void)
 	bool served = false;
 	uint64_t key, old;
 	pid_t child;
-	int lives;
 
 	/* On a busy machine a request may meet the cache at work, and the region ends: another child then. */
 	for (int children = 0;; children++) {
@@ -105,18 +106,16 @@ static void beside_a_child(void)
 			usleep(100000);
 		} while (key_of(memory) != key && tries++ < 100);
 		old = key_of(gone);
-		child = unmaps(memory, &lives);
+		child = unmaps(memory);
 		served = key_of(memory) == key;
 		if (served || children == 10)
 			break;
-		close(lives);
-		child_status(child);
+		let_end(child);
 	}
 	ok(served, "beside a child that has unmapped its copy: served");
 	raw_remap(gone, LENGTH);
 	ok(key_of(gone) != old, "and memory that the parent has unmapped is registered anew");
-	close(lives);
-	child_status(child);
+	let_end(child);
 	ok(hits(memory) && hits(gone), "after the child's end: served");
 }
 
@@ -134,15 +133,6 @@ static int has_cache(void)
 }
 
 static void in_a_child(void) { is(in_forked(has_cache), 0, "a child of a process without domains has a cache, and no stale region"); }
-
-static void opened_again(void)
-{
-	char *memory = pages(2);
-
-	is(fi_close(&domain->fid), 0, "the last domain closes");
-	domain = open_domain();
-	ok(hits(memory), "a new one serves");
-}
 
 /* The watch is no region of a device, though a region of that device had its slot before. */
 static void beside_relaxed_regions(void)
@@ -182,14 +172,23 @@ static void many(void)
 
 int main(void)
 {
+	char *probe = pages(2), *gone = pages(2);
+
 	open_fabric();
 	in_a_child();
 	domain = open_domain();
 	given_back();
+	ok(comes(!monitor_threads()), "the monitor's thread ends");
 	beside_a_child();
-	opened_again();
+	is(fi_close(&domain->fid), 0, "the last domain closes");
+	domain = open_domain();
+	ok(hits(probe), "a new one serves");
 	beside_relaxed_regions();
 	many();
+	must(key_of(gone) && raw_munmap(gone, LENGTH) == 0);
+	ok(comes((key_of(probe), monitor_threads())), "a change starts it again");
 	is(fi_close(&domain->fid), 0, "the domain closes");
-	return done_testing();
+	done_testing();
+	fflush(stdout);
+	pthread_exit(NULL);
 }

@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # monitor.sh LIBRARY [BUILT]: RDMAMR_MONITOR=libfabric with each libfabric, in programs of many
-# kinds: threads, children, short-lived domains, plug-ins, fi_pingpong; and cases without effect,
+# kinds: threads, children, short-lived domains, plug-ins; and cases without effect,
 # which it must report. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
 . "$(dirname "$0")/libfabrics.sh"
 [ -n "${CHECK_ADDRESS:-}" ] || skip_all "no IPv4 address reaches the device (ADDRESS)"
@@ -23,20 +23,6 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 		fail "$name: reported in one line" "expected: $expected" "got: $output"
 	fi
 }
-pingpong() { # PORT: sets client and server to the exit statuses
-	local side=("${monitored[@]}" timeout 60 "${run[@]}" "$pingpong" -p verbs -e msg -d "$CHECK_DEVICE" -I 20 -S 4096 -c)
-	"${side[@]}" -B "$1" >"$work/server" 2>&1 &
-	server=$!
-	until grep -qsi ":$(printf %X "$1") " /proc/net/tcp /proc/net/tcp6 || ! kill -0 $server 2>/dev/null; do sleep 0.1; done
-	"${side[@]}" -P "$1" "$CHECK_ADDRESS" >"$work/client" 2>&1
-	client=$?
-	wait $server
-	server=$?
-}
-ended() { # STATUS FILE
-	[ "$1" = 0 ] || { echo "exit status $1"; cat "$2"; return 1; }
-}
-
 told() { # STATUS FILE PATTERN
 	grep -q "$3" "$2" || { echo "exit status $1"; tail -n 5 "$2"; return 1; }
 }
@@ -55,17 +41,6 @@ for run in "${libfabrics[@]}"; do
 	check "$version, a plug-in that brings libfabric: it ran to its end" told $? "$work/plugin" '^done|'
 	check "$version, and with it the cache serves" told 0 "$work/plugin" '^nothing|hit'
 	check "$version, and the cache is notified of changes: nothing is stale" not_stale "$work/plugin"
-
-	pingpong=$(command -v fi_pingpong)
-	[ ${#run[@]} = 0 ] || pingpong=$(dirname "${run[0]}")/../../bin/fi_pingpong
-	# On a busy machine it may hang once it has printed its results, without the library too.
-	for ((port = 18700; port < 18705; port++)); do
-		pingpong "$port"
-		[ $client = 124 ] || [ $server = 124 ] || break
-		echo "# fi_pingpong: not done after 60 s"
-	done
-	check "$version, fi_pingpong: the client" ended $client "$work/client"
-	check "$version, fi_pingpong: the server" ended $server "$work/server"
 
 	says "$version, imported" "libfabric's registration cache is told of changes of memory" "${run[@]}" "$built/monitor_nodes"
 	says "$version, FI_MR_CACHE_MONITOR=disabled" "no effect: FI_MR_CACHE_MONITOR=disabled" FI_MR_CACHE_MONITOR=disabled "${run[@]}" "$built/monitor_nodes"

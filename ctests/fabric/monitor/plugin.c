@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * plugin FILE: a program without libfabric loads, with RTLD_LOCAL, an object that is linked to it.
- */
+/* plugin FILE: a program without libfabric loads, with RTLD_LOCAL, an object that is linked to it. */
 #include <dlfcn.h>
 #include <stdio.h>
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Two threads register and close buffers through libfabric's cache while a third replaces others by
- * raw system calls, which no interposing library sees. A change that has ended before a
- * registration must never be missed: the device reads the data that the thread has just written.
+ * Two threads register and close buffers through libfabric's cache while a third replaces others by raw system calls.
+ * A change that has ended before a registration must never be missed: the device reads what was written since.
  */
 #include "../../lib/program.h"
 #include "cached.h"
