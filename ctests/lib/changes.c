@@ -2,27 +2,21 @@
 #include "changes.h"
 #include <fcntl.h>
 #include <linux/falloc.h>
-#include <linux/io_uring.h>
 #include <malloc.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include "memory.h"
+#include "program.h"
 #include "tap.h"
+#include "uring.h"
 
 /* Some systems' headers are older. */
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 #ifndef MADV_DONTNEED_LOCKED
 #define MADV_DONTNEED_LOCKED 24
-#endif
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25
 #endif
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
@@ -30,7 +24,7 @@
 #define GUARD_INSTALL 102
 #define GUARD_REMOVE 103
 
-enum { COUNT = 8, HALF = COUNT / 2 * PAGE, SIZE = COUNT * PAGE, BLOCK = 256 << 10, BIG = 4 << 20, HUGE_PAGE = 2 << 20 };
+enum { COUNT = 8, HALF = COUNT / 2 * PAGE, SIZE = COUNT * PAGE, BIG = 4 << 20 };
 #define READ_WRITE (PROT_READ | PROT_WRITE)
 #define ANONYMOUS (MAP_PRIVATE | MAP_ANONYMOUS)
 
@@ -73,63 +67,23 @@ static int advise_process(pid_t pid, void *at, size_t length, int advice)
 }
 CALL(int, self_advise, (void *at, size_t length, int advice), advise_process(getpid(), at, length, advice))
 
-static struct {
-	int fd;
-	char *rings;
-	struct io_uring_sqe *entries;
-	struct io_uring_params params;
-} uring = { .fd = -1 };
-
-static bool ring_open(void)
-{
-	size_t size;
-
-	if (uring.fd >= 0)
-		return true;
-	uring.fd = (int)syscall(SYS_io_uring_setup, 4, &uring.params);
-	if (uring.fd < 0)
-		return false;
-	must(uring.params.features & IORING_FEAT_SINGLE_MMAP);
-	size = uring.params.cq_off.cqes + uring.params.cq_entries * sizeof(struct io_uring_cqe);
-	uring.rings = mmap(NULL, size, READ_WRITE, MAP_SHARED | MAP_POPULATE, uring.fd, IORING_OFF_SQ_RING);
-	uring.entries = mmap(NULL, uring.params.sq_entries * sizeof(struct io_uring_sqe), READ_WRITE,
-			     MAP_SHARED | MAP_POPULATE, uring.fd, IORING_OFF_SQES);
-	must(uring.rings != MAP_FAILED && uring.entries != MAP_FAILED);
-	return true;
-}
-
-static unsigned int *ring(uint32_t offset)
-{
-	return (unsigned int *)(uring.rings + offset);
-}
-
-/* Submits an advice and waits for the result: by the submitting thread, or by a worker. */
+/* By the thread that submits it, or by a worker. */
 static int advise_by_ring(void *at, size_t length, int advice, bool worker)
 {
-	const struct io_uring_cqe *cqes;
-	unsigned int tail, slot, head;
+	static struct uring uring = { .fd = -1 };
 	int result;
 
-	if (!ring_open())
+	if (uring.fd < 0 && !uring_set_up(&uring))
 		return -1;
-	tail = *ring(uring.params.sq_off.tail);
-	slot = tail & *ring(uring.params.sq_off.ring_mask);
-	uring.entries[slot] = (struct io_uring_sqe){
+	must(uring.queues || uring_map(&uring));
+	result = uring_do(&uring, (struct io_uring_sqe){
 		.opcode = IORING_OP_MADVISE,
 		.flags = worker ? IOSQE_ASYNC : 0,
 		.fd = -1,
 		.addr = (uintptr_t)at,
 		.len = (uint32_t)length,
 		.fadvise_advice = (uint32_t)advice,
-	};
-	ring(uring.params.sq_off.array)[slot] = slot;
-	__atomic_store_n(ring(uring.params.sq_off.tail), tail + 1, __ATOMIC_RELEASE);
-	must(syscall(SYS_io_uring_enter, uring.fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) == 1);
-	head = *ring(uring.params.cq_off.head);
-	must(__atomic_load_n(ring(uring.params.cq_off.tail), __ATOMIC_ACQUIRE) == head + 1);
-	cqes = (const void *)(uring.rings + uring.params.cq_off.cqes);
-	result = cqes[head & *ring(uring.params.cq_off.ring_mask)].res;
-	__atomic_store_n(ring(uring.params.cq_off.head), head + 1, __ATOMIC_RELEASE);
+	});
 	errno = -result;
 	return result ? -1 : 0;
 }
@@ -168,18 +122,6 @@ static void anonymous(struct place *place)
 {
 	place->at = apart(SIZE);
 	place->length = SIZE;
-	whole(place);
-}
-
-/* As long as a huge page, and aligned to one. */
-static void huge(struct place *place)
-{
-	char *around = mmap(NULL, 2 * HUGE_PAGE, PROT_NONE, ANONYMOUS, -1, 0);
-
-	must(around != MAP_FAILED);
-	place->at = (char *)(((uintptr_t)around + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-	place->length = HUGE_PAGE;
-	must(mmap(place->at, HUGE_PAGE, READ_WRITE, ANONYMOUS | MAP_FIXED | MAP_POPULATE, -1, 0) == place->at);
 	whole(place);
 }
 
@@ -279,7 +221,6 @@ static void heap(struct place *place)
 
 static void free_block(struct place *place)
 {
-	free(place->other);
 	free(place->at);
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
 }
@@ -293,38 +234,6 @@ static void large_block(struct place *place)
 	place->length = BIG;
 	place->release = free_block;
 	whole(place);
-}
-
-/*
- * A block at the end of its heap, with free memory elsewhere for smaller allocations, so that none
- * lies behind it. The block right before it is never freed: the two would merge.
- */
-static void block_at_the_end(struct place *place)
-{
-	char *spare, *before, *block;
-
-	must(mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1 && mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1);
-	must(mallopt(M_TOP_PAD, 0) == 1);
-	malloc_trim(0);
-	spare = malloc(BLOCK / 2);
-	block = malloc(BLOCK);
-	do {
-		before = block;
-		block = malloc(BLOCK);
-		must(spare && before && block);
-	} while (block - before < BLOCK || block - before > BLOCK + 64);
-	free(spare);
-	place->at = block;
-	place->length = BLOCK;
-	place->release = free_block;
-	whole(place);
-}
-
-static void block_with_one_behind(struct place *place)
-{
-	block_at_the_end(place);
-	place->other = malloc(BLOCK);
-	must(place->other > place->at);
 }
 
 void release(struct place *place)
@@ -453,20 +362,7 @@ ADVICE(discard_middle, 5, 1, MADV_DONTNEED)
 ADVICE(discard_locked, 0, COUNT, MADV_DONTNEED_LOCKED)
 ADVICE(remove_pages, 0, COUNT, MADV_REMOVE)
 ADVICE(advise_free, 0, COUNT, MADV_FREE)
-ADVICE(advise_cold, 0, COUNT, MADV_COLD)
 ADVICE(advise_pageout, 0, COUNT, MADV_PAGEOUT)
-ADVICE(advise_hugepage, 0, COUNT, MADV_HUGEPAGE)
-ADVICE(advise_populate, 0, COUNT, MADV_POPULATE_WRITE)
-
-/*
- * The kernel cannot collapse pinned pages, and returns EBUSY. It may refuse others as well, with
- * EAGAIN or EINVAL, by the state of its memory. The pages are good in each case.
- */
-static int advise_collapse(struct place *place, const struct way *way)
-{
-	way->advise(place->at, place->length, MADV_COLLAPSE);
-	return 0;
-}
 
 static int guard(struct place *place, const struct way *way)
 {
@@ -496,14 +392,9 @@ static void attach(struct place *place, const struct way *way, int flags)
 	place->unkept = true;
 }
 
-static void detach(struct place *place, const struct way *way)
-{
-	must((way == &ways[RAW] ? (int)syscall(SYS_shmdt, place->at) : shmdt(place->at)) == 0);
-}
-
 static int attach_other(struct place *place, const struct way *way)
 {
-	detach(place, way);
+	must((way == &ways[RAW] ? (int)syscall(SYS_shmdt, place->at) : shmdt(place->at)) == 0);
 	attach(place, way, 0);
 	return 0;
 }
@@ -541,41 +432,16 @@ static int give_heap_back(struct place *place, const struct way *way)
 	return 0;
 }
 
-/* Allocates the block again, which must get the same address. */
-static int allocate_again(struct place *place)
+/* As what the C library itself does in other calls, such as malloc_trim, this is a raw system call to the library. */
+static int free_large(struct place *place, const struct way *way)
 {
 	char *was = place->at;
 
+	(void)way;
+	free(was);
 	place->at = malloc(place->length);
 	must(place->at == was);
 	return 0;
-}
-
-static int free_large(struct place *place, const struct way *way)
-{
-	(void)way;
-	free(place->at);
-	return allocate_again(place);
-}
-
-static int trim_at_the_end(struct place *place, const struct way *way)
-{
-	char *end = sbrk(0);
-
-	(void)way;
-	must(place->at < end && place->at + BLOCK <= end);
-	free(place->at);
-	must(malloc_trim(0) == 1);
-	must((char *)sbrk(0) < end);
-	return allocate_again(place);
-}
-
-static int trim_in_the_middle(struct place *place, const struct way *way)
-{
-	(void)way;
-	free(place->at);
-	must(malloc_trim(0) == 1);
-	return allocate_again(place);
 }
 
 #define CALLS (BY(LIBRARY) | BY(RAW))
@@ -601,11 +467,7 @@ const struct change changes[] = {
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous,
 	  .steps = { { guard, ANEW } }, .since = LINUX(6, 13), .limits = BY(RAW) },
 	{ "`MADV_FREE`", CALLS, 0, anonymous, .steps = { { advise_free, EITHER } }, .flags = UNKNOWN_AFTER },
-	{ "`MADV_COLD`", CALLS | BY(SELF), 0, anonymous, .steps = { { advise_cold, EITHER } } },
 	{ "`MADV_PAGEOUT`", CALLS | BY(SELF), BY(LIBRARY), anonymous, .steps = { { advise_pageout, EITHER } } },
-	{ "`MADV_COLLAPSE`", CALLS | BY(SELF), 0, huge, .steps = { { advise_collapse, EITHER } }, .since = LINUX(6, 1) },
-	{ "`MADV_HUGEPAGE`", CALLS, 0, anonymous, .steps = { { advise_hugepage, EITHER } } },
-	{ "`MADV_POPULATE_WRITE`", CALLS, 0, anonymous, .steps = { { advise_populate, EITHER } }, .since = LINUX(5, 14) },
 
 	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, ANEW } } },
 	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous, .steps = { { move_away, ANEW }, { move_back, LANDS } } },
@@ -634,9 +496,6 @@ const struct change changes[] = {
 	{ "the end of the heap given back and taken again", CALLS | BY(SIBLING), 0, heap,
 	  .steps = { { give_heap_back, ANEW } }, .flags = NOT_BY_THREAD, .sibling = "sbrk" },
 	{ "`free`, `malloc` of a large block", BY(LIBRARY), 0, large_block, .steps = { { free_large, ANEW } }, .flags = ONCE },
-	{ "`malloc_trim` at the end of the heap", BY(LIBRARY), 0, block_at_the_end, .steps = { { trim_at_the_end, ANEW } }, .flags = ONCE },
-	{ "`malloc_trim` in the middle of the heap", BY(LIBRARY), 0, block_with_one_behind,
-	  .steps = { { trim_in_the_middle, ANEW } }, .flags = ONCE },
 };
 const size_t change_count = sizeof(changes) / sizeof(changes[0]);
 
@@ -661,11 +520,7 @@ const char *change_name(const struct change *change, int way)
 
 bool change_is_due(const struct change *change)
 {
-	struct utsname system;
-	int major = 0, minor = 0;
-
-	must(uname(&system) == 0 && sscanf(system.release, "%d.%d", &major, &minor) == 2);
-	return change->since && LINUX(major, minor) >= change->since;
+	return change->since && !kernel_is_before(change->since / 1000, change->since % 1000);
 }
 
 enum expected expected_of(const struct change *change, const struct step *step, const struct range *range, int way)

@@ -27,10 +27,7 @@ enum {
 };
 #define BY(way) (1u << (way))
 
-/*
- * The memory calls of one way; NULL if the way lacks a call. They return -1 and errno, or
- * MAP_FAILED, if the kernel refuses.
- */
+/* The memory calls of one way; NULL if the way lacks a call. They fail as the C library's do. */
 struct way {
 	void *(*map)(void *at, size_t length, int flags, int fd);
 	int (*unmap)(void *at, size_t length);

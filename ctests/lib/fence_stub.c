@@ -111,8 +111,6 @@ static void answer(int client)
 		pause();
 	if (kind == LATE)
 		usleep(100000);
-	if (kind == GARBAGE)
-		memcpy(packet, "SOMEBODY", 8);
 	packet[7] += kind == OTHER_VERSION;
 	files[0] = COUNTERS;
 	if (kind == UNMAPPABLE)
@@ -124,13 +122,11 @@ static void answer(int client)
 		files[n] = n < FENCE_FILES ? open(path, O_RDONLY | O_CLOEXEC) : ASKED;
 		must(files[n] >= 0);
 	}
-	if (kind != NO_FILES) {
-		message.msg_control = control.room;
-		message.msg_controllen = CMSG_SPACE(count * sizeof(int));
-		control.head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
-						.cmsg_len = CMSG_LEN(count * sizeof(int)) };
-		memcpy(CMSG_DATA(&control.head), files, count * sizeof(int));
-	}
+	message.msg_control = control.room;
+	message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+	control.head = (struct cmsghdr){ .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+					.cmsg_len = CMSG_LEN(count * sizeof(int)) };
+	memcpy(CMSG_DATA(&control.head), files, count * sizeof(int));
 	/* A client that has closed its end without reading the answer leaves ECONNRESET. */
 	if (kind != CLOSES && sendmsg(client, &message, MSG_NOSIGNAL) >= 0 && recv(client, packet, 1, 0) == 0)
 		++*fence_stub.heard;
@@ -180,10 +176,7 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	_exit(0);
 }
 
-/*
- * In place of the kernel's words about a descriptor of the library's, and of its name, the library
- * reads the stand-in's.
- */
+/* In place of the kernel's words about a descriptor, and of its name, the library reads the stand-in's. */
 static void redirect(long argument[6], const char *folder, const char *of_link, const char *of_counters)
 {
 	static char link[64] = FD;

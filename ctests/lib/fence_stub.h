@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A stand-in for the service `rdmamr fence`, in a /run of the test's own, and for the kernel's
- * counts: the program that has the stand-in of a device sees each system call that the library makes
- * by number, and counts those of the library's trial. It counts no change of the program's own. The
- * counters are a memfd and the links are files of text, and where the library reads what the kernel
- * says of them, it reads what the kernel would say of an array and of links.
+ * A stand-in for the service `rdmamr fence`, in a /run of the test's own, and for the kernel's counts: of the system
+ * calls that the library makes by number in its trial, which the stand-in of a device sees. The counters are a memfd
+ * and the links files of text: where the library reads what the kernel says of them, it reads what it would say.
  */
 #ifndef FENCE_STUB_H
 #define FENCE_STUB_H
@@ -24,9 +22,7 @@
 	fault(CLOSES, "no answer") \
 	fault(SHORT, "a short answer") \
 	fault(LONG, "a long answer") \
-	fault(GARBAGE, "garbage") \
 	fault(OTHER_VERSION, "another version") \
-	fault(NO_FILES, "no file") \
 	fault(FEW_FILES, "too few files") \
 	fault(MANY_FILES, "too many files") \
 	fault(VERY_MANY_FILES, "far too many files") \
@@ -58,10 +54,7 @@ struct fence_stub {
 };
 extern struct fence_stub fence_stub;
 
-/*
- * Makes a /run of this process's own, and the counters. Returns NULL, or the reason if it cannot.
- * The programs that this one executes have both, and call fence_stub_inherit.
- */
+/* Makes a /run of its own, and the counters; the reason if it cannot. Programs that it executes inherit both. */
 const char *fence_stub_open(void);
 void fence_stub_inherit(void);
 

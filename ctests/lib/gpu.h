@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Memory of the stand-in of a GPU (plain/gpu_runtime.c, named by CHECK_GPU), which a device of vm/hca
- * (named by CHECK_DEVICE) reaches through a region.
- */
+/* Memory of the stand-in of a GPU (CHECK_GPU), which a device of vm/hca (CHECK_DEVICE) reaches through a region. */
 #ifndef CTESTS_GPU_H
 #define CTESTS_GPU_H
 
@@ -31,10 +28,7 @@ extern struct gpu {
 /* Loads the stand-in, or ends the program with the reason why it skips. Returns the device. */
 const char *gpu_begin(void);
 
-/*
- * Whether GPU_SHOWN bytes that the device writes through the key are in the GPU's memory, and whether it
- * reads there what the GPU's memory holds.
- */
+/* Whether GPU_SHOWN bytes that the device writes and reads by the key are those of the GPU's memory. */
 bool gpu_lands(uint32_t key, uint64_t iova, uint64_t address, bool remote);
 
 #endif

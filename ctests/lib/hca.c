@@ -17,10 +17,7 @@ static int say(const char *text)
 	return write(console, text, strlen(text)) == (ssize_t)strlen(text) ? 0 : errno;
 }
 
-bool hca_has(const char *device)
-{
-	return hca_run(device, "keys", "") == 0;
-}
+bool hca_has(const char *device) { return hca_run(device, "keys", "") == 0; }
 
 int hca_run(const char *device, const char *command, const char *words)
 {

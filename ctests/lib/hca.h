@@ -10,10 +10,7 @@
 /* Whether this device is one of the module's. */
 bool hca_has(const char *device);
 
-/*
- * Has the module run a command (vm/hca/README.md) for the device: `words` is the command without the
- * device's name. 0, or an errno.
- */
+/* Has the module run a command (vm/hca/README.md) with these words behind the device's name. 0, or an errno. */
 int hca_run(const char *device, const char *command, const char *words);
 
 /* The device reads or writes through the region that has this key, with remote rights if `remote`. */

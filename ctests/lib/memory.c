@@ -149,10 +149,7 @@ void fill_mappings(char *there, int wanted)
 	must(mappings() >= wanted - 16);
 }
 
-int raw_munmap(void *memory, size_t length)
-{
-	return (int)syscall(SYS_munmap, memory, length);
-}
+int raw_munmap(void *memory, size_t length) { return (int)syscall(SYS_munmap, memory, length); }
 
 char *raw_map_at(void *memory, size_t length)
 {
@@ -252,10 +249,7 @@ static int maps_where(const char *word, bool anywhere)
 int maps_from(const char *word) { return maps_where(word, false); }
 int maps_with(const char *word) { return maps_where(word, true); }
 
-/*
- * Sums a field of smaps over the mappings that the range overlaps, or counts those whose field has
- * this word.
- */
+/* Sums a field of smaps over the mappings that the range overlaps, or counts those whose field has a word. */
 static long smaps(const void *memory, size_t length, const char *field, const char *word)
 {
 	FILE *file = fopen("/proc/self/smaps", "re");

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Memory of the process: pages, places and patterns; calls that bypass the library; the features of
- * the kernel's userfaultfd.
- */
+/* Memory of the process; calls that bypass the library; what /proc says of both; userfaultfd. */
 #ifndef CTESTS_MEMORY_H
 #define CTESTS_MEMORY_H
 
@@ -32,10 +29,7 @@ char *pages(size_t count);
 /* The same, untouched. */
 char *untouched(size_t length);
 
-/*
- * Gives the heap this much spare memory, which a later malloc of this thread takes without moving
- * the heap's end. mallopt must forbid that it is trimmed or mapped separately.
- */
+/* Gives the heap so much spare memory that a later malloc takes. mallopt must forbid to trim or map it. */
 void spare_in_heap(size_t length);
 
 /* Fresh private memory of zeros at an address that is free. */
@@ -67,10 +61,7 @@ void raw_remap(void *memory, size_t length);
 enum renewal { BY_MUNMAP, BY_RAW_MUNMAP, BY_FIXED, BY_MADVISE, BY_MREMAP, RENEWALS };
 void renew(enum renewal how, char *memory, size_t length);
 
-/*
- * The number behind a name in a file of /proc, such as "VmPin" in /proc/self/status, in the unit that stands
- * there; -1 if it is absent.
- */
+/* The number behind a name in a file of /proc, such as "VmPin" in /proc/self/status; -1 if it is absent. */
 long field_of(const char *path, const char *name);
 
 /* The number of the process's mappings whose line in /proc/self/maps begins with this word, or has it. */
@@ -104,10 +95,7 @@ long faults(void);
 /* The features of userfaultfd; 0 if this process may not have one. */
 uint64_t uffd_features(void);
 
-/*
- * The number of the process's userfaultfds. `one`, if not NULL, receives the descriptor of one of
- * them.
- */
+/* The number of the process's userfaultfds. `one`, if not NULL, receives the descriptor of one of them. */
 int userfaultfds(int *one);
 
 #endif

@@ -83,19 +83,17 @@ void as_root(void)
 		skip_all("only root gets the keys of the device's regions");
 }
 
-long pinned(void)
-{
-	return field_of("/proc/self/status", "VmPin") * 1024 / PAGE;
-}
+long pinned(void) { return field_of("/proc/self/status", "VmPin") * 1024 / PAGE; }
 
-void drop_memlock_right(void)
+void give_up_memlock_right(bool permitted)
 {
 	struct __user_cap_header_struct header = { .version = _LINUX_CAPABILITY_VERSION_3 };
 	struct __user_cap_data_struct data[2];
 
 	must(syscall(SYS_capget, &header, data) == 0);
 	data[0].effective &= ~(1u << CAP_IPC_LOCK);
-	data[0].permitted &= ~(1u << CAP_IPC_LOCK);
+	if (permitted)
+		data[0].permitted &= ~(1u << CAP_IPC_LOCK);
 	must(syscall(SYS_capset, &header, data) == 0);
 }
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * The process and its regions as the kernel reports them, without the library: keys, pins, limits,
- * threads.
- */
+/* The process and its regions as the kernel reports them, without the library. */
 #ifndef CTESTS_OBSERVE_H
 #define CTESTS_OBSERVE_H
 
@@ -13,16 +10,13 @@
 
 enum { MOST_REGIONS = 4096 };
 
-/* A region as the kernel lists it, of any process. */
+/*
+ * Lists the device's regions, of any process, by a dump of its resources: a query of a single one would hold it,
+ * and another thread's deregistration could fail with EBUSY. The kernel reports the keys to root only.
+ */
 struct kernel_region {
 	uint32_t lkey, pid;
 };
-
-/*
- * Lists the device's regions by a dump of its resources. A query of a single resource would hold a
- * reference to it, and another thread's deregistration could fail with EBUSY. The kernel reports
- * the keys to root only.
- */
 int device_regions(struct ibv_context *context, struct kernel_region *list, int most);
 
 /* Whether any region of the device has this lkey. A deregistered region has none. */
@@ -34,11 +28,9 @@ void as_root(void);
 /* The number of pages that are pinned for devices: the kernel charges them to RLIMIT_MEMLOCK. */
 long pinned(void);
 
-/*
- * Gives up the right to pin without limit. Call it before a device is opened: the device's file has
- * the rights of its opener.
- */
-void drop_memlock_right(void);
+/* Gives up the right to pin without limit; unless `permitted`, its effect only. The file of an open device keeps it. */
+void give_up_memlock_right(bool permitted);
+#define drop_memlock_right() give_up_memlock_right(true)
 
 /* Lowers RLIMIT_MEMLOCK: from now on at most `more` pages more can be pinned. */
 void allow_pins(long more);

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Two connected queue pairs of one device in one process, so that data really moves. librdmacm
- * connects them, for RoCE and iWARP alike.
- */
+/* Two queue pairs of one device in one process, connected by librdmacm, for RoCE and iWARP alike. */
 #ifndef PAIR_H
 #define PAIR_H
 
@@ -13,17 +10,18 @@ struct pair {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_cq *cq;
-	struct ibv_qp *qp;   /* posts requests */
-	struct ibv_qp *peer; /* answers them */
+	struct ibv_qp *qp; /* posts requests */
 	bool iwarp, foreign_pd;
 	struct rdma_event_channel *channel;
 	struct rdma_cm_id *listener, *ids[2];
 };
 
-/* Connects a pair over CHECK_ADDRESS. If that is empty, the rest of the program is skipped. */
-void pair_open(struct pair *pair);
-/* The same over the caller's protection domain, on the device that librdmacm opened. */
+/*
+ * Connects a pair over CHECK_ADDRESS, in the caller's protection domain on the device that librdmacm opened, or
+ * in its own. If CHECK_ADDRESS is empty, the rest of the program is skipped.
+ */
 void pair_open_in(struct pair *pair, struct ibv_pd *pd);
+#define pair_open(pair) pair_open_in(pair, NULL)
 /* Connects the queue pairs anew: after an error they are unusable. */
 void pair_reconnect(struct pair *pair);
 void pair_close(struct pair *pair);

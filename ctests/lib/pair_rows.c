@@ -26,10 +26,7 @@ bool was_hit(void) { return reused(since, stats()); }
 bool was_made(void) { return made_anew(since, stats()); }
 void none_in_kernel(void) { is(kernel_regions(pair.context), far.others, "the kernel has none"); }
 
-void let_go(struct ibv_mr *mr)
-{
-	must(deregister_region(mr) == 0);
-}
+void let_go(struct ibv_mr *mr) { must(deregister_region(mr) == 0); }
 
 void on_pair(void)
 {

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Rows on the device under test. on_pair() connects the pair, runs the row, and checks that it has
- * left no region (relaxed_open() and relaxed_end() of reuse.h).
- */
+/* Rows on the device under test, each between relaxed_open() and relaxed_end() of reuse.h. */
 #ifndef CTESTS_PAIR_ROWS_H
 #define CTESTS_PAIR_ROWS_H
 

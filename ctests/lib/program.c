@@ -9,6 +9,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include "tap.h"
@@ -57,10 +58,7 @@ void *must_join(pthread_t thread)
 	return returned;
 }
 
-void in_thread(void *(*function)(void *), void *argument)
-{
-	must_join(must_start(function, argument));
-}
+void in_thread(void *(*function)(void *), void *argument) { must_join(must_start(function, argument)); }
 
 int threads_named(const char *name, pid_t *list, int most)
 {
@@ -84,15 +82,9 @@ int threads_named(const char *name, pid_t *list, int most)
 	return count;
 }
 
-static void *nothing(void *argument)
-{
-	return argument;
-}
+static void *nothing(void *argument) { return argument; }
 
-void become_threaded(void)
-{
-	in_thread(nothing, NULL);
-}
+void become_threaded(void) { in_thread(nothing, NULL); }
 
 int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags)
 {
@@ -164,10 +156,7 @@ void hear_errors(void)
 	must(kept >= 0 && own_err >= 0 && dup2(kept, STDERR_FILENO) == STDERR_FILENO);
 }
 
-void hear_no_more(void)
-{
-	must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO && close(own_err) == 0);
-}
+void hear_no_more(void) { must(dup2(own_err, STDERR_FILENO) == STDERR_FILENO && close(own_err) == 0); }
 
 int times_said(const char *words)
 {
@@ -188,6 +177,27 @@ double seconds_now(void)
 
 	must(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
 	return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+bool kernel_is_before(int major, int minor)
+{
+	struct utsname kernel;
+	int of[2] = { 0 };
+
+	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &of[0], &of[1]) == 2);
+	return of[0] < major || (of[0] == major && of[1] < minor);
+}
+
+bool write_to(const char *path, const char *format, ...)
+{
+	int fd = open(path, O_WRONLY | O_CLOEXEC);
+	va_list args;
+	bool written;
+
+	va_start(args, format);
+	written = fd >= 0 && vdprintf(fd, format, args) > 0;
+	va_end(args);
+	return fd >= 0 && close(fd) == 0 && written;
 }
 
 int entries(const char *folder)
@@ -231,18 +241,6 @@ int in_forked(int (*function)(void))
 		_exit(status);
 	}
 	return child_status(pid);
-}
-
-pthread_barrier_t *shared_barrier(unsigned count)
-{
-	pthread_barrier_t *barrier = mmap(NULL, sizeof(*barrier), PROT_READ | PROT_WRITE,
-					  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-	pthread_barrierattr_t attributes;
-
-	must(barrier != MAP_FAILED && pthread_barrierattr_init(&attributes) == 0);
-	must(pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) == 0);
-	must(pthread_barrier_init(barrier, &attributes, count) == 0);
-	return barrier;
 }
 
 void in_part(void (*part)(void))

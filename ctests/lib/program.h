@@ -8,10 +8,7 @@
 #include <stdint.h>
 #include <unistd.h>
 
-/*
- * The seconds after which a program or a child counts as hung. Nothing here takes that long,
- * however busy the machine is; the clock of an emulated one then jumps by minutes.
- */
+/* The seconds after which a program counts as hung; on a busy machine an emulated clock jumps by minutes. */
 enum { DEADLOCK = 500 };
 
 /* Waits for the condition, for a minute or two at most. Returns whether it holds. */
@@ -23,26 +20,17 @@ enum { DEADLOCK = 500 };
 	})
 
 /*
- * Starts the program anew with a setting, unless it has this setting: the library reads its
- * settings when it is loaded. Call it first in main. Most tests set RDMAMR_CACHE_LINGER to FOREVER,
- * so that no region ends by age: on a busy host the clock of an emulated machine jumps by minutes.
+ * Starts the program anew with a setting, unless it has it: the library reads its settings when it is loaded.
+ * Most tests set RDMAMR_CACHE_LINGER to FOREVER: on a busy host the clock of an emulated machine jumps by minutes.
  */
 #define FOREVER "1000000"
 void with_setting(char **argv, const char *name, const char *value);
 
-/*
- * Starts the program anew with another setting, as the next part of the same report. Call it after
- * relaxed_end().
- */
+/* Starts the program anew with another setting; its report goes on, by continue_report(). */
 void go_on_with(char **argv, const char *name, const char *value);
-
-/* Continues the count of results if the program was started by go_on_with(). */
 void continue_report(void);
 
-/*
- * Runs this program as a child, with one argument and with settings ("NAME=VALUE", up to a NULL).
- * Returns its exit status, or 128 and more for a signal.
- */
+/* Runs this program with one argument and settings ("NAME=VALUE", up to a NULL). Its status, as child_status(). */
 int once_more(const char *argument, const char *const *settings);
 
 /* fork(), after standard output is flushed. */
@@ -63,9 +51,6 @@ int in_forked(int (*function)(void));
 		child_status(child);                                         \
 	})
 
-/* A barrier of that many threads and processes. */
-pthread_barrier_t *shared_barrier(unsigned count);
-
 /* Runs a part in a forked child, which continues the count of results, and ends by exit(0). */
 void in_part(void (*part)(void));
 
@@ -73,26 +58,18 @@ void in_part(void (*part)(void));
 pthread_t must_start(void *(*function)(void *), void *argument);
 void *must_join(pthread_t thread);
 
-/*
- * Runs a function in a new thread, and waits for its end. From then on the library must expect
- * other threads.
- */
+/* Runs a function in a new thread, and waits for its end. */
 void in_thread(void *(*function)(void *), void *argument);
 
-/*
- * Lists the threads whose names begin so, as those of the library do by "rdmamr-". Returns their
- * number.
- */
+/* Lists the threads whose names begin so, as the library's do by "rdmamr-". Returns their number. */
 int threads_named(const char *name, pid_t *list, int most);
 
 /* A thread that does nothing. */
 void become_threaded(void);
 
 /*
- * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) if the argument
- * of this index, counted from 0, has this value. It applies to this thread, and to the threads and
- * programs that it starts. `flags` and the result are those of seccomp(2); -1 if this process can
- * have no filter.
+ * From now on a seccomp filter answers a system call by `action` (SECCOMP_RET_...) if that argument, from 0 on, has
+ * this value, in this thread and those that it starts. Returns what seccomp(2) does; -1: no filter is possible.
  */
 int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags);
 
@@ -102,10 +79,7 @@ bool refuse_calls(long number, int argument, uint32_t value, int error);
 /* The same `action` for each of these calls, whatever its arguments. */
 bool filter_each(const int *numbers, size_t count, uint32_t action);
 
-/*
- * Makes an executable copy of a file in which some words are replaced, each by one of the same length;
- * the list ends with a NULL. Each word must be in the file.
- */
+/* An executable copy of a file with words replaced, each by one of the same length; a NULL ends the list. */
 void copy_file(const char *original, const char *path, const char *const words[][2]);
 
 /* From now on standard error is kept, and times_said() counts how often it has these words; hear_no_more() ends that. */
@@ -115,10 +89,14 @@ int times_said(const char *words);
 
 double seconds_now(void);
 
-/*
- * The number of entries of a folder, including "." and "..": for /proc/self/fd, the open files and
- * one more.
- */
+/* Whether the kernel is older than this version. */
+bool kernel_is_before(int major, int minor);
+
+/* Writes words to a file that is there, such as one of /sys. Returns whether that succeeded. */
+__attribute__((format(printf, 2, 3)))
+bool write_to(const char *path, const char *format, ...);
+
+/* The number of entries of a folder, including "." and ".."; of /proc/self/fd, also the folder itself. */
 int entries(const char *folder);
 
 #endif

@@ -29,10 +29,7 @@ int deregister_region(struct ibv_mr *mr)
 	return plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr);
 }
 
-/*
- * The cache gives a range up for fewer registrations than this, even if regions of it that end
- * later make the cache give it up again.
- */
+/* The cache gives a range up for fewer registrations than this, even if it does so several times. */
 enum { PAST_THE_CACHE = 100 };
 
 struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, int access,
@@ -102,18 +99,13 @@ bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory,
 	memset(far.in, 0, length);
 	status = remote ? pair_read(pair, far.mr, far.in, length, there, mr->rkey) :
 			  pair_write(pair, mr, memory, length, in, far.mr->rkey);
-	/*
-	 * On iWARP a write is complete when it is sent; the answer to a read behind it comes later.
-	 */
+	/* On iWARP a write is complete when it is sent; the answer to a read behind it comes later. */
 	if (!remote && pair->iwarp)
 		pair_read(pair, far.mr, far.out, 8, in, far.mr->rkey);
 	return status_is_good(status, "the device reads") && !memcmp(memory, far.in, length);
 }
 
-/*
- * One transfer each way: with `remote` from the far end by the region's rkey, else to the far end
- * by its lkey.
- */
+/* One transfer each way: with `remote` from the far end by the region's rkey, else to it by the lkey. */
 static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote)
 {
 	uint64_t there = (uintptr_t)memory, out = (uintptr_t)far.out;
@@ -123,10 +115,7 @@ static int piece_lands(struct pair *pair, const struct ibv_mr *mr, char *memory,
 				     pair_read(pair, mr, memory, length, out,
 					       far.mr->rkey), "the device writes"))
 		return 0;
-	/*
-	 * A read distinguishes a write to another page from a missing write. On iWARP it is answered
-	 * after the write.
-	 */
+	/* A read tells a write to another page from a missing write. On iWARP it is answered after the write. */
 	memset(far.in, 0, length);
 	if (remote &&
 	    !status_is_good(pair_read(pair, far.mr, far.in, length, there, mr->rkey), "it reads back"))
@@ -266,10 +255,7 @@ void show(struct rdmamr_stats before, struct rdmamr_stats after)
 #undef SHOW
 }
 
-/*
- * On a kernel before 6.11 the library reads all mappings to find one, and then none for ten times
- * as long: on a busy machine a reading takes a second now and then.
- */
+/* Before Linux 6.11 the library reads all mappings to find one, and then none for ten times as long. */
 enum { TRIES = 30, NAP_AT_MOST = 1000000 /* us */ };
 
 int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access)
@@ -305,10 +291,7 @@ int not_kept_with(struct pair *pair, const char *name, void *memory, size_t leng
 	return ok(good && made && (int)stats().idle <= idle, "%s: such memory is not cached", name);
 }
 
-/*
- * Checks one registration, that it has made a region or, with `either`, that it was a hit or has
- * made one, and that data lands.
- */
+/* Checks that data lands by one registration, which has made a region or, with `either`, was a hit. */
 static int judged(struct pair *pair, const char *name, void *memory, size_t length, int access,
 		  bool either)
 {

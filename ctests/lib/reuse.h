@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Relaxed registration and traffic. The proof against a stale translation is always the same: data
- * that the device writes must arrive in the page that the program sees now, and the device must
- * read the data that the program writes there. The statistics then show whether the cache reused a
- * region or made one.
+ * Relaxed registration and traffic. No translation is stale if data that the device writes arrives in the page
+ * that the program sees now, and the device reads the data that the program writes there. The statistics show
+ * whether the cache reused a region.
  *
- * CHECK_CALLS=plain has the tests call ibv_reg_mr and ibv_dereg_mr, which the cache serves under
- * RDMAMR_CACHE=all; all else is the same.
+ * CHECK_CALLS=plain has the tests call ibv_reg_mr and ibv_dereg_mr, which the cache serves under RDMAMR_CACHE=all.
  */
 #ifndef CTESTS_REUSE_H
 #define CTESTS_REUSE_H
@@ -42,17 +40,13 @@ extern const char *const rights_names[2];
 /* Whether the plain calls are under test: CHECK_CALLS=plain. */
 bool plain_calls(void);
 
-/*
- * Registers by the calls under test. Plain calls take turns between ibv_reg_mr and
- * ibv_reg_mr_iova2.
- */
+/* Registers by the calls under test. Plain calls take turns between ibv_reg_mr and ibv_reg_mr_iova2. */
 struct ibv_mr *register_region(struct ibv_pd *pd, void *addr, size_t length, int access);
 int deregister_region(struct ibv_mr *mr);
 
 /*
- * The same, served by the cache. The cache does not serve a plain call about a new range, or about
- * a range that it has given up for a while: such a region is deregistered, and the call repeated.
- * `before` has the statistics before the registration that counts.
+ * The same, served by the cache, which does not serve a plain call about a new range, or about one that it has given
+ * up: then the call is repeated. `before` has the statistics before the registration that counts.
  */
 struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, int access,
 				struct rdmamr_stats *before);
@@ -64,28 +58,21 @@ void relaxed_open(struct pair *pair);
 void relaxed_end(struct pair *pair);
 
 /*
- * Whether data lands both ways in the page that the program sees: by the region's rkey if `remote`
- * (it needs remote write and read), else by its lkey (it needs local write). Tests all of the memory
- * up to 256 KiB, some pages of more. Changes the memory.
+ * Whether data lands both ways in the page that the program sees: by the rkey if `remote` (it needs remote write and
+ * read), else by the lkey (local write). Tests all of up to 256 KiB, some pages of more. Changes the memory.
  */
 int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length, bool remote);
 #define lands_in(pair, mr, memory, length) all_lands(pair, mr, memory, length, true)
 #define lands_by_lkey(pair, mr, memory, length) all_lands(pair, mr, memory, length, false)
 
-/*
- * Whether the device reads what the program sees: by the rkey if the access has remote reads, else
- * by the lkey.
- */
+/* Whether the device reads what the program sees: by the rkey if it may read remotely, else by the lkey. */
 bool is_read_by_device(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t length,
 		       int access);
 
 /* Whether a transfer succeeded. Prints its status if not. */
 int status_is_good(int status, const char *what);
 
-/*
- * Registers the memory, moves data both ways, deregisters. Returns 1 if all succeeded. Plain calls
- * are repeated until the cache serves one.
- */
+/* Registers, moves data both ways, deregisters. Plain calls repeat until the cache serves one. */
 int lands_with(struct pair *pair, void *memory, size_t length, int access);
 
 /* The same with all remote rights, and with local rights only. */
@@ -104,31 +91,25 @@ bool made_anew(struct rdmamr_stats before, struct rdmamr_stats after);
 /* Prints the statistics that differ. */
 void show(struct rdmamr_stats before, struct rdmamr_stats after);
 
-/*
- * Waits until the kernel deregisters no more: the cache's thread ends regions of changed memory at
- * its own pace.
- */
+/* Waits until the kernel deregisters no more: the cache ends regions of changed memory at its own pace. */
 void settle(void);
 
 /*
- * Checks that the cache's second registration of unchanged memory is a hit, which leaves an idle
- * region behind. An earlier change may not have reached the cache yet, and the cache keeps no
- * region for a second where pages were just dropped: so the check tries for two seconds.
+ * Checks that the second registration of unchanged memory is a hit, which leaves an idle region. It tries for two
+ * seconds: an earlier change may be on its way, and where pages were just dropped no region is kept for a second.
  */
 int control_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 #define control(pair, name, memory, length) control_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
 /*
- * Checks that the cache keeps no region of memory that the watch cannot see completely. It keeps
- * the first region until it asks the kernel about the memory, when the memory is registered again
- * or a moment later; then that region ends.
+ * Checks that the cache keeps no region of memory that the watch cannot see completely. The first ends when the
+ * cache asks the kernel about the memory, at the next registration or a moment later.
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 
 /*
- * Checks, after a change, that data lands in the current page, by a new region. A registration that
- * bypassed the cache is repeated, so that the cache has a region of the memory, as after a relaxed
- * call; either() does the same.
+ * Checks, after a change, that data lands in the current page, by a new region. A registration that bypassed the
+ * cache is repeated, so that the cache has a region of the memory; either() does the same.
  */
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 #define anew(pair, name, memory, length) anew_with(pair, name, memory, length, LOCAL_AND_REMOTE)
@@ -137,16 +118,11 @@ int anew_with(struct pair *pair, const char *name, void *memory, size_t length, 
 int either_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 #define either(pair, name, memory, length) either_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
-/*
- * Checks, after a change that must not cost a registration, that data lands, and that it was a hit.
- */
+/* Checks, after a change that must not cost a registration, that data lands, and that it was a hit. */
 int still_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 #define still(pair, name, memory, length) still_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 
-/*
- * Whether the device refuses a write by this key as an access error, and changes nothing. This ends
- * the connection.
- */
+/* Whether the device refuses a write by this key, and changes nothing. */
 int write_refused(struct pair *pair, char *memory, uint32_t rkey);
 
 #endif

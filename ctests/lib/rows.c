@@ -25,10 +25,7 @@ static int result(void)
 	return passed;
 }
 
-void row_ends(void)
-{
-	_exit(result());
-}
+void row_ends(void) { _exit(result()); }
 
 void row_again(void)
 {

@@ -47,10 +47,7 @@ extern const struct row *row;
 
 #define ROWS(rows) rows, sizeof(rows) / sizeof(*(rows))
 
-/*
- * Runs the rows: return run_rows(argv, ROWS(rows), settings, around). In each process `around` calls
- * row->act(); without `around` the driver calls it.
- */
+/* Runs the rows, each by `around`, which calls row->act(), or by row->act() itself. */
 int run_rows(char **argv, const struct row *rows, size_t count, const char *settings, void (*around)(void));
 
 /* The program of the table `rows`. */

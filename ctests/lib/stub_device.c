@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/io_uring.h>
 #include <pthread.h>
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/ib_user_verbs.h>
@@ -18,6 +17,7 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
+#include "uring.h"
 
 /*
  * A region has a slot. Its handle is the slot's number; its keys are the number and a part of the
@@ -32,10 +32,7 @@ enum { SLOTS = 1 << STUB_SLOT_BITS, PINNED_SLOTS = 4096, UMEM_SLOTS = 4, GENERAT
 /* The bytes that ib_umem_get pins at once, and the greatest number of such chunks in a region. */
 enum { UMEM_BYTES = 512 * 4096, UMEM_PARTS = 4096 };
 
-/*
- * With abi_compat all ones, libibverbs uses the memory before a context as its own. In a later
- * rdma-core more of it precedes this structure.
- */
+/* With abi_compat all ones, libibverbs uses the memory before a context, in later versions more of it. */
 static struct {
 	char before[1024];
 	struct verbs_context extended;
@@ -57,32 +54,27 @@ static struct { _Atomic int err; _Atomic long times; } failure[2];
 
 static struct {
 	pthread_mutex_t lock;
-	int fd, pipe[2];
-	unsigned int *tail, mask, *array, *cq_head, *cq_tail, cq_mask;
-	struct io_uring_sqe *sqes;
-	struct io_uring_cqe *cqes;
+	int pipe[2];
+	struct uring uring;
 	unsigned char pattern[PATTERN];
 	/* With STUB_UMEM each slot has a ring of its own, which locks no other: so two can be pinned at once. */
-	int fds[UMEM_SLOTS];
+	struct uring of_slot[UMEM_SLOTS];
 	struct iovec (*parts)[UMEM_PARTS];
-} ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1 };
+} ring = { .lock = PTHREAD_MUTEX_INITIALIZER, .uring.fd = -1 };
 
 static uint32_t key_of(uint32_t slot, uint32_t word)
 {
 	return slot << GENERATION_BITS | ((word >> 2) & ((1 << GENERATION_BITS) - 1));
 }
 
-/*
- * Everything from here to ioctl() may run in a thread that has no thread-locals but an errno,
- * inside any function of the library: no locks, no memory, no output.
- */
+/* All up to ioctl() may run in a thread without thread-locals but an errno: no locks, no memory, no output. */
 
 static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
 {
 	struct iovec buffer = { (void *)(uintptr_t)start, length };
 	struct io_uring_rsrc_update2 update = { .offset = slot, .data = (uintptr_t)&buffer, .nr = 1 };
 
-	return syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) == 1 ?
+	return syscall(SYS_io_uring_register, ring.uring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) == 1 ?
 	       0 : -1;
 }
 
@@ -103,7 +95,7 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 							      left < UMEM_BYTES ? left : UMEM_BYTES } :
 					      (struct iovec){ 0 };
 	}
-	done = syscall(SYS_io_uring_register, ring.fds[slot], IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
+	done = syscall(SYS_io_uring_register, ring.of_slot[slot].fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
 	if (done == update.nr)
 		return 0;
 	/* io_uring sets no errno if it could pin the first ones only. */
@@ -116,7 +108,7 @@ static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
 
 static int pin(uint32_t slot, uint64_t start, uint64_t length)
 {
-	if (ring.fd < 0 && !ring.parts)
+	if (ring.uring.fd < 0 && !ring.parts)
 		return 0;
 	return ring.parts ? set_parts(slot, start, length) : set_buffer(slot, start, length);
 }
@@ -185,9 +177,7 @@ static atomic_bool is_gone;
 
 void stub_unplug(void) { is_gone = true; }
 
-/*
- * A slot that is free, which is being made from now on; -1 if there is none. `word`: what it had.
- */
+/* A slot that is free, which is being made from now on; -1 if there is none. `word`: what it had. */
 static long free_slot(uint32_t count, uint32_t *word)
 {
 	for (uint32_t tries = 0; tries < count; tries++) {
@@ -417,10 +407,7 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	va_end(args);
 	if (number == SYS_ioctl && argument[1] == (long)RDMA_VERBS_IOCTL && argument[0] == device.extended.context.cmd_fd)
 		return uverbs((void *)argument[2]);
-	/*
-	 * The program itself calls this first, when it opens the device: a thread of the library must
-	 * not look it up.
-	 */
+	/* The program calls this first, when it opens the device: a thread of the library must not look it up. */
 	if (!stub_syscall)
 		*(void **)&stub_syscall = dlsym(RTLD_NEXT, "syscall");
 	before = stub_before;
@@ -429,60 +416,37 @@ __attribute__((no_sanitize_address)) long syscall(long number, ...)
 	return stub_syscall(number, argument[0], argument[1], argument[2], argument[3], argument[4], argument[5]);
 }
 
-/* A ring with room for so many buffers. */
-static const char *set_up(int *fd, struct io_uring_params *params, uint32_t buffers)
+/* With room for so many buffers. */
+static const char *set_up(struct uring *uring, uint32_t buffers)
 {
 	struct io_uring_rsrc_register table = { .nr = buffers, .flags = IORING_RSRC_REGISTER_SPARSE };
 
-	*fd = (int)syscall(SYS_io_uring_setup, 4, params);
-	if (*fd < 0)
+	if (!uring_set_up(uring))
 		return errno == ENOSYS || errno == EPERM || errno == EACCES ?
 		       "io_uring is refused to this process" : "io_uring_setup fails";
-	if (!(params->features & IORING_FEAT_SINGLE_MMAP) ||
-	    syscall(SYS_io_uring_register, *fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)))
-		return "io_uring has no table of buffers that can be changed (before Linux 5.19)";
-	return NULL;
+	return syscall(SYS_io_uring_register, uring->fd, IORING_REGISTER_BUFFERS2, &table, sizeof(table)) ?
+	       "io_uring has no table of buffers that can be changed (before Linux 5.19)" : NULL;
 }
 
 static const char *open_ring(enum stub_kind kind)
 {
-	struct io_uring_params params = { 0 };
 	const char *why = NULL;
-	unsigned char *queues;
-	size_t size, cq_size;
 
 	if (kind == STUB_UMEM) {
 		ring.parts = calloc(UMEM_SLOTS, sizeof(*ring.parts));
 		if (!ring.parts)
 			return "no memory";
-		for (int slot = 0; slot < UMEM_SLOTS && !why; slot++) {
-			params = (struct io_uring_params){ 0 };
-			why = set_up(&ring.fds[slot], &params, UMEM_PARTS);
-		}
+		for (int slot = 0; slot < UMEM_SLOTS && !why; slot++)
+			why = set_up(&ring.of_slot[slot], UMEM_PARTS);
 		return why;
 	}
-	why = set_up(&ring.fd, &params, PINNED_SLOTS);
+	why = set_up(&ring.uring, PINNED_SLOTS);
 	if (why)
 		return why;
-	size = params.sq_off.array + params.sq_entries * sizeof(unsigned int);
-	cq_size = params.cq_off.cqes + params.cq_entries * sizeof(struct io_uring_cqe);
-	queues = mmap(NULL, size > cq_size ? size : cq_size, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
-		      IORING_OFF_SQ_RING);
-	ring.sqes = mmap(NULL, params.sq_entries * sizeof(*ring.sqes), PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
-			 IORING_OFF_SQES);
-	if (queues == MAP_FAILED || ring.sqes == MAP_FAILED)
+	if (!uring_map(&ring.uring))
 		return "no memory for the queues of io_uring";
 	/* io_uring reads a pipe at once; it may hand other files to a thread of the kernel. */
-	if (pipe2(ring.pipe, O_CLOEXEC | O_NONBLOCK))
-		return "no pipe";
-	ring.tail = (unsigned int *)(queues + params.sq_off.tail);
-	ring.mask = *(unsigned int *)(queues + params.sq_off.ring_mask);
-	ring.array = (unsigned int *)(queues + params.sq_off.array);
-	ring.cq_head = (unsigned int *)(queues + params.cq_off.head);
-	ring.cq_tail = (unsigned int *)(queues + params.cq_off.tail);
-	ring.cq_mask = *(unsigned int *)(queues + params.cq_off.ring_mask);
-	ring.cqes = (struct io_uring_cqe *)(queues + params.cq_off.cqes);
-	return NULL;
+	return pipe2(ring.pipe, O_CLOEXEC | O_NONBLOCK) ? "no pipe" : NULL;
 }
 
 const char *stub_open(enum stub_kind kind)
@@ -548,34 +512,17 @@ int stub_deregister(struct ibv_mr *mr)
 	return 0;
 }
 
-/*
- * Reads the pipe's content into the buffer of that slot, or writes the buffer's content to the
- * pipe: all of it, or an error.
- */
+/* Reads the pipe's content into the buffer of that slot, or writes it to the pipe: all of it, or an error. */
 static int transfer(int opcode, uint32_t slot, unsigned char *at, unsigned int length)
 {
-	unsigned int tail = *ring.tail, head = *ring.cq_head;
-	struct io_uring_sqe *sqe = &ring.sqes[tail & ring.mask];
-	int result;
-
-	*sqe = (struct io_uring_sqe){
+	int result = uring_do(&ring.uring, (struct io_uring_sqe){
 		.opcode = (uint8_t)opcode,
 		.fd = ring.pipe[opcode == IORING_OP_WRITE_FIXED],
 		.addr = (uintptr_t)at,
 		.len = length,
 		.buf_index = (uint16_t)slot,
-	};
-	ring.array[tail & ring.mask] = tail & ring.mask;
-	__atomic_store_n(ring.tail, tail + 1, __ATOMIC_RELEASE);
-	do
-		result = (int)syscall(SYS_io_uring_enter, ring.fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0);
-	while (result < 0 && errno == EINTR);
-	if (result < 0)
-		return errno;
-	while (__atomic_load_n(ring.cq_tail, __ATOMIC_ACQUIRE) == head)
-		syscall(SYS_io_uring_enter, ring.fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0);
-	result = ring.cqes[head & ring.cq_mask].res;
-	__atomic_store_n(ring.cq_head, head + 1, __ATOMIC_RELEASE);
+	});
+
 	return result < 0 ? -result : result == (int)length ? 0 : EIO;
 }
 
@@ -584,7 +531,7 @@ static long slot_of(const struct ibv_mr *mr)
 {
 	uint32_t slot = mr->lkey >> GENERATION_BITS, word = slot < usable_slots ? slots[slot] : 0;
 
-	if (ring.fd < 0 || ring.parts)
+	if (ring.uring.fd < 0 || ring.parts)
 		return fail(EOPNOTSUPP);
 	if ((word & 3) != LIVE || key_of(slot, word) != mr->lkey)
 		return fail(EKEYREJECTED);

@@ -1,13 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * A stand-in for a device, so that the library runs on a machine without RDMA, on its own kernel
- * and at full speed: a context and a protection domain made by hand, and an ioctl() in the program
- * that answers those of uverbs as soft-RoCE's kernel driver would. All else is the real library.
+ * A stand-in for a device, so that the library runs on a machine without RDMA: a context and a protection
+ * domain made by hand, and an ioctl() that answers those of uverbs as soft-RoCE's driver would.
  *
- * A device writes to the pages that it pinned, whatever happens to the program's page tables: with
- * STUB_PIN a registration pins its memory as a fixed buffer of an io_uring, and stub_write() reads
- * from a file into that buffer. The data goes to the pages of the registration, as an RDMA write
- * does.
+ * With STUB_PIN a registration pins its memory as a fixed buffer of an io_uring, and stub_write() reads from
+ * a pipe into that buffer. So the data goes to the pages of the registration, whatever happens to the
+ * program's page tables, as that of a device does.
  */
 #ifndef STUB_DEVICE_H
 #define STUB_DEVICE_H
@@ -32,62 +30,39 @@ const char *stub_open(enum stub_kind kind);
 /* From now on the device has this many regions, fewer than before. */
 void stub_have(uint32_t regions);
 
-/*
- * The device is of another driver, which has errnos of its own. 0 stands for the core's errno, and
- * for no maximum.
- */
+/* The device is of another driver. 0 stands for the core's errno, and for no maximum. */
 struct stub_driver {
 	uint32_t id;
-	/* No key is left. */
-	int full;
-	/* The memory cannot be pinned, for whatever reason. */
-	int unpinned;
-	/* The region would be longer than this. */
+	int full;             /* the errno if no key is left */
+	int unpinned;         /* if the memory cannot be pinned, for whatever reason */
+	int too_long;         /* if the region would be longer than the next */
 	uint64_t max_mr_size;
-	int too_long;
-	/* What the device says that it has, of which other processes have the rest. */
-	uint32_t max_mr;
+	uint32_t max_mr;      /* what the device says that it has, of which other processes have the rest */
 };
-
 void stub_drive(struct stub_driver driver);
 
 /* The device is gone: each command fails with EIO, but those that end an object. */
 void stub_unplug(void);
 
-/*
- * From now on a registration takes at least this many ns, and this many more a page, and a
- * deregistration this many.
- */
+/* From now on calls take at least so many ns, and a registration so many more a page. */
 struct stub_costs { long registration, page, deregistration; };
 void stub_take(struct stub_costs costs);
 
-/*
- * If it is set, the device takes dma-bufs by the kernel's own call, and holds each as long as its region
- * exists. The function gives the memory at an address a number, which stub_number_of() tells by the key.
- */
+/* If set, the device takes dma-bufs, and gives the memory at an address a number, which stub_number_of() tells. */
 extern uint64_t (*stub_number)(uint64_t iova);
 uint64_t stub_number_of(uint32_t lkey);
 
-/*
- * From now on the device has a provider: each of its functions is this one, whatever the arguments.
- * libibverbs calls it where the library forwards a call, and to deallocate and to close.
- */
+/* From now on the device has a provider, each of whose functions is this one, whatever the arguments. */
 void stub_provide(long (*operation)(void));
 
 /* Its protection domains, two of them. They can be deallocated only if the device has a provider. */
 struct ibv_pd *stub_pd(void);
 struct ibv_pd *stub_other_pd(void);
 
-/*
- * The device writes `value` to all bytes of the region, from addr on for length. Returns 0, or an
- * errno: EKEYREJECTED if the device does not know the region's lkey.
- */
+/* The device writes `value` to all bytes of the region. 0, or an errno: EKEYREJECTED for an unknown lkey. */
 int stub_write(const struct ibv_mr *mr, unsigned char value);
 
-/*
- * Whether the program sees the device's writes to the region. Writes to its first page only, by the
- * program and by the device.
- */
+/* Whether the program sees the device's writes to the region. Only its first page is written. */
 bool stub_lands(const struct ibv_mr *mr);
 
 /* The next `times` registrations, or deregistrations, fail with this errno, and change nothing. */
@@ -97,32 +72,22 @@ void stub_fail(enum stub_call call, int err, long times);
 /* Each registration takes this many milliseconds more, once its memory is pinned. */
 extern _Atomic int stub_slow;
 
-/*
- * Each call of this kind that succeeds raises this signal in the thread that makes it, unless it is
- * 0.
- */
+/* Each call of this kind that succeeds raises this signal in the thread that makes it; 0: none. */
 extern _Atomic int stub_signals[2];
 
 /*
- * Called, unless it is NULL, before each system call that the library makes by number, except those
- * for this device: so a test stops or kills a thread at a place of its choice, or changes the
- * arguments. It may run in a thread that has no thread-locals but an errno, and makes its own calls
- * by stub_syscall().
+ * Called, unless it is NULL, before each system call that the library makes by number, except those for this
+ * device. It may run in a thread that has no thread-locals but an errno, and makes its own calls by
+ * stub_syscall().
  */
 extern void (*_Atomic stub_before)(long number, const long argument[6]);
 extern long (*stub_syscall)(long number, ...);
 
-/*
- * In a thread with a table of descriptors of its own, the device's number names another device: it
- * knows no region, and counts the requests to it.
- */
+/* In such a thread the device's number names another device, which knows no region, and counts the requests. */
 extern _Thread_local bool stub_is_another;
 long stub_misled(void);
 
-/*
- * The device writes to a part of the region, or reads it: at most 32 KiB, from the offset `at` on.
- * Returns 0, or an errno as above.
- */
+/* The device writes to a part of the region, or reads it: at most 32 KiB. 0, or an errno as above. */
 int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length);
 int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length);
 

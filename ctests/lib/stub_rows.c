@@ -23,10 +23,7 @@ struct ibv_mr *reg(void *at, size_t length)
 	return mr;
 }
 
-void dereg(struct ibv_mr *mr)
-{
-	must((by_plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
-}
+void dereg(struct ibv_mr *mr) { must((by_plain_calls() ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0); }
 
 bool arrives(void *memory, size_t length)
 {

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Rows on the stand-in of a device (stub_device.h), and registrations there: by the plain calls in a
- * row of BOTH_CALLS or PLAIN_CALLS, else by the relaxed ones.
- */
+/* Rows on the stand-in of a device, and registrations there, by plain calls if the row has them. */
 #ifndef CTESTS_STUB_ROWS_H
 #define CTESTS_STUB_ROWS_H
 
@@ -11,10 +8,7 @@
 #include "rows.h"
 #include "stub_device.h"
 
-/*
- * on_stub() opens the device, runs the row, and checks row->then of a page: if that is set, the page
- * has an idle region before, and the row is skipped if the cache keeps none here.
- */
+/* on_stub() opens the device, runs the row, and checks row->then, if it is set, of a page with an idle region. */
 
 /* Of rows: by both calls without pins; a setting that is unset. */
 #define UNPINNED (BOTH_CALLS | NO_PINS)
@@ -28,10 +22,7 @@ bool by_plain_calls(void);
 struct ibv_mr *reg(void *at, size_t length);
 void dereg(struct ibv_mr *mr);
 
-/*
- * Registers memory and deregisters it. Whether the program sees the device's write to its first
- * page, if the row has pins and remote rights.
- */
+/* Registers and deregisters. Whether the program sees the device's write, if the row has pins and remote rights. */
 bool arrives(void *memory, size_t length);
 
 /* Registers a page and deregisters it, and checks that the program sees the device's write. */
@@ -52,17 +43,14 @@ char *idle(void);
 void served(void *page, enum served wanted, const char *when);
 
 /*
- * The race that makes userfaultfd alone unsafe, of a page with an idle region: another thread
- * unmaps it by a raw system call, this one maps it anew before the library's reader has begun to
- * read the event, and checks that the program sees the device's writes. hold_reader() comes first.
+ * The race that makes userfaultfd alone unsafe: another thread unmaps a page by a raw system call, this one maps it
+ * anew before the library's reader begins to read the event, and checks that data lands. hold_reader() comes first.
  */
 void hold_reader(void);
 void release_reader(void);
 void race(char *page);
 
-/*
- * The same, whose other thread this function makes. Whether the program has always seen the writes.
- */
+/* The same, whose other thread this function makes. Whether the program has always seen the writes. */
 typedef int thread_maker(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
 bool lands_in_race(char *page, thread_maker *make);
 

@@ -27,15 +27,12 @@ void about(const char *format, ...)
 }
 
 /* The name of a check, behind what it is about. */
-#define NAME_CHECK(name, format)                                               \
-	do {                                                                   \
-		va_list args;                                                  \
-		int used = snprintf(name, sizeof(name), "%s%s", subject, subject[0] ? ": " : ""); \
-									       \
-		va_start(args, format);                                        \
-		vsnprintf(name + used, sizeof(name) - (size_t)used, format, args); \
-		va_end(args);                                                  \
-	} while (0)
+static void name_check(char *name, size_t room, const char *format, va_list args)
+{
+	size_t used = (size_t)snprintf(name, room, "%s%s", subject, subject[0] ? ": " : "");
+
+	vsnprintf(name + used, room - used, format, args);
+}
 
 static void result(bool passed, const char *name)
 {
@@ -57,10 +54,7 @@ static void checked(bool passed, const char *name, const char *detail)
 	now.checks++;
 	if (passed)
 		return;
-	/*
-	 * At once, for readers of a program that dies, and after the result, for readers of results
-	 * only.
-	 */
+	/* At once, for readers of a program that dies, and after the result, for readers of results only. */
 	if (now.failures++ < MOST_SHOWN) {
 		printf("# failed: %s: %s: %s\n", now.name, name, detail);
 		snprintf(now.shown + used, sizeof(now.shown) - used, "# %s: %s\n", name, detail);
@@ -72,8 +66,11 @@ int ok(int passed, const char *format, ...)
 {
 	char name[800], detail[100];
 	int err = errno;
+	va_list args;
 
-	NAME_CHECK(name, format);
+	va_start(args, format);
+	name_check(name, sizeof(name), format, args);
+	va_end(args);
 	snprintf(detail, sizeof(detail), "errno %d (%s)", err, strerror(err));
 	checked(passed, name, detail);
 	errno = err;
@@ -83,8 +80,11 @@ int ok(int passed, const char *format, ...)
 int is(long long got, long long want, const char *format, ...)
 {
 	char name[800], detail[100];
+	va_list args;
 
-	NAME_CHECK(name, format);
+	va_start(args, format);
+	name_check(name, sizeof(name), format, args);
+	va_end(args);
 	snprintf(detail, sizeof(detail), "got %lld, want %lld", got, want);
 	checked(got == want, name, detail);
 	return got == want;
@@ -170,22 +170,16 @@ void skip(const char *name, const char *reason)
 
 void skip_all(const char *reason)
 {
-	if (tap_in_row && now.open) {
+	if (now.open) {
 		case_skip("%s", reason);
-		_exit(0);
-	}
-	printf("1..0 # SKIP %s\n", reason);
-	exit(0);
-}
-
-void skip_rest(const char *reason)
-{
-	if (now.open)
-		case_skip("%s", reason);
-	else if (tap_count)
+	} else if (tap_count) {
 		skip("the rest", reason);
-	else
-		skip_all(reason);
+	} else {
+		printf("1..0 # SKIP %s\n", reason);
+		exit(0);
+	}
+	if (tap_in_row)
+		_exit(0);
 	exit(done_testing());
 }
 

@@ -32,26 +32,18 @@ int is(long long got, long long want, const char *format, ...);
 #define gives(want, ...) is((long long)(__VA_ARGS__), (long long)(want), "%s", #__VA_ARGS__)
 #define holds(...) ok(!!(__VA_ARGS__), "%s", #__VA_ARGS__)
 
-/*
- * Says what the checks from here on are about, as the row of a table: the words stand before the
- * name of each. They end with the case, or by an empty text.
- */
+/* What the checks from here on are about: words before each name, until the case ends or by an empty text. */
 __attribute__((format(printf, 1, 2)))
 void about(const char *format, ...);
 
-/*
- * Begins a case. Until case_end() a check that passes prints nothing, and one that fails prints a
- * comment. The result of a case without a check is a failure. Cases do not nest.
- */
+/* Begins a case. Until case_end() only checks that fail print. A case without a check fails. Cases do not nest. */
 __attribute__((format(printf, 1, 2)))
 void case_begin(const char *format, ...);
 
 /* Ends the case, and prints its result. Returns whether each check passed. */
 bool case_end(void);
 
-/*
- * Ends the case without a result if it has checks and all of them passed. Returns whether it did.
- */
+/* Ends the case without a result if it has checks and all of them passed. Returns whether it did. */
 bool case_drop(void);
 
 /* Makes a case of one statement. */
@@ -66,24 +58,14 @@ bool case_drop(void);
 __attribute__((format(printf, 1, 2)))
 void case_skip(const char *format, ...);
 
-/*
- * Reports that a test is skipped, and why. Within a case this is a comment, and the result if the
- * case has no check.
- */
+/* Reports that a test is skipped, and why: in a case a comment, and the result if the case has no check. */
 void skip(const char *name, const char *reason);
 
-/* Reports that the whole program is skipped, and why, and ends it. */
+/* Reports that the program, or what is left of it, is skipped, and why, and ends it. */
 __attribute__((noreturn))
 void skip_all(const char *reason);
 
-/* As skip_all, for a program that may have reported results already. */
-__attribute__((noreturn))
-void skip_rest(const char *reason);
-
-/*
- * Ends the report: return done_testing(). A program that ends without it has no plan, and therefore
- * fails.
- */
+/* Ends the report: return done_testing(). A program that ends without it has no plan, and so fails. */
 int done_testing(void);
 
 /* Set-up without which the test means nothing. */

@@ -29,10 +29,7 @@ void verdict_region(const char *name, struct ibv_pd *pd, void *addr, size_t leng
 	verdict(", deregistered %s", dereg ? strerrorname_np(dereg) : "0");
 }
 
-const char *name_of(int err)
-{
-	return err ? strerrorname_np(err) : "0";
-}
+const char *name_of(int err) { return err ? strerrorname_np(err) : "0"; }
 
 int taken_rights(struct ibv_pd *pd, void *page)
 {

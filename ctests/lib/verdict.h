@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A program of differential/ prints one line for each attempt: a name, a tab, the outcome. It runs
- * without and with the library, and the two outputs must be equal line by line. It asserts nothing
- * itself: libibverbs and the kernel are the reference.
- */
+/* A program of differential/ prints a line for each attempt: a name, a tab, the outcome. It asserts nothing itself. */
 #ifndef CTESTS_VERDICT_H
 #define CTESTS_VERDICT_H
 
@@ -12,10 +8,7 @@
 __attribute__((format(printf, 1, 2)))
 void verdict(const char *format, ...);
 
-/*
- * Prints the outcome of a registration that was just made, errno or the object's fields, and then
- * the outcome of its deregistration.
- */
+/* Prints the outcome of a registration, errno or the object's fields, and of its deregistration. */
 void verdict_region(const char *name, struct ibv_pd *pd, void *addr, size_t length, struct ibv_mr *mr);
 
 /* LOCAL_AND_REMOTE, or LOCAL_WRITE on a device that takes no remote access (efa, Linux 6.1). */
