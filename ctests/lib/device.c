@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 #include "device.h"
+#include <dlfcn.h>
 #include <rdma/ib_user_ioctl_cmds.h>
 #include <rdma/rdma_user_ioctl.h>
 #include <sys/ioctl.h>
@@ -34,6 +35,14 @@ struct ibv_pd *domain_of_device(void)
 
 	must(pd);
 	return pd;
+}
+
+void *of_libibverbs(const char *name, const char *version)
+{
+	void *function = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), name, version);
+
+	must(function);
+	return function;
 }
 
 struct rdmamr_stats stats(void)

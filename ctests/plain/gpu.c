@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A stand-in for a GPU's runtime, libcuda.so.1 by its name: the memory at GPU_MEMORY counts as the
- * GPU's. The address space there is reserved without access, as CUDA does.
- */
+/* A stand-in for an old libcuda.so.1: the memory at GPU_MEMORY counts as the GPU's, without access as with CUDA. */
 #include <errno.h>
 #include <stdint.h>
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A stand-in for CUDA's runtime, libcudart.so.12, above the stand-in of its driver (gpu_runtime.c): the
- * calls by which a program learns of the GPUs, and whether memory is one's.
- */
+/* A stand-in for libcudart.so.12, above gpu_runtime.c: what a program asks of the GPUs, and of memory. */
 #include <stddef.h>
 #include <stdio.h>
 
@@ -28,10 +25,7 @@ int cudaGetDevice(int *device)
 	return SUCCESS;
 }
 
-int cudaSetDevice(int device)
-{
-	return device < COUNT ? SUCCESS : INVALID_VALUE;
-}
+int cudaSetDevice(int device) { return device < COUNT ? SUCCESS : INVALID_VALUE; }
 
 int cudaDeviceGetPCIBusId(char *address, int size, int device)
 {
@@ -51,7 +45,4 @@ int cudaPointerGetAttributes(struct attributes *of, const void *pointer)
 	return SUCCESS;
 }
 
-const char *cudaGetErrorString(int error)
-{
-	return error ? "an error" : "no error";
-}
+const char *cudaGetErrorString(int error) { return error ? "an error" : "no error"; }

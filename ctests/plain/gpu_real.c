@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Memory of a real NVIDIA GPU: as gpu_registered.c and gpu_reuse.c, by a real driver. Drivers differ in what
- * they export. The RDMA device is the stand-in, whose provider takes dma-bufs: no data moves.
- */
+/* Memory of a real NVIDIA GPU, by its driver. The RDMA device is the stand-in, to which no data moves. */
 #include <dlfcn.h>
 #include <sys/stat.h>
 #include "../lib/device.h"

@@ -7,7 +7,6 @@
  * The device is one of vm/hca, whose kernel really maps dma-bufs. The GPU's runtime is a stand-in
  * (gpu_runtime.c), named by CHECK_GPU.
  */
-#include <dlfcn.h>
 #include <sys/resource.h>
 #include "../lib/gpu.h"
 #include "../lib/hca.h"
@@ -17,7 +16,6 @@ enum { SIZE = 8 << 20, SHOWN = GPU_SHOWN, HANDLE = 2 << 20 };
 enum { USUAL = GPU_HAS_DMA_BUF | GPU_TAKES_PARTS | GPU_TAKES_WHOLES };
 
 static const char *device;
-static struct ibv_context *context;
 static struct ibv_pd *pd;
 
 /* A region at that address: its fields, its data at both ends, its end. */
@@ -61,11 +59,9 @@ static void refused(const char *name, uint64_t address, size_t length, int err, 
 
 static void each_call(uint64_t at)
 {
-	int (*dereg)(struct ibv_mr *) = NULL;
+	int (*dereg)(struct ibv_mr *) = (int (*)(struct ibv_mr *))of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
 	uint64_t iova = 0x40000000000;
 
-	*(void **)&dereg = dlvsym(dlopen("libibverbs.so.1", RTLD_NOW), "ibv_dereg_mr", "IBVERBS_1.1");
-	must(dereg);
 	is_good("ibv_reg_mr", at, SIZE);
 	is_good("a part of an allocation", at + PAGE, 3 * PAGE);
 	is_good("a part that is not aligned", at + 100, 5000);
@@ -220,10 +216,9 @@ int main(void)
 	uint64_t at;
 
 	device = gpu_begin();
-	context = open_device();
-	pd = ibv_alloc_pd(context);
+	pd = domain_of_device();
 	at = gpu.allocate(GPU_PLAIN, SIZE);
-	must(pd && at);
+	must(at);
 	if (!rdmamr_last_reason) {
 		ok(!registered(at, SIZE) && errno == EFAULT, "without the library the kernel refuses it with EFAULT");
 		return done_testing();

@@ -190,10 +190,7 @@ static void registered(void)
 	must(mr);
 }
 
-static long of_provider(void)
-{
-	return 0;
-}
+static long of_provider(void) { return 0; }
 
 static void open_it(void)
 {
@@ -205,10 +202,7 @@ static void open_it(void)
 	dereg = (int (*)(struct ibv_mr *))of_library("ibv_dereg_mr");
 }
 
-static void with_domain(void)
-{
-	must(other(rdmamr_domain_open)(pd, NULL, &domain, NULL) == 0);
-}
+static void with_domain(void) { must(other(rdmamr_domain_open)(pd, NULL, &domain, NULL) == 0); }
 
 static void with_region(void)
 {
@@ -392,10 +386,7 @@ static void *registers(void *nothing)
 	return NULL;
 }
 
-static void waits_for_registration(void)
-{
-	in_thread(registers, NULL);
-}
+static void waits_for_registration(void) { in_thread(registers, NULL); }
 
 static int shape(const char *name)
 {

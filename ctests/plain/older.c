@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Calls forwarded to a libibverbs that lacks the newer functions. The device has no uverbs
- * descriptor, so each call is forwarded. Usage: older HAVE_IOVA
- */
+/* Calls forwarded to an older libibverbs: the device has no uverbs descriptor. Usage: older HAVE_IOVA */
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 #include <rdmamr.h>

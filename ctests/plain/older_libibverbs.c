@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A libibverbs before rdma-core 28 (HAVE_IOVA) or 25. Its functions that register memory name
- * themselves in the region's handle.
- */
+/* A libibverbs before rdma-core 28 (HAVE_IOVA) or 25. A region's handle names the function that made it. */
 #include <infiniband/verbs.h>
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -27,7 +24,4 @@ struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uin
 }
 #endif
 
-int ibv_dereg_mr(struct ibv_mr *mr)
-{
-	return mr == &made ? 0 : 22;
-}
+int ibv_dereg_mr(struct ibv_mr *mr) { return mr == &made ? 0 : 22; }

@@ -1,12 +1,9 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# providers.sh LIBRARY BUILT [DEVICE...]: in the machine of vm/ with the kernel module of vm/hca, whose
-# devices stand in the place of each hardware driver's (all of them without DEVICE). For each device
-# the programs of differential/ run without and with the library. Their lines (results, errno, the
-# object's fields) and the kernel's log (start, length, iova, access, private bytes of each call) must be
-# equal. With the cache the lines must be equal but for CACHE below. $VM_OUT/providers.tsv gets a line
-# for each device: its name, the versions of kernel and rdma-core, the cases, the differences, and
-# those with the cache.
+# providers.sh LIBRARY BUILT [DEVICE...]: in the machine of vm/, for each device of vm/hca, which stands in the
+# place of a hardware driver's: the lines of the programs of differential/ and the kernel's log of their calls must
+# be equal without and with the library, with the cache but for cache_changes. $VM_OUT/providers.tsv gets a line for
+# each device: its name, the versions of kernel and rdma-core, the cases, the differences, and those with the cache.
 . "$(dirname "$0")/../lib/script.sh"
 library=$1 built=$2
 shift 2

@@ -5,6 +5,7 @@
  * Usage: unpinned [WORD]: those of special[] whose names have this word, which must be there
  */
 #include "../lib/device.h"
+#include "../lib/program.h"
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
@@ -15,12 +16,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 
-#ifndef MADV_GUARD_INSTALL
-#define MADV_GUARD_INSTALL 102
-#endif
 #define HUGE ((size_t)2 << 20)
 #define LARGE (64 * HUGE) /* more than the machine's 16 pages */
 #define RW (PROT_READ | PROT_WRITE)
@@ -48,10 +45,7 @@ static void *of_file(int fd, size_t length, size_t mapped, int protection, int f
 	return memory;
 }
 
-static int file_at(const char *path)
-{
-	return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600);
-}
+static int file_at(const char *path) { return open(path, O_RDWR | O_CREAT | O_TRUNC, 0600); }
 
 static void *no_access(void) { return anonymous(PROT_NONE, 0, PAGE); }
 static void *executed(void) { return anonymous(PROT_EXEC, 0, PAGE); }
@@ -84,23 +78,10 @@ static void *huge_of_a_fork(void)
 
 static void *shared_read_only(void) { return of_file(memfd_create("m", 0), PAGE, PAGE, PROT_READ, MAP_SHARED); }
 static void *short_memfd(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_SHARED); }
-static void *short_private(void) { return of_file(memfd_create("m", 0), PAGE, 3 * PAGE, RW, MAP_PRIVATE); }
-static void *short_in_run(void) { return of_file(file_at("/run/unpinned"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
-static void *short_in_shm(void) { return of_file(file_at("/dev/shm/unpinned"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
-static void *short_in_tmpfs(void) { return of_file(file_at(PLACE "/tmpfs/short"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
 static void *full_tmpfs(void) { return of_file(file_at(PLACE "/tmpfs/full"), 32 * PAGE, 32 * PAGE, RW, MAP_SHARED); }
 static void *on_ext4(void) { return of_file(file_at(PLACE "/ext4/file"), 2 * PAGE, 2 * PAGE, RW, MAP_SHARED); }
 static void *short_on_ext4(void) { return of_file(file_at(PLACE "/ext4/short"), PAGE, 3 * PAGE, RW, MAP_SHARED); }
 static void *secret(void) { return of_file((int)syscall(447, 0), PAGE, PAGE, RW, MAP_SHARED); }
-static void *huge_memfd(void) { return of_file(memfd_create("h", MFD_HUGETLB), LARGE, LARGE, RW, MAP_SHARED | MAP_NORESERVE); }
-
-static void *huge_file(void)
-{
-	int fd = file_at(PLACE "/huge/file");
-
-	/* Its pages are free once it is unmapped. */
-	return unlink(PLACE "/huge/file") ? MAP_FAILED : of_file(fd, LARGE, LARGE, RW, MAP_SHARED | MAP_NORESERVE);
-}
 
 /* The mount has two pages, and the pool has more. */
 static void *full_huge_mount(void)
@@ -143,24 +124,7 @@ static void *tmpfs_and_hole(void)
 	return memory == MAP_FAILED || munmap(memory + PAGE, 2 * PAGE) ? MAP_FAILED : memory;
 }
 
-static void *vvar(void)
-{
-	char *start, *end;
-
-	return find_mapping("r--p", "[vvar]", &start, &end) ? start : MAP_FAILED;
-}
-
-static void *guarded(void)
-{
-	char *memory = anonymous(RW, 0, 3 * PAGE);
-
-	return madvise(memory + PAGE, PAGE, MADV_GUARD_INSTALL) ? MAP_FAILED : memory;
-}
-
-static void returns(int signal)
-{
-	(void)signal;
-}
+static void returns(int signal) { (void)signal; }
 
 static void *poisoned(void)
 {
@@ -203,15 +167,6 @@ static void *closed_key(void)
 	return key < 0 || pkey_mprotect(memory, PAGE, RW, key) ? MAP_FAILED : memory;
 }
 
-static bool write_to(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY);
-	bool written = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-
-	close(fd);
-	return written;
-}
-
 /* The process's control group may have one huge page. */
 static void *huge_in_group(void)
 {
@@ -251,15 +206,12 @@ static void *in_a_pipe(void)
 	return pipe2(ends, O_CLOEXEC) || vmsplice(ends[1], &part, 1, 0) != PAGE ? MAP_FAILED : piped;
 }
 
-static void *out_of_it(void)
-{
-	return close(ends[0]) || close(ends[1]) ? MAP_FAILED : piped;
-}
+static void *out_of_it(void) { return close(ends[0]) || close(ends[1]) ? MAP_FAILED : piped; }
 
 #define SHORT "the file ends at byte 4096 of the 12288 that are registered ("
 #define NO_HUGE "no free huge page of 2 MiB: nr_hugepages 16, free 0, reserved 0"
 
-/* The errno of Linux 6.1, and of later kernels; 0: it is registered. */
+/* The errno of Linux 6.1, and of later kernels; 0: it is registered. src/mr/unpinned.rs has more short files, and guards. */
 static const struct kind {
 	const char *name;
 	void *(*make)(void);
@@ -274,10 +226,6 @@ static const struct kind {
 	{ "shared read-only, for reading", shared_read_only, PAGE, READ, EFAULT, 0, "kernels before 6.2 cannot pin even for reading" },
 	{ "huge read-only, for reading", huge_read_only, HUGE, READ, EFAULT, 0, "kernels before 6.2 cannot pin even for reading" },
 	{ "a memfd that is too short", short_memfd, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/memfd:m" },
-	{ "a private mapping of it", short_private, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/memfd:m" },
-	{ "a file in /run that is too short", short_in_run, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/run/" },
-	{ "a file in /dev/shm that is too short", short_in_shm, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT "/dev/shm/" },
-	{ "a file on another tmpfs that is too short", short_in_tmpfs, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT PLACE "/tmpfs/" },
 	{ "a file on ext4 that is too short, for reading", short_on_ext4, 3 * PAGE, READ, EFAULT, EFAULT, SHORT PLACE "/ext4/" },
 	{ "a file on ext4 that is too short, for writing", short_on_ext4, 3 * PAGE, WRITE, EFAULT, EFAULT, SHORT PLACE "/ext4/" },
 	{ "a huge memfd that is too short", short_huge, 2 * HUGE, WRITE, EFAULT, EFAULT, "ends at byte 2097152 of the 4194304 that" },
@@ -288,13 +236,9 @@ static const struct kind {
 	{ "a block device, for writing", block_device, 2 * PAGE, WRITE, 0, EFAULT, "is a shared mapping of a block device" },
 	{ "a block device, for reading", block_device, 2 * PAGE, READ, 0, 0, "" },
 	{ "anonymous huge pages", huge, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
-	{ "huge pages of a memfd", huge_memfd, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
-	{ "huge pages of a mount", huge_file, LARGE, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a fork", huge_of_a_fork, FORKED, WRITE, EFAULT, EFAULT, NO_HUGE },
 	{ "huge pages of a group", huge_in_group, 4 * HUGE, WRITE, EFAULT, EFAULT, "a cgroup has 2048 of 2048 KiB of them (hugetlb.*.max)" },
-	{ "the kernel's [vvar]", vvar, PAGE, READ, EFAULT, EFAULT, "([vvar]) is memory of the kernel's own" },
 	{ "secret memory", secret, PAGE, WRITE, EFAULT, EFAULT, "is secret memory (memfd_secret)" },
-	{ "a guard", guarded, 3 * PAGE, WRITE, EFAULT, EFAULT, "is a guard (MADV_GUARD_INSTALL)" },
 	{ "missing pages of a userfaultfd", watched, 3 * PAGE, WRITE, EFAULT, EFAULT, "likely: the page at" },
 	{ "pages that a userfaultfd protects", protected, 3 * PAGE, WRITE, EFAULT, EFAULT, "is write-protected by a userfaultfd" },
 	{ "a poisoned page", poisoned, 3 * PAGE, WRITE, EFAULT, EFAULT, "is poisoned: by a memory error" },
@@ -319,9 +263,8 @@ static void mount_all(void)
 	must(unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0);
 	mkdir(PLACE, 0700);
 	must(mount("none", PLACE, "tmpfs", 0, NULL) == 0);
-	must(mkdir(PLACE "/tmpfs", 0700) == 0 && mkdir(PLACE "/huge", 0700) == 0 && mkdir(PLACE "/ext4", 0700) == 0);
+	must(mkdir(PLACE "/tmpfs", 0700) == 0 && mkdir(PLACE "/ext4", 0700) == 0);
 	must(mount("none", PLACE "/tmpfs", "tmpfs", 0, "size=64k") == 0);
-	must(mount("none", PLACE "/huge", "hugetlbfs", 0, NULL) == 0);
 	must(mkdir(PLACE "/two", 0700) == 0 && mount("none", PLACE "/two", "hugetlbfs", 0, "size=4M") == 0);
 	if (system(commands))
 		printf("# no ext4\n");
@@ -350,7 +293,7 @@ static void check(const struct kind *kind, bool old, bool must_be_there)
 		ok(strstr(rdmamr_last_reason(), kind->words) != NULL, "%s: %s", kind->name, rdmamr_last_reason());
 	else
 		must(ibv_dereg_mr(mr) == 0);
-	if (kind->make != vvar && kind->make != in_a_pipe)
+	if (kind->make != in_a_pipe)
 		munmap(memory, kind->length);
 	if (child > 0)
 		must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child);
@@ -375,16 +318,12 @@ static void more_than_a_gib(void)
 
 int main(int argc, char **argv)
 {
-	struct utsname kernel;
-	int major = 0, minor = 0;
-	bool old;
+	const bool old = kernel_is_before(6, 2);
 
-	must(uname(&kernel) == 0 && sscanf(kernel.release, "%d.%d", &major, &minor) == 2);
 	if (getuid())
 		skip_all("only root mounts");
 	pd = domain_of_device();
 	mount_all();
-	old = major < 6 || (major == 6 && minor < 2);
 	for (size_t n = 0; argc > 1 && n < sizeof(special) / sizeof(*special); n++)
 		if (strstr(special[n].name, argv[1]))
 			check(&special[n], old, true);
@@ -392,7 +331,7 @@ int main(int argc, char **argv)
 		return done_testing();
 	for (size_t n = 0; n < sizeof(kinds) / sizeof(*kinds); n++)
 		check(&kinds[n], old, false);
-	if (major == 7 && minor == 2)
+	if (!kernel_is_before(7, 2) && kernel_is_before(7, 3))
 		more_than_a_gib();
 	else
 		skip("more than 1 GiB", "it is Linux 7.2 that refuses it");

@@ -84,10 +84,7 @@ static const char *renamed(const char *original, const char *name)
 	return path;
 }
 
-static void leave(int number)
-{
-	_exit(number == SIGSEGV ? 2 : 1);
-}
+static void leave(int number) { _exit(number == SIGSEGV ? 2 : 1); }
 
 /* libibverbs reads from a region that is NULL; the library refuses it. */
 static dereg_call plugin_dereg;
@@ -120,10 +117,7 @@ static void plugin(const char *path, int mode, const char *way)
 	ok(status == (audited ? 0 : 2), "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
 	registers(way, reg, plugin_dereg);
 
-	/*
-	 * userfaultfd does not report protection: a call that bypasses the library leaves the region in
-	 * the cache.
-	 */
+	/* userfaultfd does not report protection: a call that bypasses the library leaves the region in the cache. */
 	mr = ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, LOCAL_AND_REMOTE);
 	must(mr && ibv_dereg_mr_relaxed(mr) == 0);
 	before = stats();

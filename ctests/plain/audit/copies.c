@@ -156,10 +156,7 @@ static void *load_copy(void)
 	return verbs;
 }
 
-static bool installed_is_loaded(void)
-{
-	return dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD) != NULL;
-}
+static bool installed_is_loaded(void) { return dlopen("libibverbs.so.1", RTLD_LAZY | RTLD_NOLOAD) != NULL; }
 
 static struct ibv_pd *open_installed(void)
 {

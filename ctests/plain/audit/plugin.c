@@ -1,7 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * A plug-in that is linked to libibverbs, for bindings.c to load with RTLD_DEEPBIND.
- */
+/* A plug-in that is linked to libibverbs, for bindings.c to load with RTLD_DEEPBIND. */
 #include <infiniband/verbs.h>
 #include <sys/mman.h>
 
@@ -10,12 +8,6 @@ struct ibv_mr *plugin_reg_mr(struct ibv_pd *pd, void *addr, size_t length, uint6
 	return ibv_reg_mr_iova2(pd, addr, length, iova, access);
 }
 
-int plugin_dereg_mr(struct ibv_mr *mr)
-{
-	return ibv_dereg_mr(mr);
-}
+int plugin_dereg_mr(struct ibv_mr *mr) { return ibv_dereg_mr(mr); }
 
-int plugin_mprotect(void *addr, size_t length, int protection)
-{
-	return mprotect(addr, length, protection);
-}
+int plugin_mprotect(void *addr, size_t length, int protection) { return mprotect(addr, length, protection); }

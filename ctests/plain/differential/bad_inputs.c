@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Arguments that the kernel refuses, and some that it accepts surprisingly: its behaviour differs
- * by version and by page offset.
- */
+/* Arguments that the kernel refuses, or accepts surprisingly: that differs by version and by page offset. */
 #include "../../lib/verdict.h"
 #include <fcntl.h>
 

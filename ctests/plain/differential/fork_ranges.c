@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The pages that libibverbs keeps from children (ibv_fork_init): while memory is registered and not
- * afterwards, counted where regions overlap, not after a failure, not with on-demand paging.
- * libibverbs does so if it cannot ask the kernel whether it copies registered pages for children;
- * rdma-core before 51 does so on every kernel.
+ * The pages that libibverbs keeps from children (ibv_fork_init) if it cannot ask the kernel whether it copies
+ * registered pages: while memory is registered, counted where regions overlap, not after a failure, not on demand.
  */
 #include <linux/netlink.h>
 #include <sys/syscall.h>

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Deregistering on a device that has gone (golden/device_gone.c): an error, or success if the user
- * has told libibverbs so.
- */
+/* Deregistering on a device that has gone (device_gone.c): an error, or success if libibverbs is told so. */
 #include "../../lib/verdict.h"
 #include "../../lib/program.h"
 

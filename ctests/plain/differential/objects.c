@@ -1,10 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * What providers do with a region's object, on a device of vm/hca: windows,
- * dma-bufs, null and device memory regions, advice, parent and imported domains and regions, the
- * providers' own queries, handles of libibverbs, a device that goes and comes back. Each line has
- * the result, errno, and the object's fields; data goes through the region by its key.
- */
+/* What providers do with a region's object, on a device of vm/hca: result, errno and fields, and data by its key. */
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <linux/udmabuf.h>
@@ -262,15 +257,11 @@ static void imported(char *memory)
 
 static void by_handle(char *memory)
 {
-	void *handle = dlopen("libibverbs.so.1", RTLD_NOW);
-	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int);
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr;
 	int (*dereg)(struct ibv_mr *);
-	struct ibv_mr *mr;
 
-	must(handle);
-	*(void **)&reg = dlvsym(handle, "ibv_reg_mr", "IBVERBS_1.1");
-	*(void **)&dereg = dlvsym(handle, "ibv_dereg_mr", "IBVERBS_1.1");
-	must(reg && dereg);
+	*(void **)&reg = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
+	*(void **)&dereg = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
 	for (int way = 0; way < 4; way++) {
 		errno = 0;
 		mr = way & 1 ? reg(pd, memory, PAGE, rights) : ibv_reg_mr(pd, memory, PAGE, rights);
@@ -387,9 +378,8 @@ int main(void)
 	must(device && hca_has(device));
 	fresh_at(memory, LENGTH);
 	memset(memory, 0x11, LENGTH);
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	must(pd);
+	pd = domain_of_device();
+	context = pd->context;
 	rights = taken_rights(pd, memory);
 	plain(memory);
 	windows(memory);

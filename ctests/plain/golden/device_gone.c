@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Preloaded, simulates a kernel whose device has gone while regions exist: deregistering them is
- * EIO.
- */
+/* Preloaded, simulates a kernel whose device has gone while regions exist: deregistering them is EIO. */
 #include <errno.h>
 #include "uverbs_ioctl.h"
 

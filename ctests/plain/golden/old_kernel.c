@@ -1,17 +1,11 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Preloaded, simulates a kernel before 5.0: it has the ioctl and checks the driver's number, but
- * knows neither INVOKE_WRITE nor MR_DESTROY. All else is the real kernel's.
- */
+/* Preloaded, simulates a kernel before 5.0, whose ioctl knows neither INVOKE_WRITE nor MR_DESTROY. */
 #include <errno.h>
 #include "uverbs_ioctl.h"
 
 static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl next)
 {
-	/*
-	 * The answer to a method that no kernel has distinguishes a wrong driver (EINVAL) from a right
-	 * one.
-	 */
+	/* The answer to a method that no kernel has distinguishes a wrong driver (EINVAL) from a right one. */
 	struct ib_uverbs_ioctl_hdr ask = {
 		.length = sizeof(ask),
 		.object_id = UVERBS_OBJECT_DEVICE,

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Preloaded before all others, records the commands that registrations and deregistrations send to
- * the kernel, as text on descriptor 3: each ioctl and write() of uverbs with all its bytes.
- * Addresses of the sender's own memory differ from run to run: the record shows "address" instead,
- * and for input the content of that memory.
+ * Preloaded before all others, records the commands of registrations and deregistrations, as text on descriptor 3, with
+ * all their bytes. Addresses of the sender's memory differ from run to run: it shows "address", and the input there.
  */
 #include <rdma/ib_user_verbs.h>
 #include <stdint.h>

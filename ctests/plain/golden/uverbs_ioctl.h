@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * For libraries that are preloaded between programs and the kernel: an ioctl() that passes those of
- * uverbs to uverbs_ioctl(), and all others on.
- */
+/* For libraries that are preloaded: an ioctl() that passes those of uverbs to uverbs_ioctl(), and all others on. */
 #ifndef UVERBS_IOCTL_H
 #define UVERBS_IOCTL_H
 

@@ -4,7 +4,4 @@
 
 int cudaHostRegister(void *addr, size_t size, unsigned int flags);
 
-int pin(void *addr, size_t size, unsigned int flags)
-{
-	return cudaHostRegister(addr, size, flags);
-}
+int pin(void *addr, size_t size, unsigned int flags) { return cudaHostRegister(addr, size, flags); }

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Memory that helper threads populate while it is registered, with RDMAMR_PREFAULT=2. The test
- * counts the helpers as they start. prefault_kinds.c has the memory that they must leave alone.
- */
+/* Memory that threads populate while it is registered, with RDMAMR_PREFAULT=2; prefault_kinds.c has each kind. */
 #include "../../lib/observe.h"
 #include "started.h"
 #include <setjmp.h>

@@ -1,10 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Each kind of memory, registered with RDMAMR_PREFAULT=2 and without. Both leave the same pages,
- * the same blocks of the file and the same contents, and the registration ends the same way: the
- * table of docs/large.md. The device is CHECK_DEVICE, or else the stand-in, which pins all memory
- * for writing.
- */
+/* Each kind of memory with RDMAMR_PREFAULT=2 and without: the same pages, contents, blocks and end (docs/large.md). */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
 #include "../../lib/stub_device.h"
@@ -30,13 +25,6 @@ static int fd = -1;
 
 static char folder[32]; /* of a mounted tmpfs */
 
-static char *map(int protection, int flags)
-{
-	char *memory = mmap(NULL, SIZE, protection, flags, flags & MAP_ANONYMOUS ? -1 : fd, 0);
-
-	return memory == MAP_FAILED ? NULL : memory;
-}
-
 /* What happens to fresh memory before it is registered. Returns false if this machine lacks that. */
 typedef bool prepare(char *memory);
 
@@ -44,12 +32,6 @@ static bool every_other_page(char *memory)
 {
 	for (size_t at = 0; at < SIZE; at += 2 * PAGE)
 		memory[at] = (char)(at >> 13 | 1);
-	return true;
-}
-
-static bool a_part(char *memory)
-{
-	memset(memory + SIZE / 4, 0x5a, SIZE / 4);
 	return true;
 }
 
@@ -75,36 +57,23 @@ static bool bound_to_a_node(char *memory)
 	return syscall(SYS_mbind, memory, SIZE, MPOL_BIND, &nodes, 8 * sizeof(nodes), 0) == 0;
 }
 
-static bool local_to_a_node(char *memory)
-{
-	return syscall(SYS_mbind, memory, SIZE, MPOL_LOCAL, NULL, 0, 0) == 0;
-}
+static bool unreadable_inside(char *memory) { return mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0; }
 
-static bool unreadable_inside(char *memory)
-{
-	return mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0;
-}
-
-static bool guarded(char *memory)
-{
-	return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0;
-}
+static bool guarded(char *memory) { return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0; }
 
 static bool read_only_end(char *memory) { return mprotect(memory + SIZE - 2 * PAGE, PAGE, PROT_READ) == 0; }
-static bool hole(char *memory) { return munmap(memory + SIZE / 2, PAGE) == 0; }
 static bool hole_at_end(char *memory) { return munmap(memory + SIZE - 2 * PAGE, PAGE) == 0; }
 
 /* A userfaultfd of the program's own, which no thread may wait for. */
-static bool watched_by(char *page, uint64_t mode)
+static bool watched(char *memory)
 {
-	struct uffdio_register range = { .range = { (uintptr_t)page, PAGE }, .mode = mode };
+	struct uffdio_register range = {
+		.range = { (uintptr_t)memory + SIZE - 2 * PAGE, PAGE }, .mode = UFFDIO_REGISTER_MODE_MISSING,
+	};
 
 	fd = open_userfaultfd(0);
 	return fd >= 0 && ioctl(fd, UFFDIO_REGISTER, &range) == 0;
 }
-
-static bool watched(char *memory) { return watched_by(memory + SIZE - 2 * PAGE, UFFDIO_REGISTER_MODE_MISSING); }
-static bool protected(char *memory) { return watched_by(memory + PAGE, UFFDIO_REGISTER_MODE_WP); }
 
 static bool half_a_memfd(char *memory)
 {
@@ -115,7 +84,7 @@ static bool half_a_memfd(char *memory)
 
 /* EITHER: a file that is in memory is present for mincore(2). */
 enum { ALONE, HELPED, EITHER };
-enum from { SMALL, UNDECIDED, HUGE_WANTED, MEMFD, SYSTEM_V, POSIX, TMPFS, IN_FILE };
+enum from { SMALL, UNDECIDED, HUGE_WANTED, MEMFD, SYSTEM_V, TMPFS, IN_FILE };
 enum { PRIVATE = MAP_PRIVATE, SHARED = MAP_SHARED, BLANK = MAP_ANONYMOUS, LARGE_PAGES = MAP_HUGETLB };
 
 static const struct kind {
@@ -127,29 +96,23 @@ static const struct kind {
 	int access, helped;
 } kinds[] = {
 	{ "private anonymous memory", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
-	{ "private anonymous memory, for reading", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, READ_ONLY, HELPED },
+	{ "memfd", MEMFD, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "anonymous memory without advice", UNDECIDED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "huge pages where the kernel finds them", HUGE_WANTED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "every other page touched", SMALL, PRIVATE | BLANK, BOTH, 0, every_other_page, LOCAL_AND_REMOTE, HELPED },
-	{ "a part touched", SMALL, PRIVATE | BLANK, BOTH, 0, a_part, LOCAL_AND_REMOTE, HELPED },
 	{ "pages that were only read", SMALL, PRIVATE | BLANK, BOTH, 0, reads, LOCAL_AND_REMOTE, ALONE },
 	{ "memory bound to a node", SMALL, PRIVATE | BLANK, BOTH, 0, bound_to_a_node, LOCAL_AND_REMOTE, HELPED },
-	{ "memory local to a node", SMALL, PRIVATE | BLANK, BOTH, 0, local_to_a_node, LOCAL_AND_REMOTE, HELPED },
 	{ "a page without rights inside", SMALL, PRIVATE | BLANK, BOTH, 0, unreadable_inside, LOCAL_AND_REMOTE, ALONE },
 	{ "a guard page inside", SMALL, PRIVATE | BLANK, BOTH, 0, guarded, LOCAL_AND_REMOTE, HELPED },
 	{ "anonymous memory that cannot be written", UNDECIDED, PRIVATE | BLANK, PROT_READ, 0, NULL, READ_ONLY, ALONE },
-	{ "memfd", MEMFD, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memfd, for reading", MEMFD, SHARED, BOTH, SIZE, NULL, READ_ONLY, HELPED },
-	{ "memfd, mapped for reading", MEMFD, SHARED, PROT_READ, SIZE, NULL, READ_ONLY, HELPED },
 	{ "memfd, mapped for reading, registered for writing", MEMFD, SHARED, PROT_READ, SIZE, NULL, LOCAL_AND_REMOTE, ALONE },
 	{ "memfd, private", MEMFD, PRIVATE, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memfd, shorter than its mapping", MEMFD, SHARED, BOTH, SIZE / 2, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memfd, every fourth page touched", MEMFD, SHARED, BOTH, SIZE, every_fourth_page, LOCAL_AND_REMOTE, HELPED },
 	{ "shared anonymous memory", UNDECIDED, SHARED | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "System V shared memory", SYSTEM_V, SHARED, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
-	{ "POSIX shared memory, unlinked", POSIX, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "tmpfs", TMPFS, SHARED, BOTH, 256, NULL, LOCAL_AND_REMOTE, HELPED },
-	{ "tmpfs, for reading", TMPFS, SHARED, BOTH, 256, NULL, READ_ONLY, HELPED },
 	{ "tmpfs with just enough room", TMPFS, SHARED, BOTH, 19, NULL, LOCAL_AND_REMOTE, ALONE },
 	{ "tmpfs with too little room", TMPFS, SHARED, BOTH, 8, NULL, LOCAL_AND_REMOTE, ALONE },
 	{ "a file, private", IN_FILE, PRIVATE, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, EITHER },
@@ -157,23 +120,19 @@ static const struct kind {
 	{ "a file, shared", IN_FILE, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, ALONE },
 	{ "a file, shared, mapped for reading", IN_FILE, SHARED, PROT_READ, SIZE, NULL, READ_ONLY, EITHER },
 	{ "huge pages, private", UNDECIDED, PRIVATE | BLANK | LARGE_PAGES, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
-	{ "huge pages, shared", UNDECIDED, SHARED | BLANK | LARGE_PAGES, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "huge pages, memfd", MEMFD, SHARED | LARGE_PAGES, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memory of two kinds", SMALL, PRIVATE | BLANK, BOTH, 0, half_a_memfd, LOCAL_AND_REMOTE, ALONE },
 	{ "a page without the right to write at the end", SMALL, PRIVATE | BLANK, BOTH, 0, read_only_end, LOCAL_AND_REMOTE, ALONE },
-	{ "a hole", SMALL, PRIVATE | BLANK, BOTH, 0, hole, LOCAL_AND_REMOTE, ALONE },
 	{ "a hole at the end", SMALL, PRIVATE | BLANK, BOTH, 0, hole_at_end, LOCAL_AND_REMOTE, ALONE },
 	{ "the program's userfaultfd, missing pages", SMALL, PRIVATE | BLANK, BOTH, 0, watched, LOCAL_AND_REMOTE, ALONE },
-	{ "the program's userfaultfd, write protection", SMALL, PRIVATE | BLANK, BOTH, 0, protected, LOCAL_AND_REMOTE, ALONE },
-	{ "no rights", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, 0, HELPED },
 	{ "the right of windows", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_MW_BIND, HELPED },
 	{ "remote write without local write", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_REMOTE_WRITE, ALONE },
 	{ "on-demand paging", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_ON_DEMAND, ALONE },
 };
 enum { KINDS = sizeof(kinds) / sizeof(*kinds) };
 
-/* The kind that other tests than each_kind() use. */
-static const struct kind *const anonymous = &kinds[0];
+/* The kinds that other tests than each_kind() use. */
+static const struct kind *const anonymous = &kinds[0], *const memfd = &kinds[1];
 
 /* A file with content, which must be read again: it is dropped from the page cache. */
 static int file(void)
@@ -211,13 +170,10 @@ static int in_tmpfs(long mib)
 static char *system_v(void)
 {
 	int id = shmget(IPC_PRIVATE, SIZE, IPC_CREAT | 0600);
-	char *memory;
+	char *memory = id < 0 ? MAP_FAILED : shmat(id, NULL, 0);
 
-	if (id < 0)
-		return NULL;
-	memory = shmat(id, NULL, 0);
-	must(shmctl(id, IPC_RMID, NULL) == 0);
-	return memory == (void *)-1 ? NULL : memory;
+	must(id < 0 || shmctl(id, IPC_RMID, NULL) == 0);
+	return memory;
 }
 
 /* Memory of that kind; NULL if this machine lacks such memory. */
@@ -228,11 +184,6 @@ static char *make(const struct kind *kind)
 
 	switch (kind->from) {
 	case MEMFD: fd = memfd_create("kinds", MFD_CLOEXEC | (kind->flags & LARGE_PAGES ? MFD_HUGETLB : 0)); break;
-	case POSIX:
-		fd = shm_open("/prefault-kinds", O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-		if (fd >= 0)
-			shm_unlink("/prefault-kinds");
-		break;
 	case TMPFS: fd = in_tmpfs(kind->size); break;
 	case IN_FILE: fd = file(); break;
 	default: break;
@@ -243,8 +194,9 @@ static char *make(const struct kind *kind)
 		usleep(20000); /* the clock of the file system */
 	}
 	memory = kind->from == SYSTEM_V ? system_v() :
-		 map(kind->protection, kind->flags & BLANK ? kind->flags : kind->flags & ~LARGE_PAGES);
-	if (!memory)
+		 kind->flags & BLANK ? mmap(NULL, SIZE, kind->protection, kind->flags, -1, 0) :
+		 mmap(NULL, SIZE, kind->protection, kind->flags & ~LARGE_PAGES, fd, 0);
+	if (memory == MAP_FAILED)
 		return NULL;
 	/* A kernel without huge pages knows no advice about them. */
 	must(advice == MADV_NORMAL || madvise(memory, SIZE, advice) == 0 || advice == MADV_HUGEPAGE);
@@ -287,10 +239,7 @@ static struct stat status(void)
 
 #define NONE "this machine has none\n"
 
-/*
- * Registers memory of a kind, except its first and last page. Writes to descriptor 3 the number of
- * threads that were started, and what the registration did, which is the same without threads.
- */
+/* Registers all but the first and last page. Tells the number of threads, and what is the same without them. */
 static void look(struct ibv_pd *pd, const struct kind *kind, char *memory)
 {
 	bool of_copies = kind->from == MEMFD && kind->flags == PRIVATE;
@@ -383,14 +332,6 @@ static void *unmaps(void *argument)
 	return argument;
 }
 
-static void *replaces(void *argument)
-{
-	while (!stop)
-		must(mmap(shaken + SIZE / 2, SIZE / 4, BOTH, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) ==
-		     shaken + SIZE / 2);
-	return argument;
-}
-
 static void *truncates(void *argument)
 {
 	while (!stop)
@@ -398,20 +339,11 @@ static void *truncates(void *argument)
 	return argument;
 }
 
-static void *protects(void *argument)
-{
-	while (!stop)
-		must(mprotect(shaken + SIZE / 2, PAGE, PROT_NONE) == 0 && mprotect(shaken + SIZE / 2, PAGE, BOTH) == 0);
-	return argument;
-}
-
 static void shaken_memory(void)
 {
 	static const struct { const char *name; const struct kind *kind; void *(*change)(void *); } rows[] = {
-		{ "another thread unmaps memory", &kinds[0], unmaps },
-		{ "another thread maps other memory there", &kinds[0], replaces },
-		{ "another thread takes away rights", &kinds[0], protects },
-		{ "another thread truncates the file", &kinds[12], truncates },
+		{ "another thread unmaps memory", anonymous, unmaps },
+		{ "another thread truncates the file", memfd, truncates },
 	};
 	struct ibv_pd *pd = open_pd();
 
@@ -447,40 +379,26 @@ static const struct {
 	{ "/sys/fs/cgroup/prefault-kinds", "memory.max" },
 };
 
-static bool say(const char *folder, const char *name, long value)
-{
-	char path[128];
-	FILE *to;
-	bool said;
-
-	snprintf(path, sizeof(path), "%s/%s", folder, name);
-	/* fopen would create a missing file. */
-	to = access(path, F_OK) ? NULL : fopen(path, "w");
-	if (!to)
-		return false;
-	said = fprintf(to, "%ld\n", value) > 0;
-	return !fclose(to) && said;
-}
-
-/* Registers memory in a new group with that limit. Returns the program's status (limited), or -1 if there is no such group. */
+/* Registers memory in a new group with that limit. The program's status (limited), or -1 without such groups. */
 static int in_group(long limit, const char *setting)
 {
 	const char *folder = NULL;
-	char group[64];
+	char group[64], path[128];
 	bool gone = false;
 	int status;
 
 	for (size_t n = 0; n < sizeof(groups) / sizeof(*groups) && !folder; n++) {
 		if (mkdir(groups[n].folder, 0700))
 			continue;
-		if (say(groups[n].folder, groups[n].limit, limit))
+		snprintf(path, sizeof(path), "%s/%s", groups[n].folder, groups[n].limit);
+		if (write_to(path, "%ld\n", limit))
 			folder = groups[n].folder;
 		else
 			rmdir(groups[n].folder);
 	}
 	if (!folder)
 		return -1;
-	snprintf(group, sizeof(group), "CHECK_GROUP=%s", folder);
+	snprintf(group, sizeof(group), "CHECK_GROUP=%s/cgroup.procs", folder);
 	status = once_more("limited", (const char *[]){ setting, group, NULL });
 	/* A process that has ended leaves its group a moment later. */
 	must(comes(gone || (gone = rmdir(folder) == 0)));
@@ -489,7 +407,7 @@ static int in_group(long limit, const char *setting)
 
 static int limited(void)
 {
-	struct ibv_pd *pd = say(getenv("CHECK_GROUP"), "cgroup.procs", getpid()) ? open_pd() : NULL;
+	struct ibv_pd *pd = write_to(getenv("CHECK_GROUP"), "%d\n", getpid()) ? open_pd() : NULL;
 	char *memory = make(anonymous);
 	struct ibv_mr *mr;
 
@@ -514,28 +432,10 @@ static void cgroup(void)
 	is(in_group(SIZE / 2, with), alone, "with too little room: it ends as without help, %d", alone);
 }
 
-/* Reserves as many huge pages as the kinds need, and gives them back at the end. */
-static long huge_before = -1;
+/* The kinds need some huge pages, which are given back at the end. */
+#define NR_HUGEPAGES "/proc/sys/vm/nr_hugepages"
 
-static long huge_pages(long wanted)
-{
-	FILE *file = fopen("/proc/sys/vm/nr_hugepages", wanted < 0 ? "r" : "w");
-	long count = -1;
-
-	if (!file)
-		return -1;
-	if (wanted < 0)
-		must(fscanf(file, "%ld", &count) == 1);
-	else
-		fprintf(file, "%ld", wanted);
-	fclose(file);
-	return count;
-}
-
-static void give_back(void)
-{
-	huge_pages(huge_before);
-}
+static void give_back(void) { write_to(NR_HUGEPAGES, "0"); }
 
 int main(int argc, char **argv)
 {
@@ -543,9 +443,8 @@ int main(int argc, char **argv)
 		return measure();
 	if (argc > 1 && !strcmp(argv[1], "limited"))
 		return limited();
-	huge_before = huge_pages(-1);
-	if (huge_before == 0) {
-		huge_pages(SIZE / HUGE + 1);
+	if (field_of("/proc/meminfo", "HugePages_Total") == 0) {
+		write_to(NR_HUGEPAGES, "%d", SIZE / HUGE + 1);
 		atexit(give_back);
 	}
 	each_kind();

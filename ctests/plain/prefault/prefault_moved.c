@@ -15,10 +15,7 @@
 
 enum { MIB = 1 << 20, HUGE = 2 * MIB, SIZE = 64 * MIB, PAGES = SIZE / PAGE, FEW = PAGES / 8, TRIES = 40 };
 
-/*
- * Registers memory that nobody has touched, and returns whether huge pages were asked for. A helper
- * may come too late.
- */
+/* Registers untouched memory. Whether huge pages were asked for: a helper may come too late. */
 static bool registered(char *memory, size_t length)
 {
 	struct ibv_mr *mr = ibv_reg_mr(stub_pd(), memory, length, IBV_ACCESS_LOCAL_WRITE);

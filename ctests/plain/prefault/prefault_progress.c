@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * The progress of a registration that takes longer than a second: lines with RDMAMR_LOG=info or
- * RDMAMR_PROGRESS=1, and nothing otherwise. The device is the stand-in, made slow.
- */
+/* The progress of a registration that takes longer than a second, where a setting wants it. */
 #include "../../lib/device.h"
 #include "../../lib/rows.h"
 #include "../../lib/stub_device.h"

@@ -1,10 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# pyverbs.sh LIBRARY DEVICE GID_INDEX
-#
-# Every test of rdma-core's pyverbs has the same result with the library in front, and the library
-# makes all their registrations. The suite is that of Debian's python3-pyverbs; it runs on DEVICE,
-# as run_tests.py would run it, without the library and with it. Prints TAP.
+# pyverbs.sh LIBRARY DEVICE GID_INDEX: every test of rdma-core's pyverbs (Debian: python3-pyverbs) has the same result
+# with the library in front, as run_tests.py would run it, and the library makes all their registrations. Prints TAP.
 . "$(dirname "$0")/../../lib/script.sh"
 . "$here/stats.sh"
 expects 3 "$@"

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * MPI over short-lived memory: each round allocates its buffers anew, by malloc and by mmap, sends
- * one to the next rank of a ring while that of the previous rank arrives, and sums another over all
- * ranks. All data is checked. Rank 0 prints how much of it was right.
- */
+/* MPI over short-lived memory, by malloc and by mmap: a ring of ranks, and a sum over all. All data is checked. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,10 +29,7 @@ static void ended(int kind, int *memory, int size)
 }
 
 /* The value that a rank sends in a round, at an index. */
-static int value(int from, int round, int n)
-{
-	return from * 1000003 + round * 7919 + n;
-}
+static int value(int from, int round, int n) { return from * 1000003 + round * 7919 + n; }
 
 static int passed_on(int *out, int *in, int count, int round)
 {
