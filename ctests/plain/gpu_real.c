@@ -266,19 +266,11 @@ static void never_kept(void)
 	must(cuda.unmap(at, HANDLE) == 0);
 }
 
-/* With RDMAMR_CACHE. gpu_reuse.c has tensors that share a region, and a race, on a stand-in of the GPU. */
-static void with_cache(void)
-{
-	static const size_t sizes[] = { 4096, 64 << 10, 1 << 20, HANDLE, 3 * MIB, SIZE, 16 * MIB, 31 * MIB, 32 * MIB, 40 * MIB, 64 * MIB, 1 << 30 };
-
-	stub_number = number;
-	for (size_t n = 0; n < sizeof(sizes) / sizeof(*sizes); n++)
-		reused(sizes[n]);
-	never_kept();
-}
-
 int main(int argc, char **argv)
 {
+	static const size_t sizes[] = {
+		4096, 64 << 10, 1 << 20, HANDLE, 3 * MIB, SIZE, 16 * MIB, 31 * MIB, 32 * MIB, 40 * MIB, 64 * MIB, 1 << 30,
+	};
 	const char *why = stub_open(STUB_PIN);
 	address at, small[2], other;
 	void *context, *second, *host;
@@ -300,7 +292,11 @@ int main(int argc, char **argv)
 	     cuda.device_attribute(&coherent, 100, 0) == 0);
 	(void)argc;
 	if (getenv("RDMAMR_CACHE")) {
-		with_cache();
+		/* gpu_reuse.c has tensors that share a region, and a race, on a stand-in of the GPU. */
+		stub_number = number;
+		for (size_t n = 0; n < sizeof(sizes) / sizeof(*sizes); n++)
+			reused(sizes[n]);
+		never_kept();
 		return done_testing();
 	}
 	printf("# %s, CUDA %d.%d, %s\n", gpu_name, version / 1000, version % 1000 / 10, coherent ? "coherent" : "not coherent");

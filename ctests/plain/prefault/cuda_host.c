@@ -138,7 +138,6 @@ static void huge_pages(const char *path)
 	asks(false, NONE_FREE, "always defer defer+madvise [madvise] never\n", "none free");
 	asks(false, NONE_FREE, "always defer [defer+madvise] madvise never\n", "none free, and the kernel moves pages");
 	asks(true, NONE_FREE, "always defer defer+madvise madvise [never]\n", "none free, and the kernel moves none");
-	asks(true, NONE_FREE, "always [defer] defer+madvise madvise never\n", "none free, and the kernel moves pages later");
 	must(close(put("/proc/buddyinfo", FREE)) == 0);
 	stalls = put("/proc/vmstat", FEW_STALLS);
 	is(asks_for_all(false), true, "long memory is asked for in all");

@@ -6,7 +6,6 @@
 #include "started.h"
 #include <fcntl.h>
 #include <linux/memfd.h>
-#include <linux/mempolicy.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
 #include <sys/ipc.h>
@@ -50,13 +49,6 @@ static bool reads(char *memory)
 	return true;
 }
 
-static bool bound_to_a_node(char *memory)
-{
-	unsigned long nodes = 1;
-
-	return syscall(SYS_mbind, memory, SIZE, MPOL_BIND, &nodes, 8 * sizeof(nodes), 0) == 0;
-}
-
 static bool unreadable_inside(char *memory) { return mprotect(memory + SIZE / 2, PAGE, PROT_NONE) == 0; }
 
 static bool guarded(char *memory) { return madvise(memory + SIZE / 2, PAGE, MADV_GUARD_INSTALL) == 0; }
@@ -97,15 +89,15 @@ static const struct kind {
 } kinds[] = {
 	{ "private anonymous memory", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memfd", MEMFD, SHARED, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
+	{ "memfd, for reading", MEMFD, SHARED, BOTH, SIZE, NULL, READ_ONLY, HELPED },
+	{ "private anonymous memory, for reading", SMALL, PRIVATE | BLANK, BOTH, 0, NULL, READ_ONLY, HELPED },
 	{ "anonymous memory without advice", UNDECIDED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "huge pages where the kernel finds them", HUGE_WANTED, PRIVATE | BLANK, BOTH, 0, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "every other page touched", SMALL, PRIVATE | BLANK, BOTH, 0, every_other_page, LOCAL_AND_REMOTE, HELPED },
 	{ "pages that were only read", SMALL, PRIVATE | BLANK, BOTH, 0, reads, LOCAL_AND_REMOTE, ALONE },
-	{ "memory bound to a node", SMALL, PRIVATE | BLANK, BOTH, 0, bound_to_a_node, LOCAL_AND_REMOTE, HELPED },
 	{ "a page without rights inside", SMALL, PRIVATE | BLANK, BOTH, 0, unreadable_inside, LOCAL_AND_REMOTE, ALONE },
 	{ "a guard page inside", SMALL, PRIVATE | BLANK, BOTH, 0, guarded, LOCAL_AND_REMOTE, HELPED },
 	{ "anonymous memory that cannot be written", UNDECIDED, PRIVATE | BLANK, PROT_READ, 0, NULL, READ_ONLY, ALONE },
-	{ "memfd, for reading", MEMFD, SHARED, BOTH, SIZE, NULL, READ_ONLY, HELPED },
 	{ "memfd, mapped for reading, registered for writing", MEMFD, SHARED, PROT_READ, SIZE, NULL, LOCAL_AND_REMOTE, ALONE },
 	{ "memfd, private", MEMFD, PRIVATE, BOTH, SIZE, NULL, LOCAL_AND_REMOTE, HELPED },
 	{ "memfd, shorter than its mapping", MEMFD, SHARED, BOTH, SIZE / 2, NULL, LOCAL_AND_REMOTE, HELPED },
