@@ -115,8 +115,7 @@ int main(void)
 		of_verbs(device, FI_HMEM, at);
 		return done_testing();
 	}
-	pd = ibv_alloc_pd(open_device());
-	must(pd);
+	pd = domain_of_device();
 	if (setting && !strcmp(setting, "off")) {
 		domain = open_kind(pd, &kinds[PROVIDER_KEYS]);
 		for (enum reg_call call = REG; call < CALLS; call++) {

@@ -1,9 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * The fabric family. A program compiled with libfabric's headers calls inline functions that go
- * through the object's table; with RDMAMR_NO_LIBFABRIC it calls the library's symbols. The manifest's
- * programs "alone" are compiled so.
- */
+/* The fabric family, by libfabric's inline functions or, with RDMAMR_NO_LIBFABRIC, by the library's symbols. */
 #ifndef CTESTS_FABRIC_H
 #define CTESTS_FABRIC_H
 
@@ -43,10 +39,6 @@
 #ifdef RDMAMR_NO_LIBFABRIC
 #ifndef FI_MR_MMU_NOTIFY
 #define FI_MR_MMU_NOTIFY (1 << 7)
-#define FI_MR_RMA_EVENT (1 << 8)
-#define FI_MR_ENDPOINT (1 << 9)
-#define FI_MR_HMEM (1 << 10)
-#define FI_MR_COLLECTIVE (1 << 11)
 #endif
 #ifndef FI_CLASS_AV
 #define FI_CLASS_AV 11
@@ -54,15 +46,6 @@
 #endif
 #ifndef FI_WAIT_SET
 #define FI_WAIT_SET 2
-#define FI_WAIT_MUTEX_COND 4
-#define FI_WAIT_YIELD 5
-#define FI_WAIT_POLLFD 6
-#endif
-#ifndef FI_ALIAS
-#define FI_ALIAS 4
-#endif
-#ifndef FI_SHUTDOWN
-#define FI_SHUTDOWN 3
 #endif
 #endif
 
@@ -74,13 +57,6 @@
 /* An address that this process never maps. */
 #define NOWHERE ((char *)((uintptr_t)1 << 44))
 
-/* Checks that a count of errors is 0, and resets it. */
-#define none(wrong, ...)                                                       \
-	do {                                                                   \
-		is((long long)(wrong), 0, __VA_ARGS__);                        \
-		(wrong) = 0;                                                   \
-	} while (0)
-
 /* The keys and addresses that a domain can have. */
 enum { PROVIDER_KEYS, OFFSETS, VIRTUAL_ADDRESSES, PLAIN_KINDS, KINDS = 6 };
 extern const struct kind {
@@ -90,10 +66,7 @@ extern const struct kind {
 	bool provider_keys, virtual_addresses, relaxed;
 } kinds[KINDS];
 
-/*
- * The library's own function of a name, which rejects arguments that would crash libfabric's inline
- * function.
- */
+/* The library's own function of a name, which rejects what would crash libfabric's inline function. */
 void *exported(const char *name);
 
 int open_with(struct ibv_pd *pd, uint32_t api_version, int32_t mr_mode, uint64_t flags, struct fid_domain **domain);
@@ -108,16 +81,11 @@ const struct ibv_mr *with_lkey(uint32_t lkey);
 /* The segment of a range that is one segment. */
 struct rdmamr_segment resolved(struct fid_domain *domain, uint64_t key, uint64_t at, size_t length);
 
-/*
- * Moves a range between local memory and a region as a remote peer does: each segment is one
- * request. Returns the status of the first request that failed, or -1 if a request was refused.
- */
+/* Moves a range as a remote peer does, a request for each segment. The first status that is none of success; -1. */
 int peer_moves(struct pair *pair, enum ibv_wr_opcode opcode, struct fid_domain *domain, uint64_t key, uint64_t at,
 	       const struct ibv_mr *local, char *memory, size_t length);
 
-/*
- * Checks that data moved, and connects the pair anew if it did not: an error ends the connection.
- */
+/* Checks that data moved, and connects the pair anew if it did not: an error ends the connection. */
 __attribute__((format(printf, 3, 4)))
 void moved(struct pair *pair, int status, const char *format, ...);
 

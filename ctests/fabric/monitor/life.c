@@ -5,13 +5,9 @@
  */
 #include "../../lib/program.h"
 #include "cached.h"
-#include <rdmamr/verbs.h>
+#include "../../lib/reuse.h"
 #include <signal.h>
 #include <sys/wait.h>
-
-#pragma weak ibv_reg_mr_relaxed
-#pragma weak ibv_dereg_mr_relaxed
-#pragma weak ibv_flush_relaxed_mr
 
 enum { COUNT = 64, LENGTH = 2 * PAGE, MANY = 17000 };
 

@@ -1,8 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Two threads register and close buffers through libfabric's cache while a third replaces others by raw system calls.
- * A change that has ended before a registration must never be missed: the device reads what was written since.
- */
+/* Two threads register and close buffers through libfabric's cache while a third replaces them: none may be stale. */
 #include "../../lib/program.h"
 #include "cached.h"
 #include <sys/syscall.h>

@@ -1,10 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
-# stale.sh LIBRARY [BUILT]: the regions that libfabric's cache hands out after a change of memory,
-# on the verbs provider, with each libfabric. Prints a Markdown table that compares libfabric's own
-# monitors memhooks and userfaultfd with ours, and TAP: with ours no change of changes.h leaves a
-# stale region, unchanged memory is served, and the test can see a stale region. The device is
-# reached by CHECK_ADDRESS.
+# stale.sh LIBRARY [BUILT]: the regions that libfabric's cache hands out after a change of memory, on the verbs provider,
+# with each libfabric. Prints a Markdown table that compares libfabric's own monitors with ours, and TAP: with ours no
+# change of changes.h leaves a stale region, unchanged memory is served, and the test can see a stale region.
 . "$(dirname "$0")/libfabrics.sh"
 . "$here/../../lib/stale.sh"
 
