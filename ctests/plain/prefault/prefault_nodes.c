@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The NUMA nodes of a registration's pages, with no thread of RDMAMR_PREFAULT, two and four: the
- * policy of the memory or of the thread chooses them; without a policy they are on the node of the
- * registering thread. Memory whose halves are bound to a node each is populated by threads on both
- * nodes. Needs a machine with two nodes of two processors each: vm/run -n 2.
+ * The NUMA nodes of a registration's pages, with no thread of RDMAMR_PREFAULT, two and four: those of the policy of the
+ * memory or the thread, else that of the registering thread. It needs two nodes of two processors: vm/run -n 2.
  */
 #include "../../lib/device.h"
 #include "../../lib/program.h"
@@ -76,10 +74,12 @@ static _Atomic bool over;
 static void *look_at_threads(void *unused)
 {
 	while (!over) {
-		for (int n = 0; n < started && n < MOST_STARTED; n++) {
+		pid_t list[8];
+
+		for (int n = threads_named("rdmamr-prefault", list, 8); n-- > 0;) {
 			cpu_set_t at;
 
-			if (threads_started[n] <= 0 || sched_getaffinity(threads_started[n], sizeof(at), &at))
+			if (sched_getaffinity(list[n], sizeof(at), &at))
 				continue;
 			for (int node = 0; node < NODES; node++)
 				if (CPU_COUNT(&at) == 2 && CPU_ISSET(2 * node, &at) && CPU_ISSET(2 * node + 1, &at))
@@ -118,18 +118,13 @@ static const struct placed {
 /* Enough huge pages of 2 MiB for all of the memory on that node. */
 static void reserve_huge_pages(int node)
 {
-	FILE *file;
 	char path[128];
 
 	snprintf(path, sizeof(path), "/sys/devices/system/node/node%d/hugepages/hugepages-2048kB/nr_hugepages", node);
-	file = fopen(path, "w");
-	must(file && fprintf(file, "%d", SIZE / (2 * MIB)) > 0 && fclose(file) == 0);
+	must(write_to(path, "%d", SIZE / (2 * MIB)));
 }
 
-/*
- * Registers memory on node 1. Returns whether the thread was there all the time, as far as is
- * visible.
- */
+/* Registers memory on node 1. Returns whether the thread was there all the time, as far as is visible. */
 static bool registered(const struct placed *how, int kind, long count[NODES])
 {
 	static const int flags[KINDS] = { MAP_PRIVATE, MAP_SHARED, MAP_PRIVATE | MAP_HUGETLB };

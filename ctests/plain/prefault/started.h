@@ -6,10 +6,7 @@
 #include <dlfcn.h>
 #include <stdarg.h>
 
-enum { MOST_STARTED = 64 };
-
 static _Atomic int started;
-static _Atomic int threads_started[MOST_STARTED];
 
 /* The library starts its threads by this call, and nothing else does. */
 int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
@@ -17,7 +14,6 @@ int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 	static int (*next)(int (*)(void *), void *, int, void *, ...);
 	va_list args;
 	void *more[3];
-	int thread, number;
 
 	if (!next)
 		*(void **)&next = dlsym(RTLD_NEXT, "__clone");
@@ -25,11 +21,8 @@ int __clone(int (*run)(void *), void *stack, int flags, void *argument, ...)
 	for (int n = 0; n < 3; n++)
 		more[n] = va_arg(args, void *);
 	va_end(args);
-	thread = next(run, stack, flags, argument, more[0], more[1], more[2]);
-	number = started++;
-	if (number < MOST_STARTED)
-		threads_started[number] = thread;
-	return thread;
+	started++;
+	return next(run, stack, flags, argument, more[0], more[1], more[2]);
 }
 
 #endif
