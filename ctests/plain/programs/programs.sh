@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # programs.sh LIBRARY DEVICE ADDRESS GID_INDEX [TABLE]
 #
-# Other projects' programs behave the same with the library in front, and it makes all their
-# registrations. Each runs server and client on this machine, first without the library, then with
-# it on both sides. ADDRESS is the IP address of DEVICE, GID_INDEX its RoCE GID. With TABLE,
-# docs/results/programs.md, each runs with the cache too (RDMAMR_CACHE=all), and its registrations
-# are compared with the table. If $CHECK_WALL is set ("ctests/run wall"), rows and traces for that
-# table go to $VM_OUT instead. Prints TAP.
+# Other projects' programs behave the same with the library in front of server and client, and it makes all their
+# registrations. ADDRESS is the IP address of DEVICE, GID_INDEX its RoCE GID. With TABLE, docs/results/programs.md, each
+# runs with the cache too, and its registrations are compared with the table. If $CHECK_WALL is set ("ctests/run
+# wall"), rows and traces for that table go to $VM_OUT instead. Prints TAP.
 . "$(dirname "$0")/../../lib/script.sh"
 . "$here/stats.sh"
 expects 4 "$@"
@@ -178,8 +176,6 @@ wheel=$(realpath "$here/../../../target/mooncake")
 if [ -e "$wheel/.ready" ]; then
 	. "$here/mooncake.sh"
 	moves Mooncake engine
-	program 'Mooncake, transfer_engine_bench' '' 'moved$|ended well' '' \
-		"$here/transfer_engine_bench $wheel/mooncake/transfer_engine_bench $device $address $work/PORT"
 else
 	skip "Mooncake: the same with the library" "its wheel could not be downloaded (ctests/plain/programs/mooncake_wheel)"
 fi
