@@ -1,11 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/*
- * Calls that are refused: the error, and the reason in words. A refused call leaves nothing behind
- * and writes nothing to the caller. Also calls that look bad, and must succeed.
- */
+/* Calls that are refused, with the error and the reason, and leave nothing behind; and calls that only look bad. */
 #include "common.h"
 #include "../lib/observe.h"
-#include <regex.h>
 
 #define EXPORTED(name) ((__typeof__(&name))exported(#name))
 #define UNTOUCHED ((void *)0x5550)
@@ -28,10 +24,7 @@ static struct {
 	char reason[4096];
 } before;
 
-/*
- * Before a call that must fail: makes another failure the last one, so that an old reason is not
- * taken for a new one.
- */
+/* Before a call that must fail: another failure is the last one, so that its reason is not taken for the new one. */
 static void about_to_fail(void)
 {
 	mr = UNTOUCHED;
@@ -45,18 +38,6 @@ static void about_to_fail(void)
 	snprintf(before.reason, sizeof(before.reason), "%s", rdmamr_last_reason());
 }
 
-/* Whether a text has a word of "these|words", in capitals or not. */
-static bool has(const char *text, const char *words)
-{
-	regex_t regex;
-	int missing;
-
-	must(regcomp(&regex, words, REG_EXTENDED | REG_ICASE | REG_NOSUB) == 0);
-	missing = regexec(&regex, text, 0, NULL, 0);
-	regfree(&regex);
-	return !missing;
-}
-
 /* After the call: checks the error, its reason, and that nothing was made or written. */
 static void failed(long long ret, long long want, const char *words, const char *name)
 {
@@ -65,7 +46,7 @@ static void failed(long long ret, long long want, const char *words, const char 
 	snprintf(said, sizeof(said), "%s", rdmamr_last_reason());
 	must(ibv_flush_relaxed_mr(pd) == 0);
 	is(ret, want, "%s", name);
-	ok(strcmp(said, before.reason) && has(said, words), "%s: %s", name,
+	ok(strcmp(said, before.reason) && strcasestr(said, words), "%s: %s", name,
 	   !strcmp(said, before.reason) ? "no reason was given" : said);
 	ok(mr == UNTOUCHED && made == UNTOUCHED && queue == UNTOUCHED && stats().live == before.live &&
 	   kernel_regions(context) == before.regions, "%s: nothing was made or written", name);
@@ -149,29 +130,16 @@ static void domains(void)
 		{ "PV", "", ATTR(.mr_mode = FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
 		{ "PV", "", ATTR(.mode = RDMAMR_PROV_MR_ATTR) },
 		{ "AV", "", ATTR(.mr_mode = FI_MR_VIRT_ADDR) },
-		{ "A0", "", ATTR(.mr_mode = FI_MR_LOCAL) },
-		{ "A0", "", ATTR(.mr_mode = FI_MR_ALLOCATED) },
-		{ "A0", "", ATTR(.mode = LOCAL_MR) },
 		{ "PV", "", ATTR(.mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
 				 .mode = LOCAL_MR | RDMAMR_PROV_MR_ATTR) },
 		{ "R0", "", ATTR(.mr_mode = FI_MR_RAW) },
-		{ "RV", "", ATTR(.mr_mode = FI_MR_RAW | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR) },
 		{ "RV", "", ATTR(.mr_mode = FI_MR_RAW | FI_MR_VIRT_ADDR) },
-		{ NULL, "PROV_KEY|VIRT_ADDR", ATTR(.mr_mode = FI_MR_PROV_KEY) },
-		{ NULL, "mr_mode|MMU_NOTIFY", ATTR(.mr_mode = FI_MR_MMU_NOTIFY) },
-		{ NULL, "mr_mode|RMA_EVENT", ATTR(.mr_mode = FI_MR_RMA_EVENT) },
-		{ NULL, "mr_mode|ENDPOINT", ATTR(.mr_mode = FI_MR_ENDPOINT) },
-		{ NULL, "mr_mode|HMEM", ATTR(.mr_mode = FI_MR_HMEM) },
-		{ NULL, "mr_mode|COLLECTIVE", ATTR(.mr_mode = FI_MR_COLLECTIVE) },
-		{ NULL, "mr_mode", ATTR(.mr_mode = 1 << 20) },
+		{ NULL, "FI_MR_PROV_KEY needs", ATTR(.mr_mode = FI_MR_PROV_KEY) },
+		{ NULL, "mr_mode", ATTR(.mr_mode = FI_MR_MMU_NOTIFY) },
 		{ NULL, "mr_mode", ATTR(.mr_mode = INT32_MIN) },
-		{ NULL, "mode", ATTR(.mode = 1 << 20) },
 		{ NULL, "mode", ATTR(.mode = 1ULL << 59) },
-		{ NULL, "caps|capabilit", ATTR(.caps = 1 << 20) },
-		{ NULL, "caps|capabilit", ATTR(.caps = 1 << 2) },
-		{ NULL, "flag", ATTR(.flags = 2) },
+		{ NULL, "capabilities", ATTR(.caps = 1 << 2) },
 		{ NULL, "flag", ATTR(.flags = 1ULL << 63) },
-		{ NULL, "key", ATTR(.mr_key_size = 9) },
 		{ NULL, "key", ATTR(.mr_key_size = SIZE_MAX) },
 	};
 
@@ -200,38 +168,27 @@ static void other_domains(void)
 	zeroed.mr_mode = FI_MR_SCALABLE;
 	opens(&zeroed, "A0");
 	about("%s", "");
-	FAILS(-FI_EINVAL, "pd|NULL", rdmamr_domain_open(NULL, &good, &made, NULL));
-	FAILS(-FI_EINVAL, "pd|NULL", rdmamr_domain_open(NULL, NULL, &made, NULL));
-	FAILS(-FI_EINVAL, "domain|NULL", rdmamr_domain_open(pd, &good, NULL, NULL));
-	FAILS(-FI_EINVAL, "domain|NULL", rdmamr_domain_open(pd, NULL, NULL, NULL));
+	FAILS(-FI_EINVAL, "NULL", rdmamr_domain_open(NULL, &good, &made, NULL));
+	FAILS(-FI_EINVAL, "the place for the domain is NULL", rdmamr_domain_open(pd, &good, NULL, NULL));
 
-	for (size_t size = 0; size < 12; size += size == 8 ? 3 : 4) {
-		about("attributes of %zu bytes", size);
-		good.size = size;
-		FAILS(-FI_EINVAL, "size", open_attr(&good));
-	}
+	about("attributes of 11 bytes");
+	good.size = 11;
+	FAILS(-FI_EINVAL, "size", open_attr(&good));
 	about("attributes larger than the library's");
 	opens(&larger.attr, "PV");
-	for (int n = 0; n < 3; n++) {
-		larger.more[n] = 1ULL << 63;
-		FAILS(-FI_EINVAL, "size|know|zero|0", open_attr(&larger.attr));
-		larger.more[n] = 0;
-	}
-	larger.more[0] = 1;
+	larger.more[2] = 1ULL << 63;
+	FAILS(-FI_EINVAL, "the attributes", open_attr(&larger.attr));
 	larger.attr.size = SIZE_MAX;
-	FAILS(-FI_EINVAL, "size|know|zero|0", open_attr(&larger.attr));
+	FAILS(-FI_EINVAL, "the attributes", open_attr(&larger.attr));
 
 	about("on-demand paging");
 	if (!ibv_query_device_ex(context, NULL, &device) && !(device.odp_caps.general_caps & IBV_ODP_SUPPORT))
-		FAILS(-FI_ENOSYS, "demand|ODP|DYNAMIC", open_attr(&dynamic));
+		FAILS(-FI_ENOSYS, "on-demand", open_attr(&dynamic));
 	else
 		skip("RDMAMR_DYNAMIC_MR on a device without on-demand paging", "this one has it");
 }
 
-/*
- * Attributes of each older size, with no readable memory behind them: the library obeys the fields
- * that they have, and the others count as 0. The least have no mr_mode, and those of 24 bytes a mode.
- */
+/* Attributes of each older size, with nothing readable behind them: the fields that they lack count as 0. */
 static void domain_sizes(void)
 {
 	for (size_t size = 12; size <= sizeof(struct rdmamr_domain_attr); size += size == 12 ? 4 : 8) {
@@ -302,24 +259,20 @@ static void arguments(const struct kind *kind)
 		const char *words;
 		bool provider_keys; /* for such domains alone */
 	} rows[] = {
-		{ "unknown rights", memory, PAGE, FI_ALL | 1ULL << 40, 0, 0, -FI_EINVAL, "access|right", 0 },
+		/* src/fabric/access.rs has each bit; data.c has what the rights allow. */
+		{ "unknown rights", memory, PAGE, FI_ALL | 1ULL << 40, 0, 0, -FI_EINVAL, "access", 0 },
 		{ "an offset", memory, PAGE, FI_ALL, 1, 0, -FI_EINVAL, "offset", 0 },
-		{ "its own address", memory, PAGE, FI_ALL, (uintptr_t)memory, 0, -FI_EINVAL, "offset", 0 },
-		{ "length 0", memory, 0, FI_ALL, 0, 0, -FI_EINVAL, "length|0 bytes|empty", 0 },
-		{ "past the end", (void *)-PAGE, 2 * PAGE, FI_ALL, 0, 0, -FI_EINVAL, "end|address space|wrap", 0 },
-		{ "all there can be", memory, SIZE_MAX, FI_ALL, 0, 0, -FI_EINVAL, "end|address space|wrap", 0 },
+		{ "length 0", memory, 0, FI_ALL, 0, 0, -FI_EINVAL, "length is 0", 0 },
+		{ "past the end", (void *)-PAGE, 2 * PAGE, FI_ALL, 0, 0, -FI_EINVAL, "past the end", 0 },
 		{ "an unknown flag", memory, PAGE, FI_ALL, 0, 1 << 20, -FI_EBADFLAGS, "flag", 0 },
 		{ "FI_MR_DMABUF", memory, PAGE, FI_ALL, 0, DMABUF, -FI_EBADFLAGS, "flag", 0 },
 		{ "nothing mapped", NOWHERE, PAGE, FI_ALL, 0, 0, -FI_EFAULT, in_hole, 0 },
-		{ "nothing mapped, to be sent", NOWHERE, PAGE, FI_SEND, 0, 0, -FI_EFAULT, in_hole, 0 },
-		{ "NULL", NULL, PAGE, FI_ALL, 0, 0, -FI_EFAULT, "mapped", 0 },
-		{ "read-only, receives", read_only, PAGE, FI_RECV, 0, 0, -FI_EFAULT, "read-only|writ", 0 },
-		{ "read-only, reads", read_only, PAGE, FI_READ, 0, 0, -FI_EFAULT, "read-only|writ", 0 },
-		{ "read-only, remote writes", read_only, PAGE, FI_REMOTE_WRITE, 0, 0, -FI_EFAULT, "read-only|writ", 0 },
+		{ "read-only, receives", read_only, PAGE, FI_RECV, 0, 0, -FI_EFAULT, "read-only", 0 },
+		{ "read-only, remote writes", read_only, PAGE, FI_REMOTE_WRITE, 0, 0, -FI_EFAULT, "read-only", 0 },
 		{ "addresses past the end", memory, 2 * PAGE, FI_ALL, (uint64_t)-PAGE, RDMAMR_MR_OFFSET, -FI_EINVAL,
-		  "offset|end|address space|wrap", 0 },
-		{ "RDMAMR_MR_KEY", memory, PAGE, FI_ALL, 0, RDMAMR_MR_KEY, -FI_EBADFLAGS, "key|flag", 1 },
-		{ "not alike in the page", memory, PAGE, FI_ALL, 8, RDMAMR_MR_OFFSET, -FI_EINVAL, "offset|page", 1 },
+		  "past the end", 0 },
+		{ "RDMAMR_MR_KEY", memory, PAGE, FI_ALL, 0, RDMAMR_MR_KEY, -FI_EBADFLAGS, "FI_MR_KEY", 1 },
+		{ "not alike in the page", memory, PAGE, FI_ALL, 8, RDMAMR_MR_OFFSET, -FI_EINVAL, "pages", 1 },
 	};
 
 	snprintf(in_hole, sizeof(in_hole), "%p", (void *)NOWHERE);
@@ -332,52 +285,39 @@ static void arguments(const struct kind *kind)
 		}
 		about("%s", calls[call]);
 		about_to_fail();
-		EACH(bit, 0, 64, FI_ALL & 1ULL << bit, -FI_EINVAL, make(call, domain, memory, PAGE, 1ULL << bit, 0, 1, 0));
 		EACH(bit, 0, 64, 1ULL << bit == RDMAMR_MR_KEY || 1ULL << bit == RDMAMR_MR_OFFSET, -FI_EBADFLAGS,
 		     make(call, domain, memory, PAGE, FI_ALL, 0, 1, 1ULL << bit));
-		failed(0, 0, "flag", "every other bit of access and flags");
-
-		/* Each set of the six rights; memory that is only read may be read-only. */
-		EACH(set, 0, 64, false, true, registers(call, domain, memory, (uint64_t)set << 8));
-		EACH(set, 0, 64, set && set != FI_WRITE >> 8 && set != FI_SEND >> 8 && set != FI_REMOTE_READ >> 8, true,
-		     registers(call, domain, read_only, (uint64_t)set << 8));
+		failed(0, 0, "flag", "every other bit of the flags");
 	}
 	gives(0, fi_close(&domain->fid));
 }
 
-/* Pointers and counts of each call. */
+/* Pointers and counts of each call; src/fabric/attributes.rs has the buffers. */
 static void pointers(const struct kind *kind)
 {
 	struct fid_domain *domain = open_kind(pd, kind);
-	struct iovec iov[17], half[2] = { { memory, 1ULL << 63 }, { memory, 1ULL << 63 } };
+	struct iovec iov[17];
 	struct fi_mr_attr attr = { .mr_iov = iov, .iov_count = 1, .access = FI_ALL };
-	const size_t counts[] = { 0, 17, 1000, SIZE_MAX };
+	const size_t counts[] = { 0, 17 };
 
 	for (int n = 0; n < 17; n++)
 		iov[n] = (struct iovec){ memory + n * 3 * PAGE / 2, PAGE / 2 };
-	FAILS(-FI_EINVAL, "mr|NULL", fi_mr_reg(domain, memory, PAGE, FI_ALL, 0, 1, 0, NULL, NULL));
-	FAILS(-FI_EINVAL, "mr|NULL", fi_mr_regv(domain, iov, 1, FI_ALL, 0, 1, 0, NULL, NULL));
-	FAILS(-FI_EINVAL, "mr|NULL", fi_mr_regattr(domain, &attr, 0, NULL));
-	FAILS(-FI_EINVAL, "attr|NULL", fi_mr_regattr(domain, NULL, 0, &mr));
-	FAILS(-FI_EINVAL, "iov|buffer|NULL", fi_mr_regv(domain, NULL, 1, FI_ALL, 0, 1, 0, &mr, NULL));
+	FAILS(-FI_EINVAL, "the place for the region is NULL", fi_mr_reg(domain, memory, PAGE, FI_ALL, 0, 1, 0, NULL, NULL));
+	FAILS(-FI_EINVAL, "the place for the region is NULL", fi_mr_regv(domain, iov, 1, FI_ALL, 0, 1, 0, NULL, NULL));
+	FAILS(-FI_EINVAL, "the place for the region is NULL", fi_mr_regattr(domain, &attr, 0, NULL));
+	FAILS(-FI_EINVAL, "the attributes are NULL", fi_mr_regattr(domain, NULL, 0, &mr));
+	FAILS(-FI_EINVAL, "buffers is NULL", fi_mr_regv(domain, NULL, 1, FI_ALL, 0, 1, 0, &mr, NULL));
 	/* With FI_MR_DMABUF other structures stand in place of the buffers. */
 	attr.mr_iov = NULL;
 	FAILS(-FI_EBADFLAGS, "flag", fi_mr_regattr(domain, &attr, DMABUF, &mr));
-	FAILS(-FI_EINVAL, "iov|buffer|NULL", fi_mr_regattr(domain, &attr, 0, &mr));
+	FAILS(-FI_EINVAL, "buffers is NULL", fi_mr_regattr(domain, &attr, 0, &mr));
 	attr.mr_iov = iov;
 	for (size_t n = 0; n < COUNT(counts); n++) {
 		about("%zu buffers", counts[n]);
 		attr.iov_count = counts[n];
-		FAILS(-FI_EINVAL, "count|buffer|16", fi_mr_regv(domain, iov, counts[n], FI_ALL, 0, 1, 0, &mr, NULL));
-		FAILS(-FI_EINVAL, "count|buffer|16", fi_mr_regattr(domain, &attr, 0, &mr));
+		FAILS(-FI_EINVAL, "must be 1 to 16", fi_mr_regv(domain, iov, counts[n], FI_ALL, 0, 1, 0, &mr, NULL));
+		FAILS(-FI_EINVAL, "must be 1 to 16", fi_mr_regattr(domain, &attr, 0, &mr));
 	}
-	about("one of 4 buffers");
-	iov[2].iov_len = 0;
-	FAILS(-FI_EINVAL, "length|0 bytes|empty", fi_mr_regv(domain, iov, 4, FI_ALL, 0, 1, 0, &mr, NULL));
-	iov[2] = (struct iovec){ (void *)-PAGE, 2 * PAGE };
-	FAILS(-FI_EINVAL, "end|address space|wrap", fi_mr_regv(domain, iov, 4, FI_ALL, 0, 1, 0, &mr, NULL));
-	about("two halves of all addresses");
-	FAILS(-FI_EINVAL, "end|length|address space|wrap|large", fi_mr_regv(domain, half, 2, FI_ALL, 0, 1, 0, &mr, NULL));
 	gives(0, fi_close(&domain->fid));
 }
 
@@ -416,15 +356,7 @@ static void keys(void)
 	close_all(&first->fid, &domain->fid);
 	close_all(&second->fid, &other->fid);
 
-	/* src/fabric/mode.rs has each size. */
-	about("keys of 2 bytes");
-	must(open_attr(&(struct rdmamr_domain_attr){ .size = sizeof(struct rdmamr_domain_attr), .mr_mode = FI_MR_SCALABLE,
-							.mr_key_size = 2 }) == 0);
-	domain = made;
-	must(fi_close(&keyed(domain, 0xffff)->fid) == 0);
-	FAILS(-FI_EKEYREJECTED, "key", make(REG, domain, memory, PAGE, FI_ALL, 0, 0x10000, 0));
-	must(fi_close(&domain->fid) == 0);
-
+	/* src/fabric/mode.rs has keys of fewer bytes. */
 	about("a provider that chooses the keys ignores the requested one");
 	domain = plain(FI_MR_PROV_KEY | FI_MR_VIRT_ADDR, 0);
 	first = region(domain, memory, PAGE, FI_ALL, FI_KEY_NOTAVAIL);
@@ -437,19 +369,17 @@ static void keys(void)
 /* --- Attributes of older and newer libfabrics --- */
 
 /* The words of struct fi_mr_attr in libfabric 2.0, of which older ones are the beginning. */
-enum { AUTH_KEY_SIZE = 6, AUTH_KEY, IFACE, DEVICE, BASE_MR = 12, SUB_MR_CNT, ATTR_WORDS };
+enum { AUTH_KEY_SIZE = 6, BASE_MR = 12, ATTR_WORDS = 14 };
 
 static void attributes(void)
 {
 	static const struct { uint32_t api; size_t words; } versions[] = {
-		{ FI_VERSION(0, 0), 6 }, { FI_VERSION(1, 4), 6 }, { FI_VERSION(1, 5), 8 }, { FI_VERSION(1, 9), 10 },
-		{ FI_VERSION(1, 19), 11 }, { FI_VERSION(1, 22), 12 }, { FI_VERSION(2, 0), 14 }, { FI_VERSION(2, 1), 14 },
+		{ FI_VERSION(1, 4), 6 }, { FI_VERSION(1, 5), 8 }, { FI_VERSION(1, 22), 12 }, { FI_VERSION(2, 0), 14 },
 	};
-	/* Fields that are set, the version from which on the library reads them, and the word of its refusal. */
-	const struct { const char *name; int at[2]; uint64_t to[2], since; const char *words; } fields[] = {
-		{ "the kind of memory", { IFACE, DEVICE }, { 1 /* FI_HMEM_CUDA */, 3 }, UINT64_MAX, "" },
-		{ "a key of authorization", { AUTH_KEY_SIZE, AUTH_KEY }, { 16, (uintptr_t)memory }, FI_VERSION(1, 5), "auth" },
-		{ "a base region", { BASE_MR, SUB_MR_CNT }, { (uintptr_t)memory, 1 }, FI_VERSION(2, 0), "base" },
+	/* Fields that the library refuses where the version has them, each in two words. */
+	const struct { const char *words; uint32_t api; int at; uint64_t to[2]; } fields[] = {
+		{ "auth", FI_VERSION(1, 5), AUTH_KEY_SIZE, { 16, (uintptr_t)memory } },
+		{ "base", FI_VERSION(2, 0), BASE_MR, { (uintptr_t)memory, 1 } },
 	};
 	struct iovec iov = { memory, PAGE };
 	const uint64_t clean[ATTR_WORDS] = { (uintptr_t)&iov, 1, FI_ALL, 0, 0, (uintptr_t)&iov };
@@ -469,16 +399,17 @@ static void attributes(void)
 			holds(mr->fid.context == &iov);
 			must(fi_close(&mr->fid) == 0);
 		}
-		for (size_t k = 0; k < COUNT(fields); k++) {
-			memcpy(attr, clean, sizeof(attr));
-			for (int word = 0; word < 2; word++)
-				attr[fields[k].at[word]] = fields[k].to[word];
-			about("api %u.%u, %s", api >> 16, api & 0xffff, fields[k].name);
-			if (api >= fields[k].since)
-				FAILS(-FI_ENOSYS, fields[k].words, fi_mr_regattr(domain, (struct fi_mr_attr *)attr, 0, &mr));
-			else if (gives(0, fi_mr_regattr(domain, (struct fi_mr_attr *)attr, 0, &mr)))
-				must(fi_close(&mr->fid) == 0);
-		}
+		must(fi_close(&domain->fid) == 0);
+	}
+	/* src/fabric/attributes.rs has older versions, for which they are no error. */
+	for (size_t n = 0; n < COUNT(fields); n++) {
+		struct fid_domain *domain = plain(FI_MR_SCALABLE, fields[n].api);
+		uint64_t attr[ATTR_WORDS];
+
+		memcpy(attr, clean, sizeof(attr));
+		memcpy(attr + fields[n].at, fields[n].to, sizeof(fields[n].to));
+		about("%s", fields[n].words);
+		FAILS(-FI_ENOSYS, fields[n].words, fi_mr_regattr(domain, (struct fi_mr_attr *)attr, 0, &mr));
 		must(fi_close(&domain->fid) == 0);
 	}
 }
@@ -491,41 +422,39 @@ static void regions(void)
 	struct fid_mr *one = region(domain, memory, PAGE, FI_ALL, 1);
 	struct fid counter = { .fclass = FI_CLASS_CNTR }, eq = { .fclass = FI_CLASS_EQ }, other = { 0 };
 	struct iovec iov = { memory, PAGE };
+	struct rdmamr_segment segment;
 	void *modify = at_the_edge(56);
 
 	FAILS(-FI_ENOSYS, "writ", fi_mr_bind(one, &counter, FI_REMOTE_WRITE));
-	FAILS(-FI_ENOSYS, "writ", fi_mr_bind(one, &counter, FI_WRITE));
-	FAILS(-FI_ENOSYS, "writ", fi_mr_bind(one, &eq, FI_REMOTE_WRITE));
 	FAILS(-FI_ENOSYS, "writ", fi_mr_bind(one, &eq, FI_WRITE));
-	FAILS(-FI_EINVAL, "NULL|bind|fid", fi_mr_bind(one, NULL, FI_REMOTE_WRITE));
+	FAILS(-FI_EINVAL, "NULL", fi_mr_bind(one, NULL, FI_REMOTE_WRITE));
 	FAILS(-FI_EBADFLAGS, "flag", fi_mr_bind(one, &counter, 0));
-	FAILS(-FI_EBADFLAGS, "flag", fi_mr_bind(one, &counter, FI_REMOTE_READ));
-	FAILS(-FI_EINVAL, "class|queue|counter|bind", fi_mr_bind(one, &domain->fid, FI_REMOTE_WRITE));
+	FAILS(-FI_EINVAL, "event queue or a counter", fi_mr_bind(one, &domain->fid, FI_REMOTE_WRITE));
 	EACH(bit, 0, 64, 1ULL << bit == FI_REMOTE_WRITE || 1ULL << bit == FI_WRITE, -FI_EBADFLAGS,
 	     fi_mr_bind(one, &counter, 1ULL << bit));
 	EACH(class, 0, 20, class == FI_CLASS_CNTR || class == FI_CLASS_EQ || class == FI_CLASS_CQ, -FI_EINVAL,
 	     (other.fclass = (size_t)class, fi_mr_bind(one, &other, FI_REMOTE_WRITE)));
 
 	gives(0, fi_mr_enable(one));
-	gives(0, fi_mr_enable(one));
 	FAILS(-FI_ENOSYS, "refresh", fi_mr_refresh(one, &iov, 1, 0));
-	FAILS(-FI_ENOSYS, "refresh", fi_mr_refresh(one, NULL, 0, 0));
 	/* The flags, and the attributes that libfabric 1.0 has. */
 	memset(modify, 0, 56);
 	FAILS(-FI_ENOSYS, "refresh", fi_control(&one->fid, FI_REFRESH, modify));
-	FAILS(-FI_ENOSYS, "control|command|ALIAS", fi_control(&one->fid, FI_ALIAS, NULL));
-	FAILS(-FI_EINVAL, "NULL|raw", fi_control(&one->fid, FI_GET_RAW_MR, NULL));
-	FAILS(-FI_EINVAL, "NULL|raw", fi_control(&domain->fid, FI_MAP_RAW_MR, NULL));
-	FAILS(-FI_EINVAL, "NULL|key", fi_control(&domain->fid, FI_UNMAP_KEY, NULL));
+	FAILS(-FI_EINVAL, "NULL", fi_control(&one->fid, FI_GET_RAW_MR, NULL));
+	FAILS(-FI_EINVAL, "NULL", fi_control(&domain->fid, FI_MAP_RAW_MR, NULL));
+	FAILS(-FI_EINVAL, "NULL", fi_control(&domain->fid, FI_UNMAP_KEY, NULL));
 	EACH(command, -1, 40, command == FI_ENABLE || command == FI_GET_RAW_MR, -FI_ENOSYS,
 	     fi_control(&one->fid, (int)command, NULL));
 	EACH(command, -1, 40, command == FI_MAP_RAW_MR || command == FI_UNMAP_KEY, -FI_ENOSYS,
 	     fi_control(&domain->fid, (int)command, NULL));
 
-	FAILS(-FI_EBUSY, "region|open", fi_close(&domain->fid));
+	/* data.c has the answers of the library's own calls. */
+	FAILS(-FI_EINVAL, "the count is NULL", rdmamr_resolve(domain, 1, 0, 1, &segment, NULL));
+	FAILS(-FI_EINVAL, "the count is NULL", rdmamr_mr_segments(one, &segment, NULL));
+	FAILS(-FI_EBUSY, "still has regions", fi_close(&domain->fid));
 	holds(fi_mr_key(one) == 1 && fi_mr_enable(one) == 0);
 	gives(0, fi_close(&one->fid));
-	FAILS(-FI_EINVAL, "clos", fi_close(&one->fid));
+	FAILS(-FI_EINVAL, "closed", fi_close(&one->fid));
 	gives(0, fi_close(&domain->fid));
 }
 
@@ -545,7 +474,7 @@ static void forked(void)
 		pid = must_fork();
 		if (!pid)
 			_exit((fi_close(&one->fid) != -FI_EINVAL) << 0 |
-			      !has(rdmamr_last_reason(), "fork|parent|process|child") << 1 |
+			      !strstr(rdmamr_last_reason(), "forked from") << 1 |
 			      (fi_close(&several->fid) != -FI_EINVAL) << 2);
 		is(child_status(pid), 0, "a child is refused to close its parent's regions");
 		gives(regions_now, kernel_regions(context));
@@ -554,10 +483,7 @@ static void forked(void)
 	}
 }
 
-/*
- * --- Objects of others: each call of theirs keeps what it got. One function stands in all of their
- * slots: it takes as many words as the longest, and a check looks at those that the call has. ---
- */
+/* --- Objects of others: one function in all of their slots keeps as many words as the longest call has --- */
 
 static long heard[9];
 
@@ -601,10 +527,7 @@ static struct { struct fid fid; void *more[8]; } other = { .fid = { .fclass = FI
 #define P(pointer) (long)(uintptr_t)(pointer)
 #define CALL(name, of, ...) { name, of, 2, { __VA_ARGS__ }, { __VA_ARGS__ } }
 
-/*
- * The library's functions, as languages without inline functions call them: with nothing and with an
- * object of another class they fail; an object of another provider hears the call.
- */
+/* The library's symbols: with NULL or another class they fail; an object of another provider hears the call. */
 static void objects_of_others(void)
 {
 	struct fid_domain *domain = &their_domain;
@@ -650,7 +573,7 @@ static void objects_of_others(void)
 #define OF(object) (int)call(object, w[0], w[1], w[2], w[3], w[4], w[5], w[6], w[7])
 		about("%s", rows[n].name);
 		for (int refused = 0; refused < rows[n].refused; refused++)
-			FAILS(-FI_EINVAL, "NULL|class|domain|region|queue|object", OF(refused ? &other : NULL));
+			FAILS(-FI_EINVAL, "the object is", OF(refused ? &other : NULL));
 		memset(heard, 0xee, sizeof(heard));
 		gives(-1001, OF(rows[n].theirs));
 		holds(heard[0] == P(rows[n].theirs));
@@ -672,9 +595,9 @@ static void values_of_others(void)
 	holds(EXPORTED(fi_mr_desc)((void *)&other) == NULL && EXPORTED(fi_mr_key)((void *)&other) == FI_KEY_NOTAVAIL);
 	holds(EXPORTED(fi_mr_key)(&theirs) == 0x123456789abc && EXPORTED(fi_mr_key)(NULL) == FI_KEY_NOTAVAIL);
 	for (int n = 0; n < 3; n++) {
-		FAILS(-FI_EINVAL, "NULL|class|domain|rdmamr|librar|provider",
+		FAILS(-FI_EINVAL, n ? "object" : "NULL",
 		      rdmamr_resolve(n == 0 ? NULL : n == 1 ? (void *)&other : &their_domain, 1, 0, 1, &segment, &count));
-		FAILS(-FI_EINVAL, "NULL|class|region|rdmamr|librar|provider",
+		FAILS(-FI_EINVAL, n ? "object" : "NULL",
 		      rdmamr_mr_segments(n == 0 ? NULL : n == 1 ? (void *)&other : &theirs, &segment, &count));
 	}
 }
@@ -690,31 +613,27 @@ static void bound(void)
 	struct fid_mr *one;
 	uint32_t event;
 
-	FAILS(-FI_EINVAL, "NULL|queue", fi_domain_bind(domain, NULL, FI_REG_MR));
-	FAILS(-FI_EINVAL, "queue|class", fi_domain_bind(domain, &other, FI_REG_MR));
-	FAILS(-FI_EINVAL, "queue|class", fi_domain_bind(domain, &domain->fid, FI_REG_MR));
-	FAILS(-FI_EBADFLAGS, "flag", fi_domain_bind(domain, &eq->fid, 0));
+	FAILS(-FI_EINVAL, "the queue is NULL", fi_domain_bind(domain, NULL, FI_REG_MR));
+	FAILS(-FI_EINVAL, "event queue only", fi_domain_bind(domain, &other, FI_REG_MR));
+	FAILS(-FI_EINVAL, "event queue only", fi_domain_bind(domain, &domain->fid, FI_REG_MR));
 	FAILS(-FI_EBADFLAGS, "flag", fi_domain_bind(domain, &eq->fid, FI_REG_MR | 1));
 	EACH(bit, 0, 64, 1ULL << bit == FI_REG_MR, -FI_EBADFLAGS, fi_domain_bind(domain, &eq->fid, 1ULL << bit));
 
 	/* None of these has made the domain asynchronous. */
 	one = region(domain, memory, PAGE, FI_ALL, 1);
 	holds(fi_mr_key(one) == 1 && fi_mr_desc(one));
-	FAILS(-FI_EOPBADSTATE, "region|open", fi_domain_bind(domain, &eq->fid, FI_REG_MR));
+	FAILS(-FI_EOPBADSTATE, "has regions", fi_domain_bind(domain, &eq->fid, FI_REG_MR));
 	must(fi_close(&one->fid) == 0);
 	gives(0, fi_domain_bind(domain, &eq->fid, FI_REG_MR));
-	FAILS(-FI_EBUSY, "bound|already", fi_domain_bind(domain, &eq->fid, FI_REG_MR));
-	FAILS(-FI_EBUSY, "bound|already", fi_domain_bind(domain, &second->fid, FI_REG_MR));
-	FAILS(-FI_EBUSY, "bound|domain", fi_close(&eq->fid));
+	FAILS(-FI_EBUSY, "already", fi_domain_bind(domain, &eq->fid, FI_REG_MR));
+	FAILS(-FI_EBUSY, "already", fi_domain_bind(domain, &second->fid, FI_REG_MR));
+	FAILS(-FI_EBUSY, "still bound", fi_close(&eq->fid));
 	gives(0, fi_close(&second->fid));
 
 	/* An error in the arguments is reported at once, and has no event. */
 	for (enum reg_call call = REG; call < CALLS; call++) {
 		about("asynchronous %s", calls[call]);
-		FAILS(-FI_EINVAL, "access|right", make(call, domain, memory, PAGE, 1, 0, 1, 0));
-		FAILS(-FI_EINVAL, "length|0 bytes|empty", make(call, domain, memory, 0, FI_ALL, 0, 1, 0));
-		FAILS(-FI_EINVAL, "offset", make(call, domain, memory, PAGE, FI_ALL, 3, 1, 0));
-		FAILS(-FI_EBADFLAGS, "flag", make(call, domain, memory, PAGE, FI_ALL, 0, 1, 1));
+		FAILS(-FI_EINVAL, "access", make(call, domain, memory, PAGE, 1, 0, 1, 0));
 		FAILS(-FI_EKEYREJECTED, "key", make(call, domain, memory, PAGE, FI_ALL, 0, FI_KEY_NOTAVAIL, 0));
 	}
 	about("asynchronous");
@@ -723,7 +642,7 @@ static void bound(void)
 	holds(event == FI_MR_COMPLETE && entry.fid == &one->fid);
 	FAILS(-FI_ENOKEY, "key", make(REG, domain, memory, PAGE, FI_ALL, 0, 1, 0));
 	gives(-FI_EAGAIN, fi_eq_sread(eq, &event, &entry, sizeof(entry), 100, 0));
-	FAILS(-FI_EBUSY, "region|open", fi_close(&domain->fid));
+	FAILS(-FI_EBUSY, "still has regions", fi_close(&domain->fid));
 	close_all(&one->fid, &domain->fid);
 	gives(0, fi_close(&eq->fid));
 
@@ -731,32 +650,10 @@ static void bound(void)
 	about("another provider's queue");
 	domain = plain(0, FI_VERSION(1, 17));
 	memset(heard, 0, sizeof(heard));
-	FAILS(-FI_EINVAL, "queue|rdmamr_eq_open", fi_domain_bind(domain, &their_queue.fid, FI_REG_MR));
+	FAILS(-FI_EINVAL, "rdmamr_eq_open", fi_domain_bind(domain, &their_queue.fid, FI_REG_MR));
 	holds(!heard[0]);
 	gives(true, registers(REG, domain, memory, FI_ALL));
 	gives(0, fi_close(&domain->fid));
-}
-
-/* Pointers of the library's own calls; raw_keys.c has raw keys. */
-static void own_calls(void)
-{
-	struct fid_domain *domain = plain(FI_MR_SCALABLE, 0);
-	struct fid_mr *one = region(domain, memory, PAGE, FI_ALL, 3);
-	struct rdmamr_segment segment;
-	size_t count = 1;
-
-	FAILS(-FI_EINVAL, "NULL|count", rdmamr_resolve(domain, 3, 0, 1, &segment, NULL));
-	FAILS(-FI_ETOOSMALL, "room|segment", rdmamr_resolve(domain, 3, 0, 1, NULL, &count));
-	gives(1, count);
-	FAILS(-FI_EINVAL, "NULL|count", rdmamr_mr_segments(one, &segment, NULL));
-	FAILS(-FI_ETOOSMALL, "room|segment", rdmamr_mr_segments(one, NULL, &count));
-	gives(1, count);
-	FAILS(-FI_ENOKEY, "key", rdmamr_resolve(domain, 4, 0, 1, &segment, &count));
-	FAILS(-FI_ENOKEY, "key", rdmamr_resolve(domain, FI_KEY_NOTAVAIL, 0, 1, &segment, &count));
-	FAILS(-FI_EINVAL, "length|0 bytes|empty", rdmamr_resolve(domain, 3, 0, 0, &segment, &count));
-	FAILS(-FI_EINVAL, "outside|beyond|range|end|region", rdmamr_resolve(domain, 3, PAGE, 1, &segment, &count));
-
-	close_all(&one->fid, &domain->fid);
 }
 
 /* Without the right to pin more, for the rest of the program. */
@@ -793,9 +690,8 @@ int main(void)
 	memory = pages(64);
 	read_only = pages(1);
 	must(mprotect(read_only, PAGE, PROT_READ) == 0);
-	context = open_device();
-	pd = ibv_alloc_pd(context);
-	must(pd);
+	pd = domain_of_device();
+	context = pd->context;
 
 	as_case(domains(), "domains that are opened, and refused");
 	as_case(other_domains(), "domains without attributes, and of other sizes");
@@ -812,7 +708,6 @@ int main(void)
 	as_case(bound(), "domains bound to queues");
 	as_case(objects_of_others(), "NULL, objects of another class, objects of others");
 	as_case(values_of_others(), "values of others");
-	as_case(own_calls(), "the calls of rdmamr");
 	as_case(limited(), "limits");
 
 	gives(0, stats().live);
