@@ -243,6 +243,18 @@ int in_forked(int (*function)(void))
 	return child_status(pid);
 }
 
+pthread_barrier_t *shared_barrier(unsigned count)
+{
+	pthread_barrier_t *barrier = mmap(NULL, sizeof(*barrier), PROT_READ | PROT_WRITE,
+					  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pthread_barrierattr_t attributes;
+
+	must(barrier != MAP_FAILED && pthread_barrierattr_init(&attributes) == 0);
+	must(pthread_barrierattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED) == 0);
+	must(pthread_barrier_init(barrier, &attributes, count) == 0);
+	return barrier;
+}
+
 void in_part(void (*part)(void))
 {
 	int counts[2];

@@ -51,6 +51,9 @@ int in_forked(int (*function)(void));
 		child_status(child);                                         \
 	})
 
+/* A barrier of that many threads and processes. */
+pthread_barrier_t *shared_barrier(unsigned count);
+
 /* Runs a part in a forked child, which continues the count of results, and ends by exit(0). */
 void in_part(void (*part)(void));
 
