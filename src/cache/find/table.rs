@@ -116,13 +116,9 @@ impl Table {
         if self.used.load(Relaxed) as usize >= fill(table.len()) >> u32::from(!is_in) {
             self.fill_another(shape, regions);
         }
-        let table = self.table(shape.load(Relaxed));
-        if !is_in && !self.put(table, hash, id) {
-            // Many regions begin at one page. The entry overwrites another region's: that region
-            // is not found any more.
-            if let Some(place) = places(table, hash).nth(id.0 as usize % REACH) {
-                place.store(entry(hash, id), Release);
-            }
+        if !is_in {
+            // If many regions begin at one page, a further one may find no place, and no hit finds it.
+            self.put(self.table(shape.load(Relaxed)), hash, id);
         }
     }
 

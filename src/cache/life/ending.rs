@@ -70,6 +70,12 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         regions.queue(id);
         return Ok(());
     };
+    let device = region.device.load(Relaxed);
+    if device == 0 {
+        // The kernel has refused the region, so nobody has counted it.
+        locked.free(id);
+        return Ok(());
+    }
     let (page_range, why) = (region.page_range(), region.cause.load(Relaxed));
     probe!(
         "evict",
@@ -79,9 +85,8 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
     );
     let record = trace::end_of(|| described(region));
     let (counters, thread) = (cache.counters, by.thread());
-    let device = kernel_mr::counted_at(region.device.load(Relaxed));
     let less = Change::less(region.pinned());
-    counters.change_of_cache(thread, device, less);
+    counters.change_of_cache(thread, kernel_mr::counted_at(device), less);
     if let Some((cause, counter)) = region.cause() {
         counters.add(thread, counter, 1);
         released::ended(region, cause);

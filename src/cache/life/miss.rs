@@ -206,14 +206,6 @@ impl Cache {
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
                         None => {
-                            let region = self.regions.region(id);
-                            region.cause.store(Cause::Flush.in_word(), Relaxed);
-                            region.device.store(direct.address(), Relaxed);
-                            let device = kernel_mr::counted_at(direct.address());
-                            // The thread that ends the region subtracts this again.
-                            let more = Change::more(region.pinned());
-                            self.counters
-                                .change_of_cache(thread::number(), device, more);
                             let _ = self.regions.return_use(id, Grant::Own);
                             self.cleaner.wake();
                         }
