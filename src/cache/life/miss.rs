@@ -186,7 +186,7 @@ impl Cache {
             let made = locked.make(lookup_key);
             drop(locked);
             let id = made.ok_or(Unserved::Because(counter!(bypassed_limit)))?;
-            match self.pin(direct, pd, request, id, export) {
+            match self.pin(direct, request, id, export) {
                 Ok(unwatched) => {
                     self.keep(id, lookup_key, unwatched);
                     drop(inside);
@@ -257,7 +257,6 @@ impl Cache {
     fn pin(
         &self,
         direct: &Direct,
-        pd: Pd,
         request: &Request,
         id: Id,
         export: Option<&Export>,
@@ -274,7 +273,7 @@ impl Cache {
         region.fd.store(made.fd, Relaxed);
         DEVICE_FILES.add(made.fd);
         region.kernel_handle.store(made.handle, Relaxed);
-        region.describe(pd, request, &answer);
+        region.describe(request, &answer);
         let thread = thread::number();
         let device = kernel_mr::counted_at(made.device);
         self.counters.add(thread, counter!(reg_kernel), 1);

@@ -421,24 +421,20 @@ impl Slot {
         (&raw const *self).expose_provenance() + OBJECT_OFFSET
     }
 
-    /// Describes the region that the kernel has just registered, as [`rdmamr_mr::Object::fill`] does:
-    /// other threads may be reading the slot.
-    pub fn describe(&self, pd: Pd, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
-        let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << u32::BITS;
+    /// Describes the region that the kernel has just registered in this slot, as
+    /// [`rdmamr_mr::Object::fill`] does: other threads may be reading the slot.
+    pub fn describe(&self, request: &Request, answer: &ib_uverbs_reg_mr_resp) {
+        self.set_memory(request.addr.addr() as u64, request.length as u64);
         let access = request.access.bits();
-        let words: [u64; OBJECT] = [
-            pd.context().expose_provenance() as u64,
-            pd.as_ptr().expose_provenance() as u64,
-            request.addr.expose_provenance() as u64,
-            request.length as u64,
-            pair(answer.mr_handle, answer.lkey),
-            pair(answer.rkey, 0),
-            pair(IBV_MR_TYPE_MR, access),
-            pair(access, 0),
-            0,
+        let pairs = [
+            [answer.mr_handle, answer.lkey],
+            [answer.rkey, 0],
+            [IBV_MR_TYPE_MR, access],
+            [access, 0],
+            [0, 0],
         ];
-        for (word, value) in self.object.iter().zip(words) {
-            word.store(value, Relaxed);
+        for (word, [first, second]) in self.object[HANDLE_AND_LKEY..].iter().zip(pairs) {
+            word.store(u64::from(first) | u64::from(second) << u32::BITS, Relaxed);
         }
     }
 
@@ -528,7 +524,8 @@ mod tests {
             lkey: 2,
             rkey: 3,
         };
-        slot.describe(pd, &request, &answer);
+        slot.set(PageRange::new(0x1234_5000, 0x1234_6000), Domain::of(pd), 7);
+        slot.describe(&request, &answer);
         let plain = Object::allocate().unwrap();
         plain.fill(pd, &request, &answer);
         let fields = |object| {
