@@ -24,7 +24,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use core::time::Duration;
 use rdmamr_mr::Mr;
 use rdmamr_sys::futex::{self, Remaining};
-use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{FAR_AWAY, PAGE_SIZE};
 
 /// The largest number of slots: regions and further handles.
@@ -292,16 +291,6 @@ impl Regions {
             let serves = |seen| lookup_key.may_share(seen) && region.serves(lookup_key);
             Some((id, region.state.take_if(serves)?))
         })
-    }
-
-    /// Whether a slot is a monitored range of exactly this memory, unchanged as far as the ring is
-    /// applied.
-    #[inline(always)]
-    pub fn is_monitored_of(&self, id: Id, page_range: PageRange) -> bool {
-        let region = self.region(id);
-        region
-            .state
-            .is_monitored_that(|_| region.page_range() == page_range)
     }
 
     /// Whether the memory of a monitored range that is still linked has changed.

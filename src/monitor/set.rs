@@ -78,9 +78,11 @@ impl Set {
     /// each slot identifies itself.
     #[inline(always)]
     pub fn find(&self, regions: &Regions, page_range: PageRange) -> Option<Id> {
-        self.in_list(page_range)
-            .take(LOOK_AT_MOST)
-            .find(|&id| regions.is_monitored_of(id, page_range))
+        self.in_list(page_range).take(LOOK_AT_MOST).find(|&id| {
+            let range = regions.region(id);
+            let is_it = |_| range.page_range() == page_range;
+            range.state.is_monitored_that(is_it)
+        })
     }
 
     /// The subscription for exactly this memory, changed or not.
