@@ -5,7 +5,7 @@
 
 use crate::ended::{ended_by, say_once};
 use crate::instance::{self, Cache, existing};
-use crate::life::cleaning;
+use crate::life::cleaner_thread;
 use crate::permitted;
 use crate::region::slot::LookupKey;
 use crate::start;
@@ -239,7 +239,7 @@ pub fn admit(pd: Pd, request: &Request, is_plain: bool) -> Result<Admitted, Unse
         return Err(Refusal::Forbidden.into());
     }
     let cache = start::current().ok_or(Refusal::Starting)?;
-    cleaning::start(cache);
+    cleaner_thread::start(cache);
     let direct = direct.map_err(|_| Refusal::Device)?;
     if !TABLE.is_here() {
         return Err(Refusal::Table.into());

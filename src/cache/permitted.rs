@@ -8,7 +8,7 @@
 //! child is made at load alone: later, fork would copy the pages that are
 //! registered by then. A filter that the program sets afterwards ends the cache (`ended.rs`).
 
-use crate::life::cleaning;
+use crate::life::cleaner_thread;
 use crate::regions;
 use crate::watch::event_reader::{self, Reader};
 use crate::watch::watcher::Watch;
@@ -120,7 +120,7 @@ fn make_calls() {
     };
     let watch = Watch::start(Reader {
         ring: &regions.ring,
-        heard: cleaning::heard,
+        heard: cleaner_thread::heard,
         asks_service: false,
     });
     if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {

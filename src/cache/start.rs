@@ -6,7 +6,7 @@ use crate::ended::{cache_gave_up, ended_by, forget_tasks, give_up, panicked, say
 use crate::instance::{Cache, existing, is_of_parent, publish, starting};
 use crate::life::cleaner::Cleaner;
 use crate::life::limits::{self, NO_LIMIT};
-use crate::life::{change, cleaning, flush};
+use crate::life::{change, cleaner_thread, flush};
 use crate::lock::LONG;
 use crate::permitted;
 use crate::regions;
@@ -107,7 +107,7 @@ fn make() -> Option<&'static Cache> {
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
     let watch = Watch::start(Reader {
         ring: &regions.ring,
-        heard: cleaning::heard,
+        heard: cleaner_thread::heard,
         asks_service: rdmamr_config::config().fence_service,
     });
     let may_pin = limits::may_pin();
@@ -125,7 +125,7 @@ fn make() -> Option<&'static Cache> {
         process: process::id(),
     };
     let cache: &'static Cache = Box::leak(Box::new(cache));
-    cleaning::start(cache);
+    cleaner_thread::start(cache);
     regions::take_objects(regions.objects(0));
     publish(cache);
     // This thread still holds the lock, for which the thread that ends the cache waits.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The cleaner (`cleaning.rs`), as the other threads see it: the cache's clock, and whether the
+//! The cleaner (`cleaner_thread.rs`), as the other threads see it: the cache's clock, and whether the
 //! cleaner sleeps.
 
 use crate::region::slot::{NEVER, Slot};

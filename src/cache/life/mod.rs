@@ -5,7 +5,7 @@
 
 pub mod change;
 pub mod cleaner;
-pub mod cleaning;
+pub mod cleaner_thread;
 pub mod device_files;
 pub mod ending;
 pub mod flush;

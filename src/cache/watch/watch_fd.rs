@@ -317,12 +317,12 @@ enum Known {
 /// one. In another table the numbers mean other files, so such a thread neither hits nor watches, and
 /// deregisters no region of the cache. (A process of one thread hits without the number of the watch,
 /// and so without this question.)
-pub static TABLE: Table = Table(AtomicI32::new(0));
+pub static TABLE: DescriptorTable = DescriptorTable(AtomicI32::new(0));
 
 /// The number of a thread that shares the table; 0 if there is none.
-pub struct Table(AtomicI32);
+pub struct DescriptorTable(AtomicI32);
 
-impl Table {
+impl DescriptorTable {
     /// This thread of the library shares the table from now on, for ever.
     pub fn set(&self, thread: i32) {
         self.0.store(thread, Release);
@@ -335,13 +335,13 @@ impl Table {
         KNOWN.get() == Known::Here || self.look()
     }
 
-    /// As [`Table::is_here_of_program`], for any thread. Those of the library that ask share the
+    /// As [`DescriptorTable::is_here_of_program`], for any thread. Those of the library that ask share the
     /// table.
     pub fn is_here(&self) -> bool {
         /// Not inlined: otherwise the compiler may look up the address of a thread-local variable
         /// before the check for a helper thread, and a helper thread dies of that.
         #[inline(never)]
-        fn of_program(table: &Table) -> bool {
+        fn of_program(table: &DescriptorTable) -> bool {
             table.is_here_of_program()
         }
         helper_thread::is_current() || of_program(self)

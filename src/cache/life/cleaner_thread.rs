@@ -22,9 +22,9 @@ use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::{futex, helper_thread};
 use rdmamr_trace as trace;
 
-/// If the cache has more slots than this, the idle regions are shown only every `LOOKS` ticks.
+/// If the cache has more slots than this, the idle regions are shown only every `TICKS_BETWEEN_SHOWS` ticks.
 const FEW_SLOTS: usize = 4096;
-const LOOKS: u32 = 8;
+const TICKS_BETWEEN_SHOWS: u32 = 8;
 
 /// The cleaner sleeps without a time limit only after this many ticks at which it found no idle
 /// region. One tick proves little: a region that the program takes and releases all the time is
@@ -108,7 +108,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             }
             keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
-            if ticks % LOOKS == 0 || regions.slots().len() <= FEW_SLOTS {
+            if ticks % TICKS_BETWEEN_SHOWS == 0 || regions.slots().len() <= FEW_SLOTS {
                 show_idle(cache);
             }
             trace::switch::look();
