@@ -22,7 +22,7 @@ use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::{futex, helper_thread};
 use rdmamr_trace as trace;
 
-/// If the cache has more slots than this, the idle regions are shown only every `TICKS_BETWEEN_SHOWS` ticks.
+/// If the cache has more slots than this, the idle regions are shown only every so many ticks.
 const FEW_SLOTS: usize = 4096;
 const TICKS_BETWEEN_SHOWS: u32 = 8;
 
