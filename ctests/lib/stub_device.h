@@ -35,8 +35,8 @@ struct stub_driver {
 	uint32_t id;
 	int full;             /* the errno if no key is left */
 	int unpinned;         /* if the memory cannot be pinned, for whatever reason */
-	int too_long;         /* if the region would be longer than the next */
 	uint64_t max_mr_size;
+	int too_long;         /* if the region would be longer than that */
 	uint32_t max_mr;      /* what the device says that it has, of which other processes have the rest */
 };
 void stub_drive(struct stub_driver driver);
