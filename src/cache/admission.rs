@@ -235,10 +235,11 @@ pub fn admit(pd: Pd, request: &Request, is_plain: bool) -> Result<Admitted, Unse
     if start::would_keep_files() {
         return Err(Refusal::Table.into());
     }
-    if existing().is_none() && !permitted::may_start() {
-        return Err(Refusal::Forbidden.into());
-    }
-    let cache = start::current().ok_or(Refusal::Starting)?;
+    let no_cache = || match permitted::may_start() {
+        true => Refusal::Starting,
+        false => Refusal::Forbidden,
+    };
+    let cache = start::current().ok_or_else(no_cache)?;
     cleaner_thread::start(cache);
     let direct = direct.map_err(|_| Refusal::Device)?;
     if !TABLE.is_here() {
