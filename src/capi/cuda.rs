@@ -16,7 +16,7 @@ use rdmamr_mr::around_host_register;
 use rdmamr_sys::caller::Caller;
 use rdmamr_sys::function::Function;
 use rdmamr_sys::loaded_files::Object;
-use rdmamr_sys::symbols::{self, Scope};
+use rdmamr_sys::symbols::{Scope, find_each};
 use rdmamr_sys::thread;
 
 type HostRegister = unsafe extern "C" fn(*mut c_void, usize, c_uint) -> c_int;
@@ -116,7 +116,8 @@ macro_rules! host_register {
             }
         )*
         pub fn find_next() {
-            $( $next.set(symbols::find(Scope::Next, $name, None)); )*
+            let mut found = find_each(Scope::Next, [$( ($name, None) ),*]).into_iter();
+            $( $next.set(found.next().flatten()); )*
         }
     };
 }

@@ -11,8 +11,9 @@ macro_rules! next {
             // SAFETY: the signature is that of the manual page.
             unsafe { ::rdmamr_sys::function::Function::new() }; )*
         pub fn find_next() {
-            use ::rdmamr_sys::symbols::{Scope, find};
-            $( $name.set(find(Scope::Next, $symbol, None)); )*
+            use ::rdmamr_sys::symbols::{Scope, find_each};
+            let mut found = find_each(Scope::Next, [$( ($symbol, None) ),*]).into_iter();
+            $( $name.set(found.next().flatten()); )*
         }
     };
 }

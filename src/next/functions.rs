@@ -291,8 +291,10 @@ impl Underneath {
         // A plug-in that loaded this library and that one may be unloaded.
         Library::keep(self.file, RTLD_NOLOAD);
         for symbol in symbols {
-            let in_it = || object.find(symbol.name, symbol.version);
-            let found = next(symbol.name, symbol.version).or_else(in_it);
+            let found = match object.find(symbol.name, symbol.version) {
+                None => next(symbol.name, symbol.version),
+                own => symbols::find_existing(Scope::Next, (symbol.name, symbol.version)).or(own),
+            };
             symbol.addresses[0].store(found.map_or(0, NonZeroUsize::get), Relaxed);
         }
         self.at_load[0].store(object.start, Relaxed);

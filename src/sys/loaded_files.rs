@@ -41,8 +41,8 @@ static FIND_OBJECT: Function<unsafe extern "C" fn(*mut c_void, *mut Found) -> c_
 
 /// Looks up the linker's function. Called when the library is loaded.
 pub fn find_next() {
-    let version = Some(c"GLIBC_2.35");
-    FIND_OBJECT.set(first(c"_dl_find_object", version, false));
+    let [found] = first([(c"_dl_find_object", Some(c"GLIBC_2.35"))], false);
+    FIND_OBJECT.set(found);
 }
 
 /// The address of a function of the linker itself, if that linker takes no lock to find a file.
@@ -191,17 +191,24 @@ unsafe extern "C" fn call<R, F: FnMut(LoadedFile) -> Option<R>>(
     found.is_some().into()
 }
 
-/// The symbol's address in the first loaded file, or the first but this library, that defines it.
-pub fn first(
-    name: &'static CStr,
-    version: Option<&'static CStr>,
-    but_this: bool,
-) -> Option<NonZeroUsize> {
-    let this = first as fn(_, _, _) -> _ as usize;
+/// A symbol, at the version node if there is one.
+pub type Name = (&'static CStr, Option<&'static CStr>);
+
+/// Each symbol's address in the first loaded file, or the first but this library, that defines it.
+/// One pass finds all: to find a file's tables costs more than to look a symbol up in them.
+pub fn first<const N: usize>(names: [Name; N], but_this: bool) -> [Option<NonZeroUsize>; N] {
+    let this = file_name as fn(_) -> _ as usize;
+    let mut all = [None; N];
     find_file(|file| {
-        let object = file.object().filter(|file| !(but_this && file.has(this)));
-        object?.find(name, version)
-    })
+        let object = file.object()?;
+        if !(but_this && object.has(this)) {
+            for (found, (name, version)) in all.iter_mut().zip(names) {
+                *found = found.or_else(|| object.find(name, version));
+            }
+        }
+        all.iter().all(Option::is_some).then_some(())
+    });
+    all
 }
 
 impl LoadedFile<'_> {

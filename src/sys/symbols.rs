@@ -5,7 +5,7 @@
 //! may wait for a thread that registers memory. So no call of the program leads here: what a call
 //! looks for, it finds by `loaded_files.rs`.
 
-use super::loaded_files;
+use super::loaded_files::{self, Name};
 use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
 
@@ -26,9 +26,23 @@ pub fn find(
     name: &'static CStr,
     version: Option<&'static CStr>,
 ) -> Option<NonZeroUsize> {
-    // dlsym allocates the text of an error, and when the library is loaded the program's allocator
-    // may not be ready: a constructor of the program makes some ready.
-    loaded_files::first(name, version, matches!(scope, Scope::Next))?;
+    let [found] = find_each(scope, [(name, version)]);
+    found
+}
+
+/// The addresses of several symbols.
+pub fn find_each<const N: usize>(scope: Scope, names: [Name; N]) -> [Option<NonZeroUsize>; N] {
+    let mut all = loaded_files::first(names, matches!(scope, Scope::Next));
+    for (found, name) in all.iter_mut().zip(names) {
+        *found = found.and_then(|_| find_existing(scope, name));
+    }
+    all
+}
+
+/// The address of a symbol that some loaded file defines. For any other symbol dlsym allocates the
+/// text of an error, and when the library is loaded the program's allocator may not be ready: a
+/// constructor of the program makes some ready.
+pub fn find_existing(scope: Scope, (name, version): Name) -> Option<NonZeroUsize> {
     let handle = match scope {
         Scope::Next => libc::RTLD_NEXT,
         Scope::Program => libc::RTLD_DEFAULT,

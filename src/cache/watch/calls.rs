@@ -83,10 +83,18 @@ pub fn look() -> bool {
     let (Some(program), Some(own)) = (Library::program(), own) else {
         return false;
     };
-    let find = |name| symbols::find(Scope::In(program), name, None);
+    let names = [
+        c"ibv_cmd_dereg_mr",
+        c"munmap",
+        c"ibv_reg_mr",
+        c"ibv_node_type_str",
+        c"rdmamr_version",
+    ];
+    let names = names.map(|name| (name, None));
+    let [dereg, munmap, reg, mark, version] = symbols::find_each(Scope::In(program), names);
     let is_own = |function: &NonZeroUsize| own.has(function.get());
-    ENDS_COME.store(find(c"ibv_cmd_dereg_mr").filter(is_own).is_some(), Relaxed);
-    if let Some(first) = find(c"munmap") {
+    ENDS_COME.store(dereg.filter(is_own).is_some(), Relaxed);
+    if let Some(first) = munmap {
         FIRST.store(first.get(), Relaxed);
         if is_own(&first) {
             KNOWN.store(IN_PLACE, Relaxed);
@@ -94,10 +102,9 @@ pub fn look() -> bool {
     }
     // Another library may interpose ibv_reg_mr, and call this one. The second function tells
     // libibverbs: no library has a reason to interpose it.
-    let called = find(c"ibv_reg_mr").filter(|it| !is_own(it));
+    let called = reg.filter(|it| !is_own(it));
     let is_libibverbs = |file: Object| {
-        find(c"ibv_node_type_str").is_some_and(|mark| file.has(mark.get()))
-            && find(c"rdmamr_version").filter(is_own).is_some()
+        mark.is_some_and(|mark| file.has(mark.get())) && version.filter(is_own).is_some()
     };
     called.and_then(Object::with).is_some_and(is_libibverbs)
 }
