@@ -111,7 +111,7 @@ impl Question {
 
     /// Reads the answer. If the counters are proven, hits use them from now on.
     pub fn read_answer(self) -> Counting {
-        let proven = receive(self.socket).and_then(|answer| map(answer.files()));
+        let proven = receive(self.socket);
         // SAFETY: the number is this thread's own.
         unsafe { syscall(libc::SYS_close, self.socket) };
         match proven {
@@ -166,19 +166,8 @@ impl Counting {
     }
 }
 
-/// The files of an answer, all of them in the reader's table.
-struct Answer {
-    files: [c_int; *FILES.end() + 1],
-    count: usize,
-}
-
-impl Answer {
-    fn files(&self) -> &[c_int] {
-        &self.files[..self.count]
-    }
-}
-
-fn receive(socket: c_int) -> Result<Answer, &'static str> {
+/// Receives the files of the answer, and proves their counters ([`map`]).
+fn receive(socket: c_int) -> Result<(*mut u8, *mut u8), &'static str> {
     const HEAD: usize = size_of::<libc::cmsghdr>();
     #[repr(C, align(8))]
     struct Control {
@@ -217,10 +206,7 @@ fn receive(socket: c_int) -> Result<Answer, &'static str> {
         _ if message.msg_flags & libc::MSG_CTRUNC != 0 || !FILES.contains(&count) => {
             Err("not all its files could be received")
         }
-        _ => Ok(Answer {
-            files: control.files,
-            count,
-        }),
+        _ => map(&control.files[..count]),
     }
 }
 
