@@ -11,7 +11,7 @@ use crate::life::cleaner::{TICKS, ages, idle};
 use crate::life::flush::deregister_those;
 use crate::life::{ending, owners};
 use crate::locked::By;
-use crate::region::slot::{Cause, Slot};
+use crate::region::slot::{Cause, NO_FILE, Slot};
 use crate::watch::calls::is_filtered;
 use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
@@ -182,8 +182,10 @@ impl IdleDevices {
     fn end_gone(&self, cache: &Cache) {
         for &(device, fd) in self.0.iter().filter(|place| place.0 != 0) {
             if kernel_mr::has_gone(&UverbsOfHelper, device, fd) {
-                owners::device_gone(cache, device);
-                deregister_those(cache, Cause::Flush, ending::of_device(device));
+                // The regions' keys are dead: the kernel has ended them with the device.
+                let of = ending::of_device(device);
+                owners::invalidate_those(cache, &of, By::Restricted, Some(NO_FILE));
+                deregister_those(cache, Cause::Flush, of);
             }
         }
     }

@@ -90,9 +90,7 @@ fn keep_off(cache: &Cache, of: &impl Fn(&Slot) -> bool) {
         ending::deregister_evicted(cache, By::Restricted);
         // Other threads may be ending some of them.
         cache.regions.wait_for_claimed(of);
-        owners::invalidate_those(cache, of, By::Restricted, |region| {
-            region.fd.store(NO_FILE, Relaxed);
-        });
+        owners::invalidate_those(cache, of, By::Restricted, Some(NO_FILE));
     });
 }
 

@@ -99,7 +99,7 @@ pub fn unimport_pd(pd: Pd) {
 /// Invalidates regions, so that those in use are not reused after their release.
 fn end_after_release(cache: &Cache, of: impl Fn(&Slot) -> bool) {
     let _inside = thread::enter();
-    invalidate_those(cache, of, By::Program, |_| {});
+    invalidate_those(cache, of, By::Program, None);
 }
 
 /// A domain of the kernel is about to end. Deregisters its idle regions, except those that the
@@ -200,38 +200,27 @@ pub fn before_close_bypassed(verbs_context: usize) {
     }
 }
 
-/// The kernel says that a device is gone, and its regions with it: their keys are dead. The cleaner
-/// calls this.
-pub fn device_gone(cache: &Cache, device: usize) {
-    let of = ending::of_device(device);
-    invalidate_those(cache, of, By::Restricted, |region| {
-        region.fd.store(NO_FILE, Relaxed);
-    });
-}
-
-/// Invalidates regions, and replaces the descriptor number through which the kernel deregisters
-/// them. `NO_FILE` stands for no descriptor, once the number may mean another file. Returns the number
-/// that the regions had, if `of` found any.
+/// Invalidates regions in a call of the program, and gives them a number ([`invalidate_those`]).
 fn abandon(cache: &Cache, of: impl Fn(&Slot) -> bool, fd: i32) -> Option<i32> {
     let _inside = thread::enter();
-    let mut had = None;
-    invalidate_those(cache, of, By::Program, |region| {
-        had = Some(region.fd.swap(fd, Relaxed));
-    });
-    had
+    invalidate_those(cache, of, By::Program, Some(fd))
 }
 
-/// Invalidates the regions that `is_it` selects, and calls `invalidated` once for each of them. To
-/// look at all slots takes a millisecond, so this does it without the lock, for which registrations
-/// wait. A region that is made meanwhile need not be invalidated. A thread that keeps the lock is
-/// waited for once.
+/// Invalidates the regions that `is_it` selects. With `fd`, also replaces the descriptor number
+/// through which the kernel deregisters them: `NO_FILE` stands for none, once the number may mean
+/// another file, or the kernel has ended the regions. Returns the number that they had, if there
+/// were any.
+///
+/// To look at all slots takes a millisecond, so this does it without the lock, for which
+/// registrations wait. A region that is made meanwhile need not be invalidated. A thread that keeps
+/// the lock is waited for once.
 pub fn invalidate_those(
     cache: &Cache,
     is_it: impl Fn(&Slot) -> bool,
     by: By,
-    mut invalidated: impl FnMut(&Slot),
-) {
-    let regions = cache.regions;
+    fd: Option<i32>,
+) -> Option<i32> {
+    let (regions, mut had) = (cache.regions, None);
     let meant = |region: &Slot| region.state.load().is_live() && is_it(region);
     let mut has_waited = false;
     for (id, region) in regions.each().filter(|(_, region)| meant(region)) {
@@ -240,11 +229,12 @@ pub fn invalidate_those(
         if !meant(region) {
             continue;
         }
-        invalidated(region);
+        had = fd.map(|fd| region.fd.swap(fd, Relaxed));
         match locked {
             Some(locked) => drop(locked.invalidate(id, Cause::Flush)),
             // The invalidated bit needs no lock. Without the lock the cause is not recorded.
             None => drop(region.state.invalidate()),
         }
     }
+    had
 }
