@@ -153,25 +153,17 @@ fn missed(
     if !comes_back {
         return Err(counter!(bypassed_first));
     }
-    make_region(mode, pd, request, answer).inspect_err(|&reason| {
+    // Makes a region that the cache keeps. The first call starts the cache.
+    let made = miss::register(pd, request, answer, true).map_err(Unserved::counter);
+    let served = made.and_then(|registered| {
+        say_so(mode);
+        stand_for(request, registered)
+    });
+    served.inspect_err(|&reason| {
         if reason != counter!(bypassed_busy) {
             RELEASED.give_up(&range);
         }
     })
-}
-
-/// Registers memory whose range has come back: makes a region that the cache keeps. The first call
-/// starts the cache.
-#[cold]
-fn make_region(
-    mode: CacheMode,
-    pd: Pd,
-    request: &Request,
-    answer: Answer,
-) -> Result<Registered, Counter> {
-    let registered = miss::register(pd, request, answer, true).map_err(Unserved::counter)?;
-    say_so(mode);
-    stand_for(request, registered)
 }
 
 /// Remembers the range of a plain region that is about to be deregistered: the next registration of
