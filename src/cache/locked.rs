@@ -44,11 +44,6 @@ impl Regions {
     pub(super) fn overlapping(&self, range: PageRange, mut each: impl FnMut(Id, &Slot) -> bool) {
         self.tree.overlapping(&self.slots.0, range, &mut each);
     }
-
-    /// Whether an attempt to take the lock is useless now: another thread has just waited in vain.
-    pub fn is_locked_in_vain(&self) -> bool {
-        self.lock.is_in_vain()
-    }
 }
 
 /// Where the cache works, and so what it may use there.

@@ -273,7 +273,7 @@ impl Test {
             }
             // No slot is free for a further handle.
             None => {
-                let after = self.regions.return_use(id, grant);
+                let after = self.regions.region(id).state.release(grant);
                 self.released(id, after)?;
             }
         }

@@ -18,7 +18,7 @@ use crate::lock::Lock;
 use crate::mapping::{HUGE_PAGE, Large, map, map_at, map_with, unmap};
 use crate::noted::Noted;
 use crate::region::slot::{Id, Link, LookupKey, OBJECT_OFFSET, Slot};
-use crate::region::state::{AfterRelease, Grant};
+use crate::region::state::{AfterRelease, Grant, Seen};
 use crate::watch::ring::Ring;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use core::time::Duration;
@@ -288,7 +288,8 @@ impl Regions {
         let shape = self.shape.load(Acquire);
         self.table.find(shape, lookup_key, |id| {
             let region = self.slots.0.get(id.0 as usize)?;
-            let serves = |seen| lookup_key.may_share(seen) && region.serves(lookup_key);
+            let is_free = |seen: Seen| !lookup_key.exclusive || seen.users() == 0;
+            let serves = |seen| is_free(seen) && region.serves(lookup_key);
             Some((id, region.state.take_if(serves)?))
         })
     }
@@ -378,11 +379,6 @@ impl Regions {
         // Stored before the release, as above.
         let store = || region.released.store(now, Relaxed);
         region.state.release_last(store).then_some(id)
-    }
-
-    /// Ends a use that `take` granted and that has no handle.
-    pub fn return_use(&self, id: Id, grant: Grant) -> Option<AfterRelease> {
-        self.region(id).state.release(grant)
     }
 }
 

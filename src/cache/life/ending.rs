@@ -25,18 +25,6 @@ pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
     })
 }
 
-/// The trace's record of a region.
-fn described(region: &Slot) -> Call {
-    Call {
-        pd: region.pd(),
-        addr: region.page_range().start,
-        length: region.page_range().bytes(),
-        access: region.access() & !OF_GPU,
-        lkey: region.lkey(),
-        ..trace::NOTHING
-    }
-}
-
 /// Deregisters a claimed region. After an error the region stays registered, and is never reused. A
 /// flush of its domain or device tries to end it again, and so does the cleaner.
 ///
@@ -83,7 +71,14 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         page_range.bytes(),
         u64::from(why)
     );
-    let record = trace::end_of(|| described(region));
+    let record = trace::end_of(|| Call {
+        pd: region.pd(),
+        addr: page_range.start,
+        length: page_range.bytes(),
+        access: region.access() & !OF_GPU,
+        lkey: region.lkey(),
+        ..trace::NOTHING
+    });
     let (counters, thread) = (cache.counters, by.thread());
     let less = Change::less(region.pinned());
     counters.change_of_cache(thread, kernel_mr::counted_at(device), less);
@@ -181,8 +176,9 @@ pub fn deregister_some_evicted(cache: &Cache, by: By, most: usize) {
         return;
     }
     for _ in 0..most {
-        if cache.regions.is_locked_in_vain() {
-            // The cleaner itself comes back at its next tick.
+        if cache.regions.lock.is_in_vain() {
+            // An attempt to take the lock is useless now. The cleaner itself comes back at its next
+            // tick.
             if !helper_thread::is_current() {
                 cache.cleaner.wake();
             }

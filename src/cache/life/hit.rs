@@ -214,10 +214,11 @@ impl Cache {
     #[cold]
     #[inline(never)]
     pub fn return_use(&self, id: Id, grant: Grant) {
-        match self.regions.return_use(id, grant) {
+        let region = self.regions.region(id);
+        match region.state.release(grant) {
             Some(AfterRelease::MustEnd(generation)) => ending::after_last_use(self, id, generation),
             Some(AfterRelease::Idle) if self.cleaner.is_dormant() => {
-                self.cleaner.idle(self.regions.region(id));
+                self.cleaner.idle(region);
             }
             _ => {}
         }

@@ -88,22 +88,17 @@ fn register_now(
 ) -> Result<Registered, Unserved> {
     let admitted = admit(pd, request, is_plain)?;
     let cache = admitted.cache;
-    let mut answer = answer;
-    for _ in 0..LOOKS {
-        if !answer.is_unsettled() {
-            break;
-        }
-        if !cache.catch_up() {
+    let (mut answer, mut looks) = (answer, 0);
+    while answer.is_unsettled() {
+        if looks == LOOKS || !cache.catch_up() {
             return Err(Unserved::Because(counter!(bypassed_busy)));
         }
+        looks += 1;
         let addr = request.addr.addr();
         answer = hit(pd, addr, request.length, request.access, is_plain);
         if let Some(mr) = answer.region() {
             return Ok(Registered::by(How::Hit, mr));
         }
-    }
-    if answer.is_unsettled() {
-        return Err(Unserved::Because(counter!(bypassed_busy)));
     }
     cache.miss(&admitted.direct, pd, request, &admitted.lookup_key, None)
 }
@@ -206,7 +201,7 @@ impl Cache {
                         // The cleaner ends this region, which has no user and does not exist in the
                         // kernel.
                         None => {
-                            let _ = self.regions.return_use(id, Grant::Own);
+                            let _ = self.regions.region(id).state.release(Grant::Own);
                             self.cleaner.wake();
                         }
                     }

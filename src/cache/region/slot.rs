@@ -6,7 +6,7 @@
 //! becomes another region's, the values are inconsistent. That is harmless, because the slot's
 //! state (`state.rs`) shows it.
 
-use crate::region::state::{Seen, State};
+use crate::region::state::State;
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_abi::rdma_core::{IBV_MR_TYPE_MR, ibv_mr};
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
@@ -184,12 +184,6 @@ impl LookupKey {
     /// Whether a region can hold the memory's address and the domain's number.
     pub fn can_be_kept(&self) -> bool {
         self.page_range.start & !START == 0 && self.domain.number != !START
-    }
-
-    /// Whether this key allows sharing a region with its current users, if it has any.
-    #[inline(always)]
-    pub fn may_share(&self, seen: Seen) -> bool {
-        !self.exclusive || seen.users() == 0
     }
 }
 
