@@ -8,7 +8,7 @@
 use crate::account::Amount;
 use crate::instance::{Cache, existing};
 use crate::life::cleaner::{TICKS, ages, idle};
-use crate::life::flush::deregister_those;
+use crate::life::flush::deregister_idle;
 use crate::life::{ending, owners};
 use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
@@ -95,16 +95,17 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             looked_at = Some(now);
             let mut is_idle = false;
             let mut devices = IdleDevices::default();
-            deregister_those(cache, Cause::Linger, |region| {
+            let is_due = |region: &Slot| {
                 devices.note(region);
                 let due = cleaner.is_due(region, now, awake_since);
                 is_idle |= !due;
                 due
-            });
+            };
+            deregister_idle(cache, Cause::Linger, is_due, By::Restricted);
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
             if cache.watch.mappings.take_shortage() {
-                deregister_those(cache, Cause::Pressure, |_| true);
+                deregister_idle(cache, Cause::Pressure, |_| true, By::Restricted);
             }
             keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
@@ -185,7 +186,7 @@ impl IdleDevices {
                 // The regions' keys are dead: the kernel has ended them with the device.
                 let of = ending::of_device(device);
                 owners::invalidate_those(cache, &of, By::Restricted, Some(NO_FILE));
-                deregister_those(cache, Cause::Flush, of);
+                deregister_idle(cache, Cause::Flush, of, By::Restricted);
             }
         }
     }
@@ -218,9 +219,8 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
                 excess.fits(Amount::default()) && !all
             });
             let last = last.map_or(usize::MAX, Slot::object);
-            deregister_those(cache, Cause::Watermark, |region| {
-                is_old(region) && region.object() <= last
-            });
+            let ends = |region: &Slot| is_old(region) && region.object() <= last;
+            deregister_idle(cache, Cause::Watermark, ends, By::Restricted);
         }
     }
 }

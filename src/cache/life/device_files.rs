@@ -86,7 +86,7 @@ impl DeviceFiles {
 /// an interposed memory call (`change.rs`).
 fn keep_off(cache: &Cache, of: &impl Fn(&Slot) -> bool) {
     ending::in_call(|| {
-        flush::deregister_those(cache, Cause::Flush, of);
+        flush::deregister_idle(cache, Cause::Flush, of, By::Restricted);
         ending::deregister_evicted(cache, By::Restricted);
         // Other threads may be ending some of them.
         cache.regions.wait_for_claimed(of);

@@ -28,7 +28,7 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Erro
         ));
     }
     let _inside = thread::enter();
-    let (_, refused, looked) = deregister_idle(cache, Cause::Flush, &of);
+    let (_, refused, looked) = deregister_idle(cache, Cause::Flush, &of, By::Program);
     // Other threads may have claimed regions before, or left them on the list of evicted regions.
     ending::deregister_evicted(cache, By::Program);
     let ended = cache.regions.wait_for_claimed(of);
@@ -42,23 +42,20 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Erro
 }
 
 /// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, the errno
-/// of a refusal by the kernel, and whether it could look at all of them.
-fn deregister_idle(
+/// of a refusal by the kernel, and whether it could look at all of them. If regions stay, because
+/// another task holds the lock or the kernel refuses, the cleaner tries again at a later tick.
+pub fn deregister_idle(
     cache: &Cache,
     cause: Cause,
-    of: &impl Fn(&Slot) -> bool,
+    of: impl FnMut(&Slot) -> bool,
+    by: By,
 ) -> (usize, Option<Errno>, bool) {
     let (mut ended, mut refused) = (0, None);
-    let looked = claim_each_idle(
-        cache,
-        cause,
-        of,
-        By::Program,
-        |id| match ending::deregister(cache, id, By::Program) {
-            Ok(()) => ended += 1,
-            Err(errno) => refused = Some(errno),
-        },
-    );
+    let end = |id| match ending::deregister(cache, id, by) {
+        Ok(()) => ended += 1,
+        Err(errno) => refused = Some(errno),
+    };
+    let looked = claim_each_idle(cache, cause, of, by, end);
     (ended, refused, looked)
 }
 
@@ -119,19 +116,10 @@ pub fn before_fork(cache: &Cache) {
     });
 }
 
-/// Ends the idle regions for which `of` is true, in a helper thread or in an interposed call.
-/// Regions stay if another task holds the lock, or if the kernel refuses to deregister them: the
-/// cleaner tries again at a later tick.
-pub fn deregister_those(cache: &Cache, cause: Cause, of: impl FnMut(&Slot) -> bool) {
-    claim_each_idle(cache, cause, of, By::Restricted, |id| {
-        let _ = ending::deregister(cache, id, By::Restricted);
-    });
-}
-
 /// Ends all idle regions, and the evicted ones. Runs like an interposed memory call.
 pub fn deregister_all(cache: &Cache) {
     in_call(|| {
-        deregister_those(cache, Cause::Pressure, |_| true);
+        deregister_idle(cache, Cause::Pressure, |_| true, By::Restricted);
         ending::deregister_evicted(cache, By::Restricted);
     });
 }
@@ -142,7 +130,7 @@ pub fn deregister_all(cache: &Cache) {
 pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
     ending::deregister_evicted(cache, By::Program);
-    let (ended, ..) = deregister_idle(cache, Cause::Pressure, &|_| true);
+    let (ended, ..) = deregister_idle(cache, Cause::Pressure, |_| true, By::Program);
     cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending
 }
