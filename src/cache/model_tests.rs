@@ -10,7 +10,7 @@ use crate::life::limits::NO_LIMIT;
 use crate::locked::Locked;
 use crate::region::slot::{Cause, Domain, Id, LookupKey, Slot};
 use crate::region::state::{AfterRelease, Grant};
-use crate::regions::{Handle, Regions};
+use crate::regions::Regions;
 use crate::watch::ring::{Event, Kind};
 use core::sync::atomic::Ordering::Relaxed;
 use proptest::prelude::*;
@@ -137,8 +137,8 @@ struct Test {
     numbers: Vec<u64>,
     next_number: u64,
     known: BTreeMap<Id, Known>,
-    /// The handles that the program holds, with their objects.
-    handles: Vec<(usize, Handle)>,
+    /// The objects of the handles that the program holds, with their regions.
+    handles: Vec<(usize, Id)>,
     /// The objects of every handle that the program has released.
     ended: Vec<usize>,
     /// How many regions were in use when the idle ones were last summed.
@@ -245,12 +245,9 @@ impl Test {
                 self.apply();
                 let kept = self.regions.lock().keep(id);
                 prop_assert_eq!(kept, !changed_meanwhile);
-                let handle = self
-                    .regions
-                    .handle(self.regions.region(id).object())
-                    .unwrap();
-                self.handles
-                    .push((self.regions.region(id).object(), handle));
+                let object = self.regions.region(id).object();
+                prop_assert_eq!(self.regions.region_of(object), Some(id));
+                self.handles.push((object, id));
                 return Ok(());
             }
         };
@@ -267,9 +264,8 @@ impl Test {
         {
             Some(object) => {
                 prop_assert!(self.handles.iter().all(|handle| handle.0 != object));
-                let handle = self.regions.handle(object).unwrap();
-                prop_assert_eq!(handle.region, id);
-                self.handles.push((object, handle));
+                prop_assert_eq!(self.regions.region_of(object), Some(id));
+                self.handles.push((object, id));
             }
             // No slot is free for a further handle.
             None => {
@@ -356,18 +352,14 @@ impl Test {
                 if again && !self.ended.is_empty() {
                     let object = *which.get(&self.ended);
                     if self.handles.iter().all(|handle| handle.0 != object) {
-                        let released = self
-                            .regions
-                            .handle(object)
-                            .and_then(|handle| self.regions.release(handle, 0));
-                        prop_assert_eq!(released, None);
+                        prop_assert_eq!(self.regions.release(object, 0), None);
                     }
                 } else if !self.handles.is_empty() {
-                    let (object, handle) =
-                        self.handles.swap_remove(which.index(self.handles.len()));
+                    let (object, id) = self.handles.swap_remove(which.index(self.handles.len()));
                     self.ended.push(object);
-                    let after = self.regions.release(handle, 0);
-                    self.released(handle.region, after)?;
+                    let released = self.regions.release(object, 0);
+                    prop_assert!(released.is_none_or(|(region, _)| region == id));
+                    self.released(id, released.map(|(_, after)| after))?;
                 }
             }
             Step::Change { first, count, kind } => {

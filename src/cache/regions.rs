@@ -251,16 +251,6 @@ pub fn is_in_slot(mr: Mr) -> bool {
     mr.address() < OBJECTS[1].load(Acquire) && mr.address() >= OBJECTS[0].load(Relaxed)
 }
 
-/// A handle that the program passed in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Handle {
-    /// The slot whose object the program holds.
-    slot: Id,
-    /// The slot of the region. In a further handle it differs from `slot`.
-    pub region: Id,
-    grant: Grant,
-}
-
 /// Uses: a registration takes a region, a release gives it back.
 impl Regions {
     /// Whether the table has an entry for this key. Has the processor prefetch the slot that the
@@ -339,35 +329,33 @@ impl Regions {
         is_there.then_some(Id(slot as u32))
     }
 
-    /// The handle whose object is at this address, if there is one. The handle may be released
-    /// already.
-    pub fn handle(&self, object: usize) -> Option<Handle> {
+    /// The region of the handle whose object is at this address, if there is one. The handle may be
+    /// released already.
+    pub fn region_of(&self, object: usize) -> Option<Id> {
         let slot = self.slot_of(object)?;
         let found = self.region(slot);
-        let (region, grant) = match found.state.load().is_handle() {
-            true => (found.owner.load().id()?, Grant::Another),
-            false => (slot, Grant::Own),
-        };
-        Some(Handle {
-            slot,
-            region,
-            grant,
-        })
+        match found.state.load().is_handle() {
+            true => found.owner.load().id(),
+            false => Some(slot),
+        }
     }
 
-    /// Ends one use of a region at the time `now` of the cache's clock. `None` if the handle is
-    /// released already.
-    pub fn release(&self, handle: Handle, now: u32) -> Option<AfterRelease> {
-        let region = self.region(handle.region);
-        if handle.grant == Grant::Another {
-            if !self.region(handle.slot).state.release_handle() {
+    /// Ends the use of a region by the handle whose object is at this address, at the time `now` of
+    /// the cache's clock. `None` if there is no such handle, or if it is released already.
+    pub fn release(&self, object: usize, now: u32) -> Option<(Id, AfterRelease)> {
+        let (slot, id) = (self.slot_of(object)?, self.region_of(object)?);
+        let mut grant = Grant::Own;
+        if slot != id {
+            grant = Grant::Another;
+            if !self.region(slot).state.release_handle() {
                 return None;
             }
-            self.push(handle.slot);
+            self.push(slot);
         }
+        let region = self.region(id);
         // Stored before the release: after it, the slot may belong to another region.
         region.released.store(now, Relaxed);
-        region.state.release(handle.grant)
+        Some((id, region.state.release(grant)?))
     }
 
     /// Ends the only use of the region whose own handle is this object, and leaves the region idle.

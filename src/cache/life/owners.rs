@@ -152,8 +152,8 @@ pub fn forget(object: usize) {
 /// The region whose handle has its object at this address.
 fn region_of(object: usize) -> Option<(&'static Cache, &'static Slot)> {
     let cache = existing()?;
-    let handle = cache.regions.handle(object)?;
-    Some((cache, cache.regions.region(handle.region)))
+    let id = cache.regions.region_of(object)?;
+    Some((cache, cache.regions.region(id)))
 }
 
 /// Whether the region is of a GPU's memory.

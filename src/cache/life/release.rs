@@ -33,20 +33,15 @@ pub fn release(mr: Mr) -> bool {
 
 #[inline(never)]
 fn release_otherwise(cache: &Cache, object: usize) -> bool {
-    let regions = cache.regions;
-    let Some(handle) = regions.handle(object) else {
-        return false;
-    };
-    let id = handle.region;
-    match regions.release(handle, cache.cleaner.now()) {
-        Some(now @ (AfterRelease::InUse | AfterRelease::Idle)) => {
+    match cache.regions.release(object, cache.cleaner.now()) {
+        Some((id, now @ (AfterRelease::InUse | AfterRelease::Idle))) => {
             // The age of a remote region counts from its first release, though it is still in use.
             if now == AfterRelease::Idle || cache.cleaner.is_dormant() {
                 after_release(cache, id);
             }
             true
         }
-        Some(AfterRelease::MustEnd(generation)) => {
+        Some((id, AfterRelease::MustEnd(generation))) => {
             let errno = errno::errno();
             ending::after_last_use(cache, id, generation);
             errno::set_errno(errno);
