@@ -15,6 +15,7 @@
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use errno::{Errno, errno};
+use rdmamr_sys::descriptor::Descriptor;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::{helper_thread, proc};
 
@@ -234,21 +235,11 @@ impl Userfaultfd {
     /// may open it.
     fn by_device(flags: i32) -> Result<i32, Errno> {
         const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
-        let device = c"/dev/userfaultfd".as_ptr();
-        let how = libc::O_RDONLY | libc::O_CLOEXEC;
-        // These are raw system calls, which bypass the calls that this and other libraries
-        // interpose.
-        // SAFETY: the path ends with a NUL.
-        let device = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, device, how) };
-        if device < 0 {
-            return Err(errno());
-        }
+        let device = Descriptor::open(libc::AT_FDCWD, c"/dev/userfaultfd", libc::O_RDONLY, 0)?;
         // SAFETY: the argument of this ioctl is a number.
-        let fd = unsafe { libc::syscall(libc::SYS_ioctl, device, USERFAULTFD_IOC_NEW, flags) };
-        let made = if fd >= 0 { Ok(fd as i32) } else { Err(errno()) };
-        // SAFETY: this function opened the device, and nothing else uses it.
-        unsafe { libc::syscall(libc::SYS_close, device) };
-        made
+        let fd =
+            unsafe { libc::syscall(libc::SYS_ioctl, device.number(), USERFAULTFD_IOC_NEW, flags) };
+        if fd >= 0 { Ok(fd as i32) } else { Err(errno()) }
     }
 
     /// Asks the kernel. False if it gives no answer.
