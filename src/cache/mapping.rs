@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mappings for the cache's arrays. Only the parts in use are mapped.
 
-use core::ffi::c_void;
-use core::ptr::without_provenance_mut;
 use rdmamr_sys::process::PAGE_SIZE;
 
 /// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
@@ -28,35 +26,19 @@ pub fn map<T>(array: *const T, from: usize, to: usize) -> bool {
 /// Maps zeroed memory at this address. False if something is mapped there, or if the kernel
 /// refuses.
 pub(super) fn map_at(address: usize, length: usize) -> bool {
-    map_with(address, length, libc::PROT_READ | libc::PROT_WRITE) == Some(address)
-}
-
-pub(super) fn map_with(address: usize, length: usize, protection: i32) -> Option<usize> {
+    let rights = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let flags = if address == 0 {
-        flags
-    } else {
-        flags | libc::MAP_FIXED_NOREPLACE
-    };
-    let place: *mut c_void = without_provenance_mut(address);
+    let flags = flags | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: a new mapping where there is none touches no other memory.
     let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, place, length, protection, flags, -1, 0usize) };
-    if mapped == -1 {
-        return None;
-    }
-    let mapped = mapped as usize;
-    if address != 0 && mapped != address {
+        unsafe { libc::syscall(libc::SYS_mmap, address, length, rights, flags, -1, 0usize) };
+    let is_there = mapped as usize == address;
+    if mapped != -1 && !is_there {
         // Before Linux 4.17 the kernel maps elsewhere instead.
-        unmap(mapped, length);
-        return None;
+        // SAFETY: this function mapped the memory, and nothing uses it.
+        unsafe { libc::syscall(libc::SYS_munmap, mapped, length) };
     }
-    Some(mapped)
-}
-
-pub(super) fn unmap(address: usize, length: usize) {
-    // SAFETY: the caller has mapped this memory, and nothing uses it.
-    unsafe { libc::syscall(libc::SYS_munmap, address, length) };
+    is_there
 }
 
 /// An array that begins at a page, so that its parts can be mapped.
