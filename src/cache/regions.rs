@@ -202,30 +202,19 @@ fn head(before: u64, first: Link) -> u64 {
 impl List {
     /// Takes the first slot.
     pub fn pop(&self, slots: &[Slot]) -> Option<Id> {
-        let mut seen = self.0.load(Acquire);
-        loop {
-            let id = Link::from_bits(seen as u32).id()?;
-            let rest = head(seen, slots[id.0 as usize].next.load());
-            match self.0.compare_exchange_weak(seen, rest, AcqRel, Acquire) {
-                Ok(_) => return Some(id),
-                Err(now) => seen = now,
-            }
-        }
+        let first = |seen| Link::from_bits(seen as u32).id();
+        let rest = |seen| Some(head(seen, slots[first(seen)?.0 as usize].next.load()));
+        first(self.0.fetch_update(AcqRel, Acquire, rest).ok()?)
     }
 
     /// Puts a slot in front.
     pub fn push(&self, slots: &[Slot], id: Id) {
-        let mut seen = self.0.load(Relaxed);
-        loop {
-            slots[id.0 as usize]
-                .next
-                .store(Link::from_bits(seen as u32));
-            let longer = head(seen, Link::to(id));
-            match self.0.compare_exchange_weak(seen, longer, AcqRel, Relaxed) {
-                Ok(_) => return,
-                Err(now) => seen = now,
-            }
-        }
+        let longer = |seen| {
+            let first = Link::from_bits(seen as u32);
+            slots[id.0 as usize].next.store(first);
+            Some(head(seen, Link::to(id)))
+        };
+        let _ = self.0.fetch_update(AcqRel, Relaxed, longer);
     }
 }
 

@@ -25,8 +25,8 @@ TREE = WORK / "tree"
 # Lemma, file, the code, its replacement, the kind of test, the test.
 MUTANTS = [
     ("P1", "cache/region/state.rs",
-     "if state & (PHASE | STALE) != UNKEPT {\n                return false;\n            }\n            let kept = state & !PHASE | KEPT",
-     "if state & PHASE != UNKEPT {\n                return false;\n            }\n            let kept = state & !(PHASE | STALE) | KEPT",
+     "(state & (PHASE | STALE) == UNKEPT).then_some(state & !PHASE | KEPT)",
+     "(state & PHASE == UNKEPT).then_some(state & !(PHASE | STALE) | KEPT)",
      "loom", "loom_kept_while_its_memory_changes"),
     ("P1", "cache/locked.rs", "        regions.tree.add(&regions.slots.0, id);\n", "",
      "unit", "model"),
@@ -40,7 +40,7 @@ MUTANTS = [
      "loom", "loom_a_slot_becomes_another_monitored"),
     ("P3", "cache/region/state.rs", "self.0 & (MONITORED | PHASE | STALE) == KEPT && ", "self.0 & (MONITORED | PHASE) == KEPT && ",
      "loom", "loom_a_call_that_changes_memory"),
-    ("P3", "cache/region/state.rs", "        while seen.is_unused() {", "        while seen.is_live() {",
+    ("P3", "cache/region/state.rs", "Seen(state).is_unused().then_some(state & !PHASE | ENDING)", "Seen(state).is_live().then_some(state & !PHASE | ENDING)",
      "loom", "loom_hit_release_flush"),
     ("P4", "cache/watch/ring.rs", "(written == self.applied.load(Acquire)).then_some(Position(written))", "Some(Position(written))",
      "loom", "loom_a_call_without_the_lock"),

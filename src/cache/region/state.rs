@@ -180,6 +180,13 @@ impl State {
         self.0.compare_exchange(from, to, SeqCst, Acquire).map(drop)
     }
 
+    /// Changes the state to what `to` says of it, by one compare-and-swap. Returns the state before;
+    /// `None`, with the state unchanged, if `to` does.
+    fn update(&self, to: impl Fn(u64) -> Option<u64>) -> Option<u64> {
+        // SeqCst, as in `change`.
+        self.0.fetch_update(SeqCst, Acquire, to).ok()
+    }
+
     /// Makes the slot a region with one user, which has the slot's own handle. The slot must be
     /// free and owned by the caller.
     pub fn make(&self) {
@@ -204,17 +211,8 @@ impl State {
     /// Keeps the region or the monitored range, so that other registrations can take the region. False
     /// if it became stale while it was made.
     pub fn keep(&self) -> bool {
-        let mut state = self.0.load(Relaxed);
-        loop {
-            if state & (PHASE | STALE) != UNKEPT {
-                return false;
-            }
-            let kept = state & !PHASE | KEPT;
-            match self.change(state, kept) {
-                Ok(()) => return true,
-                Err(now) => state = now,
-            }
-        }
+        let kept = |state| (state & (PHASE | STALE) == UNKEPT).then_some(state & !PHASE | KEPT);
+        self.update(kept).is_some()
     }
 
     /// Takes the region for one more user, if `serves` accepts the region that the state belongs
@@ -268,23 +266,12 @@ impl State {
     /// Ends one use. `None` if the region has no use of this kind: the program does not hold the
     /// handle.
     pub fn release(&self, grant: Grant) -> Option<AfterRelease> {
-        let mut state = self.0.load(Relaxed);
-        let released = loop {
-            if !Seen(state).is_live()
-                || state & USERS == 0
-                || (grant == Grant::Own && state & OWN == 0)
-            {
-                return None;
-            }
-            let mut released = state - 1;
-            if grant == Grant::Own {
-                released &= !OWN;
-            }
-            match self.change(state, released) {
-                Ok(()) => break released,
-                Err(now) => state = now,
-            }
+        let handle = if grant == Grant::Own { OWN } else { 0 };
+        let release = |state| {
+            let is_used = Seen(state).is_live() && state & USERS != 0 && state & handle == handle;
+            is_used.then(|| (state - 1) & !handle)
         };
+        let released = release(self.update(release)?)?;
         Some(if released & (PHASE | STALE | USERS) == KEPT {
             AfterRelease::Idle
         } else if released & USERS != 0 {
@@ -323,14 +310,8 @@ impl State {
     /// Claims the region, to deregister it. False if it has a user, or if another thread claimed it
     /// first.
     pub fn claim(&self) -> bool {
-        let mut seen = self.load();
-        while seen.is_unused() {
-            match self.change(seen.0, seen.0 & !PHASE | ENDING) {
-                Ok(()) => return true,
-                Err(now) => seen = Seen(now),
-            }
-        }
-        false
+        let claimed = |state| Seen(state).is_unused().then_some(state & !PHASE | ENDING);
+        self.update(claimed).is_some()
     }
 
     /// Takes back a claim on a region that could not be deregistered. The region is stale from then
