@@ -54,11 +54,6 @@ const LONGEST_WAIT: u32 = 6;
 /// registration took 0.15 ms there.
 const LONGEST_OF_GPU: u64 = 500;
 
-/// Milliseconds of the monotonic clock.
-fn now_ms() -> u64 {
-    clock::monotonic_by_kernel() / 1_000_000
-}
-
 impl Cleaner {
     /// A cleaner with these linger times, in ms.
     pub fn new(remote: u64, local: u64) -> Cleaner {
@@ -97,7 +92,7 @@ impl Cleaner {
 
     /// Sets the cache's clock. Returns the full number of ticks; the clock keeps its lower 32 bits.
     pub(super) fn set_clock(&self) -> u64 {
-        let now = now_ms() / u64::from(self.tick);
+        let now = clock::monotonic_by_kernel() / (u64::from(self.tick) * 1_000_000);
         self.clock.store(now as u32, Relaxed);
         now
     }

@@ -331,10 +331,7 @@ fn changes(mut make: impl FnMut(&dyn Fn() -> bool) -> bool) -> bool {
     // SAFETY: the page is this function's own, and nothing uses it.
     unsafe { helper_thread::unmap(three, size) };
     let start = one.addr() as u64;
-    let watched = PageRange {
-        start,
-        end: start + 2 * page_size(),
-    };
+    let watched = PageRange::new(start, start + 2 * page_size());
     // No thread waits for a reader of this file.
     let file = Userfaultfd::open_without_events();
     let is_watched = file.is_some_and(|file| file.register(watched).is_ok());

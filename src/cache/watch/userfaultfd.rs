@@ -112,10 +112,7 @@ impl Message {
         let range = PageRange::new(first, second);
         match self.event as u8 {
             0x14 => {
-                let moved = |start| PageRange {
-                    start,
-                    end: start + third,
-                };
+                let moved = |start| PageRange::new(start, start + third);
                 Report::Moved(moved(first), moved(second))
             }
             0x15 => Report::Dropping(range),
@@ -137,12 +134,26 @@ pub enum Memory {
 }
 
 /// Whether the kernel keeps one file from unregistering memory that another file has registered, as
-/// Linux does from 6.16 on.
+/// Linux does from 6.16 on. False if the kernel gives no answer.
 static KEEPS_APART: AtomicBool = AtomicBool::new(false);
 
-/// For the reader, which asks before any memory is watched.
+/// Asks the kernel. For the reader, which asks before any memory is watched.
 pub fn look_whether_files_are_apart() {
-    KEEPS_APART.store(Userfaultfd::are_kept_apart(), Relaxed);
+    let page = page_size() as usize;
+    let Some(memory) = helper_thread::map(page) else {
+        return;
+    };
+    let start = memory.addr() as u64;
+    let range = PageRange::new(start, start + page_size());
+    let open = Userfaultfd::open_without_events;
+    let (one, another) = (open(), open());
+    if let (Some(one), Some(another)) = (one, another) {
+        let are_apart = one.register(range).is_ok() && !another.unregister(range);
+        KEEPS_APART.store(are_apart, Relaxed);
+    }
+    one.into_iter().chain(another).for_each(Userfaultfd::close);
+    // SAFETY: this function mapped the page, and nothing else uses it.
+    unsafe { helper_thread::unmap(memory, page) };
 }
 
 pub fn keeps_apart() -> bool {
@@ -240,29 +251,6 @@ impl Userfaultfd {
         let fd =
             unsafe { libc::syscall(libc::SYS_ioctl, device.number(), USERFAULTFD_IOC_NEW, flags) };
         if fd >= 0 { Ok(fd as i32) } else { Err(errno()) }
-    }
-
-    /// Asks the kernel. False if it gives no answer.
-    fn are_kept_apart() -> bool {
-        let page = page_size() as usize;
-        let Some(memory) = helper_thread::map(page) else {
-            return false;
-        };
-        let start = memory.addr() as u64;
-        let range = PageRange {
-            start,
-            end: start + page as u64,
-        };
-        let open = Self::open_without_events;
-        let (one, another) = (open(), open());
-        let kept_apart = match (one, another) {
-            (Some(one), Some(another)) => one.register(range).is_ok() && !another.unregister(range),
-            _ => false,
-        };
-        one.into_iter().chain(another).for_each(Userfaultfd::close);
-        // SAFETY: this function mapped the page, and nothing else uses it.
-        unsafe { helper_thread::unmap(memory, page) };
-        kept_apart
     }
 
     pub fn of_fd(fd: i32) -> Userfaultfd {
