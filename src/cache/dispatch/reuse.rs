@@ -92,12 +92,9 @@ fn say(mode: CacheMode) {
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
     admission::of_call(mode, request).map_err(Refusal::counter)?;
     if !regions::objects_were_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
-        match range(pd, request) {
-            None => return Err(None),
-            Some(range) if !RELEASED.comes_back(&range) => {
-                return Err(Some(counter!(bypassed_first)));
-            }
-            Some(_) => {}
+        let range = range(pd, request).ok_or(None)?;
+        if !RELEASED.comes_back(&range) {
+            return Err(Some(counter!(bypassed_first)));
         }
     }
     serve_by_cache(mode, pd, request).map_err(|reason| {
@@ -185,16 +182,12 @@ pub fn remember(mode: CacheMode, mr: Mr) {
 fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counter> {
     // SAFETY: the cache has just given this region out, so it is live until this use is released.
     let region = unsafe { Mr::from_c(served.mr) }.ok_or(counter!(bypassed_limit))?;
-    match Object::allocate() {
-        Some(object) => {
-            object.stand_for(request.access, region);
-            Ok(Registered::by(served.how, object.as_ptr()))
-        }
-        None => {
-            release(region);
-            Err(counter!(bypassed_limit))
-        }
-    }
+    let Some(object) = Object::allocate() else {
+        release(region);
+        return Err(counter!(bypassed_limit));
+    };
+    object.stand_for(request.access, region);
+    Ok(Registered::by(served.how, object.as_ptr()))
 }
 
 /// Ends one use of the cached region whose object lies at `cached`.

@@ -73,25 +73,22 @@ impl DeviceFiles {
         for (word, bit) in in_words.map(place) {
             has_any |= self.numbers[word].fetch_and(!bit, Relaxed) & bit != 0;
         }
-        if has_any {
-            keep_off(cache, &|region: &Slot| {
-                let fd = region.fd.load(Relaxed);
-                fd != NO_FILE && (first..=last).contains(&(fd as u32))
-            });
+        if !has_any {
+            return;
         }
+        let of = &|region: &Slot| {
+            let fd = region.fd.load(Relaxed);
+            fd != NO_FILE && (first..=last).contains(&(fd as u32))
+        };
+        // This runs like an interposed memory call (`change.rs`).
+        ending::in_call(|| {
+            flush::deregister_idle(cache, Cause::Flush, of, By::Restricted);
+            ending::deregister_evicted(cache, By::Restricted);
+            // Other threads may be ending some of them.
+            cache.regions.wait_for_claimed(of);
+            owners::invalidate_those(cache, of, By::Restricted, Some(NO_FILE));
+        });
     }
-}
-
-/// Has the kernel deregister the idle regions that `of` selects, and forgets the others. Runs like
-/// an interposed memory call (`change.rs`).
-fn keep_off(cache: &Cache, of: &impl Fn(&Slot) -> bool) {
-    ending::in_call(|| {
-        flush::deregister_idle(cache, Cause::Flush, of, By::Restricted);
-        ending::deregister_evicted(cache, By::Restricted);
-        // Other threads may be ending some of them.
-        cache.regions.wait_for_claimed(of);
-        owners::invalidate_those(cache, of, By::Restricted, Some(NO_FILE));
-    });
 }
 
 /// The word and the bit of a number.
