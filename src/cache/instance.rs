@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use core::time::Duration;
 use rdmamr_mr::Access;
 use rdmamr_next::Pd;
-use rdmamr_stats::{Counters, counter};
+use rdmamr_stats::{Counter, Counters, counter};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
@@ -137,24 +137,18 @@ impl Cache {
         }
     }
 
-    /// Counts regions that an interposed call has invalidated.
-    pub(super) fn count_hook(&self, invalidated: u64) {
+    /// Counts regions that a change has invalidated.
+    pub(super) fn count_changed(&self, by: By, counter: Counter, invalidated: u64) {
         if invalidated > 0 {
-            let thread = By::Restricted.thread();
-            self.counters
-                .add(thread, counter!(stale_avoided_hook), invalidated);
+            self.counters.add(by.thread(), counter, invalidated);
         }
     }
 
     /// Applies the ring of events, and counts the regions that this invalidated.
     pub fn apply(&self, locked: &Locked<'_>, by: By) {
-        let applied = locked.apply();
-        let thread = by.thread();
-        if applied.invalidated > 0 {
-            self.counters
-                .add(thread, counter!(stale_avoided_event), applied.invalidated);
-        }
-        if applied.broken {
+        let (invalidated, is_broken) = locked.apply();
+        self.count_changed(by, counter!(stale_avoided_event), invalidated);
+        if is_broken {
             self.watch.reader_failed();
         }
     }

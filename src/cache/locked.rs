@@ -83,15 +83,6 @@ fn add(number: &AtomicU64, amount: u64) {
     number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
-/// The result of applying the ring.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Applied {
-    /// How many regions the events have invalidated.
-    pub invalidated: u64,
-    /// userfaultfd reports nothing any more.
-    pub broken: bool,
-}
-
 impl Locked<'_> {
     pub fn regions(&self) -> &Regions {
         self.0
@@ -186,16 +177,16 @@ impl Locked<'_> {
     }
 
     /// Applies the ring: invalidates the regions whose memory has changed, and claims the idle ones
-    /// among them.
-    pub fn apply(&self) -> Applied {
-        let regions = self.0;
-        let mut applied = Applied::default();
-        regions.ring.apply(|event| {
+    /// among them. Returns how many it has invalidated, and whether userfaultfd reports nothing any
+    /// more.
+    pub fn apply(&self) -> (u64, bool) {
+        let (mut invalidated, mut is_broken) = (0, false);
+        self.0.ring.apply(|event| {
             let range = event.map_or(PageRange::ALL, |event| event.range);
-            applied.broken |= event.is_some_and(|event| event.kind == Kind::Broken);
-            applied.invalidated += self.change(range, Cause::Event);
+            is_broken |= event.is_some_and(|event| event.kind == Kind::Broken);
+            invalidated += self.change(range, Cause::Event);
         });
-        applied
+        (invalidated, is_broken)
     }
 
     /// Invalidates the regions of a GPU's memory in a range that are of other allocations than this one,

@@ -206,7 +206,7 @@ pub fn before_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option
     let noted = regions.noted.add(range)?;
     let invalidated = locked.change(range, Cause::Hook);
     drop(locked);
-    cache.count_hook(invalidated);
+    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
     let some = pins_stay && cache.cleaner.running.load(Relaxed);
     let most = if some { FEW } else { usize::MAX };
     deregister_some_evicted(cache, By::Restricted, most);
@@ -239,7 +239,7 @@ pub fn after_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option<
         .regions
         .lock_by(By::Restricted)?
         .change(range, Cause::Hook);
-    cache.count_hook(invalidated);
+    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
     if invalidated > 0 {
         deregister_evicted(cache, By::Restricted);
     }
