@@ -61,10 +61,8 @@ fn c_file() -> String {
     whole::<ib_uverbs_ioctl_hdr>(&mut out);
     whole::<ib_uverbs_query_device_resp>(&mut out);
     whole::<ib_uverbs_attr>(&mut out);
-    whole::<ib_uverbs_cmd_hdr>(&mut out);
     whole::<ib_uverbs_reg_mr>(&mut out);
     whole::<ib_uverbs_reg_mr_resp>(&mut out);
-    whole::<ib_uverbs_dereg_mr>(&mut out);
     for (name, value) in uapi::CONSTANTS.iter().chain(rdma_core::CONSTANTS) {
         writeln!(out, "_Static_assert({name} == {value}ull, \"{name}\");").unwrap();
     }

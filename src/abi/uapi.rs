@@ -28,15 +28,6 @@ mirror! { "struct ib_uverbs_attr" =>
     }
 }
 
-mirror! { "struct ib_uverbs_cmd_hdr" =>
-    /// The header of a command of the write() interface. Its sizes are in units of four bytes.
-    pub struct ib_uverbs_cmd_hdr {
-        pub command: u32,
-        pub in_words: u16,
-        pub out_words: u16,
-    }
-}
-
 mirror! { "struct ib_uverbs_reg_mr" =>
     /// The command that registers memory.
     pub struct ib_uverbs_reg_mr {
@@ -108,13 +99,6 @@ mirror! { "struct ib_uverbs_query_device_resp" =>
     }
 }
 
-mirror! { "struct ib_uverbs_dereg_mr" =>
-    /// The command that deregisters memory.
-    pub struct ib_uverbs_dereg_mr {
-        pub mr_handle: u32,
-    }
-}
-
 constants! {
     /// The only ioctl of uverbs.
     RDMA_VERBS_IOCTL: libc::c_ulong = 0xc018_1b01;
@@ -165,8 +149,6 @@ constants! {
     IB_USER_VERBS_CMD_QUERY_DEVICE: u32 = 1;
     /// The command that registers memory.
     IB_USER_VERBS_CMD_REG_MR: u32 = 9;
-    /// The command that deregisters memory.
-    IB_USER_VERBS_CMD_DEREG_MR: u32 = 13;
 
     /// The kernel's driver numbers.
     RDMA_DRIVER_MLX5: u32 = 1;

@@ -86,7 +86,7 @@ impl Claimed {
     fn ask_kernel(&self, context: Option<Context>, handle: u32) -> Result<(), Errno> {
         let context = context.ok_or(Errno(libc::EINVAL))?;
         let fd = context.fd().ok_or(Errno(libc::EBADF))?;
-        match mr::deregister(&Uverbs, fd, &self.device.facts, handle) {
+        match mr::deregister(&Uverbs, fd, self.device.facts.get(), handle) {
             // The device is gone, and the region with it.
             Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Provider::of(context)) => {
                 Ok(())

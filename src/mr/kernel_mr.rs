@@ -56,7 +56,7 @@ impl KernelMr {
     /// deregistered it), that counts as success.
     pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
         let device = device(self.device).ok_or(Errno(libc::EINVAL))?;
-        match mr::deregister(kernel, self.fd, &device.facts, self.handle) {
+        match mr::deregister(kernel, self.fd, device.facts.get(), self.handle) {
             Err(Errno(libc::ENOENT)) => Ok(()),
             result => result,
         }

@@ -248,11 +248,9 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
     match facts.why_forwarded() {
         None => {
             let name = facts.driver().map_or("", |driver| driver.name);
-            let by_write = facts.contains(Facts::REG_BY_WRITE);
-            let by = if by_write { "write()" } else { "ioctl" };
             log::line(
                 Level::Info,
-                format_args!("device on fd {fd}: driver {name}, registered by {by}"),
+                format_args!("device on fd {fd}: driver {name}, registered by ioctl"),
             );
         }
         Some(why) => log::line(

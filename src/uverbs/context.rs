@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The facts about an open device that a registration needs: its driver, and which of the kernel's
-//! interfaces work. The library asks the kernel once for each context, through the device file
-//! itself.
+//! The facts about an open device that a registration needs: its driver, and what the kernel knows.
+//! The library asks the kernel once for each context, through the device file itself.
 //!
 //! The kernel refuses an ioctl with a wrong driver number with EINVAL before it looks at anything
 //! else (`ib_uverbs_cmd_verbs`, drivers/infiniband/core/uverbs_ioctl.c). A harmless, incomplete
@@ -22,14 +21,10 @@ bitflags! {
     /// driver table, or a reason for having no row.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Facts: u32 {
-        /// The kernel has no INVOKE_WRITE (before 5.0): register by write().
-        const REG_BY_WRITE = 1 << 8;
-        /// The kernel has no MR_DESTROY: deregister by write().
-        const DEREG_BY_WRITE = 1 << 9;
         /// The kernel accepts the optional range of access flags.
-        const OPTIONAL_ACCESS = 1 << 10;
+        const OPTIONAL_ACCESS = 1 << 8;
         /// The device is gone: unplugged, or unbound from its driver.
-        const GONE = 1 << 11;
+        const GONE = 1 << 9;
         const ROW = 0xff;
     }
 }
@@ -39,7 +34,7 @@ const NO_ROW: [(u32, &str); 3] = [
     (0xff, "no driver that we know answers for it"),
     (
         0xfe,
-        "its kernel has no uverbs ioctl (before 4.16), so that its driver cannot be asked",
+        "its kernel has no ioctl for a registration (before 5.0)",
     ),
     (
         0xfd,
@@ -107,19 +102,19 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
         return Ok(Facts::NO_KERNEL_FILE);
     }
     for (row, driver) in DRIVERS.iter().enumerate() {
-        let transport = match probe(kernel, fd, driver.id).0 {
+        match probe(kernel, fd, driver.id).0 {
             libc::EINVAL => continue,
-            libc::ENOSPC => Facts::empty(),
-            libc::EPROTONOSUPPORT => Facts::REG_BY_WRITE,
-            libc::ENOTTY => return Ok(Facts::NO_IOCTL),
+            libc::ENOSPC => {}
+            // Before 4.16 there is no ioctl, before 5.0 no INVOKE_WRITE.
+            libc::ENOTTY | libc::EPROTONOSUPPORT => return Ok(Facts::NO_IOCTL),
             other => return Err(Errno(other)),
-        };
+        }
         let optional = if knows_query_mr(kernel, fd, driver.id) {
             Facts::OPTIONAL_ACCESS
         } else {
             Facts::empty()
         };
-        return Ok(Facts::of_row(row) | transport | optional);
+        return Ok(Facts::of_row(row) | optional);
     }
     Ok(Facts::UNKNOWN_DRIVER)
 }
@@ -138,13 +133,9 @@ pub struct Most {
 /// What the device can have at most, and what it can do. `facts` must name its driver.
 pub fn most(kernel: &impl Kernel, fd: i32, facts: Facts) -> Result<Most, Errno> {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
-    if facts.contains(Facts::REG_BY_WRITE) {
-        // A kernel before 5.0. It has no ioctl for this command.
-        return Err(Errno(libc::EOPNOTSUPP));
-    }
     let mut answer = core::mem::MaybeUninit::<ib_uverbs_query_device_resp>::zeroed();
     let mut bundle = Bundle::<3>::of_command(driver.id, IB_USER_VERBS_CMD_QUERY_DEVICE);
-    // The command is an address that only write() uses.
+    // The command is an address that only a write() of it would use.
     bundle.inline(UVERBS_ATTR_CORE_IN, 8, 0);
     bundle.output(UVERBS_ATTR_CORE_OUT, &mut answer);
     // SAFETY: `answer` outlives the call, and its attribute states its size.
@@ -209,10 +200,10 @@ mod tests {
     /// else.
     fn device_of(driver_id: u32, invoke_write: i32, query_mr: i32) -> Scripted {
         Scripted::new(move |call| {
-            if call.driver_id() != driver_id {
+            if call.header.driver_id != driver_id {
                 return Err(Errno(libc::EINVAL));
             }
-            Err(Errno(if call.object() == UVERBS_OBJECT_MR {
+            Err(Errno(if call.header.object_id == UVERBS_OBJECT_MR {
                 query_mr
             } else {
                 invoke_write
@@ -226,20 +217,21 @@ mod tests {
             let kernel = device_of(driver.id, libc::ENOSPC, libc::EINVAL);
             let facts = identify(&kernel, 3).unwrap();
             assert_eq!(facts.driver(), Some(driver));
-            assert!(facts.contains(Facts::OPTIONAL_ACCESS) && !facts.contains(Facts::REG_BY_WRITE));
+            assert!(facts.contains(Facts::OPTIONAL_ACCESS));
             assert_eq!(facts.why_forwarded().is_some(), driver.way == Way::Forward);
         }
     }
 
     #[test]
-    fn an_old_kernel_means_write_and_no_optional_flags() {
+    fn an_old_kernel_means_no_optional_flags_and_a_very_old_one_rdma_core() {
+        let kernel = device_of(RDMA_DRIVER_MLX4, libc::ENOSPC, libc::EPROTONOSUPPORT);
+        assert_eq!(identify(&kernel, 3), Ok(Facts::of_row(row("mlx4"))));
         let kernel = device_of(
             RDMA_DRIVER_MLX4,
             libc::EPROTONOSUPPORT,
             libc::EPROTONOSUPPORT,
         );
-        let facts = identify(&kernel, 3).unwrap();
-        assert_eq!(facts, Facts::of_row(row("mlx4")) | Facts::REG_BY_WRITE);
+        assert_eq!(identify(&kernel, 3), Ok(Facts::NO_IOCTL));
     }
 
     #[test]
@@ -254,7 +246,7 @@ mod tests {
         assert_eq!(identify(&no_ioctl, 0), Ok(Facts::NO_IOCTL));
         for (facts, words) in [
             (Facts::UNKNOWN_DRIVER, "no driver"),
-            (Facts::NO_IOCTL, "before 4.16"),
+            (Facts::NO_IOCTL, "before 5.0"),
             (Facts::NO_KERNEL_FILE, "no kernel file"),
         ] {
             assert!(facts.driver().is_none());
@@ -292,11 +284,9 @@ mod tests {
         assert_eq!(most(&kernel, 3, facts), Ok(expected));
         let refuses = Scripted::new(|_| Err(Errno(libc::EIO)));
         assert_eq!(most(&refuses, 3, facts), Err(Errno(libc::EIO)));
-        for facts in [facts | Facts::REG_BY_WRITE, Facts::NO_IOCTL] {
-            let unasked = Scripted::new(|_| unreachable!());
-            let answer = most(&unasked, 3, facts);
-            assert_eq!(answer, Err(Errno(libc::EOPNOTSUPP)));
-        }
+        let unasked = Scripted::new(|_| unreachable!());
+        let answer = most(&unasked, 3, Facts::NO_IOCTL);
+        assert_eq!(answer, Err(Errno(libc::EOPNOTSUPP)));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The two system calls of uverbs as a trait, and its implementations by the kernel.
+//! The system call of uverbs as a trait, and its implementations by the kernel.
 
 use core::ffi::{c_int, c_ulong, c_void};
 use errno::Errno;
@@ -14,18 +14,10 @@ pub trait Kernel {
     /// `bundle` points to a header, followed by the attributes that it counts. Every address in an
     /// attribute is valid for the size stated beside it.
     unsafe fn ioctl(&self, fd: i32, bundle: *mut ib_uverbs_ioctl_hdr) -> Result<(), Errno>;
-
-    /// `write(fd, command)`: the older interface, drivers/infiniband/core/uverbs_main.c.
-    ///
-    /// # Safety
-    /// If `command` holds the address of an answer, the address is valid for the size that
-    /// `command` states.
-    unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno>;
 }
 
 /// The kernel itself, for threads that the C library does not know (`helper_thread.rs`). Another
-/// library may replace ioctl and write and use what such a thread lacks. No library replaces
-/// syscall.
+/// library may replace ioctl and use what such a thread lacks. No library replaces syscall.
 pub struct UverbsOfHelper;
 
 impl Kernel for UverbsOfHelper {
@@ -37,23 +29,6 @@ impl Kernel for UverbsOfHelper {
             _ => Err(errno::errno()),
         }
     }
-
-    #[inline]
-    unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
-        let (bytes, length) = (command.as_ptr(), command.len());
-        // SAFETY: the slice is readable, and its address is valid by the contract of
-        // `Kernel::write`.
-        whole(
-            unsafe { libc::syscall(libc::SYS_write, fd, bytes, length) } as isize,
-            command,
-        )
-    }
-}
-
-/// The result of a write(2) of a command.
-fn whole(written: isize, command: &[u8]) -> Result<(), Errno> {
-    let is_whole = usize::try_from(written) == Ok(command.len());
-    is_whole.then_some(()).ok_or_else(errno::errno)
 }
 
 /// The type of ioctl(2).
@@ -86,10 +61,6 @@ pub fn ioctl() -> Ioctl {
     unsafe { core::mem::transmute(address) }
 }
 
-unsafe extern "C" {
-    fn pthread_setcancelstate(new: c_int, old: *mut c_int) -> c_int;
-}
-
 /// The kernel itself, by the C library's functions.
 pub struct Uverbs;
 
@@ -104,21 +75,5 @@ impl Kernel for Uverbs {
             0 => Ok(()),
             _ => Err(errno::errno()),
         }
-    }
-
-    #[inline]
-    unsafe fn write(&self, fd: i32, command: &[u8]) -> Result<(), Errno> {
-        const DISABLE: c_int = 1;
-        let mut cancelled = 0;
-        // write(2) is a cancellation point, at which a cancelled thread would unwind this library's
-        // frames.
-        // SAFETY: the integer is writable.
-        unsafe { pthread_setcancelstate(DISABLE, &mut cancelled) };
-        // SAFETY: the slice is readable, and its address is valid by the contract of
-        // `Kernel::write`.
-        let written = unsafe { libc::write(fd, command.as_ptr().cast(), command.len()) };
-        // SAFETY: a null pointer asks for no answer.
-        unsafe { pthread_setcancelstate(cancelled, core::ptr::null_mut()) };
-        whole(written, command)
     }
 }

@@ -6,37 +6,16 @@ use errno::Errno;
 use rdmamr_abi::uapi::*;
 use std::sync::Mutex;
 
-/// A call as the kernel got it.
-pub enum ScriptedCall {
-    /// An ioctl: its header and attributes.
-    Ioctl(ib_uverbs_ioctl_hdr, Vec<ib_uverbs_attr>),
-    /// A write().
-    Write(Vec<u8>),
+/// An ioctl as the kernel got it: its header and attributes.
+pub struct ScriptedCall {
+    pub header: ib_uverbs_ioctl_hdr,
+    pub attrs: Vec<ib_uverbs_attr>,
 }
 
 impl ScriptedCall {
-    /// The driver number of an ioctl.
-    pub fn driver_id(&self) -> u32 {
-        match self {
-            ScriptedCall::Ioctl(header, _) => header.driver_id,
-            ScriptedCall::Write(_) => panic!("a write() names no driver"),
-        }
-    }
-
-    /// The object of an ioctl.
-    pub fn object(&self) -> u16 {
-        match self {
-            ScriptedCall::Ioctl(header, _) => header.object_id,
-            ScriptedCall::Write(_) => panic!("a write() names no object"),
-        }
-    }
-
-    /// The attribute of an ioctl with that id.
+    /// The attribute with that id.
     pub fn attr(&self, id: u16) -> Option<ib_uverbs_attr> {
-        match self {
-            ScriptedCall::Ioctl(_, attrs) => attrs.iter().find(|attr| attr.attr_id == id).copied(),
-            ScriptedCall::Write(_) => panic!("a write() has no attributes"),
-        }
+        self.attrs.iter().find(|attr| attr.attr_id == id).copied()
     }
 }
 
@@ -66,12 +45,6 @@ impl Scripted {
     pub fn take(self) -> Vec<ScriptedCall> {
         self.calls.into_inner().unwrap()
     }
-
-    fn got(&self, call: ScriptedCall) -> Result<(), Errno> {
-        let answer = (self.answer)(&call);
-        self.calls.lock().unwrap().push(call);
-        answer
-    }
 }
 
 impl Kernel for Scripted {
@@ -88,10 +61,9 @@ impl Kernel for Scripted {
             // `Kernel::ioctl`.
             .map(|n| unsafe { attrs.wrapping_add(n).read() })
             .collect();
-        self.got(ScriptedCall::Ioctl(header, attrs))
-    }
-
-    unsafe fn write(&self, _fd: i32, command: &[u8]) -> Result<(), Errno> {
-        self.got(ScriptedCall::Write(command.to_vec()))
+        let call = ScriptedCall { header, attrs };
+        let answer = (self.answer)(&call);
+        self.calls.lock().unwrap().push(call);
+        answer
     }
 }

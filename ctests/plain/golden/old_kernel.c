@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* Preloaded, simulates a kernel before 5.0, whose ioctl knows neither INVOKE_WRITE nor MR_DESTROY. */
+/* Preloaded, simulates a kernel before 5.9, whose ioctl does not know QUERY_MR. */
 #include <errno.h>
 #include "uverbs_ioctl.h"
 
@@ -13,8 +13,7 @@ static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl n
 		.driver_id = header->driver_id,
 	};
 
-	if (header->object_id != UVERBS_OBJECT_MR &&
-	    (header->object_id != UVERBS_OBJECT_DEVICE || header->method_id != UVERBS_METHOD_INVOKE_WRITE))
+	if (header->object_id != UVERBS_OBJECT_MR || header->method_id != UVERBS_METHOD_QUERY_MR)
 		return next(fd, RDMA_VERBS_IOCTL, header);
 	if (next(fd, RDMA_VERBS_IOCTL, &ask) && errno != EPROTONOSUPPORT)
 		return -1;

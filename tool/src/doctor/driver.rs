@@ -3,7 +3,7 @@
 
 use super::check::Check;
 use crate::verbs::Context;
-use rdmamr_uverbs::context::{Facts, identify};
+use rdmamr_uverbs::context::identify;
 use rdmamr_uverbs::driver::Way;
 use rdmamr_uverbs::kernel::Uverbs;
 
@@ -21,10 +21,6 @@ pub fn check(device: &str, context: &Context) -> Check {
     let name = facts.driver().map_or("unknown", |driver| driver.name);
     let check = match (facts.why_forwarded(), facts.driver()) {
         (None, Some(driver)) => {
-            let way = match facts.contains(Facts::REG_BY_WRITE) {
-                true => "write()",
-                false => "ioctl",
-            };
             let private = match driver.private_in {
                 0 => String::new(),
                 bytes => format!(", with {bytes} private bytes"),
@@ -33,7 +29,7 @@ pub fn check(device: &str, context: &Context) -> Check {
                 Way::DirectUnlessEmpty => "; empty ranges are left to libibverbs",
                 _ => "",
             };
-            let way = format!("its own {way}{private}{empty} ({})", driver.why);
+            let way = format!("its own ioctl{private}{empty} ({})", driver.why);
             Check::ok(SUBJECT, format!("{name}: the library registers by {way}"))
         }
         (why, _) => {
