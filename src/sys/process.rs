@@ -8,7 +8,6 @@
 //! 4.14). The child starts anew at its first use. The cost is one load, and nothing runs at the
 //! fork.
 
-use super::aside;
 pub use super::pages::{FAR_AWAY, PAGE_SIZE};
 pub use super::thread::process_id as id;
 use core::ptr::null_mut;
@@ -54,17 +53,12 @@ impl<T: Sync> PerProcess<T> {
         self.get().unwrap_or_else(|| self.make(make, forget))
     }
 
-    /// A separate function that itself calls `make`: a value is larger than some threads' stacks,
-    /// and a mere lookup must not reserve stack space for it.
+    /// A separate function: a mere lookup must not reserve stack space for what `make` needs. A value
+    /// that is larger than some threads' stacks is allocated as zeros, and never lies on a stack.
     #[cold]
     #[inline(never)]
     fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
-        const LITTLE: usize = 256;
-        let new = Box::into_raw(if size_of::<T>() <= LITTLE {
-            make()
-        } else {
-            aside::run(make).unwrap_or_else(make)
-        });
+        let new = Box::into_raw(make());
         // SAFETY: the box was just leaked.
         let published = self.publish(unsafe { &*new }, forget);
         if !core::ptr::eq(published, new) {
