@@ -32,7 +32,7 @@ fn statistics() -> rdmamr_stats {
         return rdmamr_stats::default();
     };
     let (live, live_bytes) =
-        dispatch::state::existing().map_or((0, 0), |state| state.devices.total());
+        dispatch::devices::existing().map_or((0, 0), |devices| devices.total());
     let [(idle, idle_bytes), (used, used_bytes)] = dispatch::relaxed_totals();
     rdmamr_stats {
         live: live + used,

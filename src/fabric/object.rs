@@ -9,7 +9,7 @@ use core::mem::offset_of;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::domain_slots;
-use rdmamr_cache::dispatch::state::{self, State};
+use rdmamr_cache::dispatch::devices::{self, Devices};
 
 /// The tables of functions of all objects.
 pub struct Tables {
@@ -44,12 +44,12 @@ impl Head {
 
 /// The process in which an object was made.
 #[derive(Clone, Copy)]
-pub struct Process(&'static State);
+pub struct Process(&'static Devices);
 
 impl Process {
     /// The calling process.
     pub fn this() -> Process {
-        Process(state::current())
+        Process(devices::current())
     }
 
     /// Refuses an object that the parent process made before fork: the object's registrations
@@ -57,7 +57,7 @@ impl Process {
     /// locks.
     #[inline(always)]
     pub fn check(self) -> Result<()> {
-        let same = state::existing().is_some_and(|state| core::ptr::eq(state, self.0));
+        let same = devices::existing().is_some_and(|devices| core::ptr::eq(devices, self.0));
         ensure(same, OTHER_PROCESS)
     }
 }

@@ -2,11 +2,11 @@
 //! ibv_dereg_mr(3): our regions by our own kernel call, all others by libibverbs.
 
 use super::access::Access;
-use super::devices::Device;
+use super::devices::{self, Device};
+use super::fork;
 use super::object::{Mr, Object};
 use super::outcome::{Error, How};
 use super::require::{done, require};
-use super::{fork, state};
 use core::ffi::c_int;
 use errno::Errno;
 use rdmamr_next::{self as next, Context, Provider};
@@ -34,7 +34,7 @@ pub struct Claimed {
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
     let public = mr.read();
     // A forked child has no state of its own here: regions that the parent registered are not ours.
-    if let Some(device) = state::device(public.context.expose_provenance()) {
+    if let Some(device) = devices::device(public.context.expose_provenance()) {
         let (handle, object) = (public.handle, mr.address());
         let rows = &device.rows;
         if rows.claim(handle, object, public.lkey, || mr.retire()) {
@@ -102,7 +102,7 @@ impl Claimed {
 pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
-    let ours = state::device(public.context.expose_provenance())
+    let ours = devices::device(public.context.expose_provenance())
         .filter(|device| device.rows.claim(handle, object, public.lkey, || ()));
     let errno = dereg();
     match ours {

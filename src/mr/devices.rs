@@ -10,12 +10,16 @@
 //! which the lock is held, and the handler's call is forwarded. The handler may also stop the thread
 //! until another thread's call has returned, as a garbage collector does. So no thread waits for
 //! longer than a moment. After that its call is forwarded as well.
+//!
+//! A forked child starts without devices.
 
 use super::rows::Rows;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use core::time::Duration;
+use rdmamr_config::disabled;
 use rdmamr_next::Context;
 use rdmamr_stats as stats;
+use rdmamr_sys::process::PerProcess;
 use rdmamr_sys::{futex, thread};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::{self, Facts, KnownFacts, Most};
@@ -55,6 +59,30 @@ pub struct Devices {
     newest: AtomicPtr<Device>,
     /// Held by a thread that gives a device to a context.
     giving: Mutex<()>,
+}
+
+static DEVICES: PerProcess<Devices> = PerProcess::new();
+
+/// The devices of this process, if the process has used the library.
+#[inline]
+pub fn existing() -> Option<&'static Devices> {
+    DEVICES.get()
+}
+
+/// The device of the context at this address. `None` if the library registers no memory on it.
+#[inline]
+pub fn device(context: usize) -> Option<&'static Device> {
+    existing().filter(|_| !disabled())?.get(context)
+}
+
+/// The devices of this process, created at the first use.
+#[inline]
+pub fn current() -> &'static Devices {
+    DEVICES.get_or_make(Box::default, forget)
+}
+
+unsafe extern "C" fn forget() {
+    DEVICES.forget();
 }
 
 impl Device {

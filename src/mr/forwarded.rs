@@ -8,7 +8,7 @@ use super::object::Mr;
 use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::require::require;
-use super::{large, state};
+use super::{devices, large};
 use errno::errno;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
@@ -142,11 +142,11 @@ pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Re
 fn made_by_next(mr: *mut ibv_mr) -> Result<Registered, Error> {
     // SAFETY: `mr` is null or a region that libibverbs has just made.
     let made = unsafe { Mr::from_c(mr) }.ok_or_else(|| Error::Next(errno()))?;
-    let state = state::current();
+    let devices = devices::current();
     stats::counters().count(counter!(reg_next));
     trace::switch::look();
     let public = made.read();
-    if let Some(device) = state.devices.get(public.context.expose_provenance()) {
+    if let Some(device) = devices.get(public.context.expose_provenance()) {
         stats::counters().count_on(thread::number(), device.rows.counted_at());
         device.rows.forget(public.handle);
     }

@@ -2,11 +2,10 @@
 //! Kernel regions without an `ibv_mr` and without a row in the table, for a cache that has its own
 //! objects.
 
-use super::devices::Device;
+use super::devices::{self, Device};
 use super::gpu::Export;
 use super::outcome::Error;
 use super::request::Request;
-use super::state;
 use core::ptr::with_exposed_provenance;
 use errno::Errno;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
@@ -90,6 +89,6 @@ pub fn has_gone(kernel: &impl Kernel, address: usize, fd: i32) -> bool {
 
 /// The address of the [`Device`] for the context at `context`, if memory was registered on it.
 pub fn device_at(context: usize) -> Option<usize> {
-    let device: *const Device = state::existing()?.devices.get(context)?;
+    let device: *const Device = devices::existing()?.get(context)?;
     Some(device.expose_provenance())
 }

@@ -7,7 +7,7 @@
 
 mod access;
 mod deregister;
-mod devices;
+pub mod devices;
 pub mod explain;
 mod fork;
 mod forwarded;
@@ -27,7 +27,6 @@ mod request;
 mod require;
 mod rereg;
 mod rows;
-pub mod state;
 mod unpinned;
 
 pub use access::Access;

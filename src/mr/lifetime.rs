@@ -2,16 +2,16 @@
 //! The end of a domain or a device. libibverbs ends it, and this library drops its records, so that
 //! a later domain or device at the same address counts as new.
 
+use super::devices;
 use super::outcome::Error;
 use super::require::{done, require};
-use super::state;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
 
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let next = require(&next::DEALLOC_PD, Provider::of_pd(pd))?;
-    let device = state::device(pd.context().expose_provenance());
+    let device = devices::device(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
     // listed here had ended elsewhere. List them before the call: after the call another thread may
     // have regions in a new domain at the same address.
@@ -28,10 +28,10 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 pub fn close_device(context: Context) -> Result<(), Error> {
     let next = require(&next::CLOSE_DEVICE, Provider::of(context))?;
     let address = context.address();
-    let state = state::existing().filter(|_| !disabled());
+    let devices = devices::existing().filter(|_| !disabled());
     // Take the record before the close: while the close returns, a newly opened device may get this
     // address.
-    let device = state.and_then(|state| state.devices.take(address));
+    let device = devices.and_then(|devices| devices.take(address));
     let _uncancelled = thread::uncancelled();
     // SAFETY: the caller's context is open, and `next` is libibverbs' `ibv_close_device`.
     let result = unsafe { next(context.as_ptr()) };

@@ -7,10 +7,10 @@
 //! **Same contract**: each function has the contract of libmlx5's function of that name, and passes
 //! its arguments on unchanged to that function.
 
+use super::devices;
 use super::object::Mr;
 use super::outcome::{Error, How, Registered};
 use super::require::require;
-use super::state;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use errno::{Errno, errno, set_errno};
@@ -43,7 +43,7 @@ pub unsafe fn reg_dmabuf_mr(
     let made = unsafe { Mr::from_c(mr) }.ok_or_else(|| Error::Next(errno()))?;
     count(length);
     let public = made.read();
-    if let Some(device) = state::device(public.context.expose_provenance()) {
+    if let Some(device) = devices::device(public.context.expose_provenance()) {
         // The kernel gives no handle twice: a region of ours that had it has ended elsewhere.
         device.rows.forget(public.handle);
     }

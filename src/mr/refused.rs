@@ -3,9 +3,9 @@
 //! device show. This file allocates nothing.
 
 use super::access::Access;
-use super::devices::Device;
+use super::devices::{self, Device};
 use super::request::Request;
-use super::{state, unpinned};
+use super::unpinned;
 use core::fmt;
 use rdmamr_abi::uapi::{RDMA_DRIVER_MLX5, RDMA_DRIVER_RXE};
 use rdmamr_next::Pd;
@@ -34,7 +34,7 @@ impl OnDevice {
     pub fn of(pd: Pd) -> Option<OnDevice> {
         let context = pd.device()?;
         Some(OnDevice {
-            device: state::existing()?.devices.get(context.address())?,
+            device: devices::existing()?.get(context.address())?,
             context: context.address(),
             fd: context.fd()?,
         })

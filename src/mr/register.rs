@@ -6,12 +6,11 @@
 //! without KVM (a pair: 0.65 us with the calls, 0.42 us without, 0.68 us for libibverbs), and
 //! nothing natively (45 ns).
 
-use super::devices::Device;
+use super::devices::{self, Device, Devices};
 use super::object::Object;
 use super::outcome::{Error, How, Registered};
 use super::request::Request;
 use super::rows::Known;
-use super::state::{self, State};
 use super::{fork, forwarded, gpu, large};
 use errno::{Errno, errno};
 use rdmamr_config::disabled;
@@ -73,11 +72,11 @@ impl Direct {
         let context = pd.device().ok_or("the domain has no device")?;
         let why = |facts: Facts| facts.why_forwarded().unwrap_or_default();
         let fd = context.fd().ok_or_else(|| why(Facts::NO_KERNEL_FILE))?;
-        let state = state::current();
-        let device = match state.devices.get(context.address()) {
+        let devices = devices::current();
+        let device = match devices.get(context.address()) {
             Some(device) => device,
             // This needs more of the stack than a registration may.
-            None => aside::run(|| identify(state, context, fd)).unwrap_or(Err(NO_MEMORY))?,
+            None => aside::run(|| identify(devices, context, fd)).unwrap_or(Err(NO_MEMORY))?,
         };
         let facts = device.facts.get();
         let driver = match facts.driver() {
@@ -239,7 +238,7 @@ const NO_MEMORY: &str = "there is no memory to remember the device";
 /// Asks the kernel about a device and remembers the answer.
 #[cold]
 #[inline(never)]
-fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
+fn identify(devices: &Devices, context: Context, fd: i32) -> Result<&'static Device, &'static str> {
     if !has_memory() {
         return Err(NO_MEMORY);
     }
@@ -258,7 +257,6 @@ fn identify(state: &State, context: Context, fd: i32) -> Result<&'static Device,
             format_args!("device on fd {fd} is left to libibverbs: {why}"),
         ),
     }
-    let devices = &state.devices;
     let device = devices.insert(context.address(), &context.name(), facts);
     device.ok_or("a signal handler interrupted this thread inside the library")
 }

@@ -2,13 +2,12 @@
 //! ibv_rereg_mr(3). libibverbs changes our objects like its own, and our table follows the change.
 
 use super::deregister::claim;
-use super::devices::Device;
+use super::devices::{self, Device};
 use super::object::Mr;
 use super::outcome::Error;
 use super::request::Reregistration;
 use super::require::require;
 use super::rows::Known;
-use super::state;
 use core::ffi::c_int;
 use rdmamr_next as next;
 use rdmamr_sys::thread;
@@ -42,7 +41,7 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
 /// The kernel's region is this object's alone from now on.
 pub fn adopt(mr: Mr) {
     mr.become_ordinary();
-    if let Some(device) = state::device(mr.read().context.expose_provenance()) {
+    if let Some(device) = devices::device(mr.read().context.expose_provenance()) {
         follow(device, mr);
     }
 }

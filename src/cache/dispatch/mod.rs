@@ -38,7 +38,7 @@ pub use crate::start::{at_load, set_limits};
 pub use crate::watch::calls::all_calls_come;
 pub use crate::watch::watch_fd::{TABLE, WATCH_FD};
 pub use of_gpu::is_of_gpu;
-pub use rdmamr_mr::{Mr, fork_init, is_ordinary, memory_with, mlx5, reg_other_memory, state};
+pub use rdmamr_mr::{Mr, devices, fork_init, is_ordinary, memory_with, mlx5, reg_other_memory};
 
 /// Registers memory for a plain call of a program.
 #[inline(always)]
