@@ -10,17 +10,6 @@ use super::{bundle::Bundle, kernel::Kernel};
 use errno::Errno;
 use rdmamr_abi::uapi::*;
 
-/// The memory and the rights of a registration.
-#[derive(Clone, Copy, Debug)]
-pub struct Registration {
-    pub start: u64,
-    pub length: u64,
-    /// The address at which remote peers reach `start`.
-    pub hca_va: u64,
-    pub pd_handle: u32,
-    pub access: u32,
-}
-
 /// The kernel's answer to a registration.
 pub type Answered = Result<ib_uverbs_reg_mr_resp, Errno>;
 
@@ -31,13 +20,14 @@ struct Answer {
     private: [u8; 8],
 }
 
-/// Registers memory on the device behind `fd`. `facts` must name its driver.
+/// Registers memory on the device behind `fd`, by a command whose `response` is set here. `facts` must
+/// name its driver.
 #[inline(always)]
 pub fn register(
     kernel: &impl Kernel,
     fd: i32,
     facts: Facts,
-    registration: &Registration,
+    command: &ib_uverbs_reg_mr,
 ) -> Answered {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     // SAFETY: an answer consists of numbers.
@@ -45,11 +35,7 @@ pub fn register(
     let command = ib_uverbs_reg_mr {
         // Only a write() of the command would use the address, but rdma-core's ioctl sends it too.
         response: &raw mut answer as u64,
-        start: registration.start,
-        length: registration.length,
-        hca_va: registration.hca_va,
-        pd_handle: registration.pd_handle,
-        access_flags: registration.access,
+        ..*command
     };
     let mut bundle = Bundle::<5>::of_command(driver.id, IB_USER_VERBS_CMD_REG_MR);
     bundle.input(UVERBS_ATTR_CORE_IN, &command);
@@ -65,25 +51,25 @@ pub fn register(
     Ok(answer.core)
 }
 
-/// Registers memory of the open dma-buf `file`, in which `registration.start` is an offset. No driver
-/// has private bytes for this.
+/// Registers memory of the open dma-buf `file`, in which `command.start` is an offset. No driver has
+/// private bytes for this.
 pub fn register_dmabuf(
     kernel: &impl Kernel,
     fd: i32,
     facts: Facts,
-    registration: &Registration,
+    command: &ib_uverbs_reg_mr,
     file: i32,
 ) -> Answered {
     let driver = facts.driver().ok_or(Errno(libc::EOPNOTSUPP))?;
     let (mut lkey, mut rkey) = (0u32, 0u32);
     let mut bundle = Bundle::<9>::new(driver.id, UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR);
     bundle.handle(UVERBS_ATTR_REG_DMABUF_MR_HANDLE, 0);
-    bundle.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, registration.pd_handle);
-    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, 8, registration.start);
-    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_LENGTH, 8, registration.length);
-    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_IOVA, 8, registration.hca_va);
+    bundle.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, command.pd_handle);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, 8, command.start);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_LENGTH, 8, command.length);
+    bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_IOVA, 8, command.hca_va);
     bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_FD, 4, u64::from(file as u32));
-    let access = u64::from(registration.access);
+    let access = u64::from(command.access_flags);
     bundle.inline(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, 4, access);
     bundle.output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey);
     bundle.output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
@@ -117,12 +103,13 @@ mod tests {
     use super::super::scripted_tests::{Scripted, ScriptedCall};
     use super::*;
 
-    const REGISTRATION: Registration = Registration {
+    const REGISTRATION: ib_uverbs_reg_mr = ib_uverbs_reg_mr {
+        response: 0,
         start: 0x1000,
         length: 0x2000,
         hca_va: 0x7000,
         pd_handle: 5,
-        access: 7,
+        access_flags: 7,
     };
 
     fn facts(driver_id: u32) -> Facts {
