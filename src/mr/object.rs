@@ -193,8 +193,9 @@ impl Mr {
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         let word = self.0.as_ptr().wrapping_byte_add(offset).cast();
-        // SAFETY: `from_c` was promised a live region or an object of ours. Other code writes these
-        // fields without an atomic only when it makes the object, before other threads can read it.
+        // SAFETY: `from_c` was promised a live region or an object of ours, and the word is in it or
+        // in the same heap. Other code writes these fields without an atomic only when it makes the
+        // object, before other threads can read it.
         unsafe { AtomicU32::from_ptr(word) }
     }
 
@@ -219,24 +220,18 @@ impl Mr {
         self.mr_type().store(RETIRED, Relaxed);
     }
 
-    /// Removes the mark of [`Mr::retire`].
+    /// Removes the mark of [`Mr::retire`] and of [`Mr::claim_cached`].
     pub fn unretire(self) {
-        self.mr_type().store(IBV_MR_TYPE_MR, Relaxed);
+        self.mr_type().store(IBV_MR_TYPE_MR, Release);
     }
 
     /// Whether the object stands for one use of a cached region.
     pub fn is_stand_in(self) -> bool {
         self.mr_type().load(Relaxed) == IBV_MR_TYPE_MR
             && self.marked().load(Relaxed) & NO_ACCESS_FLAG == CACHED
-            && self.has_mark()
-    }
-
-    fn has_mark(self) -> bool {
-        let layout: *const Layout = self.0.as_ptr().cast();
-        // SAFETY: the mark in `access` says that this is an object of ours. If it is garbage of a
-        // provider's smaller object, the next four bytes are the C library's, which follow the
-        // object in the heap.
-        unsafe { (*layout).mark == IS_CACHED }
+            // If the mark in `access` is garbage of a provider's smaller object, this word is the C
+            // library's, which follows the object in the heap.
+            && self.word(offset_of!(Layout, mark)).load(Relaxed) == IS_CACHED
     }
 
     /// The cache's own object, if this one stands for a use of a cached region.
@@ -256,14 +251,9 @@ impl Mr {
         claimed.ok().and_then(|_| Object::at(self.address()))
     }
 
-    /// Undoes [`Mr::claim_cached`].
-    pub fn restore_cached(self) {
-        self.mr_type().store(IBV_MR_TYPE_MR, Release);
-    }
-
     /// Makes a claimed object an ordinary region, which has the kernel's handle to itself.
     pub fn become_ordinary(self) {
         self.marked().store(self.access(), Relaxed);
-        self.restore_cached();
+        self.unretire();
     }
 }

@@ -205,11 +205,11 @@ pub fn give_to_program(mr: Mr) -> Result<(), Error> {
     };
     let cached = object.cached();
     if owners::is_of_gpu(cached) {
-        mr.restore_cached();
+        mr.unretire();
         return Err(Error::Argument("a region of a dma-buf cannot be changed"));
     }
     if !owners::forget_unshared(cached) {
-        mr.restore_cached();
+        mr.unretire();
         return Err(Error::Argument(
             "a relaxed registration uses the same region",
         ));
