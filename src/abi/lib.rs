@@ -5,11 +5,6 @@
 //! Each structure has its C name. `layout_tests.rs` makes a C file of static assertions from these
 //! declarations, and `make check` compiles that file against the installed headers.
 
-#![warn(missing_docs)]
-#![allow(
-    missing_docs,
-    reason = "the fields are described where C declares them"
-)]
 #![allow(non_camel_case_types, reason = "the names are C's")]
 
 pub mod libfabric;

@@ -8,11 +8,6 @@
 //! its end too, but carries no size: the library must not read a field that the caller's version
 //! lacks (`fabric/attributes.rs`).
 
-#![allow(
-    dead_code,
-    reason = "the header has all names of their kinds, not only those that the library uses"
-)]
-
 use crate::fields;
 #[cfg(test)]
 use crate::libfabric_provider::*;

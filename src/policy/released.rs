@@ -94,7 +94,6 @@ const fn bit(chunk: u64) -> (usize, u64) {
 
 impl Released {
     /// An empty table.
-    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
     pub const fn new() -> Released {
         Released {
             overflow: AtomicU32::new(0),

@@ -28,7 +28,6 @@ const _: () = assert!(size_of::<PerProcess<u8>>() == PAGE_SIZE);
 
 impl<T: Sync> PerProcess<T> {
     /// No value.
-    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
     pub const fn new() -> Self {
         PerProcess {
             value: AtomicPtr::new(null_mut()),

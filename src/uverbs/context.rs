@@ -75,7 +75,6 @@ pub struct KnownFacts(AtomicU32);
 
 impl KnownFacts {
     /// Nothing is known.
-    #[allow(clippy::new_without_default, reason = "a static needs a const fn")]
     pub const fn new() -> KnownFacts {
         KnownFacts(AtomicU32::new(0))
     }

@@ -2,9 +2,6 @@
 //! The kernel's uverbs: which call registers and deregisters memory, in which bytes, on which
 //! driver. The meaning of a region and C's view of it are in the layers above.
 
-#![warn(missing_docs)]
-#![allow(missing_docs, reason = "some fields and flags say all by their names")]
-
 pub mod bundle;
 pub mod context;
 pub mod driver;

@@ -7,9 +7,6 @@
 //! outlive a boot, and no write-back disturbs the process. Its name is [`name`]. A file whose name
 //! begins with a dot is not finished. All numbers are native.
 
-#![warn(missing_docs)]
-#![allow(missing_docs, reason = "the fields are described in groups")]
-
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
 /// The first bytes of a page.

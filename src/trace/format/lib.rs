@@ -8,9 +8,6 @@
 //! does not know, and fields that a later version has added to the end of a header. `version`
 //! changes if skipping would not do.
 
-#![warn(missing_docs)]
-#![allow(missing_docs, reason = "numbers of calls are named after the calls")]
-
 /// The first bytes of a block.
 pub const MAGIC: [u8; 8] = *b"RDMAMRTR";
 /// The version of the format.
