@@ -88,12 +88,6 @@ pub fn processors() -> Option<u64> {
 /// How many bytes of huge pages of this size a group of this process has, used or reserved, and how many
 /// it may have, if it may have no further page.
 pub fn huge_pages_reached(page: u64) -> Option<(u64, u64)> {
-    ["", "rsvd."]
-        .into_iter()
-        .find_map(|of| reached_of_huge_pages(of, page))
-}
-
-fn reached_of_huge_pages(of: &str, page: u64) -> Option<(u64, u64)> {
     let power = (page.trailing_zeros() / 10).min(3);
     let (count, unit) = (
         page >> (10 * power),
@@ -105,16 +99,18 @@ fn reached_of_huge_pages(of: &str, page: u64) -> Option<(u64, u64)> {
             1 => ["usage_in_bytes", "limit_in_bytes"],
             _ => ["current", "max"],
         };
-        let values = names.map(|name| {
-            let mut path = Text::<48>::new();
-            let path = path.set(format_args!("hugetlb.{count}{unit}.{of}{name}"))?;
-            group.first(path.to_bytes(), number)
-        });
-        match values {
-            [Some(used), Some(most)] if used.saturating_add(page) > most => {
-                reached = Some((used, most))
+        for of in ["rsvd.", ""] {
+            let values = names.map(|name| {
+                let mut path = Text::<48>::new();
+                let path = path.set(format_args!("hugetlb.{count}{unit}.{of}{name}"))?;
+                group.first(path.to_bytes(), number)
+            });
+            match values {
+                [Some(used), Some(most)] if used.saturating_add(page) > most => {
+                    reached = Some((used, most))
+                }
+                _ => {}
             }
-            _ => {}
         }
     });
     reached
