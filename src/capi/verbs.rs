@@ -254,8 +254,9 @@ interpose!(ibv_create_srq, "IBVERBS_1.1");
 unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
     let failing = || {
         // SAFETY: live objects: `pd` is NULL, or a domain that was not deallocated.
-        let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device_name);
-        ("ibv_dealloc_pd", Subject::Domain(device), None)
+        let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device);
+        let name = device.map(Context::name);
+        ("ibv_dealloc_pd", Subject::Domain(name), None)
     };
     ret::as_errno(ret::run(failing, || {
         // SAFETY: live objects: `pd` is NULL or an allocated domain.

@@ -62,11 +62,6 @@ impl Access {
         self.difference(hints)
     }
 
-    /// Whether a bit of the optional range is set.
-    pub const fn has_optional(self) -> bool {
-        self.intersects(Access::OPTIONAL_RANGE)
-    }
-
     /// Whether the kernel pins the pages for writing (`ib_access_writable`,
     /// include/rdma/ib_verbs.h).
     pub const fn pins_for_writing(self) -> bool {

@@ -17,6 +17,7 @@ use errno::Errno;
 use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
+use rdmamr_sys::thread::keep_errno;
 use rdmamr_sys::{cgroup, descriptor, proc};
 use rdmamr_uverbs::driver::Driver;
 
@@ -51,11 +52,14 @@ pub struct Reason {
     pub subject: Subject,
 }
 
+/// The room for a reason in words.
+const WORDS: usize = 1024;
+
 /// The reason of a thread's last failure. The value is initialised at compile time and has no
 /// destructor, so it works throughout a thread's life.
 struct Last {
     reason: Cell<Option<Reason>>,
-    words: RefCell<Text<1024>>,
+    words: RefCell<Text<WORDS>>,
 }
 
 thread_local! {
@@ -80,16 +84,16 @@ pub fn last_in_words() -> *const u8 {
         if let Some(reason) = last.reason.take() {
             words.clear();
             reason.write(&mut *words);
-            words.terminate();
+            words.cut(WORDS - 1);
         }
-        words.as_bytes().as_ptr()
+        words.as_c_str().unwrap_or_default().as_ptr().cast()
     })
 }
 
 /// Has the trace read the reason of this thread's last failure. The words that the program got by
 /// [`last_in_words`] stay as they are: it may still read them.
 pub fn last_as_text(read: &mut dyn FnMut(&str)) {
-    let mut words = Text::<1024>::new();
+    let mut words = Text::<WORDS>::new();
     LAST.with(|last| match last.reason.get() {
         Some(reason) => reason.write(&mut words),
         // A signal handler has asked for the words since the failure.
@@ -106,10 +110,8 @@ pub fn last_as_text(read: &mut dyn FnMut(&str)) {
 impl Reason {
     /// Writes the reason as one sentence or a few.
     pub fn write(&self, out: &mut impl Write) {
-        let before = errno::errno();
         // Text that does not fit is cut. Nothing else can fail.
-        let _ = self.try_write(out);
-        errno::set_errno(before);
+        let _ = keep_errno(|| self.try_write(out));
     }
 
     fn try_write(&self, out: &mut dyn Write) -> fmt::Result {

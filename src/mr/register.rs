@@ -88,7 +88,8 @@ impl Direct {
         if driver.way == Way::DirectUnlessEmpty && (request.addr.is_null() || request.length == 0) {
             return Err(driver.why);
         }
-        if request.access.has_optional() && !facts.contains(Facts::OPTIONAL_ACCESS) {
+        let has_optional = request.access.intersects(Access::OPTIONAL_RANGE);
+        if has_optional && !facts.contains(Facts::OPTIONAL_ACCESS) {
             return Err("optional access flags, and the kernel may not know them (before 5.9)");
         }
         Ok(Direct {

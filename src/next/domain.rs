@@ -162,11 +162,6 @@ impl Pd {
         Some(self.device()?.device()?.transport_type)
     }
 
-    /// The name of the domain's device.
-    pub fn device_name(self) -> Option<[u8; 64]> {
-        self.device().map(Context::name)
-    }
-
     /// The domain's device, as C sees it.
     pub fn context(self) -> *mut ibv_context {
         // SAFETY: live handle: the domain exists, by `from_c`.

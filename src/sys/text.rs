@@ -33,11 +33,6 @@ impl<const N: usize> Text<N> {
         core::str::from_utf8(self.as_bytes()).unwrap_or_default()
     }
 
-    /// Ends the text with a NUL, for C. If there is no room, the NUL replaces the last byte.
-    pub fn terminate(&mut self) {
-        self.bytes[self.used.min(N - 1)] = 0;
-    }
-
     /// Removes the text.
     pub fn clear(&mut self) {
         self.cut(0);
@@ -117,8 +112,8 @@ mod tests {
         assert!(text.write_str("9").is_err());
         assert_eq!(text.as_bytes(), b"12345...");
         assert_eq!(text.as_c_str(), None);
-        text.terminate();
-        assert_eq!(text.as_bytes(), b"12345..\0");
+        text.cut(7);
+        assert_eq!(text.as_c_str(), Some(c"12345.."));
         assert_eq!(text.set(format_args!("{}/{}", 12, 345)), Some(c"12/345"));
         text.cut(2);
         assert!(text.push(b"/3"));

@@ -15,7 +15,7 @@ use crate::instance::Cache;
 use crate::locked::By;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_mr::kernel_mr::Direct;
-use rdmamr_next::Pd;
+use rdmamr_next::{Context, Pd};
 use rdmamr_sys::{aside, cgroup, clock, proc};
 
 /// So few regions need no limit but the settings. (A control group may allow ten objects.)
@@ -49,7 +49,7 @@ impl Cache {
     fn read_limits(&self, direct: &Direct, pd: Pd) {
         let (regions, may_pin) = (self.regions, may_pin());
         self.spare.store(spare(may_pin), Relaxed);
-        let name = pd.device_name().unwrap_or([0; 64]);
+        let name = pd.device().map_or([0; 64], Context::name);
         let name = name.split(|&byte| byte == 0).next().unwrap_or_default();
         let left = cgroup::objects_left(name).map_or(NO_LIMIT, signed);
         let of_device = direct.most_regions().map_or(NO_LIMIT, i64::from);
