@@ -12,6 +12,7 @@
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::cell::UnsafeCell;
+use core::hint::black_box;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use std::alloc::System;
 
@@ -85,8 +86,9 @@ pub fn has_memory() -> bool {
     if !RESERVED.is_half_used() {
         return true;
     }
+    // Without `black_box` the compiler drops the pair of calls, and says that there is memory.
     // SAFETY: malloc takes no pointers.
-    let some = unsafe { libc::malloc(RESERVE / 2) };
+    let some = black_box(unsafe { libc::malloc(RESERVE / 2) });
     // SAFETY: malloc has just returned the pointer, or NULL, which free ignores.
     unsafe { libc::free(some) };
     !some.is_null()
