@@ -108,12 +108,10 @@ pub fn identify(kernel: &impl Kernel, fd: i32) -> Result<Facts, Errno> {
             libc::ENOTTY | libc::EPROTONOSUPPORT => return Ok(Facts::NO_IOCTL),
             other => return Err(Errno(other)),
         }
-        let optional = if knows_query_mr(kernel, fd, driver.id) {
-            Facts::OPTIONAL_ACCESS
-        } else {
-            Facts::empty()
-        };
-        return Ok(Facts::of_row(row) | optional);
+        let mut facts = Facts::of_row(row);
+        let knows_optional = knows_query_mr(kernel, fd, driver.id);
+        facts.set(Facts::OPTIONAL_ACCESS, knows_optional);
+        return Ok(facts);
     }
     Ok(Facts::UNKNOWN_DRIVER)
 }
