@@ -11,7 +11,6 @@
 mod fuzz_inputs;
 
 use core::ffi::CStr;
-use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 pub use rdmamr_policy::CacheMode;
@@ -383,7 +382,7 @@ pub fn variable(name: &CStr) -> Option<&'static CStr> {
 
 fn read() -> Config {
     let mut config = Config::DEFAULT;
-    let complain = |complaint: Complaint| log::always(format_args!("{complaint}"));
+    let complain = |complaint: String| log::always(format_args!("{complaint}"));
     for setting in SETTINGS {
         if let Some(value) = variable(setting.name) {
             apply(&mut config, setting, value).map(complain);
@@ -426,91 +425,56 @@ fn names() -> impl Iterator<Item = &'static str> {
     })
 }
 
-/// The error of a variable.
-#[derive(PartialEq, Eq, Debug)]
-enum Complaint<'a> {
-    NoSuchName(&'a str, &'static str),
-    NoSuchValue(
-        &'static str,
-        &'a CStr,
-        &'static [&'static str],
-        &'static str,
-    ),
-}
-
-fn unknown(name: &str) -> Option<Complaint<'_>> {
+/// What is wrong with a name that looks like a setting of this library.
+fn unknown(name: &str) -> Option<String> {
     let known = || {
         SETTINGS
             .iter()
             .filter_map(|setting| setting.name.to_str().ok())
     };
-    // The other names are not for people to set.
-    let public = || known().filter(|known| known.starts_with("RDMAMR_"));
-    (!known().any(|known| known == name))
-        .then(|| Complaint::NoSuchName(name, nearest(name, public())))
-}
-
-fn apply<'a>(config: &mut Config, setting: &Setting, value: &'a CStr) -> Option<Complaint<'a>> {
-    if (setting.set)(config, value) {
+    if known().any(|known| known == name) {
         return None;
     }
-    let near = nearest(&value.to_string_lossy(), setting.values.iter().copied());
-    Some(Complaint::NoSuchValue(
-        setting.name.to_str().unwrap_or_default(),
-        value,
-        setting.values,
-        near,
+    // The other names are not for people to set.
+    let public = known().filter(|known| known.starts_with("RDMAMR_"));
+    let hint = hint(nearest(name, public));
+    Some(format!(
+        "{}: no such setting, ignored{hint}",
+        shortened(name)
     ))
 }
 
-impl fmt::Display for Complaint<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Complaint::NoSuchName(name, near) => {
-                write!(f, "{}: no such setting, ignored", Shortened(name))?;
-                match *near {
-                    "" => f.write_char('.'),
-                    near => write!(f, "; did you mean {near}?"),
-                }
-            }
-            Complaint::NoSuchValue(name, value, values, near) => {
-                let value = value.to_string_lossy();
-                let value = Shortened(&value);
-                match *near {
-                    "" => write!(f, "{name}={value}: no such value, ignored. It takes ")?,
-                    near => write!(
-                        f,
-                        "{name}={value}: no such value, ignored; did you mean {near}? It takes "
-                    )?,
-                }
-                for (n, value) in values.iter().enumerate() {
-                    f.write_str(if n == 0 { "" } else { ", " })?;
-                    f.write_str(value)?;
-                }
-                f.write_char('.')
-            }
-        }
+/// Applies a setting. Returns what is wrong with its value.
+fn apply(config: &mut Config, setting: &Setting, value: &CStr) -> Option<String> {
+    if (setting.set)(config, value) {
+        return None;
+    }
+    let (name, value) = (setting.name.to_string_lossy(), value.to_string_lossy());
+    let hint = hint(nearest(&value, setting.values.iter().copied()));
+    let (value, values) = (shortened(&value), setting.values.join(", "));
+    Some(format!(
+        "{name}={value}: no such value, ignored{hint} It takes {values}."
+    ))
+}
+
+/// The rest of a sentence, which names what may be meant.
+fn hint(near: &str) -> String {
+    match near {
+        "" => ".".to_owned(),
+        near => format!("; did you mean {near}?"),
     }
 }
 
 /// The length, in bytes, up to which a name or a value is compared and printed.
 const LONGEST: usize = 64;
 
-/// The beginning of a long name or value.
-struct Shortened<'a>(&'a str);
-
-impl fmt::Display for Shortened<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let whole = |end: &usize| self.0.is_char_boundary(*end);
-        let end = (0..=LONGEST.min(self.0.len())).rev().find(whole);
-        let shown = &self.0[..end.unwrap_or_default()];
-        f.write_str(shown)?;
-        f.write_str(if shown.len() < self.0.len() {
-            "..."
-        } else {
-            ""
-        })
-    }
+/// A name or value, of a long one the beginning.
+fn shortened(text: &str) -> String {
+    let whole = |end: &usize| text.is_char_boundary(*end);
+    let end = (0..=LONGEST.min(text.len())).rev().find(whole);
+    let shown = &text[..end.unwrap_or_default()];
+    let rest = if shown.len() < text.len() { "..." } else { "" };
+    format!("{shown}{rest}")
 }
 
 /// The candidate at the smallest edit distance, or "" if none is like it, as "on" is not like "0".
@@ -552,7 +516,7 @@ mod tests {
             .iter()
             .find(|setting| setting.name.to_str() == Ok(name))
             .unwrap();
-        let complaint = apply(&mut config, setting, value).map(|complaint| complaint.to_string());
+        let complaint = apply(&mut config, setting, value);
         (config, complaint)
     }
 
@@ -630,7 +594,8 @@ mod tests {
             ("RDMAMR_LIBRAY", "RDMAMR_LIBRARY"),
             ("RDMAMR_PROGRAM", "RDMAMR_PROGRESS"),
         ] {
-            assert_eq!(unknown(name), Some(Complaint::NoSuchName(name, near)));
+            let complaint = format!("{name}: no such setting, ignored; did you mean {near}?");
+            assert_eq!(unknown(name), Some(complaint));
         }
     }
 
@@ -643,7 +608,7 @@ mod tests {
         let nearest_of = |length: usize| nearest(&NEAR[..length], [NEAR].into_iter());
         assert_eq!((nearest_of(LONGEST), nearest_of(LONGEST + 1)), (NEAR, ""));
         let name = format!("RDMAMR_{}", "\u{e9}".repeat(60_000));
-        let complaint = unknown(&name).unwrap().to_string();
+        let complaint = unknown(&name).unwrap();
         assert!(complaint.len() < 2 * LONGEST, "{complaint}");
         assert!(complaint.ends_with("\u{e9}...: no such setting, ignored."));
         let (_, complaint) = applied("RDMAMR_LOG", &CString::new(name).unwrap());
@@ -673,12 +638,12 @@ mod tests {
             let end = input.iter().position(|&byte| byte == 0);
             let value = CString::new(&input[..end.unwrap_or(input.len())]).unwrap();
             let name = value.to_string_lossy();
-            let _ = unknown(&name).map(|complaint| complaint.to_string());
+            let _ = unknown(&name);
             for setting in SETTINGS {
                 let mut config = Config::DEFAULT;
                 if let Some(complaint) = apply(&mut config, setting, &value) {
                     assert_eq!(config, Config::DEFAULT, "{value:?}");
-                    assert!(complaint.to_string().contains("no such value"));
+                    assert!(complaint.contains("no such value"));
                 }
                 assert!(
                     config.prefault <= rdmamr_prefault::MOST_THREADS,
