@@ -35,32 +35,6 @@ pub struct Buffer {
 // SAFETY: the application keeps the memory mapped; the library uses the address as a number only.
 unsafe impl Send for Buffer {}
 
-/// One buffer, or several buffers that are not adjacent. They form one region, in this order.
-pub enum Buffers {
-    One(Buffer),
-    Many(Vec<Buffer>),
-}
-
-impl Buffers {
-    fn all(&self) -> &[Buffer] {
-        match self {
-            Buffers::One(buffer) => core::slice::from_ref(buffer),
-            Buffers::Many(buffers) => buffers,
-        }
-    }
-
-    /// The address of the first buffer.
-    pub fn start(&self) -> u64 {
-        let first = self.all().first();
-        first.map_or(0, |first| first.addr.addr() as u64)
-    }
-
-    /// The sum of the lengths.
-    pub fn length(&self) -> u64 {
-        self.all().iter().map(|buffer| buffer.length as u64).sum()
-    }
-}
-
 /// The arguments that the three calls share.
 #[derive(Clone, Copy)]
 pub struct Wish {
@@ -73,17 +47,18 @@ pub struct Wish {
 
 /// The buffer of fi_mr_reg().
 #[inline(always)]
-pub fn one(addr: *mut c_void, length: usize) -> Result<Buffers> {
+pub fn one(addr: *mut c_void, length: usize) -> Result<Buffer> {
     ensure(length != 0, NO_LENGTH)?;
     ensure(addr.addr().checked_add(length).is_some(), BUFFER_PAST_END)?;
-    Ok(Buffers::One(Buffer { addr, length }))
+    Ok(Buffer { addr, length })
 }
 
-/// The buffers of fi_mr_regv(). Adjacent buffers become one.
+/// The buffers of fi_mr_regv(). Adjacent buffers become one. The buffers form one region, in this
+/// order.
 ///
 /// # Safety
 /// `iov` is NULL or points to `count` elements.
-pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers> {
+pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Vec<Buffer>> {
     ensure(!iov.is_null(), NULL_BUFFERS)?;
     ensure((1..=IOV_LIMIT).contains(&count), BUFFER_COUNT)?;
     // SAFETY: `iov` is not NULL, and the caller promised that it points to `count` elements.
@@ -91,22 +66,16 @@ pub unsafe fn several(iov: *const iovec, count: usize) -> Result<Buffers> {
     let mut buffers: Vec<Buffer> = Vec::with_capacity(count);
     let mut sum = 0usize;
     for next in given {
-        one(next.iov_base, next.iov_len)?;
-        sum = sum.checked_add(next.iov_len).ok_or(SUM_OF_LENGTHS)?;
+        let next = one(next.iov_base, next.iov_len)?;
+        sum = sum.checked_add(next.length).ok_or(SUM_OF_LENGTHS)?;
         match buffers.last_mut() {
-            Some(last) if last.addr.addr() + last.length == next.iov_base.addr() => {
-                last.length += next.iov_len;
+            Some(last) if last.addr.addr() + last.length == next.addr.addr() => {
+                last.length += next.length;
             }
-            _ => buffers.push(Buffer {
-                addr: next.iov_base,
-                length: next.iov_len,
-            }),
+            _ => buffers.push(next),
         }
     }
-    Ok(match buffers[..] {
-        [only] => Buffers::One(only),
-        _ => Buffers::Many(buffers),
-    })
+    Ok(buffers)
 }
 
 /// The arguments of fi_mr_regattr().
@@ -118,7 +87,7 @@ pub unsafe fn read(
     attr: *const fi_mr_attr,
     flags: u64,
     api_version: u32,
-) -> Result<(Buffers, Wish)> {
+) -> Result<(Vec<Buffer>, Wish)> {
     ensure(!attr.is_null(), NULL_ATTRIBUTES)?;
     // Flags decide what `mr_iov` points to (FI_MR_DMABUF).
     check_flags(flags)?;
@@ -165,10 +134,7 @@ mod tests {
         // SAFETY: the vector has `iov.len()` elements.
         let merged = unsafe { several(iov.as_ptr(), iov.len()) }.ok()?;
         let plain = |buffer: &Buffer| (buffer.addr.addr(), buffer.length);
-        Some(match merged {
-            Buffers::One(buffer) => vec![plain(&buffer)],
-            Buffers::Many(buffers) => buffers.iter().map(plain).collect(),
-        })
+        Some(merged.iter().map(plain).collect())
     }
 
     #[test]

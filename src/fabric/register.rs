@@ -4,7 +4,7 @@
 //! nanoseconds count.
 
 use super::access::{self, Rights};
-use super::attributes::{Buffer, Buffers, MR_KEY, MR_OFFSET, Wish, check_flags};
+use super::attributes::{Buffer, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::domain::Domain;
 use super::errors::{Failure, Result, ensure, may_allocate};
 use super::piece::{Piece, end_all};
@@ -67,7 +67,7 @@ fn without_memory(served: Mr) -> Option<&'static Region> {
     None
 }
 
-/// Registers memory. `publish` writes the region to the application's variable, which must hold the
+/// Registers memory, at least one buffer. `publish` writes the region to the application's variable, which must hold the
 /// region before an event can report the registration. `pending` is the trace's record of the call,
 /// if the trace is on; a registration in the background takes the record.
 ///
@@ -77,23 +77,23 @@ fn without_memory(served: Mr) -> Option<&'static Region> {
 pub fn register(
     call: &'static str,
     domain: &'static Domain,
-    (buffers, wish): (Buffers, Wish),
+    (buffers, wish): (Vec<Buffer>, Wish),
     publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
 ) -> Result<()> {
     may_allocate()?;
     let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
     let table_key = table_key(domain, &wish)?;
-    check_offset(domain, &wish, &buffers)?;
+    let length = buffers.iter().map(|buffer| buffer.length as u64).sum();
+    check_offset(domain, &wish, &buffers, length)?;
     let is_placed = wish.flags & MR_OFFSET != 0;
     let base = if is_placed {
         wish.offset
     } else if domain.mode.virtual_addresses {
-        buffers.start()
+        buffers[0].addr.addr() as u64
     } else {
         0
     };
-    let length = buffers.length();
     ensure(base.checked_add(length).is_some(), REGION_PAST_END)?;
     let plan = Plan {
         table_key,
@@ -161,17 +161,17 @@ fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>> {
 
 /// Refuses a base address that the application chose and the domain cannot have.
 #[inline(always)]
-fn check_offset(domain: &Domain, wish: &Wish, buffers: &Buffers) -> Result<()> {
+fn check_offset(domain: &Domain, wish: &Wish, buffers: &[Buffer], length: u64) -> Result<()> {
     if wish.flags & MR_OFFSET == 0 {
         return ensure(
             domain.mode.by_flags || wish.offset == 0,
             OFFSET_WITHOUT_FLAG,
         );
     }
-    let end = wish.offset.checked_add(buffers.length());
+    let end = wish.offset.checked_add(length);
     ensure(end.is_some(), OFFSET_PAST_END)?;
     // With the provider's keys the device itself must have the buffer at that address.
-    if let Buffers::One(buffer) = buffers {
+    if let [buffer] = buffers {
         if domain.mode.provider_keys {
             ensure(in_step(buffer, wish.offset), OFFSET_IN_PAGE)?;
             ensure(!domain.is_at_own_address(), OFFSET_IWARP)?;
@@ -191,7 +191,7 @@ fn in_step(buffer: &Buffer, address: u64) -> bool {
 fn complete(
     domain: &Domain,
     region: &Region,
-    (buffers, rights): &(Buffers, Rights),
+    (buffers, rights): &(Vec<Buffer>, Rights),
 ) -> Result<How> {
     // The cache does not serve placed regions: a region that replaces a placed one must end the old
     // registration at once, and the cache may end a registration later.
@@ -201,15 +201,15 @@ fn complete(
         rights,
         cached,
     };
-    let how = match buffers {
-        Buffers::One(buffer) => {
+    let how = match &buffers[..] {
+        [buffer] => {
             let at = region.plan.is_placed.then_some(region.plan.base);
             let at = at.filter(|&at| in_step(buffer, at) && !domain.is_at_own_address());
             let piece = pinning.pin(buffer, at)?;
             region.fill(piece);
             piece.how
         }
-        Buffers::Many(buffers) => {
+        buffers => {
             let pieces = pinning.pin_all(buffers)?;
             let how = pieces.last().map_or(How::Kernel, |last| last.how);
             region.fill_composite(pieces);

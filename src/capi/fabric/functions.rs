@@ -18,7 +18,7 @@ use core::slice;
 use libc::{iovec, ssize_t};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::Slot;
-use rdmamr_fabric::attributes::{self, Buffers, Wish};
+use rdmamr_fabric::attributes::{self, Buffer, Wish};
 use rdmamr_fabric::close::{close, release, settle};
 use rdmamr_fabric::domain::Domain;
 use rdmamr_fabric::errors::{self, Result, ensure};
@@ -130,7 +130,7 @@ unsafe fn register_in(
     mr: *mut *mut fid_mr,
     (addr, length, access): Named,
     caller: Caller,
-    what: impl FnOnce(&Domain) -> Result<(Buffers, Wish)>,
+    what: impl FnOnce(&Domain) -> Result<(Vec<Buffer>, Wish)>,
 ) -> c_int {
     let name = call::NAMES[usize::from(call)];
     let mut pending = ret::always(None, || Pending::begin(call, caller));
@@ -202,7 +202,7 @@ unsafe fn reg_slowly(
     caller: Caller,
 ) -> c_int {
     let named = (buf.addr(), len, wish.access);
-    let what = |_: &Domain| Ok((attributes::one(buf.cast_mut(), len)?, wish));
+    let what = |_: &Domain| Ok((vec![attributes::one(buf.cast_mut(), len)?], wish));
     // SAFETY: our object, caller's memory: the arguments are the C caller's, unchanged.
     unsafe { register_in(call::FI_MR_REG, fid, mr, named, caller, what) }
 }
