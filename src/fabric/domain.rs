@@ -207,7 +207,7 @@ impl Domain {
         // SAFETY: the table is that of this library's queues; the hold keeps the queue open.
         let queue: &'static Queue = unsafe { Queue::from_c(queue.cast()) }?;
         self.fast.store(false, Relaxed);
-        let bound = (queue, queue.hold());
+        let bound = (queue, Hold::on(&queue.holds));
         self.bound.set(bound).map_err(|_| BOUND_ALREADY.into())
     }
 

@@ -53,10 +53,10 @@ impl Mode {
         })
     }
 
-    /// Limits the application's keys to a number of bytes, 1 to 8.
+    /// Limits the application's keys to a number of bytes, 1 to 8; 0 means 8.
     pub fn with_key_size(self, bytes: usize) -> Result<Mode> {
         let last_key = match bytes {
-            8 => FI_KEY_NOTAVAIL - 1,
+            0 | 8 => FI_KEY_NOTAVAIL - 1,
             1..8 => (1 << (8 * bytes)) - 1,
             _ => return Err(KEY_SIZE.into()),
         };
@@ -75,7 +75,10 @@ mod tests {
         assert_eq!(last_key(1), Some(0xff));
         assert_eq!(last_key(4), Some(0xffff_ffff));
         // The next value is FI_KEY_NOTAVAIL.
-        assert_eq!(last_key(8), Some(u64::MAX - 1));
-        assert_eq!((last_key(0), last_key(9)), (None, None));
+        assert_eq!(
+            (last_key(8), last_key(0)),
+            (Some(u64::MAX - 1), Some(u64::MAX - 1))
+        );
+        assert_eq!(last_key(9), None);
     }
 }

@@ -35,17 +35,13 @@ use rdmamr_stats::log::{self, Level};
 use rdmamr_sys::{futex, thread};
 
 /// The oldest libfabric that keeps a monitor imported before libfabric has started.
-const OLDEST: u32 = version(1, 14);
+const OLDEST: u32 = 1 << 16 | 14;
 
 /// The oldest libfabric that unsubscribes.
-const UNSUBSCRIBES: u32 = version(2, 1);
+const UNSUBSCRIBES: u32 = 2 << 16 | 1;
 
 /// The interface version to ask for `mr_cache`: the first version that has it.
-const MR_CACHE: u32 = version(1, 13);
-
-const fn version(major: u32, minor: u32) -> u32 {
-    major << 16 | minor
-}
+const MR_CACHE: u32 = 1 << 16 | 13;
 
 /// The monitor, in memory that libfabric writes to.
 struct SharedMonitor(UnsafeCell<fid_mem_monitor>);

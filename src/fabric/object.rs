@@ -10,6 +10,7 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use rdmamr_abi::libfabric::*;
 use rdmamr_abi::libfabric_provider::domain_slots;
 use rdmamr_cache::dispatch::devices::{self, Devices};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The tables of functions of all objects.
 pub struct Tables {
@@ -60,6 +61,11 @@ impl Process {
         let same = devices::existing().is_some_and(|devices| core::ptr::eq(devices, self.0));
         ensure(same, OTHER_PROCESS)
     }
+}
+
+/// Locks a mutex, whatever a thread that had it did.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps an object open: the object cannot be closed while it counts a hold.

@@ -3,7 +3,7 @@
 //! that the application writes.
 
 use super::errors::{self, Result, ensure, may_allocate};
-use super::object::{Head, Hold, Process, Tables};
+use super::object::{Head, Hold, Process, Tables, lock};
 use super::refusals::*;
 use super::region::Region;
 use core::ffi::c_void;
@@ -21,7 +21,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// An event queue.
 #[repr(C)]
@@ -36,7 +36,7 @@ pub struct Queue {
     /// An eventfd that is readable while the queue is not empty. Without it no thread can wait.
     fd: Option<File>,
     /// The number of domains that are bound to the queue.
-    holds: AtomicUsize,
+    pub holds: AtomicUsize,
     events: Mutex<Events>,
     filled: Condvar,
     /// Keeps the fabric open that opened the queue, if a fabric did.
@@ -79,14 +79,6 @@ enum Event {
     },
     /// An event that the application wrote.
     Written { event: u32, bytes: Vec<u8> },
-}
-
-/// The `struct fi_eq_entry` of a completed registration.
-fn entry(region: usize, context: usize) -> [u8; size_of::<fi_eq_entry>()] {
-    let mut bytes = [0; size_of::<fi_eq_entry>()];
-    bytes[..8].copy_from_slice(&region.to_ne_bytes());
-    bytes[8..16].copy_from_slice(&context.to_ne_bytes());
-    bytes
 }
 
 impl Queue {
@@ -150,18 +142,9 @@ impl Queue {
         Ok(())
     }
 
-    /// Keeps the queue open for a domain that is bound to it.
-    pub fn hold(&'static self) -> Hold {
-        Hold::on(&self.holds)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Events> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reserves room for the event of one more registration. The event then cannot be lost.
     pub fn promise(&self) -> Result<()> {
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         events.reserve()?;
         events.promised += 1;
         Ok(())
@@ -169,7 +152,7 @@ impl Queue {
 
     /// Takes a promise back.
     pub fn release(&self) {
-        self.lock().promised -= 1;
+        lock(&self.events).promised -= 1;
     }
 
     /// Puts in the event of a registration that has completed, or failed for that reason. `promise`
@@ -185,7 +168,7 @@ impl Queue {
             context: region.context().expose_provenance(),
             failed: failed.map(refusal),
         };
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         events.promised -= 1;
         self.put(&mut events, event);
     }
@@ -224,14 +207,14 @@ impl Queue {
             Event::Registration { region, .. } => *region == closed.address(),
             Event::Written { .. } => false,
         };
-        self.remove(&mut self.lock(), |waiting| {
+        self.remove(&mut lock(&self.events), |waiting| {
             waiting.retain(|event| !is_of(event))
         });
     }
 
     /// Reads the next event. Returns its number and its size in bytes.
     pub fn read(&self, out: &mut [u8], flags: u64) -> Result<(u32, usize)> {
-        self.read_locked(&mut self.lock(), out, flags)
+        self.read_locked(&mut lock(&self.events), out, flags)
     }
 
     fn read_locked(&self, events: &mut Events, out: &mut [u8], flags: u64) -> Result<(u32, usize)> {
@@ -244,8 +227,9 @@ impl Queue {
             Event::Registration {
                 region, context, ..
             } => {
-                completed = entry(*region, *context);
-                (FI_MR_COMPLETE, &completed)
+                // The `struct fi_eq_entry`.
+                completed = [region.to_ne_bytes(), context.to_ne_bytes(), [0; 8]];
+                (FI_MR_COMPLETE, completed.as_flattened())
             }
             Event::Written { event, bytes } => (*event, bytes),
         };
@@ -265,7 +249,9 @@ impl Queue {
         let empty = |events: &mut Events| events.waiting.is_empty();
         // A wait that ends beyond what the clock counts to has no end (std's futex).
         let limit = u64::try_from(timeout).map_or(Duration::MAX, Duration::from_millis);
-        let waited = self.filled.wait_timeout_while(self.lock(), limit, empty);
+        let waited = self
+            .filled
+            .wait_timeout_while(lock(&self.events), limit, empty);
         let mut events = waited.unwrap_or_else(PoisonError::into_inner).0;
         ensure(!empty(&mut events), QUEUE_EMPTY)?;
         self.read_locked(&mut events, out, flags)
@@ -279,7 +265,7 @@ impl Queue {
     pub unsafe fn read_error(&self, out: *mut fi_eq_err_entry, flags: u64) -> Result<usize> {
         ensure(!out.is_null(), NULL_BUFFER)?;
         ensure(flags & !FI_PEEK == 0, READ_ERROR_FLAGS)?;
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         let Some(Event::Registration {
             region,
             context,
@@ -327,7 +313,7 @@ impl Queue {
     pub fn write(&self, event: u32, bytes: &[u8], flags: u64) -> Result<()> {
         ensure(self.may_write, NOT_WRITABLE)?;
         ensure(flags == 0, WRITE_FLAGS)?;
-        let mut events = self.lock();
+        let mut events = lock(&self.events);
         events.reserve()?;
         // The application chose the length, so the allocation may fail.
         let mut copy = Vec::new();
@@ -351,7 +337,7 @@ impl Queue {
 
     /// Whether the queue holds no event.
     pub fn is_empty(&self) -> bool {
-        self.lock().waiting.is_empty()
+        lock(&self.events).waiting.is_empty()
     }
 }
 

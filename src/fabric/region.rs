@@ -2,7 +2,7 @@
 //! A memory region: `struct fid_mr`, and the library's private fields behind it.
 
 use super::errors::{Failure, Result, ensure};
-use super::object::{Head, Process};
+use super::object::{Head, Process, lock};
 use super::piece::{Piece, Side, end_all};
 use super::raw_key;
 use super::refusals::*;
@@ -16,9 +16,8 @@ use rdmamr_abi::rdma_core::ibv_mr;
 use rdmamr_cache::dispatch::Mr;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Error, How};
-use rdmamr_trace::Pending;
 use rdmamr_trace::format::{Call, how};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 /// The state of a region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -194,7 +193,7 @@ impl Region {
     }
 
     pub fn fill_composite(&self, pieces: Vec<Piece>) {
-        *self.lock() = pieces;
+        *lock(&self.many) = pieces;
     }
 
     /// Makes the region usable. A thread that sees the state `Registered` also sees all earlier
@@ -205,7 +204,7 @@ impl Region {
             _ if self.raw => FI_KEY_NOTAVAIL,
             Some(key) => key,
             None => {
-                let only = self.single().or_else(|| match self.lock()[..] {
+                let only = self.single().or_else(|| match lock(&self.many)[..] {
                     [only] => Some(only),
                     _ => None,
                 });
@@ -234,14 +233,10 @@ impl Region {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Piece>> {
-        self.many.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Keeps the registrations of a region that another region may replace (`replace`) from ending
     /// while they are read.
     fn keep_pieces(&self) -> Option<MutexGuard<'_, Vec<Piece>>> {
-        self.plan.is_placed.then(|| self.lock())
+        self.plan.is_placed.then(|| lock(&self.many))
     }
 
     /// Calls `with` with the region's pieces, in order. There is none if another region has
@@ -253,7 +248,7 @@ impl Region {
             drop(kept);
             return with(&[segment]);
         }
-        let pieces = kept.unwrap_or_else(|| self.lock());
+        let pieces = kept.unwrap_or_else(|| lock(&self.many));
         let segments: Vec<_> = pieces.iter().map(|piece| piece.segment(side)).collect();
         drop(pieces);
         with(&segments)
@@ -275,18 +270,8 @@ impl Region {
         found.check()
     }
 
-    /// Writes into the pending trace record, if there is one, which region the call concerns and
-    /// how the region was registered. The record names a composite region by its first piece, and a
-    /// replaced region by its former lkey.
-    #[inline(always)]
-    pub fn describe(&self, pending: &mut Option<Pending>, how: How) {
-        if let Some(pending) = pending {
-            self.describe_record(&mut pending.record, how);
-            pending.is_done();
-        }
-    }
-
-    /// Writes into a trace record which region the call concerns and how the call was done.
+    /// Writes into a trace record which region the call concerns and how the call was done. The
+    /// record names a composite region by its first piece, and a replaced region by its former lkey.
     #[cold]
     pub fn describe_record(&self, record: &mut Call, how: How) {
         if record.length == 0 {
@@ -295,7 +280,7 @@ impl Region {
         let kept = self.keep_pieces();
         let many = || match &kept {
             Some(pieces) => pieces.first().copied(),
-            None => self.lock().first().copied(),
+            None => lock(&self.many).first().copied(),
         };
         let Some(first) = self.single().or_else(many) else {
             record.lkey = self.replaced_lkey.load(Relaxed);
@@ -331,7 +316,7 @@ impl Region {
             return Ok(how);
         }
         let mut how = How::Kernel;
-        let mut pieces = self.lock();
+        let mut pieces = lock(&self.many);
         while let Some(piece) = pieces.last_mut() {
             let had_two = piece.for_remote.is_some();
             let ended = piece.end();
@@ -349,7 +334,7 @@ impl Region {
     }
 
     fn take(&self) -> Vec<Piece> {
-        let mut many = self.lock();
+        let mut many = lock(&self.many);
         let mut pieces = core::mem::take(&mut *many);
         pieces.extend(self.single());
         self.single.store(0, Relaxed);

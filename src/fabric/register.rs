@@ -41,7 +41,8 @@ pub fn hit(
     if !domain.fast.load(Relaxed) || domain.process.check().is_err() {
         return None;
     }
-    let access = access::known(access)? & domain.granted;
+    let (local, remote) = access::flags_of(access, false)?;
+    let access = (local | remote) & domain.granted;
     let mr = dispatch::hit_relaxed(domain.pd, addr, length, access)?;
     // SAFETY: `hit_relaxed` has just returned this registration.
     let served = unsafe { Mr::from_c(mr) }?;
@@ -131,7 +132,10 @@ pub fn register(
         })?;
         publish(region.as_ptr());
         // A thread that reads the event may close the region, so the record is written first.
-        region.describe(pending, how);
+        if let Some(pending) = pending {
+            region.describe_record(&mut pending.record, how);
+            pending.is_done();
+        }
         if let Some(queue) = queue {
             queue.report(region, None);
         }

@@ -4,6 +4,7 @@
 
 use super::background::{self, Background};
 use super::errors::{self, Failure, Result};
+use super::object::lock;
 use super::queue::Queue;
 use super::refusals::CANCELLED;
 use super::region::Region;
@@ -61,7 +62,7 @@ fn workers() -> &'static Workers {
 /// Registers a region in the background. The event of the registration goes into the queue.
 pub fn submit(job: Job) {
     let workers = workers();
-    let mut work = workers.lock();
+    let mut work = lock(&workers.work);
     if work.jobs.try_reserve(1).is_err() {
         drop(workers.run(work, job));
         return;
@@ -75,7 +76,7 @@ pub fn submit(job: Job) {
     if !background::start(&THREAD) {
         let why = "no thread for registrations in the background";
         log::line(Level::Warn, format_args!("{why}"));
-        let mut work = workers.lock();
+        let mut work = lock(&workers.work);
         work.threads -= 1;
         // If no thread exists, the caller registers. The registration stays asynchronous to the
         // application: its event still comes through the queue.
@@ -137,7 +138,7 @@ impl Job {
 pub fn cancel(region: &Region) {
     let workers = workers();
     let address = region.address();
-    let mut work = workers.lock();
+    let mut work = lock(&workers.work);
     let mut waiting = work.jobs.iter().map(|job| job.region.address());
     let waiting = waiting.position(|at| at == address);
     if let Some(job) = waiting.and_then(|at| work.jobs.remove(at)) {
@@ -159,13 +160,9 @@ static THREAD: Background = Background {
 };
 
 impl Workers {
-    fn lock(&self) -> MutexGuard<'_, Work> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The main loop of a thread.
     fn work(&'static self) {
-        let mut work = self.lock();
+        let mut work = lock(&self.work);
         while let Some(job) = work.jobs.pop_front() {
             work = self.run(work, job);
         }
@@ -181,7 +178,7 @@ impl Workers {
         if catch_unwind(AssertUnwindSafe(|| job.make())).is_err() {
             dispatch::panicked();
         }
-        let mut work = self.lock();
+        let mut work = lock(&self.work);
         work.running.retain(|&other| other != address);
         self.done.notify_all();
         work

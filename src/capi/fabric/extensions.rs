@@ -154,15 +154,11 @@ fn mode(attr: Option<rdmamr_domain_attr>) -> Result<Mode> {
         (_, FI_MR_BASIC) => FI_MR_BASIC,
         (_, mr_mode) => mr_mode | FI_MR_PROV_KEY | FI_MR_VIRT_ADDR,
     };
-    let bytes = match attr.mr_key_size {
-        0 => 8,
-        bytes => bytes,
-    };
     Ok(Mode {
         on_demand: attr.caps & RDMAMR_DYNAMIC_MR != 0,
         cached: attr.flags & RDMAMR_DOMAIN_CACHE != 0,
         by_flags: attr.api_version < FI_VERSION_1_0 && attr.mode | attr.caps != 0,
-        ..Mode::agreed(version, mr_mode)?.with_key_size(bytes)?
+        ..Mode::agreed(version, mr_mode)?.with_key_size(attr.mr_key_size)?
     })
 }
 
