@@ -20,7 +20,8 @@ unsafe extern "C" fn load() {
             drop(thread::enter());
         }
         loaded_files::find_next();
-        memory::find_all();
+        memory::find_next();
+        memory::find_realloc();
         descriptors::find_next();
         tasks::find_next();
         cuda::find_next();

@@ -61,7 +61,7 @@ static REALLOC: Function<unsafe extern "C" fn(Address, usize) -> Address> =
 /// allocators define `__libc_realloc` too (tcmalloc), so the file that has the function decides.
 static IS_GLIBCS: AtomicBool = AtomicBool::new(false);
 
-fn find_realloc() {
+pub fn find_realloc() {
     let next = symbols::find(Scope::Next, c"realloc", None);
     let glibcs = symbols::find(Scope::Program, c"gnu_get_libc_version", None);
     let file = |function| Object::with(function).map(|file| file.start);
@@ -69,16 +69,6 @@ fn find_realloc() {
     let is_glibcs = own.is_some() && own == glibcs;
     IS_GLIBCS.store(is_glibcs, Relaxed);
     REALLOC.set(next);
-}
-
-/// Looks up the next functions.
-pub fn find_all() {
-    find_next();
-    find_realloc();
-}
-
-fn is_error(address: Address) -> bool {
-    address == libc::MAP_FAILED
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -158,7 +148,7 @@ unsafe extern "C" fn mremap(
     let before = errno::errno();
     let mut moved = call(old_size);
     let several = matches!(remapping, Some((true, ..)));
-    if is_error(moved) && errno::errno().0 == libc::EFAULT && !several {
+    if moved == libc::MAP_FAILED && errno::errno().0 == libc::EFAULT && !several {
         // mremap accepts a single VMA only, and the watch of a part, or the advice for huge pages on
         // a part, may have split the VMA: merge the parts. (A call that moves several mappings is
         // not repeated: some may have moved, and with MREMAP_DONTUNMAP a second call would move the
@@ -286,22 +276,12 @@ fn is_unreported(advice: c_int) -> bool {
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
     let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
     if is_unreported(advice) {
-        advising(changes::unreported, addr, length, call)
+        changing(|| changes::unreported(addr.addr(), length), call)
     } else if drops_pages(advice) {
-        advising(changes::changing, addr, length, call)
+        changing(|| changes::changing(addr.addr(), length), call)
     } else {
         call()
     }
-}
-
-#[inline(never)]
-fn advising<C>(
-    begin: fn(usize, usize) -> C,
-    addr: Address,
-    length: usize,
-    advise: impl FnOnce() -> c_int,
-) -> c_int {
-    changing(|| begin(addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -396,7 +376,7 @@ unsafe extern "C" fn brk(end: Address) -> c_int {
         Some(next) => unsafe { next(end) },
         None => {
             let increment = end.addr().wrapping_sub(move_break(0).addr()) as isize;
-            if is_error(move_break(increment)) {
+            if move_break(increment) == libc::MAP_FAILED {
                 -1
             } else {
                 0
@@ -422,9 +402,7 @@ unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Addr
     let before = || {
         let replaces = flags & libc::SHM_REMAP != 0;
         replaces.then(|| {
-            let errno = errno::errno();
-            let size = segment_size(id);
-            errno::set_errno(errno);
+            let size = thread::keep_errno(|| segment_size(id));
             changes::unreported(addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };

@@ -63,7 +63,7 @@ impl Process {
     }
 }
 
-/// Locks a mutex, whatever a thread that had it did.
+/// Locks a mutex, also after a panic of a thread that held it.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
