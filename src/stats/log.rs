@@ -44,7 +44,10 @@ pub fn line(level: Level, message: fmt::Arguments<'_>) {
 pub fn always(message: fmt::Arguments<'_>) {
     let mut text = Text::<LINE>::new();
     set(&mut text, message);
-    write(&text);
+    tell_of_dropped();
+    if standard_error::write(text.as_bytes()) == Err(FULL) {
+        DROPPED.fetch_add(1, Relaxed);
+    }
 }
 
 /// As [`always`], the first time alone: `said` is the caller's, for this line.
@@ -57,13 +60,6 @@ pub fn once(said: &AtomicBool, message: fmt::Arguments<'_>) {
 
 /// The lines that were not written, since standard error was full, and of which no line tells yet.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
-
-fn write(line: &Text<LINE>) {
-    tell_of_dropped();
-    if standard_error::write(line.as_bytes()) == Err(FULL) {
-        DROPPED.fetch_add(1, Relaxed);
-    }
-}
 
 /// Tells how many lines were dropped, if standard error has room again.
 fn tell_of_dropped() {
