@@ -2,12 +2,13 @@
 //! The call around a registration of much memory: starts the helper threads and the report, and
 //! ends them with the registration.
 
-use super::pages::{Pages, Pin};
+use super::pages::Pin;
 use super::progress::Progress;
 use super::suitable;
 use super::team::Team;
 use core::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::pages::PageRange;
 
 /// From this many bytes on, the checks and the threads pay off.
 const LEAST: usize = 16 << 20;
@@ -41,7 +42,7 @@ pub fn around<T>(pin: Pin, settings: Settings, register: impl FnOnce() -> T) -> 
         return register();
     }
     let errno = errno::errno();
-    let pages = Pages::of(&pin);
+    let pages = PageRange::around(pin.addr as u64, pin.length as u64);
     let found = pages
         .filter(|_| threads > 1)
         .and_then(|pages| suitable::find(&pin, pages));
@@ -75,7 +76,7 @@ mod tests {
     #[test]
     fn what_is_registered_keeps_its_result_and_errno() {
         let memory = Memory::new(LEAST);
-        let pin = pin(memory.pages().start, LEAST);
+        let pin = pin(memory.pages().start as usize, LEAST);
         let settings = Settings {
             threads: 2,
             progress: false,

@@ -6,7 +6,7 @@
 //! a device 512 times the entries.
 
 use core::ffi::CStr;
-use core::sync::atomic::{AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_sys::pages::page_size;
 use rdmamr_sys::proc::{decimal, each_line, number, of_first};
 use rdmamr_sys::thread::keep_errno;
@@ -36,13 +36,13 @@ fn is_set(path: &CStr, chosen: &[&[u8]]) -> bool {
 }
 
 /// The size of a huge page; 0 if the machine has none.
-fn size() -> usize {
-    let size = of_first(SIZE, number).unwrap_or(0) as usize;
+fn size() -> u64 {
+    let size = of_first(SIZE, number).unwrap_or(0);
     if size.is_power_of_two() { size } else { 0 }
 }
 
 /// The bytes that one page fault may clear. (With pages of 64 KiB a huge page has 512 MiB.)
-pub fn most_cleared() -> usize {
+pub fn most_cleared() -> u64 {
     if page_size() == 4096 || is_set(MODE, &[b"[never]"]) {
         return 0;
     }
@@ -52,7 +52,7 @@ pub fn most_cleared() -> usize {
 /// How many bytes are free in blocks of huge pages.
 fn free() -> u64 {
     let mut free = 0;
-    let huge = size() as u64;
+    let huge = size();
     let read = each_line(c"/proc/buddyinfo", |zone| {
         free += free_in(zone, page_size(), huge);
         true
@@ -94,12 +94,12 @@ pub fn is_undecided(flags: &[u8]) -> bool {
 ///
 /// Advice on a part of a mapping splits the mapping. If the mappings have no other whole huge page,
 /// the advice covers them as wholes.
-pub fn ask((start, end): (usize, usize), mapped: (usize, usize)) {
+pub fn ask((start, end): (u64, u64), mapped: (u64, u64)) {
     let size = size();
     if size == 0 {
         return;
     }
-    let whole = |start: usize, end: usize| (start.next_multiple_of(size), end & !(size - 1));
+    let whole = |start: u64, end: u64| (start.next_multiple_of(size), end & !(size - 1));
     let (start, end) = whole(start, end);
     if start >= end {
         return;
@@ -113,7 +113,7 @@ pub fn ask((start, end): (usize, usize), mapped: (usize, usize)) {
 }
 
 /// Asks for huge pages in a range. True if the kernel took the advice.
-fn advise(start: usize, end: usize) -> bool {
+fn advise(start: u64, end: u64) -> bool {
     // SAFETY: the advice changes no page that is there. This is a raw system call, because this
     // library's own wrapper of madvise must not see it.
     unsafe { libc::syscall(libc::SYS_madvise, start, end - start, libc::MADV_HUGEPAGE) == 0 }
@@ -121,16 +121,16 @@ fn advise(start: usize, end: usize) -> bool {
 
 /// The start and the end of a range. Another thread may read half of it while it changes: then one
 /// mapping too many gets the advice, or one too few.
-type Part = [AtomicUsize; 2];
+type Part = [AtomicU64; 2];
 
 /// The first advice on parts of mappings. Once it has no place for more, any mapping may have been
 /// split.
-static PARTS: [Part; 1024] = [const { [const { AtomicUsize::new(0) }; 2] }; 1024];
+static PARTS: [Part; 1024] = [const { [const { AtomicU64::new(0) }; 2] }; 1024];
 
 /// How often a mapping may have been split.
 static SPLIT: AtomicUsize = AtomicUsize::new(0);
 
-fn note(start: usize, end: usize) {
+fn note(start: u64, end: u64) {
     // Each thread of a registration asks.
     let is_noted = |[from, to]: &Part| (from.load(Relaxed), to.load(Relaxed)) == (start, end);
     if !noted().iter().any(is_noted) {
@@ -145,7 +145,7 @@ fn noted() -> &'static [Part] {
     &PARTS[..SPLIT.load(Relaxed).min(PARTS.len())]
 }
 
-fn is_in_part(start: usize, end: usize) -> bool {
+fn is_in_part(start: u64, end: u64) -> bool {
     let overlaps = |[from, to]: &Part| from.load(Relaxed) < end && start < to.load(Relaxed);
     SPLIT.load(Relaxed) > PARTS.len() || noted().iter().any(overlaps)
 }
@@ -160,7 +160,7 @@ pub fn has_split() -> bool {
 /// for a part of it, asks for them in all of it, so that the kernel joins the mappings. True if
 /// the kernel may have done so. Preserves errno. Allocates nothing and takes no lock.
 pub fn join(start: usize, length: usize) -> bool {
-    let end = start.saturating_add(length);
+    let (start, end) = (start as u64, start.saturating_add(length) as u64);
     has_split() && is_in_part(start, end) && keep_errno(|| advise(start, end))
 }
 

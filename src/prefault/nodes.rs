@@ -8,8 +8,9 @@
 //! prefer that node. Also, a processor clears the memory of its own node faster. So if a program has
 //! bound parts of the memory to several nodes, the threads populate as many parts at once.
 
-use super::pages::Pages;
+use super::pages::samples;
 use core::ffi::c_int;
+use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::proc::{decimal, each_line};
 use rdmamr_sys::text::Text;
 
@@ -40,7 +41,7 @@ pub struct Place {
 
 impl Place {
     /// The place for this many threads that populate memory at this address.
-    pub fn of(address: usize, threads: usize) -> Place {
+    pub fn of(address: u64, threads: usize) -> Place {
         let allowed = allowed();
         let mode = |address, flags| policy(address, flags).map(|(mode, _)| mode);
         let of_memory = mode(address, MPOL_F_ADDR);
@@ -76,7 +77,7 @@ impl Place {
 
     /// Moves this thread to the only node from which the memory at an address comes, if the policy of
     /// the memory names one and that many threads have room there.
-    pub fn go_near(&self, address: usize, threads: usize) {
+    pub fn go_near(&self, address: u64, threads: usize) {
         if let Some(node) = bound_to(address) {
             let near = processors_of(node, &self.allowed);
             let near = near.filter(|near| count(near) >= threads);
@@ -87,19 +88,16 @@ impl Place {
 
 /// To how many nodes the policies of its mappings bind the memory, by samples; at least 1, at most
 /// [`PARTS`].
-pub fn parts(pages: Pages) -> usize {
+pub fn parts(pages: PageRange) -> usize {
     let mut nodes: Nodes = [0; 16];
-    for node in pages
-        .samples(4 * PARTS)
-        .filter_map(|page| bound_to(page.start))
-    {
+    for node in samples(pages, 4 * PARTS as u64).filter_map(bound_to) {
         set(&mut nodes, node as usize);
     }
     count(&nodes).clamp(1, PARTS)
 }
 
 /// The only node from which the memory at an address comes, by the policy of its mapping.
-fn bound_to(address: usize) -> Option<u32> {
+fn bound_to(address: u64) -> Option<u32> {
     let (mode, nodes) = policy(address, MPOL_F_ADDR)?;
     let names_one = matches!(mode, libc::MPOL_BIND | libc::MPOL_PREFERRED) && count(&nodes) == 1;
     let word = nodes.iter().position(|&word| word != 0)?;
@@ -163,7 +161,7 @@ fn add_list(mask: &mut Mask, list: &[u8]) {
 
 /// The policy of the memory at an address, or of this thread, and the nodes that it names. `None`
 /// without NUMA.
-fn policy(address: usize, flags: c_int) -> Option<(c_int, Nodes)> {
+fn policy(address: u64, flags: c_int) -> Option<(c_int, Nodes)> {
     let (mut policy, mut nodes): (c_int, Nodes) = (0, [0; 16]);
     let (to, mask) = (&raw mut policy, nodes.as_mut_ptr());
     // SAFETY: the policy and the mask are writable.
@@ -210,7 +208,7 @@ mod tests {
     #[test]
     fn a_machine_with_one_node_leaves_the_threads_alone() {
         let here = 0u8;
-        let place = Place::of((&raw const here).addr(), 1);
+        let place = Place::of((&raw const here).addr() as u64, 1);
         assert_eq!(place.helpers, count(&allowed()) - 1);
     }
 }

@@ -24,66 +24,30 @@ pub struct Pin {
     pub is_watched: bool,
 }
 
-/// The pages that a range of addresses touches.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Pages {
-    pub start: usize,
-    pub end: usize,
-    /// The size of one page.
-    pub size: usize,
+/// The addresses of this many pages, one from each of as many parts. The place within the part
+/// differs, so that a pattern in the memory does not hide from all samples.
+pub fn samples(pages: PageRange, count: u64) -> impl Iterator<Item = u64> {
+    let apart = pages.pages() / count;
+    (0..count).map(move |number| {
+        // Multiples of the golden ratio spread evenly, whatever their number.
+        const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
+        let spread = (number + 1).wrapping_mul(GOLDEN) >> 32;
+        pages.start + (number * apart + ((spread * apart) >> 32)) * page_size()
+    })
 }
 
-impl Pages {
-    /// `None` if the range is empty or runs past the end of the address space.
-    pub fn of(pin: &Pin) -> Option<Pages> {
-        let page_range = PageRange::around(pin.addr as u64, pin.length as u64)?;
-        Some(Pages {
-            start: page_range.start as usize,
-            end: page_range.end as usize,
-            size: page_size() as usize,
-        })
-    }
+/// The percentage of pages that the pin finds as it needs them, estimated from 100 samples. `None`
+/// if the kernel does not tell.
+pub fn percent_there(pages: PageRange, kind: Kind) -> Option<u64> {
+    let map = PageMap::open()?;
+    let is_there = |page| Some(u64::from(kind.is_there(entry(&map, page)?)));
+    samples(pages, 100).map(is_there).sum()
+}
 
-    pub fn bytes(self) -> usize {
-        self.end - self.start
-    }
-
-    pub fn count(self) -> usize {
-        self.bytes() / self.size
-    }
-
-    /// The page with this index.
-    pub fn page(self, number: usize) -> Pages {
-        let start = self.start + number * self.size;
-        let end = start + self.size;
-        Pages { start, end, ..self }
-    }
-
-    /// Returns this many pages, one from each of as many parts. The place within the part differs,
-    /// so that a pattern in the memory does not hide from all samples.
-    pub fn samples(self, count: usize) -> impl Iterator<Item = Pages> {
-        let apart = self.count() / count.max(1);
-        (0..count).map(move |number| {
-            // Multiples of the golden ratio spread evenly, whatever their number.
-            const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
-            let spread = (number as u64 + 1).wrapping_mul(GOLDEN) >> 32;
-            self.page(number * apart + ((spread * apart as u64) >> 32) as usize)
-        })
-    }
-
-    /// The percentage of pages that the pin finds as it needs them, estimated from 100 samples.
-    /// `None` if the kernel does not tell.
-    pub fn percent_there(self, kind: Kind) -> Option<usize> {
-        let map = PageMap::open()?;
-        let is_there = |page: Pages| Some(usize::from(kind.is_there(page.entry(&map)?)));
-        self.samples(100).map(is_there).sum()
-    }
-
-    /// What the page map has of the first page.
-    pub fn entry(self, map: &PageMap) -> Option<Entry> {
-        let mut entry = [Entry::default()];
-        map.read(self.start, &mut entry).then_some(entry[0])
-    }
+/// What the page map has of a page.
+pub fn entry(map: &PageMap, page: u64) -> Option<Entry> {
+    let mut entry = [Entry::default()];
+    map.read(page as usize, &mut entry).then_some(entry[0])
 }
 
 #[cfg(test)]
@@ -119,8 +83,8 @@ pub mod tests {
             Memory(start, size)
         }
 
-        pub fn pages(&self) -> Pages {
-            Pages::of(&pin(self.0.addr(), self.1)).unwrap()
+        pub fn pages(&self) -> PageRange {
+            PageRange::around(self.0.addr() as u64, self.1 as u64).unwrap()
         }
 
         pub fn write(&self, at: usize, byte: u8) {
@@ -154,18 +118,5 @@ pub mod tests {
             // SAFETY: `new` made this mapping.
             unsafe { libc::munmap(self.0, self.1 + 4096) };
         }
-    }
-
-    #[test]
-    fn pages_are_those_that_are_touched() {
-        let pages = |start: usize, length| {
-            Pages::of(&pin(start, length)).map(|pages| (pages.start, pages.end))
-        };
-        let size = page_size() as usize;
-        assert_eq!(pages(size, size), Some((size, 2 * size)));
-        assert_eq!(pages(size + 1, size), Some((size, 3 * size)));
-        assert_eq!(pages(2 * size - 1, 1), Some((size, 2 * size)));
-        assert_eq!(pages(size, usize::MAX), None);
-        assert_eq!(pages(usize::MAX - 1, 1), None);
     }
 }

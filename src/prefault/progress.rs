@@ -4,7 +4,7 @@
 //! helper threads has a report too.
 
 use super::kind::Kind;
-use super::pages::Pages;
+use super::pages::percent_there;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::*};
@@ -31,19 +31,19 @@ pub struct Progress {
 /// The state that both threads share. It has its own mapping, because a signal handler may leave
 /// the registration by siglongjmp.
 struct Telling {
-    pages: Pages,
+    pages: PageRange,
     /// Decides which pages count as populated.
     kind: Kind,
     start: u64,
     /// The percentage of pages that were present at the start.
-    before: usize,
+    before: u64,
     /// 1 once the registration has returned. A futex.
     over: AtomicU32,
 }
 
 impl Progress {
     /// Starts the report of a registration that begins now.
-    pub fn start(pages: Pages, kind: Option<Kind>) -> Option<Progress> {
+    pub fn start(pages: PageRange, kind: Option<Kind>) -> Option<Progress> {
         let memory = helper_thread::map(size_of::<Telling>())?;
         let telling = NonNull::new(memory.cast::<Telling>())?;
         let kind = kind.unwrap_or(Kind::Read);
@@ -51,7 +51,7 @@ impl Progress {
             pages,
             kind,
             start: clock::monotonic_by_kernel(),
-            before: pages.percent_there(kind).unwrap_or(100),
+            before: percent_there(pages, kind).unwrap_or(100),
             over: AtomicU32::new(0),
         };
         // SAFETY: the new mapping is large enough and page-aligned.
@@ -96,7 +96,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
             futex::wait(&telling.over, 0, Some(Duration::from_nanos(due - took)));
             continue;
         }
-        let percent = telling.pages.percent_there(telling.kind).unwrap_or(0);
+        let percent = percent_there(telling.pages, telling.kind).unwrap_or(0);
         // Pages that were present before the start do not show whether they are pinned.
         if percent > telling.before {
             let bytes = telling.pages.bytes();
@@ -120,24 +120,23 @@ impl Telling {
     /// The percentage of the memory that is in huge pages. A mapping that reaches beyond the memory
     /// counts in full.
     fn percent_huge(&self) -> u64 {
-        let range = PageRange::new(self.pages.start as u64, self.pages.end as u64);
-        let huge = proc::huge_bytes(range).unwrap_or(0);
-        (huge * 100 / range.bytes()).min(100)
+        let huge = proc::huge_bytes(self.pages).unwrap_or(0);
+        (huge * 100 / self.pages.bytes()).min(100)
     }
 }
 
 /// The rate in GiB/s at which memory was populated in `took` ns, and the ns that the rest will take.
 /// `before` and `now` are percentages of the memory; `now` is the larger one.
-fn pace(bytes: usize, before: usize, now: usize, took: u64) -> (Decimal, u64) {
-    let (took, done) = (took.max(1), (now - before) as u64);
-    let populated = bytes as u128 * u128::from(done) / 100;
-    let rate = size((populated * u128::from(SECOND) / u128::from(took)) as usize);
-    (rate, took * (100 - now) as u64 / done)
+fn pace(bytes: u64, before: u64, now: u64, took: u64) -> (Decimal, u64) {
+    let (took, done) = (took.max(1), now - before);
+    let populated = u128::from(bytes) * u128::from(done) / 100;
+    let rate = size((populated * u128::from(SECOND) / u128::from(took)) as u64);
+    (rate, took * (100 - now) / done)
 }
 
 /// A number of bytes, printed as GiB.
-fn size(bytes: usize) -> Decimal {
-    let (value, unit, decimals) = (bytes as u64, 1 << 30, 2);
+fn size(value: u64) -> Decimal {
+    let (unit, decimals) = (1 << 30, 2);
     Decimal {
         value,
         unit,

@@ -10,7 +10,6 @@
 
 use super::huge;
 use super::nodes::{PARTS, Place, parts};
-use super::pages::Pages;
 use super::suitable::Suitable;
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
@@ -18,6 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*};
 use core::time::Duration;
 use rdmamr_sys::helper_thread::{self, Ending};
 use rdmamr_sys::pagemap::first;
+use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::{cgroup, clock, futex};
 
 /// The most threads of one registration.
@@ -25,11 +25,11 @@ pub const MOST: usize = 64;
 
 /// The least unit of work: a huge page, so that no two threads clear the same one. Larger pieces
 /// were no faster.
-const PIECE: usize = 2 << 20;
+const PIECE: u64 = 2 << 20;
 
 /// So many bytes at each end show whether huge pages make the kernel move pages. Then the threads ask
 /// for the others, or leave them small.
-const FIRST: usize = 256 << 20;
+const FIRST: u64 = 256 << 20;
 
 /// Fewer page faults that moved pages than this are other programs', or cost little.
 const FEW: u64 = 8;
@@ -47,7 +47,7 @@ struct Work {
 
 /// The state that the threads share.
 struct Populating {
-    pages: Pages,
+    pages: PageRange,
     /// Equal parts of the pages, one for each node to which the memory is bound.
     parts: usize,
     found: Suitable,
@@ -73,7 +73,7 @@ impl Team {
     /// that its frame is gone when the registration begins.
     #[inline(never)]
     pub fn start(
-        pages: Pages,
+        pages: PageRange,
         mut found: Suitable,
         threads: usize,
         is_first: bool,
@@ -83,8 +83,9 @@ impl Team {
         let threads = threads.min(timed);
         let place = Place::of(pages.start, threads);
         found.page = found.page.max(huge::most_cleared());
+        let piece = PIECE.max(found.page);
         let threads = threads
-            .min(pages.bytes() / PIECE.max(found.page))
+            .min((pages.bytes() / piece) as usize)
             .min(place.helpers);
         if threads == 0 {
             return None;
@@ -94,7 +95,7 @@ impl Team {
         let content = Work {
             populating: Populating {
                 pages,
-                parts: parts(pages).min(pages.bytes().div_ceil(PIECE.max(found.page))),
+                parts: parts(pages).min(pages.bytes().div_ceil(piece) as usize),
                 found,
                 taken: [const { AtomicUsize::new(0) }; PARTS],
                 begun: AtomicUsize::new(0),
@@ -152,8 +153,7 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
     if work.is_first || work.await_pin() {
         work.populate_all(|part| {
             let threads = work.threads.div_ceil(work.parts);
-            work.place
-                .go_near(part.page(part.count() / 2).start, threads);
+            work.place.go_near(part.start + part.bytes() / 2, threads);
         });
     }
     0
@@ -162,19 +162,19 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
 impl Populating {
     /// Populates each part, and begins with another one than the other threads. `go` comes before
     /// each.
-    fn populate_all(&self, go: impl Fn(Pages)) {
+    fn populate_all(&self, go: impl Fn(PageRange)) {
         let begun = self.begun.fetch_add(1, Relaxed);
         for part in (begun..begun + self.parts).map(|number| number % self.parts) {
             let piece = PIECE.max(self.found.page);
-            let pages = self.pages.part(part, self.parts, piece);
+            let pages = part_of(self.pages, part, self.parts, piece);
             go(pages);
             self.populate_part(pages, &self.taken[part]);
         }
     }
 
-    fn populate_part(&self, part: Pages, taken: &AtomicUsize) {
+    fn populate_part(&self, part: PageRange, taken: &AtomicUsize) {
         // Each thread asks, so that no thread populates before the first request.
-        let Pages { start, end, .. } = part;
+        let PageRange { start, end } = part;
         if part.bytes() <= 2 * FIRST {
             self.ask(start, end);
         } else {
@@ -185,7 +185,7 @@ impl Populating {
     }
 
     /// Asks for huge pages between these addresses, if the threads ask for any.
-    fn ask(&self, start: usize, end: usize) {
+    fn ask(&self, start: u64, end: u64) {
         if let Some(mapped) = self.found.huge {
             huge::ask((start, end), mapped);
         }
@@ -193,7 +193,7 @@ impl Populating {
 
     /// Asks for huge pages in all of a part, unless the first ones made the kernel move pages.
     #[cold]
-    fn ask_for_all(&self, part: Pages) {
+    fn ask_for_all(&self, part: PageRange) {
         let stalls = huge::stalls().zip(self.stalls);
         if stalls.is_some_and(|(now, before)| now.wrapping_sub(before) < FEW) {
             self.ask(part.start, part.end);
@@ -207,10 +207,10 @@ impl Populating {
     fn await_pin(&self) -> bool {
         const MOMENT: u64 = 1_000_000;
         const LONGEST: u64 = 1_000_000_000;
-        const PIECES: usize = 32;
+        const PIECES: u64 = 32;
         // The first missing page, if it is among the first pieces.
         let end = self.pages.end.min(self.pages.start + PIECES * PIECE);
-        let first = self.first_missing(Pages { end, ..self.pages });
+        let first = self.first_missing(PageRange::new(self.pages.start, end));
         let start = clock::monotonic_by_kernel();
         loop {
             if self.over.load(Relaxed) {
@@ -218,7 +218,7 @@ impl Populating {
             }
             let waited = clock::monotonic_by_kernel().saturating_sub(start);
             let begun = match first {
-                Some(missing) => self.first_missing(missing.page(0)).is_none(),
+                Some(missing) => self.first_missing(missing).is_none(),
                 None => waited >= MOMENT,
             };
             if begun || waited >= LONGEST {
@@ -229,21 +229,21 @@ impl Populating {
     }
 
     /// The first missing page among these. `None` also if the kernel does not tell.
-    fn first_missing(&self, pages: Pages) -> Option<Pages> {
+    fn first_missing(&self, pages: PageRange) -> Option<PageRange> {
         let is_missing = |page| !self.found.kind.is_there(page);
-        let found = first::<{ PIECE / 4096 }>(pages.start as u64, pages.end as u64, is_missing);
-        let start = found??.0 as usize;
-        Some(pages.page((start - pages.start) / pages.size))
+        let found = first::<{ PIECE as usize / 4096 }>(pages.start, pages.end, is_missing);
+        let (page, _) = found??;
+        Some(PageRange::new(page, page + page_size()))
     }
 
     /// Populates the piece of a part with this index. False if there is none, or if no more are
     /// wanted.
-    fn populate_next(&self, part: Pages, number: usize) -> bool {
-        let piece = part.piece(number, PIECE.max(self.found.page));
+    fn populate_next(&self, part: PageRange, number: usize) -> bool {
+        let piece = piece_of(part, number as u64, PIECE.max(self.found.page));
         let Some(piece) = piece.filter(|_| !self.over.load(Relaxed)) else {
             return false;
         };
-        if number == FIRST / PIECE && part.bytes() > 2 * FIRST {
+        if number as u64 == FIRST / PIECE && part.bytes() > 2 * FIRST {
             self.ask_for_all(part);
         }
         // Populating present pages takes twenty times as long as asking whether they are present.
@@ -253,7 +253,7 @@ impl Populating {
         true
     }
 
-    fn populate(&self, piece: Pages) -> bool {
+    fn populate(&self, piece: PageRange) -> bool {
         let (start, length, advice) = (piece.start, piece.bytes(), self.found.kind.advice());
         // Uses a raw system call, because this library's own wrapper of madvise must not see it.
         // SAFETY: the advice makes missing pages and changes no present page.
@@ -261,40 +261,30 @@ impl Populating {
     }
 }
 
-impl Pages {
-    /// The part with this index of so many equal ones, in whole pieces, counted from the end.
-    fn part(self, number: usize, parts: usize, piece: usize) -> Pages {
-        let bound = |number: usize| match parts - number {
-            0 => self.start,
-            left if left == parts => self.end,
-            left => (self.start + self.bytes() / parts * left)
-                .next_multiple_of(piece)
-                .min(self.end),
-        };
-        Pages {
-            start: bound(number + 1),
-            end: bound(number),
-            ..self
-        }
-    }
+/// The part with this index of so many equal ones, in whole pieces, counted from the end.
+fn part_of(pages: PageRange, number: usize, parts: usize, piece: u64) -> PageRange {
+    let bound = |number: usize| match parts - number {
+        0 => pages.start,
+        left if left == parts => pages.end,
+        left => (pages.start + pages.bytes() / parts as u64 * left as u64)
+            .next_multiple_of(piece)
+            .min(pages.end),
+    };
+    PageRange::new(bound(number + 1), bound(number))
+}
 
-    /// The piece of this size with this index, counted from the end.
-    fn piece(self, number: usize, size: usize) -> Option<Pages> {
-        let end = self
-            .end
-            .next_multiple_of(size)
-            .checked_sub(number.checked_mul(size)?)?;
-        (end > self.start).then(|| Pages {
-            start: end.saturating_sub(size).max(self.start),
-            end: end.min(self.end),
-            ..self
-        })
-    }
+/// The piece of this size with this index, counted from the end.
+fn piece_of(part: PageRange, number: u64, size: u64) -> Option<PageRange> {
+    let end = part.end.next_multiple_of(size);
+    let end = end.checked_sub(number.checked_mul(size)?)?;
+    let start = end.saturating_sub(size).max(part.start);
+    (end > part.start).then(|| PageRange::new(start, end.min(part.end)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::kind::Kind;
+    use super::super::pages::percent_there;
     use super::super::pages::tests::Memory;
     use super::*;
 
@@ -310,16 +300,15 @@ mod tests {
 
     #[test]
     fn pieces_cover_all_of_it_and_no_more() {
-        const PAGE: usize = 4096;
+        const PAGE: u64 = 4096;
         for (start, end) in [
             (0x10_0000, 0x50_0000 + PAGE),
             (0x20_0000, 0x40_0000),
             (PAGE, 2 * PAGE),
         ] {
-            let size = PAGE;
-            let pages = Pages { start, end, size };
+            let pages = PageRange { start, end };
             let mut below = end;
-            for piece in (0..).map_while(|number| pages.piece(number, PIECE)) {
+            for piece in (0..).map_while(|number| piece_of(pages, number, PIECE)) {
                 assert_eq!(piece.end, below);
                 assert!(piece.start / PIECE == (piece.end - 1) / PIECE);
                 below = piece.start;
@@ -332,13 +321,9 @@ mod tests {
     fn parts_cover_all_of_it_and_share_no_piece() {
         for (start, bytes) in [(PIECE, 8 * PIECE), (0x1000, 5 * PIECE + 0x3000)] {
             for parts in 1..=PARTS {
-                let pages = Pages {
-                    start,
-                    end: start + bytes,
-                    size: 4096,
-                };
+                let pages = PageRange::new(start, start + bytes);
                 let mut below = pages.end;
-                for part in (0..parts).map(|number| pages.part(number, parts, PIECE)) {
+                for part in (0..parts).map(|number| part_of(pages, number, parts, PIECE)) {
                     assert!(part.end == below && part.start <= part.end);
                     assert!(part.start == start || part.start % PIECE == 0);
                     below = part.start;
@@ -363,11 +348,11 @@ mod tests {
             return true;
         };
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(pages.percent_there(Kind::Private), Some(0));
+        assert_eq!(percent_there(pages, Kind::Private), Some(0));
         memory.write(0, 0);
         let start = std::time::Instant::now();
         let is_late = || start.elapsed() > Duration::from_secs(10);
-        while pages.percent_there(Kind::Private) < Some(100) && !is_late() {
+        while percent_there(pages, Kind::Private) < Some(100) && !is_late() {
             std::thread::yield_now();
         }
         assert_eq!(team.stop(), 1);
@@ -381,12 +366,12 @@ mod tests {
         let team = Team::start(memory.pages(), PRIVATE, MOST, false);
         std::thread::sleep(Duration::from_millis(5));
         team.map(Team::stop);
-        assert_eq!(memory.pages().percent_there(Kind::Private), Some(0));
+        assert_eq!(percent_there(memory.pages(), Kind::Private), Some(0));
     }
 
     #[test]
     fn a_team_is_never_larger_than_its_work() {
-        let memory = Memory::new(PIECE);
+        let memory = Memory::new(PIECE as usize);
         let team = Team::start(memory.pages(), PRIVATE, MOST, false);
         assert_eq!(team.map_or(0, Team::stop), 1.min(helpers()));
     }
