@@ -179,20 +179,17 @@ impl Region {
         Err(refusal.into())
     }
 
-    /// Hands the region its only piece.
+    /// Hands the region its pieces.
     #[inline(always)]
-    pub fn fill(&self, piece: Piece) {
-        let desc = without_provenance_mut(piece.lkey() as usize);
-        self.desc.store(desc, Relaxed);
-        if piece.for_remote.is_none() {
-            self.remote.store(piece.remote, Relaxed);
-            self.single.store(piece.mr.address(), Release);
-        } else {
-            self.fill_composite(vec![piece]);
+    pub fn fill(&self, pieces: Vec<Piece>) {
+        if let [piece] = pieces[..] {
+            let desc = without_provenance_mut(piece.lkey() as usize);
+            self.desc.store(desc, Relaxed);
+            if piece.for_remote.is_none() {
+                self.remote.store(piece.remote, Relaxed);
+                return self.single.store(piece.mr.address(), Release);
+            }
         }
-    }
-
-    pub fn fill_composite(&self, pieces: Vec<Piece>) {
         *lock(&self.many) = pieces;
     }
 

@@ -205,21 +205,14 @@ fn complete(
         rights,
         cached,
     };
-    let how = match &buffers[..] {
-        [buffer] => {
-            let at = region.plan.is_placed.then_some(region.plan.base);
-            let at = at.filter(|&at| in_step(buffer, at) && !domain.is_at_own_address());
-            let piece = pinning.pin(buffer, at)?;
-            region.fill(piece);
-            piece.how
-        }
-        buffers => {
-            let pieces = pinning.pin_all(buffers)?;
-            let how = pieces.last().map_or(How::Kernel, |last| last.how);
-            region.fill_composite(pieces);
-            how
-        }
+    let at = region.plan.is_placed.then_some(region.plan.base);
+    let can_be = |&at: &u64| match &buffers[..] {
+        [buffer] => in_step(buffer, at) && !domain.is_at_own_address(),
+        _ => false,
     };
+    let pieces = pinning.pin_all(buffers, at.filter(can_be))?;
+    let how = pieces.last().map_or(How::Kernel, |last| last.how);
+    region.fill(pieces);
     if region.plan.is_placed {
         let placed = domain.keys.place(region);
         end_all(&mut placed.inspect_err(|_| region.empty())?);
@@ -245,11 +238,12 @@ struct Pinning<'a> {
 }
 
 impl Pinning<'_> {
-    #[inline(never)]
-    fn pin_all(&self, buffers: &[Buffer]) -> Result<Vec<Piece>> {
+    /// Registers the buffers. `at` is the device's address for remote use, if the only buffer needs a
+    /// specific one.
+    fn pin_all(&self, buffers: &[Buffer], at: Option<u64>) -> Result<Vec<Piece>> {
         let mut pieces = Vec::with_capacity(buffers.len());
         for buffer in buffers {
-            match self.pin(buffer, None) {
+            match self.pin(buffer, at) {
                 Ok(piece) => pieces.push(piece),
                 Err(failure) => return Err(ended(&mut pieces, failure)),
             }
@@ -257,8 +251,7 @@ impl Pinning<'_> {
         Ok(pieces)
     }
 
-    /// Registers a buffer. `at` is the device's address for remote use, if the caller needs a
-    /// specific one.
+    /// Registers a buffer.
     #[inline(always)]
     fn pin(&self, buffer: &Buffer, at: Option<u64>) -> Result<Piece> {
         let (rights, mode) = (self.rights, &self.domain.mode);
