@@ -437,10 +437,11 @@ pub fn counters() -> &'static Counters {
 #[cold]
 #[inline(never)]
 fn make() -> &'static Counters {
+    let mut names = Text::<NAMES>::new();
+    let listed = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
     // A child does not inherit the page's mapping, so it must not look for counters there.
-    let names =
-        |names: &mut Text<NAMES>| rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
-    let made = COUNTERS.is_wiped_at_fork().then(|| live::make(names));
+    let may_make = listed.is_ok() && COUNTERS.is_wiped_at_fork();
+    let made = may_make.then(|| live::make(&names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory, forget);
     };

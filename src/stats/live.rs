@@ -11,7 +11,6 @@
 //! it.
 
 use core::ffi::{CStr, c_int};
-use core::fmt;
 use libc::syscall;
 use once_cell::race::OnceBox;
 use rdmamr_live_page::{
@@ -56,11 +55,8 @@ fn unlink_at(directory: c_int, path: &CStr) {
     unsafe { syscall(libc::SYS_unlinkat, directory, path.as_ptr(), 0) };
 }
 
-/// Writes the names of the counters.
-pub type Names = fn(&mut Text<NAMES>) -> fmt::Result;
-
-/// Makes a page. `None` if none is wanted, or if none can be made.
-pub fn make(names: Names) -> Option<Made> {
+/// Makes a page with these names of counters. `None` if none is wanted, or if none can be made.
+pub fn make(names: &Text<NAMES>) -> Option<Made> {
     let (runtime, _) = START.get()?;
     // SAFETY: the call takes no arguments.
     let user = unsafe { syscall(libc::SYS_geteuid) } as libc::uid_t;
@@ -103,7 +99,7 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     Some((found, text.set(format_args!("{parent}/{own}"))?.to_owned()))
 }
 
-fn make_in(directory: Descriptor, path: CString, names: Names) -> Option<Made> {
+fn make_in(directory: Descriptor, path: CString, names: &Text<NAMES>) -> Option<Made> {
     let (pid, pid_namespace, start) = identity()?;
     remove_ended(&directory, pid_namespace);
     let mut text = Path::new();
@@ -114,23 +110,21 @@ fn make_in(directory: Descriptor, path: CString, names: Names) -> Option<Made> {
         unlink_at(directory.number(), unfinished);
         open_at(directory.number(), unfinished, flags)
     })?;
-    let mut listed = Text::new();
-    let listed_all = names(&mut listed).is_ok();
-    let Some(address) = listed_all.then(|| map(&file)).flatten() else {
+    let Some(address) = map(&file) else {
         unlink_at(directory.number(), unfinished);
         return None;
     };
     let page = core::ptr::with_exposed_provenance_mut::<Page>(address);
-    let listed = listed.as_bytes();
+    let names = names.as_bytes();
     // SAFETY: `map` mapped a whole page for this thread alone, and zeros are a page.
     let contents = unsafe { &mut *page };
-    contents.names[..listed.len()].copy_from_slice(listed);
+    contents.names[..names.len()].copy_from_slice(names);
     contents.head = Head {
         magic: MAGIC,
         version: VERSION,
         size: size_of::<Page>() as u32,
         pid,
-        counters: listed.iter().filter(|&&byte| byte == b'\n').count() as u32,
+        counters: names.iter().filter(|&&byte| byte == b'\n').count() as u32,
         pid_namespace,
         start,
         address: address as u64,
