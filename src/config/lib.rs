@@ -11,6 +11,7 @@
 mod fuzz_inputs;
 
 use core::ffi::CStr;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 pub use rdmamr_policy::CacheMode;
@@ -402,26 +403,22 @@ fn read() -> Config {
 /// The names in the environment that look like settings of this library.
 fn names() -> impl Iterator<Item = &'static str> {
     unsafe extern "C" {
-        static mut environ: *const *const libc::c_char;
+        static mut environ: *const Option<NonNull<libc::c_char>>;
     }
     // SAFETY: the library's load is the first to read the settings (`capi/rdmamr.rs`), before the program
     // can change `environ`.
     let mut at = unsafe { environ };
     core::iter::from_fn(move || {
         // SAFETY: `at` is null or points into an array that ends with a null.
-        let entry = *unsafe { at.as_ref() }?;
-        if entry.is_null() {
-            return None;
-        }
+        let entry = (*unsafe { at.as_ref() }?)?;
         at = at.wrapping_add(1);
-        // SAFETY: a non-null entry is a NUL-terminated string.
-        Some(unsafe { CStr::from_ptr(entry) })
+        // SAFETY: an entry is a NUL-terminated string.
+        Some(unsafe { CStr::from_ptr(entry.as_ptr()) })
     })
     .filter_map(|entry| {
         let name = entry.to_bytes().split(|&byte| byte == b'=').next()?;
-        core::str::from_utf8(name)
-            .ok()
-            .filter(|name| name.starts_with("RDMAMR_"))
+        let name = core::str::from_utf8(name).ok()?;
+        name.starts_with("RDMAMR_").then_some(name)
     })
 }
 
