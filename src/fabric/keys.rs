@@ -152,14 +152,15 @@ impl Keys {
 
 impl KeyTable {
     fn unused(&mut self, last: u64) -> Result<u64> {
-        ensure(self.keys.len() as u64 <= last, NO_KEY_LEFT)?;
-        loop {
+        // Of one key more than are in use one is free, unless the domain can have fewer.
+        for _ in 0..=last.min(self.keys.len() as u64) {
             let key = (FIRST_CHOSEN + self.chosen) % (last + 1);
             self.chosen += 1;
             if !self.keys.contains_key(&key) {
                 return Ok(key);
             }
         }
+        Err(NO_KEY_LEFT.into())
     }
 
     fn take_out(&mut self, region: &Region) {
@@ -172,5 +173,31 @@ impl KeyTable {
         if region.plan.is_placed && self.placed.get(&region.plan.base) == Some(&address) {
             self.placed.remove(&region.plan.base);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mapped_raw_keys_leave_short_keys_free() {
+        let mut table = KeyTable::default();
+        let mut take = |last| {
+            let raw = RawKey {
+                base: 0,
+                pieces: Vec::new(),
+            };
+            let key = table.unused(last).ok()?;
+            table.keys.insert(key, Meaning::Mapped(raw));
+            Some(key)
+        };
+        for n in 0..300 {
+            assert_eq!(take(u64::MAX - 1), Some(FIRST_CHOSEN + n));
+        }
+        let mut short: Vec<u64> = (0..256).filter_map(|_| take(255)).collect();
+        short.sort();
+        assert_eq!(short, Vec::from_iter(0..256));
+        assert_eq!(take(255), None);
     }
 }
