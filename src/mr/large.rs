@@ -4,7 +4,7 @@
 
 use super::request::Request;
 use rdmamr_config::{config, disabled};
-use rdmamr_prefault::{self as prefault, Pin, Settings};
+use rdmamr_prefault::{self as prefault, Pin};
 use rdmamr_sys::pages::page_size;
 
 pub use rdmamr_prefault::is_large;
@@ -28,7 +28,7 @@ pub fn around_host_register(
         by_gpu: true,
         is_watched: false,
     };
-    prefault::around(pin, settings(), register);
+    prefault::around(pin, config().prefault, config().progress, register);
 }
 
 /// Runs `register`, which registers this memory, beside the threads of `prefault/`.
@@ -48,12 +48,5 @@ pub fn around<T>(request: &Request, is_watched: bool, register: impl FnOnce() ->
         by_gpu: false,
         is_watched,
     };
-    prefault::around(pin, settings(), register)
-}
-
-fn settings() -> Settings {
-    Settings {
-        threads: config().prefault,
-        progress: config().progress,
-    }
+    prefault::around(pin, config().prefault, config().progress, register)
 }

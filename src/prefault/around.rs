@@ -23,19 +23,11 @@ pub fn is_large(length: usize) -> bool {
     length > LARGE.load(Relaxed)
 }
 
-/// The user's settings.
-#[derive(Clone, Copy)]
-pub struct Settings {
-    /// How many threads populate memory, the registering thread included (`RDMAMR_PREFAULT`).
-    pub threads: usize,
-    /// Lines of progress are written also below `RDMAMR_LOG=info` (`RDMAMR_PROGRESS`).
-    pub progress: bool,
-}
-
-/// Runs `register` for large memory, with helper threads and a report where they apply.
+/// Runs `register` for large memory, with helper threads and a report where they apply. `threads` is
+/// how many threads populate memory, the registering thread included (`RDMAMR_PREFAULT`). `progress`:
+/// lines of progress are written also below `RDMAMR_LOG=info` (`RDMAMR_PROGRESS`).
 #[cold]
-pub fn around<T>(pin: Pin, settings: Settings, register: impl FnOnce() -> T) -> T {
-    let Settings { threads, progress } = settings;
+pub fn around<T>(pin: Pin, threads: usize, progress: bool, register: impl FnOnce() -> T) -> T {
     let told = log::wants(Level::Info) || progress;
     if threads < 2 && !told {
         LARGE.store(usize::MAX, Relaxed);
@@ -77,12 +69,8 @@ mod tests {
     fn what_is_registered_keeps_its_result_and_errno() {
         let memory = Memory::new(LEAST);
         let pin = pin(memory.pages().start as usize, LEAST);
-        let settings = Settings {
-            threads: 2,
-            progress: false,
-        };
         errno::set_errno(errno::Errno(libc::EXDEV));
-        let result = around(pin, settings, || {
+        let result = around(pin, 2, false, || {
             let before = errno::errno().0;
             errno::set_errno(errno::Errno(libc::ENOENT));
             before

@@ -22,7 +22,7 @@ mod progress;
 mod suitable;
 mod team;
 
-pub use around::{Settings, around, is_large};
+pub use around::{around, is_large};
 pub use huge::{has_split, join};
 pub use pages::Pin;
 pub use team::MOST as MOST_THREADS;
