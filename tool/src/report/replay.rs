@@ -5,7 +5,7 @@ use super::access;
 use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
-use super::stacks::{Places, Stacks};
+use super::stacks::Places;
 use super::timeline::{Change, Timeline};
 use crate::trace::{Event, Located, Process, Trace};
 use anyhow::Result;
@@ -20,6 +20,8 @@ use std::rc::Rc;
 /// The most call sites that are told apart: no program has more, and the memory for them must have
 /// a bound.
 pub const MOST_SITES: usize = 1 << 17;
+/// Only so many sites may have a stack, which takes far more memory.
+const MOST_STACKS: usize = 1 << 14;
 
 const PIN: Change = u64::saturating_add;
 const UNPIN: Change = u64::saturating_sub;
@@ -118,7 +120,6 @@ pub struct Replay {
     pub processes: Vec<ProcessCounts>,
     /// The sites of addresses, by process, list of modules, address and number of the stack.
     pub sites: FxHashMap<(u32, u32, u64, u32), u32>,
-    stacks: Stacks,
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     pub regions: Regions,
@@ -242,9 +243,13 @@ impl Replay {
         }
         let mut site = Site {
             place: trace.locate(process, modules, caller),
-            stack: self.stacks.of(trace, process, stack),
+            stack: Places::of(trace, process, stack).map(Rc::new),
         };
-        if self.site_totals.len() >= MOST_SITES && !self.site_numbers.contains_key(&site) {
+        let sites = self.site_totals.len();
+        if sites >= MOST_STACKS && !self.site_numbers.contains_key(&site) {
+            site.stack = None;
+        }
+        if sites >= MOST_SITES && !self.site_numbers.contains_key(&site) {
             // All further sites are one.
             site = Site::default();
         }

@@ -4,11 +4,7 @@
 use super::callers::{Caller, Frame};
 use super::units::name_of;
 use crate::trace::{Located, PythonFrame, Trace};
-use rustc_hash::{FxHashMap, FxHashSet};
-use std::rc::Rc;
 
-/// The most different stacks of a report.
-const MOST: usize = 1 << 14;
 /// The name of the function that runs Python's code, without the endings of its variants, and the
 /// files that usually contain it: part of the function often has no symbol.
 const INTERPRETER: &str = "_PyEval_EvalFrame";
@@ -21,41 +17,17 @@ pub struct Places {
     python: Vec<PythonFrame>,
 }
 
-/// The different stacks of a trace.
-#[derive(Default)]
-pub struct Stacks {
-    all: FxHashSet<Rc<Places>>,
-    /// By process and its own number.
-    known: FxHashMap<(u32, u32), Option<Rc<Places>>>,
-}
-
-impl Stacks {
+impl Places {
     /// The stack of a process with that number; `None` if the trace has none.
-    pub fn of(&mut self, trace: &Trace, process: u32, number: u32) -> Option<Rc<Places>> {
-        if let Some(known) = self.known.get(&(process, number)) {
-            return known.clone();
-        }
-        let new = self.read(trace, process, number);
-        if self.known.len() < MOST {
-            self.known.insert((process, number), new.clone());
-        }
-        new
-    }
-
-    fn read(&mut self, trace: &Trace, process: u32, number: u32) -> Option<Rc<Places>> {
+    pub fn of(trace: &Trace, process: u32, number: u32) -> Option<Places> {
         let stack = trace.stack(process, number)?;
         // The first is the caller.
         let beyond = stack.addresses.iter().skip(1);
         let place = |&address: &u64| trace.locate(process, stack.modules, address);
-        let places = Places {
+        Some(Places {
             native: beyond.map(place).collect(),
             python: stack.python,
-        };
-        if let Some(known) = self.all.get(&places) {
-            return Some(known.clone());
-        }
-        let places = Rc::new(places);
-        (self.all.len() < MOST && self.all.insert(places.clone())).then_some(places)
+        })
     }
 }
 
