@@ -41,27 +41,11 @@ impl Durations {
         above.fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
     }
 
-    /// The count and the sum of the durations in each step of 1, 2, 5, 10 and so on, by the step's
-    /// beginning; to 3 %, the width of a class.
-    pub fn steps(&self) -> Vec<(u64, u64, u64)> {
-        let mut steps: Vec<(u64, u64, u64)> = Vec::new();
-        for &(count, total) in self.classes.values() {
-            let from = step(total / count);
-            match steps.last_mut().filter(|last| last.0 == from) {
-                Some(last) => (last.1, last.2) = (last.1 + count, last.2 + total),
-                None => steps.push((from, count, total)),
-            }
-        }
-        steps
-    }
-
-    pub fn merge(&mut self, other: &Durations) {
-        self.count += other.count;
-        self.total += other.total;
-        for (&class, (count, total)) in &other.classes {
-            let into = self.classes.entry(class).or_default();
-            *into = (into.0 + count, into.1 + total);
-        }
+    /// The count and the sum of the durations of each class, behind the beginning of its step of 1, 2,
+    /// 5, 10 and so on; to 3 %, the width of a class.
+    pub fn steps(&self) -> impl Iterator<Item = (u64, u64, u64)> {
+        let classes = self.classes.values();
+        classes.map(|&(count, total)| (step(total / count), count, total))
     }
 }
 

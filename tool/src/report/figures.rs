@@ -98,22 +98,20 @@ impl Replay {
     }
 
     fn latencies(&self) -> Vec<Latency> {
-        let mut kinds: BTreeMap<What, Durations> = BTreeMap::new();
+        let mut latencies: BTreeMap<(u64, What), Latency> = BTreeMap::new();
         for (&(_, what), durations) in &self.sizes {
-            kinds.entry(what).or_default().merge(durations);
+            for (from_ns, calls, time_ns) in durations.steps() {
+                let row = latencies.entry((from_ns, what)).or_insert(Latency {
+                    from_ns,
+                    what,
+                    calls: 0,
+                    time_ns: 0,
+                });
+                row.calls += calls;
+                row.time_ns += time_ns;
+            }
         }
-        let rows = kinds.iter().flat_map(|(&what, all)| {
-            let steps = all.steps().into_iter();
-            steps.map(move |(from_ns, calls, time_ns)| Latency {
-                from_ns,
-                what,
-                calls,
-                time_ns,
-            })
-        });
-        let mut latencies: Vec<_> = rows.collect();
-        latencies.sort_by_key(|row| (row.from_ns, row.what));
-        latencies
+        latencies.into_values().collect()
     }
 
     /// The bounds.
