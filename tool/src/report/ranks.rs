@@ -3,32 +3,28 @@
 //! others. A process without a rank counts by itself.
 use super::replay::ProcessCounts;
 use super::shape::{Rank, Ranks};
+use crate::lists::entry;
 use crate::trace::Process;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// `counts` are those of `processes`.
 pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
-    let mut list: Vec<Rank> = Vec::new();
-    let mut known = rustc_hash::FxHashMap::default();
+    let mut list = Vec::new();
     for (process, counts) in processes.iter().zip(counts) {
         // A launcher that preloads the library registers nothing itself.
         if counts.tally.calls == 0 {
             continue;
         }
-        let number = list.len();
-        let number = match process.rank {
-            Some(rank) => *known.entry((process.host.clone(), rank)).or_insert(number),
-            None => number,
+        let is_it = |rank: &Rank| {
+            rank.rank.is_some() && rank.rank == process.rank && rank.host == process.host
         };
-        if number == list.len() {
-            list.push(Rank {
-                rank: process.rank,
-                host: process.host.clone(),
-                ..Rank::default()
-            });
-        }
-        let rank = &mut list[number];
+        let new = || Rank {
+            rank: process.rank,
+            host: process.host.clone(),
+            ..Rank::default()
+        };
+        let rank = entry(&mut list, is_it, new);
         rank.pids.push(process.pid);
         rank.calls += counts.tally.calls;
         rank.failed += counts.tally.failed;
