@@ -6,7 +6,6 @@ use crate::verbs::Loaded;
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::ffi::{CStr, c_char, c_int, c_uint};
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -33,8 +32,9 @@ pub type Answer = Result<Vec<Asked>, String>;
 /// such parent.
 pub fn as_child() -> Option<anyhow::Result<()>> {
     env::args_os().skip(1).eq([COMMAND]).then(|| {
+        // The parent gives up earlier.
         // SAFETY: alarm has no preconditions. Nobody handles the signal: this process ends.
-        unsafe { libc::alarm(LIMIT.as_secs() as u32) };
+        unsafe { libc::alarm(LIMIT.as_secs() as u32 + 1) };
         println!("{}", serde_json::to_string(&gpus())?);
         Ok(())
     })
@@ -52,17 +52,13 @@ pub fn ask() -> Answer {
         });
         let _ = sender.send(output);
     });
-    let too_late = || Err(format!("it did not answer within {} s", LIMIT.as_secs()));
     match receiver.recv_timeout(LIMIT) {
         Ok(Ok(output)) => serde_json::from_slice(&output.stdout).unwrap_or_else(|_| {
-            match output.status {
-                // Its own alarm.
-                status if status.signal() == Some(libc::SIGALRM) => too_late(),
-                status => Err(format!("the process that asked it ended: {status}")),
-            }
+            let status = output.status;
+            Err(format!("the process that asked it ended: {status}"))
         }),
         Ok(Err(error)) => Err(error.to_string()),
-        Err(_) => too_late(),
+        Err(_) => Err(format!("it did not answer within {} s", LIMIT.as_secs())),
     }
 }
 
