@@ -22,12 +22,14 @@ use crate::style::say;
 use anyhow::{Context, Result, bail, ensure};
 use btf::Btf;
 use rdmamr_fence::{About, LINE, LINKS, MOST_LINKS, SIZE};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::thread::gettid;
 use std::io::{BufRead, BufReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
+use std::ptr::null_mut;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-use trial::View;
 
 /// Count memory changes in the kernel, so that cache hits need no system call
 #[derive(clap::Args)]
@@ -97,9 +99,9 @@ fn ensure_nobody_else_loads_programs() -> Result<()> {
 /// Loads the programs, and returns what a process gets: the counters, then the links of the programs.
 fn load() -> Result<Vec<OwnedFd>> {
     let btf = Btf::of_kernel()?;
-    let counters = bpf::array(SIZE, bpf::MAPPABLE)?;
+    let counters = bpf::array(SIZE)?;
     let lines = processors()?.next_power_of_two();
-    let private = bpf::array(lines as usize * LINE, 0)?;
+    let private = bpf::array(lines as usize * LINE)?;
     let depth = depth(&btf)?;
     // First what notices that a count was skipped, then what counts.
     let switches = programs::at_switches(&btf, depth, counters.as_fd(), private.as_fd(), lines)?;
@@ -109,7 +111,7 @@ fn load() -> Result<Vec<OwnedFd>> {
     let links = links.collect::<Result<Vec<_>>>()?;
     name(&counters, &links)?;
     bpf::freeze(&counters)?;
-    trial::run(&View::of(&counters)?)?;
+    trial::run(&counters)?;
     let instructions = all.iter().map(|it| it.code.instructions().len());
     say(format_args!(
         "Linux {} counts changes of memory: {} programs, {} instructions",
@@ -132,15 +134,16 @@ fn name(counters: &OwnedFd, links: &[OwnedFd]) -> Result<()> {
         id.with_context(|| format!("{path} has no id of a link"))
     });
     let ids = ids.collect::<Result<Vec<_>>>()?;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
-    let at = trial::map(SIZE, access, libc::MAP_SHARED, counters.as_raw_fd())?;
+    let access = ProtFlags::READ | ProtFlags::WRITE;
+    // SAFETY: no address is given, so no other memory is touched.
+    let at = unsafe { mmap(null_mut(), SIZE, access, MapFlags::SHARED, counters, 0) }?;
     for (n, id) in ids.into_iter().enumerate() {
         // SAFETY: the word is in the mapping and aligned, and no program writes it.
-        unsafe { at.wrapping_add(LINKS + 8 * n).cast::<u64>().write(id) };
+        unsafe { at.wrapping_byte_add(LINKS + 8 * n).cast::<u64>().write(id) };
     }
     // The kernel freezes no array that is mapped for writing.
     // SAFETY: the mapping is the one made above, and nothing uses it.
-    unsafe { libc::munmap(at.cast(), SIZE) };
+    unsafe { munmap(at, SIZE) }?;
     Ok(())
 }
 
@@ -154,13 +157,13 @@ fn processors() -> Result<u32> {
 
 /// How many times the kernel disables migration around a program at its switches.
 fn depth(btf: &Btf) -> Result<i32> {
-    let seen = bpf::array(8, 0)?;
+    let seen = bpf::array(8)?;
     let thread = gettid().as_raw_nonzero().get();
     let _attached = bpf::attach(&programs::measuring(btf, thread, seen.as_fd())?)?;
     for _ in 0..20 {
         std::thread::sleep(Duration::from_micros(100));
     }
-    match bpf::number(&seen)? {
+    match bpf::view(&seen, 8)?[0].load(SeqCst) {
         0b01 => Ok(0),
         0b10 => Ok(1),
         other => bail!("the kernel disables migration in a way that is not known ({other:#b})"),

@@ -6,19 +6,21 @@
 use super::programs::Program;
 use crate::files::{owned, result};
 use anyhow::{Context, Result, anyhow};
+use rustix::mm::{MapFlags, ProtFlags, mmap};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::null_mut;
+use std::sync::atomic::AtomicU64;
 
 const MAP_CREATE: i32 = 0;
 const PROG_LOAD: i32 = 5;
 const RAW_TRACEPOINT_OPEN: i32 = 17;
-const MAP_LOOKUP: i32 = 1;
 const MAP_FREEZE: i32 = 22;
 
 const MAP_TYPE_ARRAY: u32 = 2;
 const PROG_TYPE_TRACING: u32 = 26;
-/// User space may map the array.
-pub const MAPPABLE: u32 = 0x400;
+/// User space may map the array (BPF_F_MMAPABLE).
+const MAPPABLE: u32 = 0x400;
 
 /// bpf(2) with the structure that this call takes. Its result is a file, or 0.
 ///
@@ -43,25 +45,30 @@ fn reason(error: Error) -> anyhow::Error {
 }
 
 /// An array of one element.
-pub fn array(size: usize, flags: u32) -> Result<OwnedFd> {
+pub fn array(size: usize) -> Result<OwnedFd> {
     // The kind, the sizes of a key and of a value, the number of elements, and the flags.
-    let map = [MAP_TYPE_ARRAY, 4, u32::try_from(size)?, 1, flags];
+    let map = [MAP_TYPE_ARRAY, 4, u32::try_from(size)?, 1, MAPPABLE];
     // SAFETY: the structure is the one of BPF_MAP_CREATE, as far as it is used.
     unsafe { bpf(MAP_CREATE, &map) }
         .and_then(owned)
         .map_err(reason)
 }
 
-/// The number that is an array's only element.
-pub fn number(array: &OwnedFd) -> Result<u64> {
-    let (key, mut value) = (0u32, 0u64);
-    let key_at = (&raw const key).expose_provenance() as u64;
-    let value_at = (&raw mut value).expose_provenance() as u64;
-    let lookup = [array.as_raw_fd() as u64, key_at, value_at];
-    // SAFETY: the structure of BPF_MAP_LOOKUP_ELEM is the file, the key and where the value goes,
-    // which has the size of the element.
-    unsafe { bpf(MAP_LOOKUP, &lookup) }.map_err(reason)?;
-    Ok(value)
+/// The numbers of an array, as a process sees them.
+pub fn view(array: &OwnedFd, size: usize) -> Result<&'static [AtomicU64]> {
+    // SAFETY: no address is given, so no other memory is touched.
+    let at = unsafe {
+        mmap(
+            null_mut(),
+            size,
+            ProtFlags::READ,
+            MapFlags::SHARED,
+            array,
+            0,
+        )
+    }?;
+    // SAFETY: the mapping has `size` bytes and stays, and only atomic operations write it.
+    Ok(unsafe { std::slice::from_raw_parts(at.cast(), size / 8) })
 }
 
 /// From now on only programs write the array. A file that cannot write would not do: its owner could
