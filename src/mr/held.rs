@@ -8,35 +8,27 @@
 use core::fmt::{self, Write};
 use libc::syscall;
 use rdmamr_sys::descriptor::{self, Descriptor};
-use rdmamr_sys::netlink::{number, values};
+use rdmamr_sys::netlink::{
+    ATTR_DEV_INDEX, ATTR_DEV_NAME, ATTR_RES_PID, List, REGIONS, entries, message, request, value,
+    values,
+};
 use rdmamr_sys::{clock, thread};
 
 // <rdma/rdma_netlink.h>
 const NETLINK_RDMA: i32 = 20;
-const NLDEV: u32 = 5;
 const CMD_GET: u32 = 1;
-const ATTR_DEV_INDEX: u16 = 1;
-const ATTR_DEV_NAME: u16 = 2;
-const ATTR_RES_PID: u16 = 28;
 const ATTR_RES_KERN_NAME: u16 = 29;
 const ATTR_RES_USECNT: u16 = 38;
 
-/// A command, and the attributes of its list and of an entry.
-type List = (u32, u16, u16);
 const DOMAINS: List = (14, 46, 47);
 /// The kinds of objects that the kernel lists, in words. Queue pairs come last: some drivers ask the
 /// device about each.
 const KINDS: [(List, &str); 3] = [
-    ((13, 40, 41), "region"),
+    (REGIONS, "region"),
     ((23, 88, 89), "shared receive queue"),
     ((10, 19, 20), "queue pair"),
 ];
 
-const HEADER: usize = 16;
-const NLMSG_ERROR: u64 = 2;
-const NLMSG_DONE: u64 = 3;
-/// NLM_F_REQUEST and NLM_F_DUMP.
-const DUMP: u32 = 0x301;
 /// The kernel's messages are shorter (NLMSG_GOODSIZE): than a page of 4 KiB, or than 8 KiB if the
 /// pages are larger.
 const MESSAGE: usize = 4096 << cfg!(target_arch = "aarch64") as usize;
@@ -139,24 +131,20 @@ fn dump(command: u32, device: u32, until: u64, each: &mut dyn FnMut(&[u8])) -> O
     // SAFETY: socket takes no pointers.
     let socket = unsafe { syscall(libc::SYS_socket, libc::AF_NETLINK, kind, NETLINK_RDMA) };
     let socket = Descriptor::made(socket).ok()?;
-    // The header, and one attribute. Half-words lie in their order on little-endian processors.
-    let kind = DUMP << 16 | NLDEV << 10 | command;
-    let request = [24, kind, 0, 0, u32::from(ATTR_DEV_INDEX) << 16 | 8, device];
-    let bytes = request.map(u32::to_ne_bytes);
-    descriptor::send_at_once(socket.number(), bytes.as_flattened()).ok()?;
+    let request = request(command, device);
+    descriptor::send_at_once(socket.number(), request.as_flattened()).ok()?;
     let mut buffer = [0u8; MESSAGE];
     while clock::monotonic_by_kernel() < until {
         let received = socket.read(&mut buffer)?;
         let mut rest = buffer.get(..received)?;
         while !rest.is_empty() {
-            let length = number(rest.get(..4)?)? as usize;
-            let attributes = rest.get(HEADER..length)?;
-            match number(rest.get(4..6)?)? {
-                NLMSG_DONE => return Some(()),
-                NLMSG_ERROR => return None,
+            let (kind, attributes, more) = message(rest)?;
+            match kind {
+                libc::NLMSG_DONE => return Some(()),
+                libc::NLMSG_ERROR => return None,
                 _ => each(attributes),
             }
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            rest = more;
         }
     }
     None
@@ -165,16 +153,11 @@ fn dump(command: u32, device: u32, until: u64, each: &mut dyn FnMut(&[u8])) -> O
 /// The entries of a list that are this process's. If the thread that made an object has ended, the
 /// kernel does not say whose it is, and it counts as this process's.
 fn own(message: &[u8], list: List) -> impl Iterator<Item = &[u8]> {
-    let entries = values(message, list.1).flat_map(move |entries| values(entries, list.2));
-    entries.filter(|entry| match value(entry, ATTR_RES_PID) {
+    entries(message, list).filter(|entry| match value(entry, ATTR_RES_PID) {
         // SAFETY: the call takes no pointers, and signal 0 is none.
         Some(id) => unsafe { syscall(libc::SYS_tgkill, thread::process_id(), id, 0) == 0 },
         None => value(entry, ATTR_RES_KERN_NAME).is_none(),
     })
-}
-
-fn value(bytes: &[u8], wanted: u16) -> Option<u64> {
-    values(bytes, wanted).next().and_then(number)
 }
 
 #[cfg(test)]

@@ -6,7 +6,10 @@
 #[path = "../../../src/sys/netlink.rs"]
 mod netlink;
 
-use netlink::{number, values};
+use netlink::{
+    ATTR_DEV_INDEX, ATTR_DEV_NAME, ATTR_RES_PID, List, REGIONS, entries, message, number, request,
+    value, values,
+};
 use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink as protocol, recv, send,
     socket_with,
@@ -51,22 +54,11 @@ pub struct Pools {
 pub type Table = BTreeMap<(String, u32), Held>;
 
 // <rdma/rdma_netlink.h>
-const NLDEV: u16 = 5;
-const CMD_RES_GET: u16 = 9;
-const CMD_RES_MR_GET: u16 = 13;
-const CMD_FRMR_POOLS_GET: u16 = 29;
-const ATTR_DEV_INDEX: u16 = 1;
-const ATTR_DEV_NAME: u16 = 2;
-const ATTR_RES_SUMMARY: u16 = 15;
-const ATTR_RES_SUMMARY_ENTRY: u16 = 16;
+const SUMMARIES: List = (9, 15, 16);
+const FRMR_POOLS: List = (29, 105, 106);
 const ATTR_RES_SUMMARY_ENTRY_NAME: u16 = 17;
 const ATTR_RES_SUMMARY_ENTRY_CURR: u16 = 18;
-const ATTR_RES_PID: u16 = 28;
-const ATTR_RES_MR: u16 = 40;
-const ATTR_RES_MR_ENTRY: u16 = 41;
 const ATTR_RES_MRLEN: u16 = 45;
-const ATTR_FRMR_POOLS: u16 = 105;
-const ATTR_FRMR_POOL_ENTRY: u16 = 106;
 const ATTR_FRMR_POOL_QUEUE_HANDLES: u16 = 112;
 const ATTR_FRMR_POOL_MAX_IN_USE: u16 = 113;
 const ATTR_FRMR_POOL_IN_USE: u16 = 114;
@@ -76,18 +68,14 @@ const ATTR_FRMR_POOL_PINNED_HANDLES: u16 = 116;
 /// device has no maximum.
 const ATTR_RES_SUMMARY_ENTRY_MAX: u16 = 118;
 
-const HEADER: usize = 16;
-const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
-
 /// The devices, and the regions on them. An error means that the kernel has no RDMA, or does not list
 /// regions.
 pub fn regions() -> io::Result<(Vec<Device>, Table)> {
     let devices = devices()?;
     let mut table = Table::new();
     for device in &devices {
-        dump(CMD_RES_MR_GET, &device.attribute(), |message| {
-            nested(message, ATTR_RES_MR, ATTR_RES_MR_ENTRY)
-                .for_each(|entry| add(&mut table, &device.name, entry));
+        dump(REGIONS, device.index, |message| {
+            entries(message, REGIONS).for_each(|entry| add(&mut table, &device.name, entry));
         })?;
     }
     Ok((devices, table))
@@ -95,7 +83,7 @@ pub fn regions() -> io::Result<(Vec<Device>, Table)> {
 
 fn devices() -> io::Result<Vec<Device>> {
     let mut devices = Vec::new();
-    dump(CMD_RES_GET, &[], |message| {
+    dump(SUMMARIES, 0, |message| {
         devices.extend(Device::read(message))
     })?;
     Ok(devices)
@@ -109,8 +97,7 @@ pub fn device(name: &str) -> Option<Device> {
 
 impl Device {
     fn read(message: &[u8]) -> Option<Device> {
-        let mut entries = nested(message, ATTR_RES_SUMMARY, ATTR_RES_SUMMARY_ENTRY);
-        let of_regions = entries.find(|entry| {
+        let of_regions = entries(message, SUMMARIES).find(|entry| {
             values(entry, ATTR_RES_SUMMARY_ENTRY_NAME).any(|name| text(name) == "mr")
         });
         let of_regions = of_regions.unwrap_or_default();
@@ -122,25 +109,17 @@ impl Device {
         })
     }
 
-    /// The attribute that names the device.
-    fn attribute(&self) -> Vec<u8> {
-        let head = [8u16, ATTR_DEV_INDEX].map(u16::to_ne_bytes).concat();
-        [&head[..], &self.index.to_ne_bytes()].concat()
-    }
-
     /// The pools of keys. There are none before Linux 7.1, and with most drivers.
     pub fn pools(&self) -> Option<Pools> {
         let mut pools = Pools::default();
-        let listed = dump(CMD_FRMR_POOLS_GET, &self.attribute(), |message| {
-            pools.add(message)
-        });
+        let listed = dump(FRMR_POOLS, self.index, |message| pools.add(message));
         (listed.is_ok() && pools.pools > 0).then_some(pools)
     }
 }
 
 impl Pools {
     fn add(&mut self, message: &[u8]) {
-        for entry in nested(message, ATTR_FRMR_POOLS, ATTR_FRMR_POOL_ENTRY) {
+        for entry in entries(message, FRMR_POOLS) {
             let value = |kind| value(entry, kind).unwrap_or(0);
             self.pools += 1;
             self.queue += value(ATTR_FRMR_POOL_QUEUE_HANDLES);
@@ -158,15 +137,6 @@ impl Pools {
     }
 }
 
-fn value(entry: &[u8], kind: u16) -> Option<u64> {
-    values(entry, kind).last().and_then(number)
-}
-
-/// The entries of a list.
-fn nested(message: &[u8], list: u16, entry: u16) -> impl Iterator<Item = &[u8]> {
-    values(message, list).flat_map(move |list| values(list, entry))
-}
-
 fn add(table: &mut Table, device: &str, entry: &[u8]) {
     let pid = value(entry, ATTR_RES_PID).unwrap_or(0) as u32;
     let held = table.entry((device.to_owned(), pid)).or_default();
@@ -176,16 +146,11 @@ fn add(table: &mut Table, device: &str, entry: &[u8]) {
 }
 
 /// Asks for a list, and calls `each` with the attributes of each message of the answer.
-fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<()> {
+fn dump(list: List, device: u32, mut each: impl FnMut(&[u8])) -> io::Result<()> {
     let (flags, protocol) = (SocketFlags::CLOEXEC, Some(protocol::RDMA));
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-    let mut request = Vec::new();
-    request.extend(((HEADER + attributes.len()) as u32).to_ne_bytes());
-    request.extend((NLDEV << 10 | command).to_ne_bytes());
-    request.extend(DUMP.to_ne_bytes());
-    request.extend([0; 8]);
-    request.extend(attributes);
-    send(&socket, &request, SendFlags::empty())?;
+    let request = request(list.0, device);
+    send(&socket, request.as_flattened(), SendFlags::empty())?;
     let mut buffer = vec![0u8; 1 << 16];
     loop {
         let (got, _) = recv(&socket, &mut buffer, RecvFlags::empty())?;
@@ -193,26 +158,18 @@ fn dump(command: u16, attributes: &[u8], mut each: impl FnMut(&[u8])) -> io::Res
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let mut rest = &buffer[..got];
-        while let Some((length, kind)) = head(rest) {
-            if kind == libc::NLMSG_DONE {
-                return Ok(());
+        while let Some((kind, attributes, more)) = message(rest) {
+            match kind {
+                libc::NLMSG_DONE => return Ok(()),
+                libc::NLMSG_ERROR => {
+                    let errno = attributes.get(..4).and_then(number).unwrap_or(0);
+                    return Err(io::Error::from_raw_os_error(-(errno as i32)));
+                }
+                _ => each(attributes),
             }
-            if kind == libc::NLMSG_ERROR {
-                let errno = rest.get(HEADER..HEADER + 4).and_then(number).unwrap_or(0);
-                return Err(io::Error::from_raw_os_error(-(errno as i32)));
-            }
-            each(&rest[HEADER..length]);
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
+            rest = more;
         }
     }
-}
-
-/// The length and the kind of the first message.
-fn head(bytes: &[u8]) -> Option<(usize, i32)> {
-    let length = number(bytes.get(..4)?)? as usize;
-    let kind = number(bytes.get(4..6)?)? as i32;
-    let is_whole = (HEADER..=bytes.len()).contains(&length);
-    is_whole.then_some((length, kind))
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -266,11 +223,11 @@ mod tests {
                 attribute(ATTR_FRMR_POOL_PINNED_HANDLES, &pinned.to_ne_bytes()),
             ];
             // With the flag of nested attributes.
-            attribute(ATTR_FRMR_POOL_ENTRY | 0x8000, &attributes.concat())
+            attribute(FRMR_POOLS.2 | 0x8000, &attributes.concat())
         };
         let list = [pool(3, 40, 0), pool(5, 600, 7)].concat();
         let mut pools = Pools::default();
-        pools.add(&attribute(ATTR_FRMR_POOLS | 0x8000, &list));
+        pools.add(&attribute(FRMR_POOLS.1 | 0x8000, &list));
         assert_eq!(
             pools,
             Pools {
@@ -290,7 +247,7 @@ mod tests {
             entry.extend(attribute(ATTR_RES_SUMMARY_ENTRY_CURR, &used.to_ne_bytes()));
             let most = most.map(|most| attribute(ATTR_RES_SUMMARY_ENTRY_MAX, &most.to_ne_bytes()));
             entry.extend(most.unwrap_or_default());
-            attribute(ATTR_RES_SUMMARY_ENTRY, &entry)
+            attribute(SUMMARIES.2, &entry)
         };
         let message = |most| {
             let list = [
@@ -301,7 +258,7 @@ mod tests {
             [
                 attribute(ATTR_DEV_INDEX, &5u32.to_ne_bytes()),
                 attribute(ATTR_DEV_NAME, b"mlx5_0\0"),
-                attribute(ATTR_RES_SUMMARY, &list.concat()),
+                attribute(SUMMARIES.1, &list.concat()),
             ]
             .concat()
         };
@@ -329,7 +286,7 @@ mod tests {
         }
         // Shorter than itself.
         assert_eq!(values(&[0, 0, 1, 0], 1).next(), None);
-        assert_eq!(head(&[0; 15]), None);
-        assert_eq!(head(&[1; 64]), None);
+        assert_eq!(message(&[0; 15]), None);
+        assert_eq!(message(&[1; 64]), None);
     }
 }
