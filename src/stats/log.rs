@@ -6,6 +6,7 @@ use core::cell::UnsafeCell;
 use core::fmt::{self, Write};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 use errno::Errno;
+use rdmamr_live_page::controls;
 use rdmamr_sys::standard_error;
 
 /// How important a line is. Each level includes the levels above it.
@@ -95,13 +96,6 @@ impl fmt::Write for Printable<'_> {
         let shown = |c| if controls(c) { '\u{fffd}' } else { c };
         text.chars().try_for_each(|c| self.0.write_char(shown(c)))
     }
-}
-
-/// The program `rdmamr` has the same rule for the text of a trace.
-fn controls(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// A line that was not written yet.

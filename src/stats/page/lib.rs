@@ -168,6 +168,14 @@ impl Page {
     }
 }
 
+/// Whether a character controls a terminal, or the direction or the lines of text around it. The
+/// library's lines and the program's output have none.
+pub fn controls(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
+        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
+}
+
 /// The name of a process's page in its directory.
 pub fn name(pid_namespace: u64, pid: u32, start: u64) -> String {
     format!("{pid_namespace}-{pid}-{start}")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Numbers as people read them, and text of others as a terminal may get it.
 
+pub use rdmamr_live_page::controls;
 use std::ffi::OsStr;
 use std::path::Path;
 
@@ -89,13 +90,6 @@ pub fn script(command: &[String]) -> Option<String> {
         }
     }
     None
-}
-
-/// Whether a character controls a terminal, or the direction or the lines of text around it.
-pub fn controls(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
-        || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}')
 }
 
 /// A word as a shell reads it.
