@@ -135,7 +135,8 @@ pub fn delay(call: &Call) -> u64 {
     u64::from(at_its_end) * u64::from(call.duration)
 }
 
-fn header(bytes: &[u8]) -> Option<Header> {
+/// The header of a block that begins with these bytes.
+pub fn header(bytes: &[u8]) -> Option<Header> {
     Header::read(bytes).filter(|header| header.magic == MAGIC && header.header as usize >= HEADER)
 }
 
@@ -513,7 +514,8 @@ impl Trace {
     pub fn stack(&self, process: u32, number: u32) -> Option<Stack> {
         let stacks = &self.processes[process as usize].stacks;
         let (place, modules) = stacks.get(&number).filter(|_| number != 0)?;
-        Stack::parse(&self.content(place)?, *modules)
+        let locate = |address| self.locate(process, *modules, address);
+        Stack::parse(&self.content(place)?, locate)
     }
 
     /// The file that contains an address. If the module list of that time lacks the address, a later

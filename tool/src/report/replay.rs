@@ -5,9 +5,8 @@ use super::access;
 use super::durations::Durations;
 use super::ranges::{self, Ranges, Registration};
 use super::shape::{Bound, Failure, LARGE, Past, Totals, What};
-use super::stacks::Places;
 use super::timeline::{Change, Timeline};
-use crate::trace::{Event, Located, Process, Trace};
+use crate::trace::{Event, Located, Process, Stack, Trace};
 use anyhow::Result;
 use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
@@ -31,7 +30,7 @@ const UNPIN: Change = u64::saturating_sub;
 pub struct Site {
     pub place: Located,
     /// The call stack beyond it.
-    pub stack: Option<Rc<Places>>,
+    pub stack: Option<Rc<Stack>>,
 }
 
 /// Calls, and the time in them.
@@ -243,7 +242,7 @@ impl Replay {
         }
         let mut site = Site {
             place: trace.locate(process, modules, caller),
-            stack: Places::of(trace, process, stack).map(Rc::new),
+            stack: trace.stack(process, stack).map(Rc::new),
         };
         let sites = self.site_totals.len();
         if sites >= MOST_STACKS && !self.site_numbers.contains_key(&site) {

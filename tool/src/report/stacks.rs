@@ -1,35 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Call stacks: each is stored once, whatever numbers the processes gave it, with its frames as
-//! places in files.
+//! Callers with their call stacks: the functions at a stack's places, and Python's frames among them.
 use super::callers::{Caller, Frame};
 use super::units::name_of;
-use crate::trace::{Located, PythonFrame, Trace};
+use crate::trace::{Located, PythonFrame, Stack};
 
 /// The name of the function that runs Python's code, without the endings of its variants, and the
 /// files that usually contain it: part of the function often has no symbol.
 const INTERPRETER: &str = "_PyEval_EvalFrame";
 const FILES: [&str; 2] = ["libpython3", "python3"];
-
-/// The frames of a stack beyond the caller.
-#[derive(Default, Hash, PartialEq, Eq)]
-pub struct Places {
-    native: Vec<Located>,
-    python: Vec<PythonFrame>,
-}
-
-impl Places {
-    /// The stack of a process with that number; `None` if the trace has none.
-    pub fn of(trace: &Trace, process: u32, number: u32) -> Option<Places> {
-        let stack = trace.stack(process, number)?;
-        // The first is the caller.
-        let beyond = stack.addresses.iter().skip(1);
-        let place = |&address: &u64| trace.locate(process, stack.modules, address);
-        Some(Places {
-            native: beyond.map(place).collect(),
-            python: stack.python,
-        })
-    }
-}
 
 impl Caller {
     /// The caller with the frames of a stack. `at` are the functions at the caller's address, the
@@ -37,16 +15,16 @@ impl Caller {
     /// frames of the interpreter that runs them, and all frames outside of it.
     pub fn new(
         at: Vec<Frame>,
-        beyond: Option<&Places>,
+        beyond: Option<&Stack>,
         frames: impl FnMut(Located) -> Vec<Frame>,
     ) -> Caller {
         let mut stack = at;
         let place = stack.remove(0);
-        if let Some(places) = beyond {
-            let native = places.native.iter().copied().flat_map(frames);
-            let is_native = |frame: &Frame| places.python.is_empty() || !is_interpreter(frame);
+        if let Some(beyond) = beyond {
+            let native = beyond.native.iter().copied().flat_map(frames);
+            let is_native = |frame: &Frame| beyond.python.is_empty() || !is_interpreter(frame);
             stack.extend(native.take_while(is_native));
-            stack.extend(places.python.iter().map(of_python));
+            stack.extend(beyond.python.iter().map(of_python));
         }
         Caller { place, stack }
     }
@@ -72,6 +50,7 @@ mod tests {
     use super::*;
     use crate::report::shape::Report;
     use crate::sample::{Sample, Writer, file, register};
+    use crate::trace::Trace;
     use rdmamr_trace_format::kind;
 
     fn named(name: &str) -> Frame {
@@ -81,12 +60,12 @@ mod tests {
         }
     }
 
-    fn places(python: Vec<PythonFrame>) -> Places {
+    fn places(python: Vec<PythonFrame>) -> Stack {
         let native = [3, 2, 1, 0].map(|offset| (None, offset)).to_vec();
-        Places { native, python }
+        Stack { native, python }
     }
 
-    fn names(places: &Places, functions: [&str; 4]) -> Vec<String> {
+    fn names(places: &Stack, functions: [&str; 4]) -> Vec<String> {
         let frames = |(_, offset): (_, u64)| vec![named(functions[offset as usize])];
         let caller = Caller::new(vec![named("wrapper")], Some(places), frames);
         caller.stack.iter().map(|frame| frame.words()).collect()

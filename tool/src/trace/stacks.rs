@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The call stacks of a trace: [`kind::STACK`](rdmamr_trace_format::kind::STACK).
 
+use super::Located;
+
 /// The most frames of a stack; no writer has as many.
 const MOST_FRAMES: usize = 256;
 
-/// A call stack, innermost frame first.
-#[derive(Default)]
+/// The frames of a call stack beyond the caller, the innermost first.
+#[derive(Hash, PartialEq, Eq)]
 pub struct Stack {
-    /// The list of modules that was valid when the stack was written.
-    pub modules: u32,
-    /// Return addresses.
-    pub addresses: Vec<u64>,
+    /// The places of return addresses.
+    pub native: Vec<Located>,
     pub python: Vec<PythonFrame>,
 }
 
@@ -34,7 +34,7 @@ impl PythonFrame {
 }
 
 impl Stack {
-    pub fn parse(bytes: &[u8], modules: u32) -> Option<Stack> {
+    pub fn parse(bytes: &[u8], locate: impl Fn(u64) -> Located) -> Option<Stack> {
         // The caller has the number.
         let (_, bytes) = bytes.split_at_checked(4)?;
         let (frames, bytes) = bytes.split_first_chunk()?;
@@ -44,9 +44,10 @@ impl Stack {
         let addresses = addresses.flatten().map(u64::from_le_bytes);
         let text = String::from_utf8_lossy(text);
         let python = text.lines().filter_map(PythonFrame::parse);
+        // The first is the caller.
+        let beyond = addresses.take(MOST_FRAMES).skip(1);
         Some(Stack {
-            modules,
-            addresses: addresses.take(MOST_FRAMES).collect(),
+            native: beyond.map(locate).collect(),
             python: python.take(MOST_FRAMES).collect(),
         })
     }
@@ -61,8 +62,9 @@ mod tests {
         let mut bytes = [7u32, 2].map(u32::to_le_bytes).concat();
         bytes.extend([0x10u64, 0x20].map(u64::to_le_bytes).concat());
         bytes.extend(b"12 Ring.send /a folder/ring.py\nnonsense\n0 <module> run.py\n");
-        let stack = Stack::parse(&bytes, 3).unwrap();
-        assert_eq!((stack.modules, stack.addresses), (3, vec![0x10, 0x20]));
+        let parse = |bytes: &[u8]| Stack::parse(bytes, |address| (Some(3), address));
+        let stack = parse(&bytes).unwrap();
+        assert_eq!(stack.native, [(Some(3), 0x20)]);
         let frame = |line, function: &str, file: &str| PythonFrame {
             line,
             function: function.to_string(),
@@ -74,9 +76,9 @@ mod tests {
         ];
         assert_eq!(stack.python, expected);
         for length in 0..24 {
-            assert!(Stack::parse(&bytes[..length], 0).is_none(), "{length}");
+            assert!(parse(&bytes[..length]).is_none(), "{length}");
         }
         bytes[4..8].fill(0xff);
-        assert!(Stack::parse(&bytes, 0).is_none());
+        assert!(parse(&bytes).is_none());
     }
 }
