@@ -5,9 +5,9 @@
 use crate::files::named::{Missing, Place, find};
 use crate::files::{names, owned, read};
 use crate::report::units::shown;
-use crate::trace::to_append;
+use crate::trace::{header, to_append};
 use anyhow::{Context, Result, bail};
-use rdmamr_trace_format::MAGIC;
+use rdmamr_trace_format::Header;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::io::{self, Read};
@@ -65,9 +65,8 @@ fn matching(name: &Path) -> Vec<PathBuf> {
     let (pattern, host) = (pattern.as_bytes(), host());
     let named = names(folder).into_iter();
     let named = named.filter(|name| fits(pattern, name.as_bytes(), host.as_bytes()));
-    let is_trace = |path: &PathBuf| header(path).is_some_and(|it| it.starts_with(&MAGIC));
     let paths = named.map(|name| folder.join(name));
-    paths.filter(is_trace).collect()
+    paths.filter(|path| header_of(path).is_some()).collect()
 }
 
 fn host() -> String {
@@ -95,20 +94,18 @@ fn fits(pattern: &[u8], name: &[u8], host: &[u8]) -> bool {
     }
 }
 
-fn header(path: &Path) -> Option<Vec<u8>> {
-    let mut header = Vec::new();
-    let file = find(path).ok()?.read().ok()?;
-    file.take(24).read_to_end(&mut header).ok()?;
-    Some(header)
+/// The first header of a trace.
+fn header_of(path: &Path) -> Option<Header> {
+    let mut bytes = [0; size_of::<Header>()];
+    let mut file = find(path).ok()?.read().ok()?;
+    file.read_exact(&mut bytes).ok()?;
+    header(&bytes)
 }
 
 /// Whether the process that began a trace has ended.
 fn is_leftover(path: &Path) -> bool {
-    let header = header(path).unwrap_or_default();
-    let Some(pid) = header.get(20..24).and_then(|pid| pid.try_into().ok()) else {
-        return true;
-    };
-    !Path::new(&format!("/proc/{}", u32::from_le_bytes(pid))).exists()
+    let is_alive = |it: Header| Path::new(&format!("/proc/{}", it.pid)).exists();
+    !header_of(path).is_some_and(is_alive)
 }
 
 /// Empties the file of an earlier trace, since the library appends. It
@@ -141,6 +138,7 @@ pub fn empty(file: &File) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sample::{Sample, Writer};
 
     #[test]
     fn names_of_a_pattern() {
@@ -169,15 +167,14 @@ mod tests {
     fn an_old_trace_goes_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        let mut header = [0; 24];
-        header[..8].copy_from_slice(&MAGIC);
-        header[20..].copy_from_slice(&u32::MAX.to_le_bytes());
-        std::fs::write(path("a-1"), header).unwrap();
-        header[20..].copy_from_slice(&std::process::id().to_le_bytes());
-        std::fs::write(path("a-2"), header).unwrap();
+        for (name, pid) in [("a-1", u32::MAX), ("a-2", std::process::id())] {
+            let mut sample = Sample::default();
+            Writer::new(pid).block(&mut sample, 0, &[]);
+            std::fs::write(path(name), sample.0).unwrap();
+        }
         std::fs::write(path("a-3"), "a letter").unwrap();
         prepare(&path("a-%r")).unwrap();
-        assert_eq!(existing(&path("a-%r")), [(path("a-2"), Some(24))]);
+        assert_eq!(existing(&path("a-%r")), [(path("a-2"), Some(48))]);
         assert!(path("a-3").exists());
         prepare(&path("new/%p")).unwrap();
         assert!(path("new").is_dir());
