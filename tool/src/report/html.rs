@@ -140,13 +140,7 @@ fn document(title: &str, body: Markup) -> String {
             body { (body) }
         }
     };
-    // The page's own text has no control characters but line ends and tabs.
-    let printable = |c| match c {
-        '\n' | '\t' => c,
-        c if units::controls(c) => '\u{fffd}',
-        c => c,
-    };
-    page.into_string().chars().map(printable).collect()
+    units::lines(&page.into_string())
 }
 
 /// The page that compares two runs.
