@@ -50,7 +50,6 @@ fn c_file() -> String {
     );
     whole::<ibv_context>(&mut out);
     assertions::<ibv_device>(&mut out);
-    assertions::<ibv_device_attr>(&mut out);
     writeln!(
         out,
         "_Static_assert(IBV_TRANSPORT_IWARP == {IBV_TRANSPORT_IWARP}, \"IBV_TRANSPORT_IWARP\");"

@@ -2,7 +2,7 @@
 //! rdma-core's public structures, from `<infiniband/verbs.h>`.
 
 use crate::{constants, mirror};
-use core::ffi::{c_char, c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_void};
 
 mirror! { "struct ibv_device" =>
     /// A device, open or not. Only the fields up to the last that the library reads are
@@ -39,29 +39,6 @@ pub const IBV_FORK_UNNEEDED: c_int = 2;
 
 /// `ibv_device.transport_type` of iWARP. On iWARP the sink of an RDMA read needs remote write.
 pub const IBV_TRANSPORT_IWARP: c_int = 1;
-
-mirror! { "struct ibv_device_attr" =>
-    /// The answer of `ibv_query_device`. Only the fields up to the last that the program `rdmamr` reads
-    /// are declared.
-    pub struct ibv_device_attr {
-        pub fw_ver: [c_char; 64],
-        pub node_guid: u64,
-        pub sys_image_guid: u64,
-        pub max_mr_size: u64,
-        pub page_size_cap: u64,
-        pub vendor_id: u32,
-        pub vendor_part_id: u32,
-        pub hw_ver: u32,
-        pub max_qp: c_int,
-        pub max_qp_wr: c_int,
-        pub device_cap_flags: c_uint,
-        pub max_sge: c_int,
-        pub max_sge_rd: c_int,
-        pub max_cq: c_int,
-        pub max_cqe: c_int,
-        pub max_mr: c_int,
-    }
-}
 
 /// Structures of which the library only forwards pointers.
 #[rustfmt::skip]

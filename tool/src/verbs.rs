@@ -4,8 +4,8 @@
 use crate::report::units::shown;
 use anyhow::{Context as _, Error, Result, ensure};
 use errno::errno;
-use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_device_attr, ibv_mr, ibv_pd};
-use rdmamr_uverbs::context::identify;
+use rdmamr_abi::rdma_core::{ibv_context, ibv_device, ibv_mr, ibv_pd};
+use rdmamr_uverbs::context::{identify, most};
 use rdmamr_uverbs::driver::Driver;
 use rdmamr_uverbs::kernel::Uverbs;
 use std::ffi::{CStr, c_int, c_void};
@@ -70,7 +70,6 @@ impl Loaded {
 
 type GetDeviceList = unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device;
 type OpenDevice = unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context;
-type QueryDevice = unsafe extern "C" fn(*mut ibv_context, *mut c_void) -> c_int;
 type CloseDevice = unsafe extern "C" fn(*mut ibv_context) -> c_int;
 type AllocPd = unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd;
 /// `ibv_reg_mr`, and its relaxed counterpart.
@@ -135,20 +134,14 @@ impl Verbs {
     /// The most regions that a device can have. Closes the device again: `rdmamr top` goes on.
     pub fn most_regions(&self, name: &str) -> Option<u64> {
         // SAFETY: the function has this type in <infiniband/verbs.h>.
-        let query: QueryDevice = unsafe { self.library.function(c"ibv_query_device") }.ok()?;
-        // SAFETY: the function has this type in <infiniband/verbs.h>.
         let close: CloseDevice = unsafe { self.library.function(c"ibv_close_device") }.ok()?;
         let context = self.open(name).ok()?;
-        // The structure is longer than its declaration here.
-        let mut answer = [0u64; 128];
-        // SAFETY: the device is open, and the answer has room.
-        let failed = unsafe { query(context.0, answer.as_mut_ptr().cast()) } != 0;
+        let facts = identify(&Uverbs, context.fd());
+        let most = facts.and_then(|facts| most(&Uverbs, context.fd(), facts));
         // SAFETY: the device is open, and no other code uses it.
         unsafe { close(context.0) };
-        // SAFETY: any bytes are such a structure, which begins the answer.
-        let answer = unsafe { answer.as_ptr().cast::<ibv_device_attr>().read() };
-        let most = u64::try_from(answer.max_mr).ok()?;
-        (!failed && most > 0).then_some(most)
+        let regions = most.ok()?.regions;
+        (regions > 0).then_some(regions.into())
     }
 
     /// Allocates a protection domain.
