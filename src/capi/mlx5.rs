@@ -17,7 +17,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Error, Request};
-use rdmamr_next::{self as next, Provider};
+use rdmamr_next::{self as next, Context, Provider};
 use rdmamr_trace::format::call;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -52,7 +52,7 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg(
     let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
-        let provider = unsafe { Provider::of_c(context) };
+        let provider = Provider::of(unsafe { Context::from_c(context) });
         mlx5::umem(provider, &next::MLX5DV_DEVX_UMEM_REG, size, |next| {
             // SAFETY: same contract.
             unsafe { next(context, addr, size, access) }
@@ -82,7 +82,7 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
     let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
-        let provider = unsafe { Provider::of_c(context) };
+        let provider = Provider::of(unsafe { Context::from_c(context) });
         let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
         mlx5::umem(provider, next, request.length, |next| {
             // SAFETY: same contract.

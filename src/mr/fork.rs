@@ -100,7 +100,7 @@ pub fn is_fork_protected() -> bool {
 
 /// As [`is_fork_protected`], by the libibverbs that opened the domain's device.
 pub fn is_fork_protected_in(pd: Pd) -> bool {
-    is_protected_by(Provider::of_pd(pd))
+    is_protected_by(Provider::of(pd.device()))
 }
 
 fn is_protected_by(provider: Provider) -> bool {

@@ -33,7 +33,7 @@ fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let (addr, length, iova) = (request.addr, request.length, request.iova);
     let access = request.access.bits();
     let pd_ptr = pd.as_ptr();
-    let provider = Provider::of_pd(pd);
+    let provider = Provider::of(pd.device());
     let _uncancelled = thread::uncancelled();
     let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(provider) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
@@ -64,7 +64,7 @@ pub unsafe fn reg_dmabuf_mr(
     fd: i32,
     access: Access,
 ) -> Result<Registered, Error> {
-    let next = require(&next::REG_DMABUF_MR, Provider::of_pd(pd))?;
+    let next = require(&next::REG_DMABUF_MR, Provider::of(pd.device()))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live (`Pd::from_c`), `fd` is valid by this function's contract, and `next` is
     // libibverbs' `ibv_reg_dmabuf_mr`.
@@ -130,7 +130,7 @@ pub unsafe fn is_ordinary(
 /// # Safety
 /// The same as for [`memory_with`], and `attr` is not NULL.
 pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
-    let next = require(&next::REG_MR_EX, Provider::of_pd(pd))?;
+    let next = require(&next::REG_MR_EX, Provider::of(pd.device()))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live, `attr` is valid by this function's contract, and `next` is libibverbs'
     // `ibv_reg_mr_ex`.

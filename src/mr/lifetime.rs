@@ -10,7 +10,7 @@ use rdmamr_next::{self as next, Context, Pd, Provider};
 use rdmamr_sys::thread;
 
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
-    let next = require(&next::DEALLOC_PD, Provider::of_pd(pd))?;
+    let next = require(&next::DEALLOC_PD, Provider::of(pd.device()))?;
     let device = devices::device(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
     // listed here had ended elsewhere. List them before the call: after the call another thread may

@@ -34,8 +34,8 @@ pub unsafe fn reg_dmabuf_mr(
     (access, of_mlx5): (c_int, c_int),
 ) -> Result<Registered, Error> {
     // SAFETY: same contract: the domain is live.
-    let provider = unsafe { Pd::from_c(pd) }.map_or(Provider::ORDINARY, Provider::of_pd);
-    let next = require(&next::MLX5DV_REG_DMABUF_MR, provider)?;
+    let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device);
+    let next = require(&next::MLX5DV_REG_DMABUF_MR, Provider::of(device))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: same contract.
     let mr = unsafe { next(pd, offset, length, iova, fd, access, of_mlx5) };

@@ -15,7 +15,7 @@ use core::ptr::{NonNull, with_exposed_provenance_mut};
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_abi::rdma_core::*;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
-use rdmamr_next::{Pd, Provider};
+use rdmamr_next::{Context, Pd, Provider};
 
 /// The memory of an `ibv_mr` of ours.
 #[repr(C)]
@@ -169,7 +169,7 @@ impl Mr {
     /// The library that made the region's device.
     pub fn provider(self) -> Provider {
         // SAFETY: the context of a live region stays open as long as the region exists.
-        unsafe { Provider::of_c(self.read().context) }
+        Provider::of(unsafe { Context::from_c(self.read().context) })
     }
 
     /// The access flags of the registration, as libibverbs knows them.

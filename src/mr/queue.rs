@@ -21,7 +21,7 @@ pub fn make<F: Copy, T>(
     device: Option<Context>,
     call: impl FnOnce(F) -> *mut T,
 ) -> Result<*mut T, Error> {
-    let next = require(next, device.map_or(Provider::ORDINARY, Provider::of))?;
+    let next = require(next, Provider::of(device))?;
     let _uncancelled = thread::uncancelled();
     let queue = call(next);
     match errno() {

@@ -13,7 +13,7 @@
 //! A library that came later may go again, so only functions by which a device's owner is reached
 //! are remembered for it: an open device keeps its libibverbs loaded.
 
-use super::domain::{Context, Pd};
+use super::domain::Context;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use core::marker::PhantomData;
 use core::num::NonZeroUsize;
@@ -84,8 +84,9 @@ impl Provider {
     /// opened a device. Most processes have no other.
     pub const ORDINARY: Provider = Provider(0);
 
-    pub fn of(context: Context) -> Provider {
-        match context.create_cq_ex() {
+    /// The ordinary one for a domain or a region without a device.
+    pub fn of(context: impl Into<Option<Context>>) -> Provider {
+        match context.into().and_then(Context::create_cq_ex) {
             Some(made) if MADE[0].load(Relaxed) != made.get() => Provider::other(made),
             _ => Provider::ORDINARY,
         }
@@ -96,19 +97,6 @@ impl Provider {
         let known = |known: &AtomicUsize| known.load(Relaxed) == made.get();
         let number = MADE.iter().position(known);
         number.map_or_else(|| Provider::identify(made), Provider)
-    }
-
-    /// As [`Provider::of`]; the ordinary one for a domain or a region without a device.
-    ///
-    /// # Safety
-    /// `context` is NULL or an open context.
-    pub unsafe fn of_c(context: *mut ibv_context) -> Provider {
-        // SAFETY: this function's caller promises that the context is NULL or open.
-        unsafe { Context::from_c(context) }.map_or(Provider::ORDINARY, Provider::of)
-    }
-
-    pub fn of_pd(pd: Pd) -> Provider {
-        pd.device().map_or(Provider::ORDINARY, Provider::of)
     }
 
     /// The number, below [`PROVIDERS`].

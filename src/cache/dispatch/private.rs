@@ -97,7 +97,7 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         owners::flush_quietly(pd);
     }
     let _uncancelled = thread::uncancelled();
-    match next::CMD_DEALLOC_PD.by(named.map_or(Provider::ORDINARY, Provider::of_pd)) {
+    match next::CMD_DEALLOC_PD.by(Provider::of(named.and_then(Pd::device))) {
         // SAFETY: provider's argument.
         Some(next) => unsafe { next(pd) },
         None => libc::ENOSYS,
@@ -114,7 +114,7 @@ pub unsafe fn close_device(verbs_context: *mut c_void) {
     // SAFETY: this function's caller promises that a provider made the device.
     let context = unsafe { Context::from_verbs_context(verbs_context) };
     let _uncancelled = thread::uncancelled();
-    if let Some(next) = next::UNINIT_CONTEXT.by(context.map_or(Provider::ORDINARY, Provider::of)) {
+    if let Some(next) = next::UNINIT_CONTEXT.by(Provider::of(context)) {
         // SAFETY: provider's argument.
         unsafe { next(verbs_context) }
     }

@@ -88,7 +88,7 @@ pub fn unimport_pd(pd: Pd) {
         end_after_release(cache, &of);
         let _ = flush_those(cache, of);
     }
-    if let Some(next) = next::UNIMPORT_PD.by(Provider::of_pd(pd)) {
+    if let Some(next) = next::UNIMPORT_PD.by(Provider::of(pd.device())) {
         let _uncancelled = thread::uncancelled();
         // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that
         // function of libibverbs.
