@@ -296,13 +296,18 @@ pub fn each_mapping_in(
     let mut at = range.start;
     while at < range.end {
         let mut query = Query {
+            size: size_of::<Query>() as u64,
             query_flags: COVERING_OR_NEXT_VMA,
             query_addr: at,
             ..Query::default()
         };
-        match query.ask(&file) {
-            Err(Errno(libc::ENOENT)) => break,
-            result => result?,
+        let (maps, to) = (file.number(), &raw mut query);
+        // SAFETY: `query` has the layout of the kernel's structure, and room for no name.
+        if unsafe { libc::syscall(libc::SYS_ioctl, maps, PROCMAP_QUERY, to) } != 0 {
+            match errno() {
+                Errno(libc::ENOENT) => break,
+                errno => return Err(errno),
+            }
         }
         let mapping = PageRange::new(query.vma_start, query.vma_end);
         if mapping.start >= range.end {
@@ -539,17 +544,6 @@ pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
 /// Opens a file of /proc.
 pub(super) fn open(path: &CStr) -> Result<Descriptor, Errno> {
     Descriptor::open(libc::AT_FDCWD, path, libc::O_RDONLY, 0)
-}
-
-impl Query {
-    fn ask(&mut self, file: &Descriptor) -> Result<(), Errno> {
-        self.size = size_of::<Query>() as u64;
-        let (file, query) = (file.number(), &raw mut *self);
-        // SAFETY: `self` has the layout of the kernel's structure, and its name, if it asks for one,
-        // has a buffer of that size.
-        let result = unsafe { libc::syscall(libc::SYS_ioctl, file, PROCMAP_QUERY, query) };
-        if result == 0 { Ok(()) } else { Err(errno()) }
-    }
 }
 
 #[cfg(test)]
