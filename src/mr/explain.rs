@@ -305,8 +305,7 @@ fn of_cgroup(refused: &Refused, out: &mut dyn Write) -> fmt::Result {
         out.write_str("likely: ")?;
         if refused.may_lack_keys_by_eagain() {
             no_key_left(refused, out)?;
-            out.write_str(", which the kernel's log and rdma resource decide")?;
-            out.write_str("; or ")?;
+            out.write_str(", which the kernel's log and rdma resource decide; or ")?;
         }
     }
     out.write_str("the limit of the rdma cgroup (rdma.max) is reached")?;
