@@ -42,14 +42,9 @@ static CACHE: PerProcess<Cache> = PerProcess::new();
 /// The thread that makes the instance holds this lock.
 static STARTING: PerProcess<Lock> = PerProcess::new();
 
-unsafe extern "C" fn forget() {
-    STARTING.forget();
-    CACHE.forget();
-}
-
 /// The lock of the thread that makes the instance.
 pub(super) fn starting() -> &'static Lock {
-    STARTING.get_or_make(|| Box::new(Lock::new()), forget)
+    STARTING.get_or_make(|| Box::new(Lock::new()))
 }
 
 /// Waits for a thread that is starting the cache.
@@ -63,7 +58,7 @@ pub(super) fn wait_for_start(limit: Duration) {
 }
 
 pub(super) fn publish(instance: &'static Cache) {
-    CACHE.publish(instance, forget);
+    CACHE.publish(instance);
 }
 
 /// Whether this process is a child of one that had a cache. Such a child has no cache, and makes

@@ -51,12 +51,8 @@ struct Workers {
 
 static WORKERS: PerProcess<Workers> = PerProcess::new();
 
-unsafe extern "C" fn forget() {
-    WORKERS.forget();
-}
-
 fn workers() -> &'static Workers {
-    WORKERS.get_or_make(Box::default, forget)
+    WORKERS.get_or_make(Box::default)
 }
 
 /// Registers a region in the background. The event of the registration goes into the queue.

@@ -42,10 +42,6 @@ use std::alloc::{Layout, handle_alloc_error};
 
 static SET: PerProcess<Set> = PerProcess::new();
 
-unsafe extern "C" fn forget() {
-    SET.forget();
-}
-
 fn new_set() -> Box<Set> {
     // SAFETY: zeros are an empty set.
     unsafe { zeroed() }.unwrap_or_else(|| handle_alloc_error(Layout::new::<Set>()))
@@ -78,7 +74,7 @@ pub fn start() -> bool {
     let starts = first_use::current().is_some_and(|cache| cache.watch.is_on());
     if starts {
         let _inside = thread::enter();
-        SET.get_or_make(new_set, forget);
+        SET.get_or_make(new_set);
     }
     starts
 }

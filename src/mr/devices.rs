@@ -78,11 +78,7 @@ pub fn device(context: usize) -> Option<&'static Device> {
 /// The devices of this process, created at the first use.
 #[inline]
 pub fn current() -> &'static Devices {
-    DEVICES.get_or_make(Box::default, forget)
-}
-
-unsafe extern "C" fn forget() {
-    DEVICES.forget();
+    DEVICES.get_or_make(Box::default)
 }
 
 impl Device {

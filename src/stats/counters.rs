@@ -421,11 +421,6 @@ static COUNTERS: PerProcess<Counters> = PerProcess::new();
 /// The path of this process's live page.
 static FILE: PerProcess<CString> = PerProcess::new();
 
-unsafe extern "C" fn forget() {
-    COUNTERS.forget();
-    FILE.forget();
-}
-
 /// The counters of this process. The first call makes them. A forked child starts with all counters
 /// 0.
 pub fn counters() -> &'static Counters {
@@ -443,16 +438,16 @@ fn make() -> &'static Counters {
     let may_make = listed.is_ok() && COUNTERS.is_wiped_at_fork();
     let made = may_make.then(|| live::make(&names));
     let Some(made) = made.flatten() else {
-        return COUNTERS.get_or_make(in_own_memory, forget);
+        return COUNTERS.get_or_make(in_own_memory);
     };
     let page: *const Page = made.page;
     // SAFETY: `Counters` has the one field, and a page is mapped for good.
     let counters = unsafe { &*page.cast::<Counters>() };
-    let published = COUNTERS.publish(counters, forget);
+    let published = COUNTERS.publish(counters);
     if !core::ptr::eq(published, counters) {
         made.discard();
     } else if let Some(path) = made.publish() {
-        FILE.publish(Box::leak(Box::new(path)), forget);
+        FILE.publish(Box::leak(Box::new(path)));
     }
     published
 }

@@ -10,6 +10,7 @@
 
 pub use super::pages::{FAR_AWAY, PAGE_SIZE};
 pub use super::thread::process_id as id;
+use core::ffi::c_void;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 
@@ -42,24 +43,19 @@ impl<T: Sync> PerProcess<T> {
         unsafe { self.value.load(Acquire).as_ref() }
     }
 
-    /// The value of this process; `make` makes it if there is none. `forget` calls
-    /// [`PerProcess::forget`]: it runs in children if the kernel does not wipe pages.
-    pub fn get_or_make(
-        &'static self,
-        make: fn() -> Box<T>,
-        forget: unsafe extern "C" fn(),
-    ) -> &'static T {
-        self.get().unwrap_or_else(|| self.make(make, forget))
+    /// The value of this process; `make` makes it if there is none.
+    pub fn get_or_make(&'static self, make: fn() -> Box<T>) -> &'static T {
+        self.get().unwrap_or_else(|| self.make(make))
     }
 
     /// A separate function: a mere lookup must not reserve stack space for what `make` needs. A value
     /// that is larger than some threads' stacks is allocated as zeros, and never lies on a stack.
     #[cold]
     #[inline(never)]
-    fn make(&'static self, make: fn() -> Box<T>, forget: unsafe extern "C" fn()) -> &'static T {
+    fn make(&'static self, make: fn() -> Box<T>) -> &'static T {
         let new = Box::into_raw(make());
         // SAFETY: the box was just leaked.
-        let published = self.publish(unsafe { &*new }, forget);
+        let published = self.publish(unsafe { &*new });
         if !core::ptr::eq(published, new) {
             // SAFETY: `new` was not published, so no other thread knows it.
             drop(unsafe { Box::from_raw(new) });
@@ -68,11 +64,9 @@ impl<T: Sync> PerProcess<T> {
     }
 
     /// The value of this process; publishes `value` if there is none.
-    pub fn publish(&'static self, value: &'static T, forget: unsafe extern "C" fn()) -> &'static T {
+    pub fn publish(&'static self, value: &'static T) -> &'static T {
         if !self.is_wiped_at_fork() {
-            // Linux before 4.14, or larger pages: a fork handler clears the pointer.
-            // SAFETY: the handler is a function of this library, which is never unloaded.
-            unsafe { libc::pthread_atfork(None, None, Some(forget)) };
+            self.clear_at_fork();
         }
         let (none, new) = (null_mut(), (&raw const *value).cast_mut());
         match self.value.compare_exchange(none, new, AcqRel, Acquire) {
@@ -89,15 +83,35 @@ impl<T: Sync> PerProcess<T> {
         unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 }
     }
 
+    /// Has a fork handler clear the pointer: before Linux 4.14, or with larger pages.
+    #[cold]
+    fn clear_at_fork(&'static self) {
+        let own = (&raw const self.value).cast_mut().cast();
+        INHERITED.iter().any(|place| {
+            let taken = place.compare_exchange(null_mut(), own, AcqRel, Acquire);
+            taken.is_ok() || taken == Err(own)
+        });
+        // SAFETY: the handler is a function of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(clear)) };
+    }
+
     /// Publishes another value. The one before is not freed: a thread may be using it.
     pub fn replace(&'static self, value: Box<T>) {
         self.is_wiped_at_fork();
         self.value.store(Box::into_raw(value), Release);
     }
+}
 
-    /// Drops the pointer, as if no value had been made.
-    pub fn forget(&self) {
-        self.value.store(null_mut(), Release);
+/// The pointers that a child would inherit, where the kernel does not wipe their pages.
+static INHERITED: [AtomicPtr<AtomicPtr<c_void>>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
+
+/// Drops these pointers, in a child, as if no value had been made.
+unsafe extern "C" fn clear() {
+    for pointer in &INHERITED {
+        // SAFETY: NULL, or a pointer of a static.
+        if let Some(pointer) = unsafe { pointer.load(Acquire).as_ref() } {
+            pointer.store(null_mut(), Release);
+        }
     }
 }
 
@@ -163,21 +177,28 @@ impl CallsUnderWay {
 
 #[cfg(test)]
 mod tests {
-    use super::{CallsUnderWay, PerProcess};
+    use super::{CallsUnderWay, PerProcess, Release};
 
     static NUMBER: PerProcess<u32> = PerProcess::new();
-
-    unsafe extern "C" fn forget() {
-        NUMBER.forget();
-    }
 
     #[test]
     fn a_child_has_none_of_its_parents() {
         assert_eq!(NUMBER.get(), None);
-        assert_eq!(NUMBER.get_or_make(|| Box::new(7), forget), &7);
-        assert_eq!(NUMBER.get_or_make(|| Box::new(8), forget), &7);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(7)), &7);
+        assert_eq!(NUMBER.get_or_make(|| Box::new(8)), &7);
         assert!(holds_in_a_child(|| NUMBER.get().is_none()));
         assert_eq!(NUMBER.get(), Some(&7));
+    }
+
+    #[test]
+    fn a_handler_clears_what_the_kernel_does_not() {
+        static VALUE: PerProcess<u32> = PerProcess::new();
+        static SEVEN: u32 = 7;
+        // No page is wiped: `publish` has not been called.
+        VALUE.value.store((&raw const SEVEN).cast_mut(), Release);
+        (0..2).for_each(|_| VALUE.clear_at_fork());
+        assert!(holds_in_a_child(|| VALUE.get().is_none()));
+        assert_eq!(VALUE.get(), Some(&7));
     }
 
     fn holds_in_a_child(check: impl FnOnce() -> bool) -> bool {

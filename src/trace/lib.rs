@@ -24,7 +24,7 @@ use errno::{errno, set_errno};
 use format::{Call, call, how};
 use rdmamr_sys::caller::Caller;
 use rdmamr_sys::{clock, thread};
-use recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, forget};
+use recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED};
 
 /// Turns the recording on.
 pub fn turn_on() {
@@ -106,7 +106,7 @@ impl Began {
     pub fn write(self, mut record: Call, caller: Caller, reason: Reason) {
         let now = clock::monotonic();
         let errno = errno();
-        let trace = TRACE.get_or_make(Trace::new, forget);
+        let trace = TRACE.get_or_make(Trace::new);
         let ready = trace.file.is_started();
         if record.errno != 0 {
             record.how = how::NONE;

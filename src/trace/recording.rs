@@ -20,10 +20,6 @@ pub struct Trace {
 
 pub static TRACE: PerProcess<Trace> = PerProcess::new();
 
-pub unsafe extern "C" fn forget() {
-    TRACE.forget();
-}
-
 /// Whether calls are recorded. `LOOK`: the next call looks at a request of another process
 /// (`switch.rs`).
 #[unsafe(link_section = ".data.rdmamr_hits")]
