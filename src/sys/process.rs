@@ -17,12 +17,10 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 /// A value of each process, as a static. The static fills a page of .bss. A mapping made when
 /// needed could fill a hole that the program has just made, and change what a later call finds
 /// there.
-#[repr(C)]
 #[cfg_attr(target_arch = "aarch64", repr(align(65536)))]
 #[cfg_attr(not(target_arch = "aarch64"), repr(align(4096)))]
 pub struct PerProcess<T: 'static> {
     value: AtomicPtr<T>,
-    rest: [u8; PAGE_SIZE - size_of::<usize>()],
 }
 const _: () = assert!(align_of::<PerProcess<u8>>() == PAGE_SIZE);
 const _: () = assert!(size_of::<PerProcess<u8>>() == PAGE_SIZE);
@@ -32,7 +30,6 @@ impl<T: Sync> PerProcess<T> {
     pub const fn new() -> Self {
         PerProcess {
             value: AtomicPtr::new(null_mut()),
-            rest: [0; PAGE_SIZE - size_of::<usize>()],
         }
     }
 
