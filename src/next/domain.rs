@@ -15,8 +15,6 @@ use rdmamr_abi::rdma_core::*;
 #[derive(Clone, Copy)]
 pub struct Context(NonNull<ibv_context>);
 
-// SAFETY: libibverbs lets any thread use a context, and a `Context` is only its address.
-unsafe impl Send for Context {}
 // SAFETY: libibverbs lets threads use a context at the same time.
 unsafe impl Sync for Context {}
 
@@ -117,8 +115,6 @@ impl Context {
 #[derive(Clone, Copy)]
 pub struct Pd(NonNull<ibv_pd>);
 
-// SAFETY: libibverbs lets any thread use a protection domain, and a `Pd` is only its address.
-unsafe impl Send for Pd {}
 // SAFETY: libibverbs lets threads use a protection domain at the same time.
 unsafe impl Sync for Pd {}
 
