@@ -119,8 +119,8 @@ fn may_be_gpu(pd: Pd, request: &Request, errno: i32) -> bool {
     };
     match errno {
         _ if disabled() || request.length == 0 || request.access.on_demand() => false,
-        // The kernel checks the limit of locked memory (ENOMEM, EPERM) before it looks at the pages. A
-        // dma-buf does not count against the limit.
+        // The kernel checks the limit of locked memory (ENOMEM, EPERM) before it looks at the pages.
+        // A dma-buf does not count against the limit.
         libc::EFAULT | libc::EOPNOTSUPP | libc::ENOMEM | libc::EPERM => true,
         // Some drivers answer so.
         libc::EINVAL => refused.wrong_argument().is_none(),

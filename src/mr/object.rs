@@ -193,9 +193,9 @@ impl Mr {
 
     fn word(&self, offset: usize) -> &AtomicU32 {
         let word = self.0.as_ptr().wrapping_byte_add(offset).cast();
-        // SAFETY: `from_c` was promised a live region or an object of ours, and the word is in it or
-        // in the same heap. Other code writes these fields without an atomic only when it makes the
-        // object, before other threads can read it.
+        // SAFETY: `from_c` was promised a live region or an object of ours, and the word is in it
+        // or in the same heap. Other code writes these fields without an atomic only when it makes
+        // the object, before other threads can read it.
         unsafe { AtomicU32::from_ptr(word) }
     }
 

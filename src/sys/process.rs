@@ -45,8 +45,9 @@ impl<T: Sync> PerProcess<T> {
         self.get().unwrap_or_else(|| self.make(make))
     }
 
-    /// A separate function: a mere lookup must not reserve stack space for what `make` needs. A value
-    /// that is larger than some threads' stacks is allocated as zeros, and never lies on a stack.
+    /// A separate function: a mere lookup must not reserve stack space for what `make` needs. A
+    /// value that is larger than some threads' stacks is allocated as zeros, and never lies on a
+    /// stack.
     #[cold]
     #[inline(never)]
     fn make(&'static self, make: fn() -> Box<T>) -> &'static T {

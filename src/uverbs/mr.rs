@@ -20,8 +20,8 @@ struct Answer {
     private: [u8; 8],
 }
 
-/// Registers memory on the device behind `fd`, by a command whose `response` is set here. `facts` must
-/// name its driver.
+/// Registers memory on the device behind `fd`, by a command whose `response` is set here. `facts`
+/// must name its driver.
 #[inline(always)]
 pub fn register(
     kernel: &impl Kernel,
@@ -51,8 +51,8 @@ pub fn register(
     Ok(answer.core)
 }
 
-/// Registers memory of the open dma-buf `file`, in which `command.start` is an offset. No driver has
-/// private bytes for this.
+/// Registers memory of the open dma-buf `file`, in which `command.start` is an offset. No driver
+/// has private bytes for this.
 pub fn register_dmabuf(
     kernel: &impl Kernel,
     fd: i32,
