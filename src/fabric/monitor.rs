@@ -203,8 +203,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 fn tell() {
     let was_told = TELL.swap(1, SeqCst) != 0;
     if !STARTED.swap(true, SeqCst) {
-        // If the thread cannot start now, the next call tries again.
-        STARTED.store(background::start(&THREAD), SeqCst);
+        // If the thread cannot start now, the next call tries again. One that has started may have
+        // ended by now.
+        if !background::start(&THREAD) {
+            STARTED.store(false, SeqCst);
+        }
     } else if !was_told {
         futex::wake(&TELL, 1);
     }
