@@ -9,12 +9,12 @@
 
 use super::file::File;
 use super::recording::{LOOK, OFF, ON, RECORD, TRACE, Trace, WANTED, close};
-use core::sync::atomic::{AtomicBool, Ordering::*};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 use errno::{errno, set_errno};
 use libc::syscall;
 use rdmamr_live_page::{NOT_FOLLOWED, NOT_POSSIBLE, TraceSwitch};
 use rdmamr_stats as stats;
-use rdmamr_sys::proc;
+use rdmamr_sys::{proc, process};
 use rdmamr_trace_format::kind;
 use std::ffi::CString;
 
@@ -33,8 +33,10 @@ fn has_request(switch: &TraceSwitch) -> bool {
 /// Follows the request. A second thread that comes meanwhile is not recorded.
 #[cold]
 pub(super) fn follow() {
-    static BUSY: AtomicBool = AtomicBool::new(false);
-    if BUSY.swap(true, Acquire) {
+    /// The process of which a thread is here, or 0. A child may find its parent's number.
+    static BUSY: AtomicU32 = AtomicU32::new(0);
+    let this = process::id();
+    if BUSY.swap(this, Acquire) == this {
         return;
     }
     let errno = errno();
@@ -53,7 +55,7 @@ pub(super) fn follow() {
     }
     let wanted = WANTED.load(Relaxed);
     ON.store(if wanted { RECORD } else { OFF }, Relaxed);
-    BUSY.store(false, Release);
+    BUSY.store(0, Release);
     set_errno(errno);
 }
 
