@@ -68,9 +68,10 @@ fn without_memory(served: Mr) -> Option<&'static Region> {
     None
 }
 
-/// Registers memory, at least one buffer. `publish` writes the region to the application's variable, which must hold the
-/// region before an event can report the registration. `pending` is the trace's record of the call,
-/// if the trace is on; a registration in the background takes the record.
+/// Registers memory, at least one buffer. `publish` writes the region to the application's variable,
+/// which must hold the region before an event can report the registration; a registration that fails
+/// here has not been published. `pending` is the trace's record of the call, if the trace is on; a
+/// registration in the background takes the record.
 ///
 /// This function is not inlined, but every function that it calls is inlined into it, once. Three
 /// inlined copies, one for each of C's calls, were 47 KiB of code.

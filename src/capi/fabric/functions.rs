@@ -146,14 +146,9 @@ unsafe fn register_in(
         let domain = unsafe { Domain::of_this_process(fid) }?;
         ensure(!mr.is_null(), NULL_REGION_PLACE)?;
         let what = what(domain)?;
-        // SAFETY: caller's memory: `mr` is not NULL, so it points to a readable and writable
-        // pointer.
-        let before = unsafe { mr.read() };
-        // SAFETY: caller's memory: `mr` points to a writable pointer, as for the read above.
+        // SAFETY: caller's memory: `mr` is not NULL, so it points to a writable pointer.
         let publish = |region: *mut fid_mr| unsafe { mr.write(region) };
-        // A failed registration may have published its region.
-        register(name, domain, what, &publish, &mut pending).inspect_err(|_| publish(before))?;
-        Ok(0)
+        register(name, domain, what, &publish, &mut pending).map(|()| 0)
     });
     end(pending, result)
 }
