@@ -434,7 +434,7 @@ fn unknown(name: &str) -> Option<String> {
     }
     // The other names are not for people to set.
     let public = known().filter(|known| known.starts_with("RDMAMR_"));
-    let hint = hint(nearest(name, public));
+    let hint = hint(name, public);
     Some(format!(
         "{}: no such setting, ignored{hint}",
         shortened(name)
@@ -447,19 +447,11 @@ fn apply(config: &mut Config, setting: &Setting, value: &CStr) -> Option<String>
         return None;
     }
     let (name, value) = (setting.name.to_string_lossy(), value.to_string_lossy());
-    let hint = hint(nearest(&value, setting.values.iter().copied()));
+    let hint = hint(&value, setting.values.iter().copied());
     let (value, values) = (shortened(&value), setting.values.join(", "));
     Some(format!(
         "{name}={value}: no such value, ignored{hint} It takes {values}."
     ))
-}
-
-/// The rest of a sentence, which names what may be meant.
-fn hint(near: &str) -> String {
-    match near {
-        "" => ".".to_owned(),
-        near => format!("; did you mean {near}?"),
-    }
 }
 
 /// The length, in bytes, up to which a name or a value is compared and printed.
@@ -474,17 +466,18 @@ fn shortened(text: &str) -> String {
     format!("{shown}{rest}")
 }
 
-/// The candidate at the smallest edit distance, or "" if none is like it, as "on" is not like "0".
-/// A candidate of several words describes values, so it is none.
-fn nearest(given: &str, candidates: impl Iterator<Item = &'static str>) -> &'static str {
-    candidates
+/// The rest of a sentence. It names the candidate at the smallest edit distance, unless none is
+/// like what was given, as "on" is not like "0". A candidate of several words describes values, so
+/// it is none.
+fn hint(given: &str, candidates: impl Iterator<Item = &'static str>) -> String {
+    let near = candidates
         .filter(|candidate| {
             given.len() <= LONGEST
                 && !candidate.contains(' ')
                 && distance(given, candidate) < candidate.len()
         })
-        .min_by_key(|candidate| distance(given, candidate))
-        .unwrap_or_default()
+        .min_by_key(|candidate| distance(given, candidate));
+    near.map_or_else(|| ".".to_owned(), |near| format!("; did you mean {near}?"))
 }
 
 /// Levenshtein's distance.
@@ -602,8 +595,9 @@ mod tests {
             "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
             "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
         );
-        let nearest_of = |length: usize| nearest(&NEAR[..length], [NEAR].into_iter());
-        assert_eq!((nearest_of(LONGEST), nearest_of(LONGEST + 1)), (NEAR, ""));
+        let hint = |length: usize| hint(&NEAR[..length], [NEAR].into_iter());
+        assert!(hint(LONGEST).contains(NEAR));
+        assert_eq!(hint(LONGEST + 1), ".");
         let name = format!("RDMAMR_{}", "\u{e9}".repeat(60_000));
         let complaint = unknown(&name).unwrap();
         assert!(complaint.len() < 2 * LONGEST, "{complaint}");

@@ -268,7 +268,7 @@ impl Region {
     }
 
     /// Writes into a trace record which region the call concerns and how the call was done. The
-    /// record names a composite region by its first piece, and a replaced region by its former lkey.
+    /// record names a composite region by its first piece, and a replaced one by its former lkey.
     #[cold]
     pub fn describe_record(&self, record: &mut Call, how: How) {
         if record.length == 0 {

@@ -68,10 +68,10 @@ fn without_memory(served: Mr) -> Option<&'static Region> {
     None
 }
 
-/// Registers memory, at least one buffer. `publish` writes the region to the application's variable,
-/// which must hold the region before an event can report the registration; a registration that fails
-/// here has not been published. `pending` is the trace's record of the call, if the trace is on; a
-/// registration in the background takes the record.
+/// Registers memory, at least one buffer. `publish` writes the region to the application's
+/// variable, which must hold the region before an event can report the registration. If this
+/// function fails, it has not called `publish`. `pending` is the trace's record of the call, if the
+/// trace is on; a registration in the background takes the record.
 ///
 /// This function is not inlined, but every function that it calls is inlined into it, once. Three
 /// inlined copies, one for each of C's calls, were 47 KiB of code.
@@ -239,8 +239,8 @@ struct Pinning<'a> {
 }
 
 impl Pinning<'_> {
-    /// Registers the buffers. `at` is the device's address for remote use, if the only buffer needs a
-    /// specific one.
+    /// Registers the buffers. `at` is the device's address for remote use, if the only buffer needs
+    /// a specific one.
     fn pin_all(&self, buffers: &[Buffer], at: Option<u64>) -> Result<Vec<Piece>> {
         let mut pieces = Vec::with_capacity(buffers.len());
         for buffer in buffers {

@@ -23,9 +23,9 @@ pub fn is_large(length: usize) -> bool {
     length > LARGE.load(Relaxed)
 }
 
-/// Runs `register` for large memory, with helper threads and a report where they apply. `threads` is
-/// how many threads populate memory, the registering thread included (`RDMAMR_PREFAULT`). `progress`:
-/// lines of progress are written also below `RDMAMR_LOG=info` (`RDMAMR_PROGRESS`).
+/// Runs `register` for large memory, with helper threads and a report where they apply. `threads`
+/// is how many threads populate memory, the registering thread included (`RDMAMR_PREFAULT`).
+/// `progress`: lines of progress are written also below `RDMAMR_LOG=info` (`RDMAMR_PROGRESS`).
 #[cold]
 pub fn around<T>(pin: Pin, threads: usize, progress: bool, register: impl FnOnce() -> T) -> T {
     let told = log::wants(Level::Info) || progress;
