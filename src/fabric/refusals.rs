@@ -91,7 +91,6 @@ refusals! {
     KEY_IN_USE FI_ENOKEY, "the requested key is in use in this domain";
     NO_KEY_LEFT FI_ENOKEY, "each key that the domain can have is in use";
     OFFSET_WITHOUT_FLAG FI_EINVAL, "the offset must be 0 without FI_MR_OFFSET";
-    OFFSET_PAST_END FI_EINVAL, "the offset and the length run past the end of the addresses";
     OFFSET_IN_PAGE FI_EINVAL,
         "FI_MR_OFFSET with the provider's keys: the offset and the buffer must lie alike in their \
         pages";

@@ -237,7 +237,7 @@ impl Region {
     }
 
     /// Calls `with` with the region's pieces, in order. There is none if another region has
-    /// replaced this one.
+    /// replaced this one since the caller looked at its state.
     pub fn with_segments<R>(&self, side: Side, with: impl FnOnce(&[Segment]) -> R) -> R {
         let kept = self.keep_pieces();
         if let Some(piece) = self.single() {
@@ -251,18 +251,11 @@ impl Region {
         with(&segments)
     }
 
-    /// Fails if a region has no piece because another region has replaced it since the caller
-    /// looked at its state.
-    fn check_pieces(&self, segments: &[Segment]) -> Result<()> {
-        let is_whole = !segments.is_empty() || self.state() == Phase::Registered;
-        ensure(is_whole || !self.plan.is_placed, REPLACED)
-    }
-
     /// Writes the pieces to `found`, at the addresses that this process uses.
     pub fn segments(&self, found: &mut Found) -> Result<()> {
         self.with_segments(Side::Local, |segments| {
             segments.iter().for_each(|&segment| found.push(segment));
-            self.check_pieces(segments)
+            ensure(!segments.is_empty(), REPLACED)
         })?;
         found.check()
     }
@@ -297,8 +290,7 @@ impl Region {
     /// Writes the region's raw key, fi_mr_raw_attr(3). Returns the size of a raw key in any case.
     pub fn write_raw_key(&self, out: &mut [u8]) -> (usize, Result<usize>) {
         self.with_segments(Side::Remote, |segments| {
-            let written = self
-                .check_pieces(segments)
+            let written = ensure(!segments.is_empty(), REPLACED)
                 .and_then(|()| raw_key::write(self.plan.base, segments, out));
             (raw_key::size(segments.len()), written)
         })

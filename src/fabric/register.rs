@@ -86,8 +86,6 @@ pub fn register(
     may_allocate()?;
     let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
     let table_key = table_key(domain, &wish)?;
-    let length = buffers.iter().map(|buffer| buffer.length as u64).sum();
-    check_offset(domain, &wish, &buffers, length)?;
     let is_placed = wish.flags & MR_OFFSET != 0;
     let base = if is_placed {
         wish.offset
@@ -96,7 +94,9 @@ pub fn register(
     } else {
         0
     };
+    let length = buffers.iter().map(|buffer| buffer.length as u64).sum();
     ensure(base.checked_add(length).is_some(), REGION_PAST_END)?;
+    check_offset(domain, &wish, &buffers)?;
     let plan = Plan {
         table_key,
         is_placed,
@@ -166,15 +166,13 @@ fn table_key(domain: &Domain, wish: &Wish) -> Result<Option<u64>> {
 
 /// Refuses a base address that the application chose and the domain cannot have.
 #[inline(always)]
-fn check_offset(domain: &Domain, wish: &Wish, buffers: &[Buffer], length: u64) -> Result<()> {
+fn check_offset(domain: &Domain, wish: &Wish, buffers: &[Buffer]) -> Result<()> {
     if wish.flags & MR_OFFSET == 0 {
         return ensure(
             domain.mode.by_flags || wish.offset == 0,
             OFFSET_WITHOUT_FLAG,
         );
     }
-    let end = wish.offset.checked_add(length);
-    ensure(end.is_some(), OFFSET_PAST_END)?;
     // With the provider's keys the device itself must have the buffer at that address.
     if let [buffer] = buffers {
         if domain.mode.provider_keys {
