@@ -253,7 +253,6 @@ impl Queue {
             .filled
             .wait_timeout_while(lock(&self.events), limit, empty);
         let mut events = waited.unwrap_or_else(PoisonError::into_inner).0;
-        ensure(!empty(&mut events), QUEUE_EMPTY)?;
         self.read_locked(&mut events, out, flags)
     }
 
