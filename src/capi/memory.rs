@@ -276,12 +276,22 @@ fn is_unreported(advice: c_int) -> bool {
 unsafe extern "C" fn madvise(addr: Address, length: usize, advice: c_int) -> c_int {
     let call = || call_next!(MADVISE(addr, length, advice), SYS_madvise);
     if is_unreported(advice) {
-        changing(|| changes::unreported(addr.addr(), length), call)
+        advising(changes::unreported, addr, length, call)
     } else if drops_pages(advice) {
-        changing(|| changes::changing(addr.addr(), length), call)
+        advising(changes::changing, addr, length, call)
     } else {
         call()
     }
+}
+
+#[inline(never)]
+fn advising<C>(
+    begin: fn(usize, usize) -> C,
+    addr: Address,
+    length: usize,
+    advise: impl FnOnce() -> c_int,
+) -> c_int {
+    changing(|| begin(addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
