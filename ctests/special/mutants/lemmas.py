@@ -54,7 +54,7 @@ MUTANTS = [
      "loom", "loom_a_change_that_only_the_kernel_sees"),
     ("P5", "cache/watch/userfaultfd.rs", "_ => return Memory::Shared,", "_ => return Memory::Private,",
      "unit", "the_kernel_tells_kinds_of_memory"),
-    ("P5", "cache/watch/userfaultfd.rs", "libc::EINVAL if at + len == range.end => return Memory::Private,", "libc::EINVAL => return Memory::Private,",
+    ("P5", "cache/watch/userfaultfd.rs", "libc::EINVAL if part.end == range.end => return Memory::Private,", "libc::EINVAL => return Memory::Private,",
      "unit", "the_kernel_tells_kinds_of_memory"),
     ("P6", "cache/region/state.rs", "self.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT", "self.0 & (MONITORED | PHASE) == MONITORED | KEPT",
      "unit", "no_entry_is_answered_for_that_is_stale"),

@@ -9,8 +9,8 @@
 //! need a privilege, and the parent would wait for the reader of the child's events.
 //!
 //! # Safety
-//! **Local argument:** the pointer of an ioctl points to a local structure with the layout of that
-//! ioctl in the kernel's header.
+//! **Local argument:** the pointer of an ioctl points to a local structure that begins with the
+//! layout of that ioctl in the kernel's header.
 
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -32,54 +32,46 @@ const EVENTS: u64 = FEATURE_EVENT_REMAP | FEATURE_EVENT_REMOVE | FEATURE_EVENT_U
 
 const REGISTER_MODE_WP: u64 = 1 << 1;
 
-const fn ioc(direction: u64, number: u64, size: usize) -> libc::c_ulong {
-    (direction << 30 | (size as u64) << 16 | 0xaa << 8 | number) as libc::c_ulong
-}
-const READ: u64 = 2;
-const READ_WRITE: u64 = 3;
-
 #[repr(C)]
 struct Api {
     api: u64,
     features: u64,
     ioctls: u64,
 }
-const UFFDIO_API: libc::c_ulong = ioc(READ_WRITE, 0x3f, size_of::<Api>());
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
 
+/// `struct uffdio_register` and `uffdio_continue`. `uffdio_writeprotect` and `uffdio_range` are its
+/// first three and two words.
 #[repr(C)]
-struct Register {
+struct OnRange {
     start: u64,
     len: u64,
     mode: u64,
-    ioctls: u64,
+    /// The ioctls that work on all of the range; of `uffdio_continue` the number of bytes that the
+    /// kernel has mapped, or its negative errno.
+    answer: i64,
 }
-const UFFDIO_REGISTER: libc::c_ulong = ioc(READ_WRITE, 0x00, size_of::<Register>());
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
+const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
+
+impl OnRange {
+    fn new(range: PageRange, mode: u64) -> OnRange {
+        OnRange {
+            start: range.start,
+            len: range.bytes(),
+            mode,
+            answer: 0,
+        }
+    }
+}
+
 /// The range is registered, and has huge pages of hugetlb.
 pub const HUGE_PAGES: Errno = Errno(libc::ENODEV);
 
-/// In `Register::ioctls`: UFFDIO_ZEROPAGE.
-const CAN_ZERO: u64 = 1 << 0x04;
-const UFFDIO_UNREGISTER: libc::c_ulong = ioc(READ, 0x01, 16);
-
-#[repr(C)]
-struct WriteProtect {
-    start: u64,
-    len: u64,
-    mode: u64,
-}
-const UFFDIO_WRITEPROTECT: libc::c_ulong = ioc(READ_WRITE, 0x06, size_of::<WriteProtect>());
-#[repr(C)]
-struct Continue {
-    start: u64,
-    len: u64,
-    mode: u64,
-    /// The number of bytes that the kernel has mapped, or its negative errno.
-    mapped: i64,
-}
-const UFFDIO_CONTINUE: libc::c_ulong = ioc(READ_WRITE, 0x07, size_of::<Continue>());
-const _: () = assert!(UFFDIO_API == 0xc018_aa3f && UFFDIO_REGISTER == 0xc020_aa00);
-const _: () = assert!(UFFDIO_UNREGISTER == 0x8010_aa01 && UFFDIO_WRITEPROTECT == 0xc018_aa06);
-const _: () = assert!(UFFDIO_CONTINUE == 0xc020_aa07);
+/// In the answer to a registration: UFFDIO_ZEROPAGE.
+const CAN_ZERO: i64 = 1 << 0x04;
 
 /// The kernel reports changes, but not for memory that is registered for write protection. x86-64
 /// supports that from Linux 5.7 on, arm64 from 6.10 on.
@@ -268,31 +260,17 @@ impl Userfaultfd {
     /// The kernel's answer has the ioctls that work on all of the range. Huge pages are recognised
     /// by the lack of UFFDIO_ZEROPAGE: there is no huge page of zeros.
     pub fn register(self, range: PageRange) -> Result<(), Errno> {
-        let mut register = Register {
-            start: range.start,
-            len: range.bytes(),
-            mode: REGISTER_MODE_WP,
-            ioctls: 0,
-        };
-        // SAFETY: local argument. Registering changes no memory of the process.
-        let result =
-            unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_REGISTER, &raw mut register) };
-        if result != 0 {
-            return Err(errno());
-        }
-        if register.ioctls & CAN_ZERO != 0 {
-            Ok(())
-        } else {
-            Err(HUGE_PAGES)
+        let mut register = OnRange::new(range, REGISTER_MODE_WP);
+        match ask(self.0, UFFDIO_REGISTER, &mut register) {
+            0 if register.answer & CAN_ZERO != 0 => Ok(()),
+            0 => Err(HUGE_PAGES),
+            errno => Err(Errno(errno)),
         }
     }
 
     /// Ends the registration. Returns false if part of the range cannot be registered at all.
     pub fn unregister(self, range: PageRange) -> bool {
-        let mut range = [range.start, range.bytes()];
-        let range = range.as_mut_ptr();
-        // SAFETY: local argument.
-        unsafe { libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_UNREGISTER, range) == 0 }
+        ask(self.0, UFFDIO_UNREGISTER, &mut OnRange::new(range, 0)) == 0
     }
 
     /// The kind of these pages, which this file watches, and which are pinned.
@@ -303,25 +281,18 @@ impl Userfaultfd {
     /// about several mappings gives ENOENT, so it is asked again about less.
     pub fn memory(self, range: PageRange) -> Memory {
         const QUESTIONS: u32 = 64;
-        let (mut at, mut len) = (range.start, range.bytes());
+        let mut part = range;
         for _ in 0..QUESTIONS {
-            let mut question = Continue {
-                start: at,
-                len,
-                mode: 0,
-                mapped: 0,
-            };
-            // SAFETY: local argument.
-            let answer = unsafe {
-                libc::syscall(libc::SYS_ioctl, self.0, UFFDIO_CONTINUE, &raw mut question)
-            };
-            let refusal = if answer == 0 { 0 } else { errno().0 };
-            match refusal {
-                libc::EINVAL if at + len == range.end => return Memory::Private,
-                libc::EINVAL => (at, len) = (at + len, range.end - at - len),
-                libc::ENOENT if len > page_size() => len = (len / 2).next_multiple_of(page_size()),
+            let mut question = OnRange::new(part, 0);
+            match ask(self.0, UFFDIO_CONTINUE, &mut question) {
+                libc::EINVAL if part.end == range.end => return Memory::Private,
+                libc::EINVAL => part = PageRange::new(part.end, range.end),
+                libc::ENOENT if part.bytes() > page_size() => {
+                    let half = (part.bytes() / 2).next_multiple_of(page_size());
+                    part.end = part.start + half;
+                }
                 libc::ENOENT => return Memory::Unknown,
-                libc::EAGAIN if question.mapped <= 0 => return Memory::Unknown,
+                libc::EAGAIN if question.answer <= 0 => return Memory::Unknown,
                 _ => return Memory::Shared,
             }
         }
@@ -369,11 +340,7 @@ impl Userfaultfd {
     /// Linux 6.18 takes a fault for that: the call takes 1700 ns in place of 360.
     #[inline(always)]
     pub fn fence(self) -> Fence {
-        let mut nothing = WriteProtect {
-            start: 0,
-            len: 0,
-            mode: 0,
-        };
+        let mut nothing = OnRange::new(PageRange::new(0, 0), 0);
         match ask(self.0, UFFDIO_WRITEPROTECT, &mut nothing) {
             libc::EINVAL => Fence::Passed,
             libc::EAGAIN => Fence::Pending,
@@ -473,15 +440,14 @@ pub fn wait_for(mut files: u64, limit: Option<&mut libc::timespec>) -> Option<u6
     }
 }
 
-/// The ioctl of the fence, which is most of the cost of a fenced hit. It bypasses errno and the C
-/// library's wrapper. Returns the errno.
+/// An ioctl on a range, such as the fence, whose system call is most of the cost of a fenced hit. It
+/// bypasses errno and the C library's wrapper. Returns the errno, or 0.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
+fn ask(fd: i32, request: libc::c_ulong, argument: &mut OnRange) -> i32 {
     let result: i64;
     // SAFETY: the registers follow the system call's convention, and the clobbers are declared.
-    // Local argument: the kernel writes to the structure only if it accepts the call, and it always
-    // refuses.
+    // Local argument. The kernel writes to no other memory.
     unsafe {
         core::arch::asm!(
             "syscall",
@@ -498,13 +464,14 @@ fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn ask(fd: i32, request: libc::c_ulong, argument: &mut WriteProtect) -> i32 {
-    let before = errno();
-    // SAFETY: local argument.
-    unsafe { libc::syscall(libc::SYS_ioctl, fd, request, &raw mut *argument) };
-    let answer = errno();
-    errno::set_errno(before);
-    answer.0
+fn ask(fd: i32, request: libc::c_ulong, argument: &mut OnRange) -> i32 {
+    rdmamr_sys::thread::keep_errno(|| {
+        // SAFETY: local argument. The kernel writes to no other memory.
+        match unsafe { libc::syscall(libc::SYS_ioctl, fd, request, &raw mut *argument) } {
+            0 => 0,
+            _ => errno().0,
+        }
+    })
 }
 
 #[cfg(all(test, not(loom), not(miri)))]
