@@ -13,7 +13,6 @@ use crate::region::slot::{Cause, Id, LookupKey};
 use crate::region::state::Grant;
 use crate::regions::Regions;
 use crate::released::RELEASED;
-use crate::watch::watcher::Unwatched;
 use core::ptr::with_exposed_provenance_mut;
 use core::sync::atomic::Ordering::*;
 use rdmamr_config::config;
@@ -23,7 +22,7 @@ use rdmamr_mr::refused::{OnDevice, Refused, says};
 use rdmamr_mr::{Error, How, Registered, Request};
 use rdmamr_next::Pd;
 use rdmamr_policy::is_remote;
-use rdmamr_stats::{Change, counter, log};
+use rdmamr_stats::{Change, Counter, counter, log};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::{aside, clock, thread};
 
@@ -235,10 +234,10 @@ impl Cache {
 
     /// Has userfaultfd watch the memory of a region or monitored range that is linked and not kept.
     /// Beside another thread's call that may change any memory it is not watched, since it would not be
-    /// kept.
-    pub fn watch_memory(&self, id: Id) -> Result<(), Unwatched> {
+    /// kept. An error is the counter of the reason.
+    pub fn watch_memory(&self, id: Id) -> Result<(), Counter> {
         if change::is_under_way() {
-            return Err(Unwatched::Busy);
+            return Err(counter!(bypassed_busy));
         }
         let region = self.regions.region(id);
         // Before the kernel knows: whoever learns of a change right after that must find it.
@@ -255,7 +254,7 @@ impl Cache {
         request: &Request,
         id: Id,
         export: Option<&Export>,
-    ) -> Result<Option<Unwatched>, Error> {
+    ) -> Result<Option<Counter>, Error> {
         let region = self.regions.region(id);
         let page_range = region.page_range();
         let needs_watch = !region.is_of_gpu();
@@ -287,18 +286,13 @@ impl Cache {
     }
 
     /// Lets other registrations use the region, now or after its release, as far as that is safe.
-    fn keep(&self, id: Id, lookup_key: &LookupKey, unwatched: Option<Unwatched>) {
+    fn keep(&self, id: Id, lookup_key: &LookupKey, unwatched: Option<Counter>) {
         let unproved = || match lookup_key.allocation {
             0 => self.watch.is_private(lookup_key.page_range).err(),
             _ => None,
         };
         let count = |reason| self.counters.add(thread::number(), reason, 1);
-        let mut reason = unwatched.or_else(unproved).map(|why| match why {
-            Unwatched::Refused => counter!(bypassed_watch),
-            Unwatched::Memory => counter!(bypassed_memory),
-            Unwatched::Limit => counter!(bypassed_limit),
-            Unwatched::Busy => counter!(bypassed_busy),
-        });
+        let mut reason = unwatched.or_else(unproved);
         let Some(locked) = self.lock_and_apply() else {
             // The region was not kept, so only its caller uses it. The invalidated bit needs no
             // lock.

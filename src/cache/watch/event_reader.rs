@@ -196,10 +196,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     }
 }
 
-/// Waits for an event.
+/// Waits for an event. False if the file cannot be waited for. Its number is below 64
+/// ([`Userfaultfd::as_only_one`]).
 fn rests(file: Userfaultfd) -> bool {
     BUSY.store(0, Release);
-    let ready = file.wait();
+    let ready = userfaultfd::wait_for(1 << file.fd(), None).is_some();
     BUSY.store(1, Relaxed);
     ready
 }

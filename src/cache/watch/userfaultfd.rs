@@ -348,12 +348,6 @@ impl Userfaultfd {
         }
     }
 
-    /// Waits until an event can be read. Returns false if the file cannot be waited for. The number
-    /// is below 64 (`as_only_one`).
-    pub fn wait(self) -> bool {
-        wait_for(1 << self.0, None).is_some()
-    }
-
     /// Reads the events that are there, at most as many as fit, without waiting.
     pub fn read(self, messages: &mut [Message]) -> Result<usize, Errno> {
         let size = size_of_val(messages);

@@ -13,6 +13,7 @@ use core::ptr::with_exposed_provenance;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicU8, AtomicUsize, Ordering::*};
 use errno::Errno;
 use rdmamr_stats::log::{Level, always, line, soon};
+use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
 use rdmamr_sys::memory::has_page;
@@ -34,20 +35,6 @@ pub struct Watch {
     one_thread: Option<OneThread>,
     /// How many mappings the watch may take.
     pub mappings: Mappings,
-}
-
-/// Why memory is not watched.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Unwatched {
-    /// This process may not use userfaultfd.
-    Refused,
-    /// userfaultfd cannot watch that memory, or another userfaultfd watches it, or other processes can
-    /// change it, or it is scarce (hugetlb), or it is a device's.
-    Memory,
-    /// The process is short of mappings.
-    Limit,
-    /// Another thread is changing the address space, or the kernel does not answer.
-    Busy,
 }
 
 impl Watch {
@@ -144,14 +131,17 @@ impl Watch {
     }
 
     /// Watches what is mapped in a region's chunks. Watches only the region's own pages if the kernel
-    /// refuses more because of other memory there. Some of it may be watched after an error too.
-    pub fn watch(&self, page_range: PageRange) -> Result<(), Unwatched> {
+    /// refuses more because of other memory there. Some of it may be watched after an error too. An
+    /// error is the counter of the reason: the process may not use userfaultfd; the process is short
+    /// of mappings; or userfaultfd cannot watch that memory, another userfaultfd watches it, or it is
+    /// scarce (hugetlb).
+    pub fn watch(&self, page_range: PageRange) -> Result<(), Counter> {
         if !self.is_on() {
             self.try_to_start(false);
         }
-        let number = self.watch_fd().ok_or(Unwatched::Refused)?;
+        let number = self.watch_fd().ok_or(counter!(bypassed_watch))?;
         if !self.mappings.take_room() {
-            return Err(Unwatched::Limit);
+            return Err(counter!(bypassed_limit));
         }
         let chunks = page_range.extended(CHUNK);
         let mut registered = number.register(chunks);
@@ -167,30 +157,30 @@ impl Watch {
         registered.map_err(|errno| match errno.0 {
             libc::ENOMEM => {
                 self.mappings.ran_out();
-                Unwatched::Limit
+                counter!(bypassed_limit)
             }
-            libc::EBADF => Unwatched::Refused,
-            _ => Unwatched::Memory,
+            libc::EBADF => counter!(bypassed_watch),
+            _ => counter!(bypassed_memory),
         })
     }
 
     /// Whether these pages, which are watched and pinned, are private memory: other processes change
     /// shared memory without an event, and so does a GPU's runtime with a GPU's memory. The kernel describes the mapping that
     /// was pinned, or its change has been reported since. Also fails if some of it is watched no more: a
-    /// mapping that was made there since has no watch.
-    pub fn is_private(&self, page_range: PageRange) -> Result<(), Unwatched> {
-        let number = self.watch_fd().ok_or(Unwatched::Refused)?;
+    /// mapping that was made there since has no watch. An error is the counter of the reason.
+    pub fn is_private(&self, page_range: PageRange) -> Result<(), Counter> {
+        let number = self.watch_fd().ok_or(counter!(bypassed_watch))?;
         match number.memory(page_range) {
             // The module of a GPU's vendor has registered it (`nvidia_peermem`): a GPU's addresses are
             // reserved as private memory without pages, and its runtime gives them other memory
             // without an event.
             Ok(Memory::Private) if has_page(page_range.start as usize) != Some(true) => {
-                Err(Unwatched::Memory)
+                Err(counter!(bypassed_memory))
             }
             Ok(Memory::Private) => Ok(()),
-            Ok(Memory::Shared) => Err(Unwatched::Memory),
-            Ok(Memory::Unknown) => Err(Unwatched::Busy),
-            Err(_) => Err(Unwatched::Refused),
+            Ok(Memory::Shared) => Err(counter!(bypassed_memory)),
+            Ok(Memory::Unknown) => Err(counter!(bypassed_busy)),
+            Err(_) => Err(counter!(bypassed_watch)),
         }
     }
 
