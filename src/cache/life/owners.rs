@@ -50,7 +50,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
         // They serve until their release, and end then. Before this, another domain at the address
         // can hit one of them only if it has the same number in the kernel, and so the same domain
         // there: the kernel ends no domain that has regions.
-        end_after_release(cache, &of);
+        invalidate(cache, &of, None);
         let _ = flush_those(cache, of);
     }
     Ok(())
@@ -71,10 +71,10 @@ pub fn close_device(context: Context) -> Result<(), Error> {
     // The kernel ends the remaining regions with the device: those that it refused to deregister,
     // and those in use. As without the cache, a program may close a device that has regions.
     let fd = context.fd().unwrap_or(NO_FILE);
-    abandon(cache, &of, NO_FILE);
+    invalidate(cache, &of, Some(NO_FILE));
     let closed = mr::close_device(context);
     if closed.is_err() {
-        abandon(cache, &of, fd);
+        invalidate(cache, &of, Some(fd));
     }
     cache.cleaner.wake();
     closed
@@ -85,7 +85,7 @@ pub fn close_device(context: Context) -> Result<(), Error> {
 pub fn unimport_pd(pd: Pd) {
     if let Some(cache) = existing() {
         let of = ending::of_pd(pd.address() as u64);
-        end_after_release(cache, &of);
+        invalidate(cache, &of, None);
         let _ = flush_those(cache, of);
     }
     if let Some(next) = next::UNIMPORT_PD.by(Provider::of(pd.device())) {
@@ -94,12 +94,6 @@ pub fn unimport_pd(pd: Pd) {
         // function of libibverbs.
         unsafe { next(pd.as_ptr()) }
     }
-}
-
-/// Invalidates regions, so that those in use are not reused after their release.
-fn end_after_release(cache: &Cache, of: impl Fn(&Slot) -> bool) {
-    let _inside = thread::enter();
-    invalidate_those(cache, of, By::Program, None);
 }
 
 /// A domain of the kernel is about to end. Deregisters its idle regions, except those that the
@@ -130,12 +124,11 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
     };
     // The region is abandoned before the call: as soon as it has ended, another region may get its
     // number.
-    let had = abandon(cache, of, NO_FILE);
+    let had = invalidate(cache, of, Some(NO_FILE));
     let errno = dereg();
     if errno != 0 {
-        if let Some(fd) = had {
-            abandon(cache, of, fd);
-        }
+        // The region gets its number back.
+        invalidate(cache, of, had);
     }
     errno
 }
@@ -145,7 +138,7 @@ pub fn around_deregister_bypassed(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 /// that is not a cached region is ignored.
 pub fn forget(object: usize) {
     if let Some((cache, region)) = region_of(object) {
-        abandon(cache, |other| core::ptr::eq(other, region), NO_FILE);
+        invalidate(cache, |other| core::ptr::eq(other, region), Some(NO_FILE));
     }
 }
 
@@ -168,13 +161,12 @@ pub fn forget_unshared(object: usize) -> bool {
         return true;
     };
     let is_it = |other: &Slot| core::ptr::eq(other, region);
-    let had = abandon(cache, is_it, NO_FILE);
+    let had = invalidate(cache, is_it, Some(NO_FILE));
     // The region is invalidated, so the number of its users only falls from now on.
     let is_unshared = region.state.load().users() <= 1;
     if !is_unshared {
-        if let Some(fd) = had {
-            abandon(cache, is_it, fd);
-        }
+        // The region gets its number back.
+        invalidate(cache, is_it, had);
     }
     is_unshared
 }
@@ -195,15 +187,15 @@ pub fn before_close_bypassed(verbs_context: usize) {
         {
             let of = ending::of_device(device);
             let _ = flush_those(cache, &of);
-            abandon(cache, &of, NO_FILE);
+            invalidate(cache, &of, Some(NO_FILE));
         }
     }
 }
 
-/// Invalidates regions in a call of the program, and gives them a number ([`invalidate_those`]).
-fn abandon(cache: &Cache, of: impl Fn(&Slot) -> bool, fd: i32) -> Option<i32> {
+/// [`invalidate_those`] in a call of the program. Those in use are not reused after their release.
+fn invalidate(cache: &Cache, of: impl Fn(&Slot) -> bool, fd: Option<i32>) -> Option<i32> {
     let _inside = thread::enter();
-    invalidate_those(cache, of, By::Program, Some(fd))
+    invalidate_those(cache, of, By::Program, fd)
 }
 
 /// Invalidates the regions that `is_it` selects. With `fd`, also replaces the descriptor number

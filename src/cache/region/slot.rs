@@ -112,11 +112,6 @@ impl Cause {
     pub fn in_word(self) -> u32 {
         self as u32 + 1
     }
-
-    /// The cause that [`Slot::cause`] stores.
-    fn from_word(word: u32) -> Option<(Cause, Counter)> {
-        Cause::ALL.get(word.checked_sub(1)? as usize).copied()
-    }
 }
 
 /// The bits that the address of a region's first page may have. The bits above are 0 in user space,
@@ -391,7 +386,8 @@ impl Slot {
 
     /// Why the region ends, if that is known, and the counter of that.
     pub fn cause(&self) -> Option<(Cause, Counter)> {
-        Cause::from_word(self.cause.load(Relaxed))
+        let number = self.cause.load(Relaxed).checked_sub(1)?;
+        Cause::ALL.get(number as usize).copied()
     }
 
     /// How many bytes of the processor's memory the region pins.
