@@ -65,6 +65,8 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
     }
     FILE.store(file.fd(), Relaxed);
     OWN_TABLE.store(0, Relaxed);
+    // Another thread may have forked this process beside a start of its parent's.
+    READY.store(0, Relaxed);
     let argument = Box::into_raw(Box::new(reader));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
