@@ -56,7 +56,7 @@ MUTANTS = [
      "unit", "the_kernel_tells_kinds_of_memory"),
     ("P5", "cache/watch/userfaultfd.rs", "libc::EINVAL if part.end == range.end => return Memory::Private,", "libc::EINVAL => return Memory::Private,",
      "unit", "the_kernel_tells_kinds_of_memory"),
-    ("P6", "cache/region/state.rs", "self.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT", "self.0 & (MONITORED | PHASE) == MONITORED | KEPT",
+    ("P6", "cache/region/state.rs", "seen.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT", "seen.0 & (MONITORED | PHASE) == MONITORED | KEPT",
      "unit", "no_entry_is_answered_for_that_is_stale"),
     ("P6", "cache/region/state.rs", "matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)", "matches!(self.0 & PHASE, UNKEPT | KEPT)",
      "unit", "no_thread_takes_or_claims_a_monitored"),

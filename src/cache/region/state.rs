@@ -109,13 +109,6 @@ impl Seen {
         self.0 & (MONITORED | PHASE | STALE) == KEPT && self.users() < USERS
     }
 
-    /// Whether the slot is a monitored range whose memory has not changed, as far as the ring is
-    /// applied.
-    #[inline(always)]
-    fn is_unchanged_monitored(self) -> bool {
-        self.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT
-    }
-
     /// Whether the slot is a monitored range.
     pub fn is_monitored(self) -> bool {
         self.0 & MONITORED != 0
@@ -233,13 +226,15 @@ impl State {
         }
     }
 
-    /// Whether the slot is an unchanged monitored range that `is_it` accepts. `is_it` may read the
-    /// slot's other fields. Unlike [`State::take_if`] this writes nothing, so two fences order the
-    /// reads: this one, and the one in [`State::before_fields`].
+    /// Whether the slot is a monitored range that `is_it` accepts, and whose memory has not changed,
+    /// as far as the ring is applied. `is_it` may read the slot's other fields. Unlike
+    /// [`State::take_if`] this writes nothing, so two fences order the reads: this one, and the one in
+    /// [`State::before_fields`].
     #[inline(always)]
     pub fn is_monitored_that(&self, is_it: impl Fn(Seen) -> bool) -> bool {
         let seen = self.load();
-        if !seen.is_unchanged_monitored() || !is_it(seen) {
+        let is_unchanged = seen.0 & (MONITORED | PHASE | STALE) == MONITORED | KEPT;
+        if !is_unchanged || !is_it(seen) {
             return false;
         }
         fence(Acquire);
