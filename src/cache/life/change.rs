@@ -233,11 +233,9 @@ impl CallUnderWay {
     /// been watched. Preserves errno.
     #[cold]
     pub fn unwatch(&self) -> bool {
-        let errno = errno::errno();
         let cache = told().filter(|_| self.range.start < self.range.end);
-        let watched = cache.is_some_and(|cache| cache.watch.unwatch_moving(self.range));
-        errno::set_errno(errno);
-        watched
+        let unwatch = |cache: &Cache| cache.watch.unwatch_moving(self.range);
+        thread::keep_errno(|| cache.is_some_and(unwatch))
     }
 }
 

@@ -66,15 +66,12 @@ pub fn register(
     answer: Answer,
     is_plain: bool,
 ) -> Result<Registered, Unserved> {
-    let errno = errno::errno();
     let now = || register_now(pd, request, answer, is_plain);
     // A plain call has changed to the larger stack already (`dispatch/reuse.rs`).
-    let registered = if is_plain {
-        Some(now())
-    } else {
-        aside::run_if_little(now)
-    };
-    errno::set_errno(errno);
+    let registered = thread::keep_errno(|| match is_plain {
+        true => Some(now()),
+        false => aside::run_if_little(now),
+    });
     registered.unwrap_or(Err(Unserved::Because(counter!(bypassed_limit))))
 }
 

@@ -42,9 +42,7 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
             true
         }
         Some((id, AfterRelease::MustEnd(generation))) => {
-            let errno = errno::errno();
-            ending::after_last_use(cache, id, generation);
-            errno::set_errno(errno);
+            thread::keep_errno(|| ending::after_last_use(cache, id, generation));
             true
         }
         None => false,
@@ -60,7 +58,7 @@ fn after_release(cache: &Cache, id: Id) {
         cache.cleaner.idle(regions.region(id));
     }
     if regions.account.is_full() {
-        make_room(cache, id);
+        thread::keep_errno(|| make_room(cache, id));
     }
 }
 
@@ -84,7 +82,6 @@ fn make_room(cache: &Cache, id: Id) {
         cache.cleaner.wake();
         return;
     }
-    let errno = errno::errno();
     let _inside = thread::enter();
     let Some(locked) = cache.regions.lock_by(By::Program) else {
         cache.cleaner.wake();
@@ -99,5 +96,4 @@ fn make_room(cache: &Cache, id: Id) {
         // A region that the kernel refuses to deregister stays unused. The cleaner tries again.
         let _ = ending::deregister(cache, id, By::Program);
     }
-    errno::set_errno(errno);
 }
