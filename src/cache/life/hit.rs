@@ -216,7 +216,9 @@ impl Cache {
     pub fn return_use(&self, id: Id, grant: Grant) {
         let region = self.regions.region(id);
         match region.state.release(grant) {
-            Some(AfterRelease::MustEnd(generation)) => ending::after_last_use(self, id, generation),
+            Some(AfterRelease::MustEnd(generation)) => {
+                thread::keep_errno(|| ending::after_last_use(self, id, generation));
+            }
             Some(AfterRelease::Idle) if self.cleaner.is_dormant() => {
                 self.cleaner.idle(region);
             }
