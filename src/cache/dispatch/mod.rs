@@ -69,25 +69,20 @@ pub fn register_rarely(pd: Pd, request: &Request) -> Result<Registered, Error> {
     retried(pd, request, mr::register_rarely(pd, request))
 }
 
+/// Deregisters the cache's idle regions if they may hold what was short, and registers once more.
 #[inline(always)]
-pub(super) fn retried(
+fn retried(
     pd: Pd,
     request: &Request,
     result: Result<Registered, Error>,
 ) -> Result<Registered, Error> {
     match result {
-        Err(error) if existing().is_some() => register_again(pd, request, error),
-        result => result,
-    }
-}
-
-/// Deregisters the cache's idle regions if they may hold what is short, and registers once more.
-#[cold]
-fn register_again(pd: Pd, request: &Request, error: Error) -> Result<Registered, Error> {
-    if is_shortage(pd, request, error) && relieve_program() {
-        mr::register_rarely(pd, request)
-    } else {
         Err(error)
+            if existing().is_some() && is_shortage(pd, request, error) && relieve_program() =>
+        {
+            mr::register_rarely(pd, request)
+        }
+        result => result,
     }
 }
 
