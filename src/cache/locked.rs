@@ -8,7 +8,7 @@ use crate::lock::{Held, LONG, MOMENT, WHILE};
 use crate::region::slot::{Cause, Domain, Id, LookupKey, Slot};
 use crate::regions::Regions;
 use crate::watch::ring::Kind;
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::Ordering::*;
 use core::time::Duration;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::thread;
@@ -77,11 +77,6 @@ impl By {
 /// may use it at a time. A program may register the same page 100 000 times, and each such region would
 /// lengthen the search for an idle one.
 const CROWD: u32 = 32;
-
-/// Adds to a number that changes only under the lock, and so needs no locked instruction.
-fn add(number: &AtomicU64, amount: u64) {
-    number.store(number.load(Relaxed).wrapping_add(amount), Relaxed);
-}
 
 impl Locked<'_> {
     pub fn regions(&self) -> &Regions {
@@ -171,7 +166,7 @@ impl Locked<'_> {
         }
         region.cause.store(cause.in_word(), Relaxed);
         if seen.is_monitored() {
-            add(&self.0.changed_monitored, 1);
+            self.0.changed_monitored.fetch_add(1, Relaxed);
         }
         true
     }
@@ -263,7 +258,7 @@ impl Locked<'_> {
                 .remove(shape, region.pd(), page_range.start, id);
             regions.account.remove(Amount::of(region));
         } else if seen.is_stale() {
-            add(&regions.changed_monitored, u64::MAX);
+            regions.changed_monitored.fetch_sub(1, Relaxed);
         }
         region.state.free();
         regions.push(id);

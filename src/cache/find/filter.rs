@@ -66,12 +66,12 @@ impl Filter {
         for block in units(range, BLOCK) {
             let (in_block, place) = (part(range, block, BLOCK), place(block, BLOCK_COUNTS));
             if in_block.bytes() == BLOCK {
-                add(&self.covered[place], amount);
+                self.covered[place].fetch_add(amount, Release);
                 continue;
             }
-            add(&self.blocks[place], amount);
+            self.blocks[place].fetch_add(amount, Release);
             for chunk in units(in_block, CHUNK) {
-                add(self.in_chunk(chunk), amount);
+                self.in_chunk(chunk).fetch_add(amount, Release);
             }
         }
     }
@@ -94,11 +94,6 @@ impl Filter {
             && (range.bytes() / BLOCK >= TOO_MANY_TO_LOOK
                 || units(range, BLOCK).any(may_hold_in_block))
     }
-}
-
-/// Adds to a count. Under the cache's lock, so it needs no locked instruction.
-fn add(count: &AtomicU32, amount: u32) {
-    count.store(count.load(Relaxed).wrapping_add(amount), Release);
 }
 
 #[cfg(all(test, not(loom)))]
