@@ -57,6 +57,7 @@ const UFFDIO_WRITEPROTECT: libc::c_ulong = 0xc018_aa06;
 const UFFDIO_CONTINUE: libc::c_ulong = 0xc020_aa07;
 
 impl OnRange {
+    #[inline(always)]
     fn new(range: PageRange, mode: u64) -> OnRange {
         OnRange {
             start: range.start,
