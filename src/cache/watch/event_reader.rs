@@ -8,7 +8,7 @@
 
 use crate::watch::calls::is_filtered;
 use crate::watch::ring::{Event, Kind, Ring};
-use crate::watch::service::{self, Counting, Question};
+use crate::watch::service::{self, Question};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -164,14 +164,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
-    let mut counting = Counting::default();
+    let mut last_count = 0;
     loop {
         if let Some(asked) = &mut question {
             if !asked.waits_for(file) {
-                counting = question
-                    .take()
-                    .map(Question::read_answer)
-                    .unwrap_or_default();
+                last_count = question.take().map_or(0, Question::read_answer);
                 continue;
             }
         }
@@ -186,7 +183,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             write(ring, PageRange::ALL, Kind::Broken);
         }
         if drained == Ok(true) {
-            counting.check();
+            service::check(&mut last_count);
         }
         ring.finish();
         heard();

@@ -109,8 +109,9 @@ impl Question {
         ready.is_some_and(|ready| ready & events != 0)
     }
 
-    /// Reads the answer. If the counters are proven, hits use them from now on.
-    pub fn read_answer(self) -> Counting {
+    /// Reads the answer. If the counters are proven, hits use them from now on. Returns the count of
+    /// changes.
+    pub fn read_answer(self) -> u64 {
         let proven = receive(self.socket);
         // SAFETY: the number is this thread's own.
         unsafe { syscall(libc::SYS_close, self.socket) };
@@ -126,44 +127,35 @@ impl Question {
                 }
             }
         }
-        let last = WATCH_FD.counts.get().map(|it| it.moves.get(Acquire));
-        Counting {
-            last: last.unwrap_or(0),
-        }
+        let counters = WATCH_FD.counts.get();
+        counters.map_or(0, |counters| counters.moves.get(Acquire))
     }
 }
 
-/// Whether the kernel still counts. It stops without a word if an administrator sets
+/// Checks that the kernel still counts. It stops without a word if an administrator sets
 /// kernel.ftrace_enabled to 0, and it counts on another line once a task that shares the memory and
 /// is no thread of this process has inherited the memory.
-#[derive(Default)]
-pub struct Counting {
-    /// The count after the events that were read last.
-    last: u64,
-}
-
-impl Counting {
-    /// The reader has read an event of a change that the kernel counts before the event. If the
-    /// count is the same as after the events before, either the change was counted before those
-    /// were read, or it was not counted. If not because a processor skips counts, hits ask the
-    /// kernel from now on.
-    pub fn check(&mut self) {
-        let Some(counters) = WATCH_FD.counts.get() else {
-            return;
-        };
-        let is_same = counters.moves.get(Acquire) == self.last;
-        let gaps = counters.gaps.get(Acquire);
-        let skips = || counters.open.get(Acquire) != 0 || counters.gaps.get(Acquire) != gaps;
-        if is_same && !skips() && !is_proven(&counters) && !skips() {
-            WATCH_FD.counts.forget();
-            if log::wants(Level::Warn) {
-                log::soon(format_args!(
-                    "cannot verify that the kernel still counts changes for this process (kernel.ftrace_enabled=0, or a limit of the process?): from now on each hit asks the kernel"
-                ));
-            }
+///
+/// The reader has read an event of a change that the kernel counts before the event. If the count is
+/// the same as after the events before (`last`), either the change was counted before those were
+/// read, or it was not counted. If not because a processor skips counts, hits ask the kernel from
+/// now on.
+pub fn check(last: &mut u64) {
+    let Some(counters) = WATCH_FD.counts.get() else {
+        return;
+    };
+    let is_same = counters.moves.get(Acquire) == *last;
+    let gaps = counters.gaps.get(Acquire);
+    let skips = || counters.open.get(Acquire) != 0 || counters.gaps.get(Acquire) != gaps;
+    if is_same && !skips() && !is_proven(&counters) && !skips() {
+        WATCH_FD.counts.forget();
+        if log::wants(Level::Warn) {
+            log::soon(format_args!(
+                "cannot verify that the kernel still counts changes for this process (kernel.ftrace_enabled=0, or a limit of the process?): from now on each hit asks the kernel"
+            ));
         }
-        self.last = counters.moves.get(Acquire);
     }
+    *last = counters.moves.get(Acquire);
 }
 
 /// Receives the files of the answer, and proves their counters ([`map`]).
