@@ -46,8 +46,8 @@ pub enum End {
 }
 
 impl End {
-    fn words(self) -> &'static str {
-        match self {
+    fn say(self) {
+        let words = match self {
             End::Task => {
                 "the program has made a task that shares its memory and is no thread of it (clone with \
                  CLONE_VM, without CLONE_THREAD). Such a task may change memory and be killed before the library \
@@ -58,18 +58,12 @@ impl End {
                 "the program has given memory a protection key (pkey_mprotect), whose rights a thread changes \
                  without a system call"
             }
-        }
-    }
-
-    fn say(self) {
+        };
         let say = |message: fmt::Arguments<'_>| match self {
             End::Filter => log::line(Level::Info, message),
             End::Task | End::Key => log::always(message),
         };
-        say(format_args!(
-            "regions are not reused from now on: {}",
-            self.words()
-        ));
+        say(format_args!("regions are not reused from now on: {words}"));
     }
 }
 
