@@ -12,15 +12,12 @@ use crate::watch::service::{self, Question};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering::*, fence};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
 use rdmamr_sys::futex::{self, Remaining};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::{clock, helper_thread};
-
-/// The descriptor number of the reader's file.
-static FILE: AtomicI32 = AtomicI32::new(-1);
 
 /// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno
 /// of the refusal.
@@ -33,9 +30,9 @@ static READY: AtomicU32 = AtomicU32::new(0);
 /// Not 0 while the reader may make a system call other than the one in which it waits for events.
 static BUSY: AtomicU32 = AtomicU32::new(0);
 
-/// The reader's argument. Leak checkers do not look at the reader's stack, so the pointer lies
-/// here.
-static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
+/// The reader's argument, with its file. Leak checkers do not look at the reader's stack, so the
+/// pointer lies here.
+static READER: AtomicPtr<(Reader, Userfaultfd)> = AtomicPtr::new(null_mut());
 
 /// The receivers of the reader's reports.
 #[derive(Clone, Copy)]
@@ -63,11 +60,10 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
     if is_filtered() {
         return refused(Errno(libc::EPERM));
     }
-    FILE.store(file.fd(), Relaxed);
     OWN_TABLE.store(0, Relaxed);
     // Another thread may have forked this process beside a start of its parent's.
     READY.store(0, Relaxed);
-    let argument = Box::into_raw(Box::new(reader));
+    let argument = Box::into_raw(Box::new((reader, file)));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
     // no thread.
@@ -129,13 +125,9 @@ pub fn is_ready() -> bool {
 }
 
 extern "C" fn run(_: *mut c_void) -> c_int {
-    // SAFETY: `start` left a `Reader` there that is never freed while the reader runs.
-    let Reader {
-        ring,
-        heard,
-        asks_service,
-    } = unsafe { *READER.load(Relaxed) };
-    let file = Userfaultfd::of_fd(FILE.load(Relaxed));
+    // SAFETY: `start` left them there, and never frees them while the reader runs.
+    let (reader, file) = unsafe { *READER.load(Relaxed) };
+    let Reader { ring, heard, .. } = reader;
     let own_table = helper_thread::leave_table(file.fd()).map(Userfaultfd::of_fd);
     OWN_TABLE.store(
         own_table.map_or_else(|errno| errno.0 as u32, |_| APART),
@@ -160,7 +152,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
     userfaultfd::look_whether_files_are_apart();
-    let mut question = if asks_service { service::ask() } else { None };
+    let mut question = reader.asks_service.then(service::ask).flatten();
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
