@@ -16,16 +16,9 @@ const SHOWN: usize = 6;
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Caller {
     #[serde(flatten)]
-    pub place: Frame,
+    pub frame: Frame,
     /// The frames beyond the caller, outwards, as far as the trace has them.
     pub stack: Vec<Frame>,
-}
-
-impl std::ops::Deref for Caller {
-    type Target = Frame;
-    fn deref(&self) -> &Frame {
-        &self.place
-    }
 }
 
 impl Caller {
@@ -33,7 +26,7 @@ impl Caller {
     /// the module in C that it called is the same for all.
     pub fn leads(&self) -> &Frame {
         let python = self.stack.iter().find(|frame| frame.is_python);
-        python.unwrap_or(&self.place)
+        python.unwrap_or(&self.frame)
     }
 
     /// The name of the frame that leads, with its line in Python.
@@ -350,7 +343,7 @@ pub extern \"C\" fn leaks(at: usize) {
         caller.stack = vec![frame("f", None); SHOWN + 1];
         assert!(caller.beyond().unwrap().ends_with("f < ..."));
         // A line of Python leads, and the others follow.
-        caller.place = frame("reg_mr+0x9", None);
+        caller.frame = frame("reg_mr+0x9", None);
         let python = |name, source| Frame {
             is_python: true,
             ..frame(name, Some(source))

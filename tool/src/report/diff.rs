@@ -272,9 +272,9 @@ fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
         let leads = totals.caller.leads();
         let at = *known.entry(identity(leads)).or_insert_with(|| {
             // All its stacks together.
-            let (place, stack) = (leads.clone(), Vec::new());
+            let (frame, stack) = (leads.clone(), Vec::new());
             rows.push(OfCaller {
-                caller: Caller { place, stack },
+                caller: Caller { frame, stack },
                 cost: Both::default(),
             });
             rows.len() - 1

@@ -76,10 +76,10 @@ fn stack(caller: &CallerTotals) -> Vec<String> {
     let frames = caller.caller.stack.iter().rev();
     let mut names: Vec<String> = frames.map(|frame| frame.words()).collect();
     if names.is_empty() {
-        let module = caller.caller.module.as_deref();
+        let module = caller.caller.frame.module.as_deref();
         names.push(module.map_or("no module", name_of).to_string());
     }
-    names.extend([caller.caller.name(), caller.called.join(", ")]);
+    names.extend([caller.caller.frame.name(), caller.called.join(", ")]);
     names
 }
 

@@ -29,11 +29,11 @@ fn more(shown: usize, all: u64) -> Markup {
 
 /// Function, source, and place in the module.
 fn who(caller: &Caller) -> Markup {
-    html! { td.who title=(caller.module.as_deref().unwrap_or("in no module of the trace")) {
+    html! { td.who title=(caller.frame.module.as_deref().unwrap_or("in no module of the trace")) {
         @if caller.leads().is_python { code { (cut(&caller.leads().words())) } " " }
-        @if let Some(function) = &caller.function { code { (cut(function)) } " " }
-        @if let Some(source) = &caller.source { span.source { (cut(source)) } " " }
-        span.place { (cut(&caller.place())) }
+        @if let Some(function) = &caller.frame.function { code { (cut(function)) } " " }
+        @if let Some(source) = &caller.frame.source { span.source { (cut(source)) } " " }
+        span.place { (cut(&caller.frame.place())) }
         @if let Some(beyond) = caller.beyond() { " " span.place { "< " (cut(&beyond)) } }
     } }
 }

@@ -19,14 +19,14 @@ impl Caller {
         frames: impl FnMut(Located) -> Vec<Frame>,
     ) -> Caller {
         let mut stack = at;
-        let place = stack.remove(0);
+        let frame = stack.remove(0);
         if let Some(beyond) = beyond {
             let native = beyond.native.iter().copied().flat_map(frames);
             let is_native = |frame: &Frame| beyond.python.is_empty() || !is_interpreter(frame);
             stack.extend(native.take_while(is_native));
             stack.extend(beyond.python.iter().map(of_python));
         }
-        Caller { place, stack }
+        Caller { frame, stack }
     }
 }
 
@@ -109,7 +109,7 @@ mod tests {
             _ => vec![named("main")],
         };
         let caller = Caller::new(at.clone(), Some(&places(Vec::new())), frames);
-        assert_eq!(caller.name(), "wrapper");
+        assert_eq!(caller.frame.name(), "wrapper");
         let beyond = "leaks < inner < outer < main < main < main";
         assert_eq!(caller.beyond().as_deref(), Some(beyond));
         // Also of a call without a stack in the trace.

@@ -304,7 +304,12 @@ fn a_region_that_is_shared_is_left_by_the_one_who_never_let_go() {
     ]);
     let leak = only(&report.leaks);
     assert_eq!(
-        (leak.caller.offset, leak.regions, leak.bytes, leak.ended),
+        (
+            leak.caller.frame.offset,
+            leak.regions,
+            leak.bytes,
+            leak.ended
+        ),
         (0xB, 1, 16, true)
     );
 }
@@ -745,7 +750,7 @@ fn each_of_many_holders_lets_go_of_its_own() {
         .collect();
     let report = report(&calls);
     let leak = only(&report.leaks);
-    assert_eq!((leak.caller.offset, leak.regions), (0x1001, MANY / 2));
+    assert_eq!((leak.caller.frame.offset, leak.regions), (0x1001, MANY / 2));
 }
 
 #[test]
@@ -811,14 +816,17 @@ fn callers_add_up_and_are_listed_by_their_time() {
     let report = report(&calls);
     assert_eq!((report.totals.callers, report.callers.len()), (120, 100));
     assert_eq!(
-        (report.callers[0].caller.offset, report.callers[0].time_ns),
+        (
+            report.callers[0].caller.frame.offset,
+            report.callers[0].time_ns
+        ),
         (0x1077, 12_000)
     );
-    assert_eq!(report.callers[0].caller.place(), "0x1077");
+    assert_eq!(report.callers[0].caller.frame.place(), "0x1077");
     let twice = report
         .callers
         .iter()
-        .find(|row| row.caller.offset == 0x101d)
+        .find(|row| row.caller.frame.offset == 0x101d)
         .unwrap();
     assert_eq!(
         (twice.calls, twice.time_ns, twice.longest_ns),

@@ -95,12 +95,13 @@ fn heading(out: &mut String, text: &str) {
 
 /// Function, source and place, as far as they are known; in Python its own function and line first.
 pub fn who(caller: &Caller) -> String {
+    let frame = &caller.frame;
     if caller.leads().is_python {
-        return format!("{}  {}", caller.leads().words(), caller.name());
+        return format!("{}  {}", caller.leads().words(), frame.name());
     }
-    let source = caller.source.as_deref();
+    let source = frame.source.as_deref();
     let source = source.map(|source| name_of(source).into());
-    let words = [caller.function.clone(), source, Some(caller.place())];
+    let words = [frame.function.clone(), source, Some(frame.place())];
     words.into_iter().flatten().collect::<Vec<_>>().join("  ")
 }
 
