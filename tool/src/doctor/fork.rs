@@ -45,7 +45,7 @@ pub fn check(verbs: &Result<Verbs>) -> Check {
     };
     let mut variables = VARIABLES.into_iter();
     let set = variables.find(|name| env::var_os(name).is_some());
-    let marks = rdma_core::release_of(verbs) < MARKS_NOTHING;
+    let marks = rdma_core::found(verbs).1 < MARKS_NOTHING;
     match (set, marks) {
         (Some(name), _) if unneeded => {
             Check::warning(SUBJECT, format!("{name} is set, and this kernel does not need it"))

@@ -31,9 +31,9 @@ pub fn check(verbs: &Result<Verbs>) -> Check {
                 .fix("apt-get install libibverbs1 ibverbs-providers");
         }
     };
-    let (found, at_least) = found(verbs);
+    let (found, number) = found(verbs);
     let found = format!("release {found}");
-    if at_least < NEEDED {
+    if number < NEEDED {
         return Check::warning(SUBJECT, found).meaning(format!(
             "The library is tested with {NEEDED} and later. With an earlier one it forwards registrations by \
              other calls."
@@ -42,7 +42,8 @@ pub fn check(verbs: &Result<Verbs>) -> Check {
     Check::ok(SUBJECT, found)
 }
 
-/// The release with the path of the file, and the earliest release that the functions allow.
+/// The release with the path of the file, and its number, such as 44: by the file's name, or the
+/// earliest that the functions allow.
 pub fn found(verbs: &Verbs) -> (String, u32) {
     let has = |name: &CStr| {
         // SAFETY: the pointer is not dereferenced.
@@ -50,19 +51,14 @@ pub fn found(verbs: &Verbs) -> (String, u32) {
     };
     let at_least = SINCE.iter().find(|row| has(row.0)).map_or(0, |row| row.1);
     let path = verbs.library.path_of(c"ibv_get_device_list");
-    let found = match (release(&path), at_least) {
+    let release = release(&path);
+    let number = release.and_then(|release| release.split('.').next()?.parse().ok());
+    let found = match (release, at_least) {
         (Some(release), _) => format!("{release} ({path})"),
         (None, 0) => format!("24 or earlier ({path})"),
         (None, at_least) => format!("{at_least} or later ({path})"),
     };
-    (found, at_least)
-}
-
-/// The number of the release, such as 44, or the earliest that the functions allow.
-pub fn release_of(verbs: &Verbs) -> u32 {
-    let (found, at_least) = found(verbs);
-    let number = found.split(['.', ' ']).next();
-    number.map_or(at_least, |number| number.parse().unwrap_or(at_least))
+    (found, number.unwrap_or(at_least))
 }
 
 /// "44.0" of ".../libibverbs.so.1.14.44.0", where 1.14 is the latest version node.

@@ -36,7 +36,7 @@ pub fn of(verbs: &Result<Verbs>, context: Option<&Context>) -> Imports {
         };
     };
     let driver = context.driver().map_or("unknown", |driver| driver.name);
-    let release = rdma_core::release_of(verbs);
+    let release = rdma_core::found(verbs).1;
     Imports {
         dma_buf: judge(driver, ask(verbs, context), release, &kernel_release()),
         takes_peer_memory: WITH_PEER_MEMORY.contains(&driver),
