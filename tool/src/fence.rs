@@ -50,6 +50,8 @@ pub struct Args {
 
 /// The initial PID namespace, in whose numbers the kernel knows processes (PROC_PID_INIT_INO).
 const INITIAL: &str = "pid:[4026531836]";
+/// The setting that says who may load programs.
+const WHO_LOADS: &str = "/proc/sys/kernel/unprivileged_bpf_disabled";
 
 /// The exit status is 2 if the service cannot run.
 pub fn run(args: &Args) -> Result<()> {
@@ -58,7 +60,13 @@ pub fn run(args: &Args) -> Result<()> {
         namespace.to_str() == Some(INITIAL),
         "this process has a PID namespace of its own: run the service in the machine's (hostPID: true, --pid=host)"
     );
-    ensure_nobody_else_loads_programs()?;
+    // Any user who may load a program could have it write the counters: freezing them keeps processes
+    // from writing, and not programs.
+    let who = std::fs::read_to_string(WHO_LOADS).context(WHO_LOADS)?;
+    ensure!(
+        matches!(who.trim(), "1" | "2"),
+        "any user may load BPF programs here, which could change the counters of others: set kernel.unprivileged_bpf_disabled to 1 or 2"
+    );
     if let Some(what) = lacks() {
         bail!("Linux {} lacks {what}", kernel_release());
     }
@@ -82,18 +90,6 @@ pub fn lacks() -> Option<&'static str> {
     let mut lines = symbols.split(b'\n').map_while(Result::ok);
     let is_there = lines.any(|line| line.ends_with(b" runqueues"));
     (!is_there).then_some("the names of its variables (CONFIG_KALLSYMS_ALL)")
-}
-
-/// Any user who may load a program could have it write the counters: freezing them keeps processes
-/// from writing, and not programs.
-fn ensure_nobody_else_loads_programs() -> Result<()> {
-    const SYSCTL: &str = "/proc/sys/kernel/unprivileged_bpf_disabled";
-    let value = std::fs::read_to_string(SYSCTL).context(SYSCTL)?;
-    ensure!(
-        matches!(value.trim(), "1" | "2"),
-        "any user may load BPF programs here, which could change the counters of others: set kernel.unprivileged_bpf_disabled to 1 or 2"
-    );
-    Ok(())
 }
 
 /// Loads the programs, and returns what a process gets: the counters, then the links of the programs.

@@ -33,9 +33,7 @@ impl Loaded {
 
     /// The program itself and all libraries that were loaded with it; a preloaded library comes
     /// first.
-    pub fn whole_program() -> Loaded {
-        Loaded(libc::RTLD_DEFAULT)
-    }
+    pub const WHOLE_PROGRAM: Loaded = Loaded(libc::RTLD_DEFAULT);
 
     /// Looks up a function.
     ///

@@ -124,7 +124,7 @@ impl Calls {
         let verbs = Verbs::load()?;
         let context = verbs.open(device).with_context(|| device.to_owned())?;
         let pd = verbs.alloc_pd(&context).context("ibv_alloc_pd")?;
-        let all = Loaded::whole_program();
+        let all = Loaded::WHOLE_PROGRAM;
         // SAFETY: the function is only looked up, and not called.
         let preloaded = unsafe { all.function::<*const c_void>(c"rdmamr_get_stats") };
         let from = preloaded.map_or(verbs.library, |_| all);

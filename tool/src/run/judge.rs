@@ -31,8 +31,10 @@ pub fn judge(
         Ok(Some(elf)) => elf,
         Ok(None) => return judge_script(program, library, scripts),
         // A program may be executable but not readable: then only its privileges are judged.
-        Err(error) if is_not_readable(&error) => return privileged(program),
-        Err(error) => bail!("it is a broken ELF file ({error:#})"),
+        Err(error) => match error.downcast_ref::<io::Error>().map(io::Error::kind) {
+            Some(io::ErrorKind::PermissionDenied) => return privileged(program),
+            _ => bail!("it is a broken ELF file ({error:#})"),
+        },
     };
     ensure!(
         elf.machine == library.elf.machine,
@@ -62,11 +64,6 @@ pub fn judge(
         }
         _ => Ok(()),
     }
-}
-
-fn is_not_readable(error: &anyhow::Error) -> bool {
-    let error = error.downcast_ref::<io::Error>();
-    error.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
 }
 
 fn is_loader_of_glibc(path: &Path) -> bool {

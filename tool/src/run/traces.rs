@@ -62,16 +62,12 @@ fn matching(name: &Path) -> Vec<PathBuf> {
     let (Some(folder), Some(pattern)) = (name.parent(), name.file_name()) else {
         return Vec::new();
     };
-    let (pattern, host) = (pattern.as_bytes(), host());
+    let host = read("/proc/sys/kernel/hostname").unwrap_or_default();
+    let (pattern, host) = (pattern.as_bytes(), host.replace('/', "_"));
     let named = names(folder).into_iter();
     let named = named.filter(|name| fits(pattern, name.as_bytes(), host.as_bytes()));
     let paths = named.map(|name| folder.join(name));
     paths.filter(|path| header_of(path).is_some()).collect()
-}
-
-fn host() -> String {
-    let name = read("/proc/sys/kernel/hostname");
-    name.unwrap_or_default().replace('/', "_")
 }
 
 /// Whether a file's name may come from a pattern: of any process and any rank, on that host.

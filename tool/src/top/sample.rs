@@ -14,7 +14,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How many bytes of a command line are read.
 const MOST_WORDS: u64 = 1 << 16;
@@ -263,6 +263,8 @@ fn under_library(found: &Found) -> Process {
     counters.insert("hits".into(), hits);
     // These values are not counters: the library computes them on request.
     let (regions, idle_regions) = (total(|of| of.regions), total(|of| of.idle_regions));
+    let now = Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default();
+    let began = Duration::from_nanos(page.head.began);
     counters.insert("live".into(), regions - idle_regions);
     counters.insert("live_bytes".into(), bytes - idle_bytes);
     counters.insert("idle".into(), idle_regions);
@@ -279,7 +281,7 @@ fn under_library(found: &Found) -> Process {
         hits: Some(hits),
         failed: Some(failed),
         registration_seconds: Some(sum(page, |shard| &shard.nanoseconds) as f64 / 1e9),
-        age: Some(monotonic().saturating_sub(page.head.began) as f64 / 1e9),
+        age: Some(now.saturating_sub(began).as_secs_f64()),
         devices,
         counters,
         ..unknown(found.pid)
@@ -324,11 +326,6 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
         add(registrations, of(|of| &of.registrations));
     }
     devices
-}
-
-pub fn monotonic() -> u64 {
-    let time = clock_gettime(ClockId::Monotonic);
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 #[cfg(test)]
