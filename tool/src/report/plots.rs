@@ -27,12 +27,10 @@ fn time(ns: u64) -> String {
 
 /// The least of 1, 2, 5, 10 and so on that is not below.
 fn step_above(number: u64) -> u64 {
-    let below = step_below(number);
-    match number {
-        number if number <= below => below,
-        // 2 and a half times 2 is 5; twice 1 or 5 is 2 or 10.
-        _ if below.to_string().starts_with('2') => below / 2 * 5,
-        _ => below.saturating_mul(2),
+    match step_below(number) {
+        // The next one is at most two and a half times as large.
+        below if below < number => step_below(below.saturating_mul(5) / 2),
+        below => below,
     }
 }
 
