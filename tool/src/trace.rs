@@ -14,9 +14,9 @@ use rdmamr_trace_format::{
 };
 use rustc_hash::FxHashMap;
 use source::{Place, Source};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
 
 mod source;
 mod stacks;
@@ -445,15 +445,14 @@ impl Trace {
     /// Calls `see` with each call, in the order of [`Event::effect`].
     pub fn calls(&self, mut see: impl FnMut(&Event)) -> Result<()> {
         let mut waiting = self.runs.iter().enumerate().peekable();
-        // The calls of each run that are still to come.
-        let mut open: Vec<std::vec::IntoIter<(u64, Call, u32)>> = Vec::new();
-        // The next call of each open run. If a region ends at the moment of its registration, the
-        // registration comes first.
-        let mut next = BinaryHeap::new();
+        // The calls of each open run that are still to come, by the order of the next one. The calls of all
+        // runs would be too many for the memory.
+        let mut open = BTreeMap::<(u64, usize), IntoIter<_>>::new();
         let mut bytes = Vec::new();
+        // If a region ends at the moment of its registration, the registration comes first.
         let order = |effect: u64, call: &Call| effect << 1 | u64::from(!registers(call.call));
         loop {
-            let now = next.peek().map(|&Reverse((order, _))| order);
+            let now = open.keys().next().map(|next| next.0);
             let is_due = |run: &Run| now.is_none_or(|now| run.first << 1 <= now);
             if let Some((number, run)) = waiting.next_if(|(_, run)| is_due(run)) {
                 let process = &self.processes[run.process as usize];
@@ -470,16 +469,14 @@ impl Trace {
                     }
                 }
                 calls.sort_by_key(|&(order, ..)| order);
-                next.push(Reverse((calls[0].0, number)));
-                open.push(calls.into_iter());
+                open.insert((calls[0].0, number), calls.into_iter());
                 continue;
             }
-            let Some(Reverse((_, number))) = next.pop() else {
+            let Some(((_, number), mut calls)) = open.pop_first() else {
                 return Ok(());
             };
-            let (run, calls) = (&self.runs[number], &mut open[number]);
-            let (order, call, stack) = calls.next().expect("what is in the heap has a call");
-            let after = calls.as_slice().first().map(|&(order, ..)| order);
+            let run = &self.runs[number];
+            let (order, call, stack) = calls.next().expect("an open run has a call");
             see(&Event {
                 process: run.process,
                 modules: run.modules,
@@ -487,10 +484,8 @@ impl Trace {
                 call,
                 stack,
             });
-            match after {
-                Some(order) => next.push(Reverse((order, number))),
-                // The calls of all runs would be too many for the memory.
-                None => open[number] = Vec::new().into_iter(),
+            if let Some(next) = calls.as_slice().first() {
+                open.insert((next.0, number), calls);
             }
         }
     }
