@@ -71,26 +71,22 @@ fn nvidia(root: &Path, gpus: &mut [Gpu], answer: Answer) -> Exports {
         0 => Err("it shows no GPU".into()),
         all => Ok((asked.iter().filter(|asked| !asked.has_dma_buf).count(), all)),
     });
-    let (says, dma_buf) = match &answer {
-        Ok((0, _)) => ("it exports dma-bufs".into(), Ok(())),
-        Ok((refusing, all)) => (
-            format!("{refusing} of {all} GPUs export no dma-buf"),
-            obstacle(
-                "libcuda.so.1 says that the driver exports none (it needs Linux 5.12, and a GPU that supports it)",
-                "modprobe nvidia_peermem",
-            ),
-        ),
-        Err(why) => (
-            format!("libcuda.so.1 does not say whether it exports dma-bufs ({why})"),
-            match why.starts_with(NO_DRIVER) && !why.ends_with(NO_DEVICE) {
-                true => obstacle(format!("no program can use the GPUs ({why})"), "nvidia-smi"),
-                false => Ok(()),
-            },
-        ),
+    let says = match &answer {
+        Ok((0, _)) => "it exports dma-bufs".into(),
+        Ok((refusing, all)) => format!("{refusing} of {all} GPUs export no dma-buf"),
+        Err(why) => format!("libcuda.so.1 does not say whether it exports dma-bufs ({why})"),
     };
-    let dma_buf = match matches!(answer, Ok((0, _))) || are_open {
-        true => dma_buf,
-        false => obstacle("NVIDIA's closed kernel modules export none", OPEN),
+    let dma_buf = match &answer {
+        Ok((0, _)) => Ok(()),
+        _ if !are_open => obstacle("NVIDIA's closed kernel modules export none", OPEN),
+        Ok(_) => obstacle(
+            "libcuda.so.1 says that the driver exports none (it needs Linux 5.12, and a GPU that supports it)",
+            "modprobe nvidia_peermem",
+        ),
+        Err(why) if why.starts_with(NO_DRIVER) && !why.ends_with(NO_DEVICE) => {
+            obstacle(format!("no program can use the GPUs ({why})"), "nvidia-smi")
+        }
+        Err(_) => Ok(()),
     };
     let has_peer_memory = root.join("sys/module/nvidia_peermem").exists();
     let kind = if are_open { "open" } else { "closed" };
