@@ -12,8 +12,7 @@ use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, call, how};
 use rustc_hash::FxHashMap;
-use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// The most call sites that are told apart: no program has more, and the memory for them must have
@@ -128,8 +127,8 @@ pub struct Replay {
     pub large: Bound,
     pub sizes: FxHashMap<(u32, What), Durations>,
     pub timeline: Timeline,
-    /// The ends of processes, the latest first.
-    pub ends: Vec<(u64, usize)>,
+    /// The ends of processes that are to come.
+    pub ends: BTreeSet<(u64, usize)>,
     /// By call and errno, with the site of the example.
     pub failures: FxHashMap<(u8, u16), (Failure, u32)>,
     /// Registrations past the library, by site and function.
@@ -151,13 +150,11 @@ impl Replay {
         let span = end.unwrap_or(0) - begin;
         let ended = processes.enumerate().filter(|(_, process)| process.ended);
         let ends = ended.map(|(number, process)| (process.end - begin, number));
-        let mut ends: Vec<_> = ends.collect();
-        ends.sort_by_key(|&end| Reverse(end));
         let mut replay = Replay {
             begin,
             processes: vec![ProcessCounts::default(); trace.processes.len()],
             timeline: Timeline::new(&trace.processes, begin, span),
-            ends,
+            ends: ends.collect(),
             ..Replay::default()
         };
         replay.totals.span_ns = span;
@@ -414,8 +411,8 @@ impl Replay {
     /// The kernel unpins the regions of each process that ended before `since`. The trace does not
     /// contain the end of a killed process.
     fn end_processes(&mut self, since: u64) {
-        while let Some(&(end, process)) = self.ends.last().filter(|(end, _)| *end < since) {
-            self.ends.pop();
+        while let Some(&(end, process)) = self.ends.first().filter(|(end, _)| *end < since) {
+            self.ends.pop_first();
             let gpu = std::mem::take(&mut self.processes[process].gpu);
             self.gpu_bytes = self.gpu_bytes.saturating_sub(gpu);
             for cache in [false, true] {
