@@ -99,9 +99,8 @@ struct Row {
 pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let verbs = Verbs::load().context("libibverbs.so.1 cannot be loaded")?;
     let names = verbs.names();
-    let Some(first) = names.first() else {
-        bail!("there is no RDMA device; 'rdmamr doctor' says how to get one");
-    };
+    let first = names.first();
+    let first = first.context("there is no RDMA device; 'rdmamr doctor' says how to get one")?;
     let device = args.device.as_ref().unwrap_or(first).clone();
     if !names.contains(&device) {
         let names = names.join(", ");

@@ -10,7 +10,7 @@ mod pasted;
 use crate::doctor::check::Check;
 use crate::doctor::{self, cgroup, container, hugepages, mappings, memlock, userfaultfd};
 use crate::style::{self, wrap};
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -102,15 +102,14 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
     let caveat = found.of_another.then(|| OF_ANOTHER.to_owned());
     let others = statuses.chain(lines).chain(caveat).chain(errnos);
     let texts: Vec<_> = own.into_iter().chain(others).collect();
-    if texts.is_empty() {
-        bail!(
-            "there is no explanation of {:.ECHOED$}. There are: {}. Or paste the whole line, of which in \
-             other languages the number (errno) decides, or let the library say the reason: \
-             rdmamr run --log=warn -- PROGRAM",
-            pasted.lines().last().unwrap_or_default().trim(),
-            known.join(", ")
-        );
-    }
+    ensure!(
+        !texts.is_empty(),
+        "there is no explanation of {:.ECHOED$}. There are: {}. Or paste the whole line, of which in \
+         other languages the number (errno) decides, or let the library say the reason: \
+         rdmamr run --log=warn -- PROGRAM",
+        pasted.lines().last().unwrap_or_default().trim(),
+        known.join(", ")
+    );
     style::print(&texts.join("\n"))
 }
 

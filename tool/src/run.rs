@@ -17,7 +17,7 @@ use crate::report;
 use crate::report::units::{self, shown};
 use crate::style::say;
 use crate::trace::Trace;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::value_parser;
 use std::collections::BTreeMap;
 use std::env;
@@ -250,12 +250,11 @@ fn report_trace(
 ) -> Result<()> {
     let trace = Trace::of(files).context("the trace cannot be read")?;
     let (calls, dropped) = trace.count();
-    if calls == 0 && dropped == 0 {
-        // The library has said why it could not write.
-        bail!(
-            "no call is recorded: the program has registered no memory, or its trace could not be written"
-        );
-    }
+    // The library has said why it could not write.
+    ensure!(
+        calls > 0 || dropped > 0,
+        "no call is recorded: the program has registered no memory, or its trace could not be written"
+    );
     if let Some(page) = page {
         let stays = folder.is_none();
         return report::after_run(&trace, files, &page, stays).with_context(|| match folder {

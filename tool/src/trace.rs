@@ -6,7 +6,7 @@
 //! of calls, then call by call. The second pass holds only calls that overlap in time: a few
 //! thousand for each thread that was at work.
 use crate::report::units::{plural, shown};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::{
     Call, Header, MAGIC, NO_RANK, Numbers, Start, VERSION,
     call::{is_of_program, registers},
@@ -296,12 +296,11 @@ impl Trace {
                 end = hole;
             }
             if header.version != VERSION {
-                if self.processes.len() == first {
-                    bail!(
-                        "it is a trace of version {}, and this program reads version {VERSION}",
-                        header.version
-                    );
-                }
+                ensure!(
+                    self.processes.len() > first,
+                    "it is a trace of version {}, and this program reads version {VERSION}",
+                    header.version
+                );
                 newer += 1;
                 continue;
             }

@@ -56,9 +56,8 @@ impl Worker {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let child = command.spawn();
         let mut child = child.context("this program cannot be started once more")?;
-        let (Some(questions), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
-            bail!("a process without its pipes");
-        };
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (questions, answers) = pipes.context("a process without its pipes")?;
         Ok(Worker {
             child,
             questions,

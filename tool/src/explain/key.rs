@@ -53,12 +53,8 @@ pub fn explain(args: &Args) -> anyhow::Result<String> {
     let key = args.key.context("no key")?;
     let key = u32::try_from(key).context("a key has 32 bits")?;
     let wanted = args.addr.map(|start| (start, args.length.unwrap_or(1)));
-    if let Some((start, length)) = wanted {
-        ensure!(
-            start.checked_add(length).is_some(),
-            "the access runs past the end of the address space"
-        );
-    }
+    let has_end = wanted.is_none_or(|(start, length)| start.checked_add(length).is_some());
+    ensure!(has_end, "the access runs past the end of the address space");
     let asked = Asked { key, wanted };
     asked.answer(&Trace::of(std::slice::from_ref(path))?)
 }
