@@ -348,12 +348,10 @@ fn is_about_registration(line: &str) -> bool {
     {
         return true;
     }
-    let mut rest = line.to_owned();
-    for number in 1..=MOST {
-        if let Some(words) = words_of(number) {
-            rest = rest.replace(words, "");
-        }
-    }
+    let without = |line: String, words: &String| line.replace(words, "");
+    let rest = (1..=MOST)
+        .filter_map(words_of)
+        .fold(line.to_owned(), without);
     let is_name = |word: &str| {
         NAMES[1..].iter().any(|name| name == word) || SAME.iter().any(|(name, _)| *name == word)
     };

@@ -106,13 +106,11 @@ pub fn room(shown: &[usize], width: usize) -> usize {
 pub fn columns(width: u16) -> Vec<usize> {
     const BY_WORTH: [usize; HEADS.len()] = [0, 11, 4, 9, 10, 6, 7, 5, 3, 2, 1, 8];
     let mut left = i32::from(width);
-    let mut columns: Vec<usize> = BY_WORTH
-        .into_iter()
-        .take_while(|&n| {
-            left -= i32::from(HEADS[n].1) + 1;
-            left >= 0
-        })
-        .collect();
+    let mut columns = BY_WORTH.to_vec();
+    columns.retain(|&n| {
+        left -= i32::from(HEADS[n].1) + 1;
+        left >= 0
+    });
     columns.sort_unstable();
     columns
 }
