@@ -298,9 +298,7 @@ fn thread_time(process: &Process, counts: &ProcessCounts) -> u64 {
     total(threads).max(run)
 }
 
-fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
-    let mut sizes: Vec<_> = sizes.iter().collect();
-    sizes.sort_by_key(|(key, _)| **key);
+fn sizes(sizes: &BTreeMap<(u32, What), Durations>) -> Vec<Size> {
     let row = |(&(bits, what), durations): (&(u32, What), &Durations)| Size {
         from_bytes: if bits == 0 { 0 } else { 1 << (bits - 1) },
         what,
@@ -309,7 +307,7 @@ fn sizes(sizes: &FxHashMap<(u32, What), Durations>) -> Vec<Size> {
         median_ns: durations.quantile(0.5),
         p99_ns: durations.quantile(0.99),
     };
-    sizes.into_iter().map(row).collect()
+    sizes.iter().map(row).collect()
 }
 
 /// A sum of numbers that a trace claims, which may be anything.

@@ -11,7 +11,7 @@ use super::shape::{Again, Bound, Unserved, What};
 use rdmamr_policy::{Asked, CacheMode, Range, Released};
 use rdmamr_trace_format::{Call, call, how, unserved};
 use rustc_hash::FxHashMap;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What the bound leaves out: the trace does not tell a GPU's allocations apart, and one region may
 /// serve all of an allocation.
@@ -190,7 +190,7 @@ impl Ranges {
 
     /// The most time that the cache saves in the calls of these classes. `sizes` has the durations
     /// of all calls.
-    pub fn bound(&self, classes: &[Class], sizes: &FxHashMap<(u32, What), Durations>) -> Bound {
+    pub fn bound(&self, classes: &[Class], sizes: &BTreeMap<(u32, What), Durations>) -> Bound {
         let mut bound = Bound::default();
         let back = self.back.iter();
         for (&(_, bits, what), durations) in back.filter(|(of, _)| classes.contains(&of.0)) {

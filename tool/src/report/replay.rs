@@ -125,7 +125,7 @@ pub struct Replay {
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
     pub large: Bound,
-    pub sizes: FxHashMap<(u32, What), Durations>,
+    pub sizes: BTreeMap<(u32, What), Durations>,
     pub timeline: Timeline,
     /// The ends of processes that are to come.
     pub ends: BTreeSet<(u64, usize)>,

@@ -4,6 +4,7 @@
 use super::shape::{Activity, Lane, Moment, Pinned, Point};
 use crate::trace::Process;
 use rdmamr_trace_format::Call;
+use std::collections::BTreeMap;
 
 /// Enough for a plot that is 25 times as wide as its window.
 pub const POINTS: u64 = 3200;
@@ -23,8 +24,8 @@ pub struct Timeline {
     now: Point,
     peak: Point,
     points: Vec<Point>,
-    /// [`Moment::mean_ns`] is a sum until [`Timeline::finish`] divides it.
-    moments: Vec<Moment>,
+    /// By their step. [`Moment::mean_ns`] is a sum until [`Timeline::finish`] divides it.
+    moments: BTreeMap<u64, Moment>,
     lanes: Vec<Lane>,
 }
 
@@ -32,10 +33,6 @@ impl Timeline {
     /// `begin` is when the trace begins, and `span` how long it is.
     pub fn new(processes: &[Process], begin: u64, span: u64) -> Timeline {
         let step = span / POINTS + 1;
-        let moment = |n| Moment {
-            time_ns: n * step,
-            ..Moment::default()
-        };
         let lane = |process: &Process| Lane {
             rank: process.rank,
             host: process.host.clone(),
@@ -48,7 +45,6 @@ impl Timeline {
         Timeline {
             step,
             points: vec![Point::default()],
-            moments: (0..POINTS).map(moment).collect(),
             lanes: processes.iter().take(MOST_LANES).map(lane).collect(),
             ..Timeline::default()
         }
@@ -56,14 +52,15 @@ impl Timeline {
 
     /// Counts a call at the time since the trace's beginning at which it takes effect.
     pub fn call(&mut self, process: u32, since: u64, call: &Call) {
-        let at = ((since / self.step) as usize).min(self.moments.len() - 1);
-        let moment = &mut self.moments[at];
+        let at = (since / self.step).min(POINTS - 1);
+        let moment = self.moments.entry(at).or_default();
+        moment.time_ns = at * self.step;
         moment.calls += 1;
         moment.mean_ns += u64::from(call.duration);
         moment.longest_ns = moment.longest_ns.max(call.duration.into());
         if let Some(Lane { busy_ns, .. }) = self.lanes.get_mut(process as usize) {
             busy_ns.resize((POINTS / LANE_STEP) as usize, 0);
-            busy_ns[at / LANE_STEP as usize] += u64::from(call.duration);
+            busy_ns[(at / LANE_STEP) as usize] += u64::from(call.duration);
         }
     }
 
@@ -103,13 +100,12 @@ impl Timeline {
             end_bytes: self.now.bytes(),
             points: self.points,
         };
-        self.moments.retain(|moment| moment.calls > 0);
-        for moment in &mut self.moments {
+        for moment in self.moments.values_mut() {
             moment.mean_ns /= moment.calls;
         }
         let activity = Activity {
             step_ns: self.step,
-            moments: self.moments,
+            moments: self.moments.into_values().collect(),
         };
         self.lanes.retain(|lane| !lane.busy_ns.is_empty());
         self.lanes
