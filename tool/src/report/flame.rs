@@ -3,9 +3,9 @@
 //! around it.
 use super::shape::{CallerTotals, Report};
 use super::units::{controls, name_of, printable, share, time};
-use crate::lists::entry;
 use maud::{Markup, html};
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Frames narrower than this part of the whole are left out, so that the page stays small.
@@ -17,51 +17,47 @@ const LETTER: f64 = 7.3;
 
 #[derive(Default)]
 struct Frame {
-    name: String,
     time: u64,
-    within: Vec<Frame>,
+    /// By their names.
+    within: BTreeMap<String, Frame>,
 }
 
 impl Frame {
     /// Adds a stack, the outermost frame first.
     fn add(&mut self, stack: &[String], time: u64) {
         self.time += time;
-        let Some((name, rest)) = stack.split_first() else {
-            return;
-        };
-        let new = || Frame {
-            name: name.clone(),
-            ..Frame::default()
-        };
-        let within = entry(&mut self.within, |frame| frame.name == *name, new);
-        within.add(rest, time);
+        if let Some((name, rest)) = stack.split_first() {
+            let within = self.within.entry(name.clone());
+            within.or_default().add(rest, time);
+        }
     }
 
     fn depth(&self) -> usize {
-        1 + self.within.iter().map(Frame::depth).max().unwrap_or(0)
+        1 + self.within.values().map(Frame::depth).max().unwrap_or(0)
     }
 
     /// Draws the frame, and those within it that are wide enough, the longest first.
-    fn draw(&self, left: f64, top: f64, whole: u64) -> Markup {
+    fn draw(&self, name: &str, left: f64, top: f64, whole: u64) -> Markup {
         let wide = |frame: &Frame| WIDTH * frame.time as f64 / whole.max(1) as f64;
         let letters = (wide(self) / LETTER) as usize;
-        let mut shown = format!("{} {}", self.name, time(self.time));
+        let mut shown = format!("{name} {}", time(self.time));
         if shown.chars().count() > letters {
             let whole = shown.chars().take(letters.saturating_sub(1));
             shown = whole.chain(['\u{2026}']).collect();
         }
         let within = self.within.iter();
-        let mut within: Vec<&Frame> = within.filter(|of| of.time > whole / NARROWEST).collect();
-        within.sort_by_key(|frame| Reverse(frame.time));
+        let within = within.filter(|of| of.1.time > whole / NARROWEST);
+        let mut within = Vec::from_iter(within);
+        within.sort_by_key(|of| Reverse(of.1.time));
         let mut at = left;
-        let within = within.into_iter().map(|frame| {
-            let drawn = frame.draw(at, top + ROW, whole);
+        let within = within.into_iter().map(|(name, frame)| {
+            let drawn = frame.draw(name, at, top + ROW, whole);
             at += wide(frame);
             drawn
         });
         html! {
             g {
-                title { (self.name) ": " (time(self.time)) ", " (share(self.time, whole)) }
+                title { (name) ": " (time(self.time)) ", " (share(self.time, whole)) }
                 rect x=(format!("{left:.1}")) y=(top) width=(format!("{:.1}", wide(self))) height=(ROW - 1.0) fill="#ffd9a8" stroke="#ffffff" {}
                 @if letters > 3 { text x=(format!("{:.1}", left + 3.0)) y=(top + 14.0) fill="#000000" { (shown) } }
             }
@@ -85,10 +81,7 @@ fn stack(caller: &CallerTotals) -> Vec<String> {
 
 /// All callers, from the outermost frames inwards.
 fn tree(report: &Report) -> Frame {
-    let mut all = Frame {
-        name: "all calls".to_string(),
-        ..Frame::default()
-    };
+    let mut all = Frame::default();
     for (stack, time) in stacks(report) {
         all.add(&stack, time);
     }
@@ -114,7 +107,7 @@ fn drawing(all: &Frame, xmlns: Option<&str>) -> Markup {
     let height = ROW * all.depth() as f64;
     html! {
         svg xmlns=[xmlns] width=(WIDTH) height=(height) viewBox=(format!("0 0 {WIDTH} {height}"))
-            font-family="monospace" font-size="12" { (all.draw(0.0, 0.0, all.time)) }
+            font-family="monospace" font-size="12" { (all.draw("all calls", 0.0, 0.0, all.time)) }
     }
 }
 
