@@ -186,11 +186,31 @@ static void refuses(void)
 	ok(number >= 10 && number < 5000, "there were %ld allocations to refuse", number);
 }
 
+/* Queues until the library has used up what it keeps for such a time. */
+static int in_end_of_reserve(void)
+{
+	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_NONE };
+	int ret = 0;
+
+	atomic_store(&left, 0);
+	for (int n = 0; n < 100000 && ret == 0; n++)
+		ret = rdmamr_eq_open(FI_VERSION(1, 17), &attr, &(struct fid_eq *){ NULL }, NULL);
+	atomic_store(&left, -1);
+	return ret != -FI_ENOMEM || rdmamr_eq_open(FI_VERSION(1, 17), &attr, &(struct fid_eq *){ NULL }, NULL) ? WRONG : GOOD;
+}
+
+static void uses_up(void)
+{
+	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
+	is(in_forked(in_end_of_reserve), GOOD, "the last queue is refused with FI_ENOMEM, and the next one opens");
+}
+
 #define BOTH(words, with) \
 	{ "each allocation is refused alone" words, refuses, true, .flags = NO_PINS, .settings = with }, \
 	{ "all allocations from each one on are refused" words, refuses, false, .flags = NO_PINS, .settings = with }
 
 static const struct row rows[] = {
+	{ "the reserve ends", uses_up, .flags = NO_PINS },
 	BOTH("", NULL),
 	BOTH(", with the cache", "RDMAMR_CACHE=all"),
 	BOTH(", with the cache and a trace", "RDMAMR_CACHE=all RDMAMR_TRACE=/tmp/no_memory.trace"),
