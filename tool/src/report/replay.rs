@@ -91,9 +91,6 @@ pub struct Region {
     pub holders: BTreeMap<(u64, u64), Vec<u32>>,
 }
 
-/// The regions that are registered.
-type Regions = BTreeMap<Key, Region>;
-
 #[derive(Clone, Default)]
 pub struct ProcessCounts {
     pub tally: Tally,
@@ -120,8 +117,10 @@ pub struct Replay {
     pub sites: FxHashMap<(u32, u32, u64, u32), u32>,
     pub site_numbers: FxHashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
-    pub regions: Regions,
-    /// Regions of the cache whose lkey was assigned again before the trace reported their end.
+    /// The regions that are registered.
+    pub regions: BTreeMap<Key, Region>,
+    /// How many regions of the cache had that lkey, which was assigned again, and of which the trace has not
+    /// reported the end yet.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
     pub large: Bound,
@@ -222,11 +221,8 @@ impl Replay {
     fn cache_ended(&mut self, since: u64, key: Key) {
         // The cache reports the end afterwards, and the kernel may have assigned the lkey again by
         // then. register() has counted such a key.
-        if let Some(times) = self.ended_before.get_mut(&key) {
+        if let Some(times) = self.ended_before.get_mut(&key).filter(|it| **it > 0) {
             *times -= 1;
-            if *times == 0 {
-                self.ended_before.remove(&key);
-            }
         } else if let Some(region) = self.regions.remove(&key) {
             self.adjust(key.0, since, &region, UNPIN);
         }
@@ -442,9 +438,6 @@ impl Region {
     /// A re-registration has given all holders this memory.
     fn moved(&mut self, memory: (u64, u64)) {
         let holders = std::mem::take(&mut self.holders).into_values();
-        let sites: Vec<u32> = holders.flatten().collect();
-        if !sites.is_empty() {
-            self.holders.insert(memory, sites);
-        }
+        self.holders = [(memory, holders.flatten().collect())].into();
     }
 }
