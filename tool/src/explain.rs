@@ -72,8 +72,8 @@ const SECTIONS: &[(&str, Checks)] = &[
 
 /// Prints what is known of the error, and what the doctor finds.
 pub fn run(args: &Args) -> anyhow::Result<()> {
-    if args.key.trace.is_some() {
-        return style::print(&key::explain(&args.key)?);
+    if let Some(trace) = &args.key.trace {
+        return style::print(&key::explain(trace, &args.key)?);
     }
     // A program may have printed any bytes.
     let words = args.words.iter().map(|word| word.to_string_lossy());

@@ -14,7 +14,7 @@ use rdmamr_trace_format::{Call, call, how, unserved};
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 /// So many regions are shown, the likeliest first: key numbers come back.
@@ -48,15 +48,14 @@ fn number(text: &str) -> Result<u64, String> {
 }
 
 /// What the trace says about the key.
-pub fn explain(args: &Args) -> anyhow::Result<String> {
-    let path = args.trace.as_ref().context("no trace")?;
+pub fn explain(trace: &Path, args: &Args) -> anyhow::Result<String> {
     let key = args.key.context("no key")?;
     let key = u32::try_from(key).context("a key has 32 bits")?;
     let wanted = args.addr.map(|start| (start, args.length.unwrap_or(1)));
     let has_end = wanted.is_none_or(|(start, length)| start.checked_add(length).is_some());
     ensure!(has_end, "the access runs past the end of the address space");
     let asked = Asked { key, wanted };
-    asked.answer(&Trace::of(std::slice::from_ref(path))?)
+    asked.answer(&Trace::of(&[trace.to_owned()])?)
 }
 
 /// What is asked: a key, and the first byte and the length of an access.
