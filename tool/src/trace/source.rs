@@ -78,17 +78,14 @@ fn of_folder(path: &Path, names: Vec<OsString>, damage: &mut Vec<String>) -> Res
             Ok(found) if !found.about.is_file() => continue,
             found => found.and_then(|found| found.read()),
         };
-        let file = match file {
-            Ok(file) => file,
+        let mut magic = [0; MAGIC.len()];
+        match file {
+            Ok(file) if file.read_exact_at(&mut magic, 0).is_err() || magic != MAGIC => {}
+            Ok(file) => sources.push(Source::new(name, file)?),
             Err(error) => {
                 let why = reason(&error);
                 damage.push(format!("{} cannot be opened: {why}.", shown(&name)));
-                continue;
             }
-        };
-        let mut magic = [0; MAGIC.len()];
-        if file.read_exact_at(&mut magic, 0).is_ok() && magic == MAGIC {
-            sources.push(Source::new(name, file)?);
         }
     }
     ensure!(!sources.is_empty(), "there is no trace in this folder");
