@@ -76,8 +76,7 @@ pub fn view(array: &OwnedFd, size: usize) -> Result<&'static [AtomicU64]> {
 pub fn freeze(array: &OwnedFd) -> Result<()> {
     let file = array.as_raw_fd() as u32;
     // SAFETY: the structure of BPF_MAP_FREEZE begins with the file, and the rest may lack.
-    unsafe { bpf(MAP_FREEZE, &file) }.map_err(reason)?;
-    Ok(())
+    unsafe { bpf(MAP_FREEZE, &file) }.map(drop).map_err(reason)
 }
 
 /// Loads a program and attaches it. It stays attached while the file is open.

@@ -135,10 +135,9 @@ impl Side {
 }
 
 /// What identifies a caller in two lists: an address whose name is known may have moved.
-fn identity(leads: &Frame) -> (Option<String>, String) {
+fn identity(leads: &Frame) -> (Option<&str>, String) {
     let module = leads.module.as_deref().map(name_of);
     let source = leads.source.as_deref().unwrap_or_default();
-    let module = module.map(str::to_string);
     (module, format!("{} {source}", leads.name()))
 }
 

@@ -22,7 +22,6 @@ static PROGRAM: AtomicI32 = AtomicI32::new(0);
 const PASSED: [i32; 6] = [
     libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2, libc::SIGINT, libc::SIGQUIT,
 ];
-const OF_KEYBOARD: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
 /// The status of the ended program.
 pub struct Ended(WaitStatus);
@@ -30,7 +29,7 @@ pub struct Ended(WaitStatus);
 extern "C" fn pass(signal: i32, info: &libc::siginfo_t, _: *const c_void) {
     let program = PROGRAM.load(Relaxed);
     // A code above 0 is the kernel's own.
-    let from_keyboard = OF_KEYBOARD.contains(&signal) && info.si_code > 0;
+    let from_keyboard = [libc::SIGINT, libc::SIGQUIT].contains(&signal) && info.si_code > 0;
     if program > 0 && !from_keyboard {
         // SAFETY: kill may be called in a signal handler, and takes no pointers.
         unsafe { libc::kill(program, signal) };

@@ -12,7 +12,7 @@ use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -116,7 +116,12 @@ impl Sample {
         let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
         let ((listed, table), kernel_error) = match kernel::regions() {
             Ok(listed) => (listed, None),
-            Err(error) => (Default::default(), Some(why_unlisted(error))),
+            // No module has registered RDMA netlink.
+            Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => {
+                let why = "there is no RDMA device (no module ib_core)";
+                (Default::default(), Some(why.into()))
+            }
+            Err(error) => (Default::default(), Some(reason(&error.into()))),
         };
         for ((device, pid), held) in &table {
             if *pid != 0 {
@@ -175,14 +180,6 @@ impl Sample {
             let times = process.registration_seconds.zip(was.registration_seconds);
             process.registering = times.map(|(now, was)| ((now - was) / seconds).max(0.0));
         }
-    }
-}
-
-fn why_unlisted(error: io::Error) -> String {
-    match error.raw_os_error() {
-        // No module has registered RDMA netlink.
-        Some(libc::EPROTONOSUPPORT) => "there is no RDMA device (no module ib_core)".into(),
-        _ => reason(&error.into()),
     }
 }
 

@@ -234,15 +234,12 @@ fn details_of(process: &Process, width: usize) -> Vec<Line<'static>> {
     words.chain(limits).collect()
 }
 
-/// Whether the user wants colours (no-color.org).
-fn has_colours() -> bool {
-    std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
-}
-
 /// The style of a figure; `good` is the colour of one that is not bad.
 fn painted(severity: Severity, good: Color) -> Style {
+    // The user may want none (no-color.org).
+    let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     match severity {
-        _ if !has_colours() => Style::new(),
+        _ if !has_colours => Style::new(),
         Severity::Good => Style::new().fg(good),
         Severity::Doubtful => Style::new().fg(Color::Yellow),
         Severity::Bad => Style::new().fg(Color::Red),
