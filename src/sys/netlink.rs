@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! RDMA netlink, netlink(7): the request for a list, and the messages and attributes of its answer. The
-//! tool has this file too.
+//! RDMA netlink, netlink(7): the request for a list, and the messages and attributes of its answer.
+//! The tool has this file too.
 
 // <rdma/rdma_netlink.h>
 const NLDEV: u32 = 5;

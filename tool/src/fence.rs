@@ -60,8 +60,8 @@ pub fn run(args: &Args) -> Result<()> {
         namespace.to_str() == Some(INITIAL),
         "this process has a PID namespace of its own: run the service in the machine's (hostPID: true, --pid=host)"
     );
-    // Any user who may load a program could have it write the counters: freezing them keeps processes
-    // from writing, and not programs.
+    // Any user who may load a program could have it write the counters: freezing them keeps
+    // processes from writing, and not programs.
     let who = std::fs::read_to_string(WHO_LOADS).context(WHO_LOADS)?;
     ensure!(
         matches!(who.trim(), "1" | "2"),

@@ -41,8 +41,8 @@ impl Durations {
         above.fold((0, 0), |sum, class| (sum.0 + class.0, sum.1 + class.1))
     }
 
-    /// The count and the sum of the durations of each class, behind the beginning of its step of 1, 2,
-    /// 5, 10 and so on; to 3 %, the width of a class.
+    /// The count and the sum of the durations of each class, behind the beginning of its step of 1,
+    /// 2, 5, 10 and so on; to 3 %, the width of a class.
     pub fn steps(&self) -> impl Iterator<Item = (u64, u64, u64)> {
         let classes = self.classes.values();
         classes.map(|&(count, total)| (step(total / count), count, total))

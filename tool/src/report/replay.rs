@@ -119,8 +119,8 @@ pub struct Replay {
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     /// The regions that are registered.
     pub regions: BTreeMap<Key, Region>,
-    /// How many regions of the cache had that lkey, which was assigned again, and of which the trace has not
-    /// reported the end yet.
+    /// How many regions of the cache had that lkey before it was assigned again, and have no end in
+    /// the trace yet.
     pub ended_before: FxHashMap<Key, u32>,
     pub ranges: Ranges,
     pub large: Bound,
