@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mappings for the cache's arrays. Only the parts in use are mapped.
 
+use core::ffi::c_void;
+use core::ptr::without_provenance_mut;
 use rdmamr_sys::process::PAGE_SIZE;
 
 /// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
@@ -26,19 +28,35 @@ pub fn map<T>(array: *const T, from: usize, to: usize) -> bool {
 /// Maps zeroed memory at this address. False if something is mapped there, or if the kernel
 /// refuses.
 pub(super) fn map_at(address: usize, length: usize) -> bool {
-    let rights = libc::PROT_READ | libc::PROT_WRITE;
+    map_with(address, length, libc::PROT_READ | libc::PROT_WRITE) == Some(address)
+}
+
+pub(super) fn map_with(address: usize, length: usize, protection: i32) -> Option<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    let flags = flags | libc::MAP_FIXED_NOREPLACE;
+    let flags = if address == 0 {
+        flags
+    } else {
+        flags | libc::MAP_FIXED_NOREPLACE
+    };
+    let place: *mut c_void = without_provenance_mut(address);
     // SAFETY: a new mapping where there is none touches no other memory.
     let mapped =
-        unsafe { libc::syscall(libc::SYS_mmap, address, length, rights, flags, -1, 0usize) };
-    let is_there = mapped as usize == address;
-    if mapped != -1 && !is_there {
-        // Before Linux 4.17 the kernel maps elsewhere instead.
-        // SAFETY: this function mapped the memory, and nothing uses it.
-        unsafe { libc::syscall(libc::SYS_munmap, mapped, length) };
+        unsafe { libc::syscall(libc::SYS_mmap, place, length, protection, flags, -1, 0usize) };
+    if mapped == -1 {
+        return None;
     }
-    is_there
+    let mapped = mapped as usize;
+    if address != 0 && mapped != address {
+        // Before Linux 4.17 the kernel maps elsewhere instead.
+        unmap(mapped, length);
+        return None;
+    }
+    Some(mapped)
+}
+
+pub(super) fn unmap(address: usize, length: usize) {
+    // SAFETY: the caller has mapped this memory, and nothing uses it.
+    unsafe { libc::syscall(libc::SYS_munmap, address, length) };
 }
 
 /// An array that begins at a page, so that its parts can be mapped.

@@ -15,7 +15,7 @@ use crate::find::filter::Filter;
 use crate::find::table::Table;
 use crate::find::tree::Tree;
 use crate::lock::Lock;
-use crate::mapping::{HUGE_PAGE, Large, map, map_at};
+use crate::mapping::{HUGE_PAGE, Large, map, map_at, map_with, unmap};
 use crate::noted::Noted;
 use crate::region::slot::{Id, Link, LookupKey, OBJECT_OFFSET, Slot};
 use crate::region::state::{AfterRelease, Grant, Seen};
@@ -24,7 +24,6 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use core::time::Duration;
 use rdmamr_mr::Mr;
 use rdmamr_sys::futex::{self, Remaining};
-use rdmamr_sys::helper_thread;
 use rdmamr_sys::process::{FAR_AWAY, PAGE_SIZE};
 
 /// The largest number of slots: regions and further handles.
@@ -99,10 +98,9 @@ pub fn map_new() -> Option<&'static Regions> {
 /// A place where nothing is mapped, for an address space that does not reach as far as the others.
 fn free_place() -> Option<usize> {
     let size = size_of::<Regions>() + align_of::<Regions>();
-    let start = helper_thread::map(size)?;
-    // SAFETY: `map` returned the memory, and nothing uses it.
-    unsafe { helper_thread::unmap(start, size) };
-    Some(start.addr().next_multiple_of(align_of::<Regions>()))
+    let start = map_with(0, size, libc::PROT_NONE)?;
+    unmap(start, size);
+    Some(start.next_multiple_of(align_of::<Regions>()))
 }
 
 fn begin(address: usize) -> Option<&'static Regions> {
