@@ -2,9 +2,8 @@
 //! Finds the file for a program's name as execvp(3) does.
 
 use crate::report::units::{reason, shown};
-use rustix::fs::{Access, AtFlags, CWD, accessat};
 use std::env;
-use std::ffi::OsStr;
+use std::ffi::{CString, OsStr};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -56,8 +55,14 @@ fn check(file: &Path) -> Result<(), Refused> {
     if about.is_dir() {
         return Err(("it is a directory".into(), CANNOT_RUN));
     }
-    accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS).map_err(|_| {
-        let why = format!("it may not be executed (chmod +x {})", shown(file));
-        (why, CANNOT_RUN)
-    })
+    let path = CString::new(file.as_os_str().as_bytes());
+    let path = path.map_err(|_| ("its name holds a NUL".into(), NOT_FOUND))?;
+    // SAFETY: the path ends with a NUL.
+    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
+        0 => Ok(()),
+        _ => {
+            let why = format!("it may not be executed (chmod +x {})", shown(file));
+            Err((why, CANNOT_RUN))
+        }
+    }
 }
