@@ -6,7 +6,7 @@
 use super::access::{self, Rights};
 use super::attributes::{Buffer, MR_KEY, MR_OFFSET, Wish, check_flags};
 use super::domain::Domain;
-use super::errors::{Failure, Result, ensure, may_allocate};
+use super::errors::{Failure, Result, ensure};
 use super::piece::{Piece, end_all};
 use super::refusals::*;
 use super::region::{Plan, Region};
@@ -83,7 +83,6 @@ pub fn register(
     publish: &dyn Fn(*mut fid_mr),
     pending: &mut Option<Pending>,
 ) -> Result<()> {
-    may_allocate()?;
     let rights = access::map(wish.access, domain.iwarp, domain.granted)?;
     let table_key = table_key(domain, &wish)?;
     let is_placed = wish.flags & MR_OFFSET != 0;

@@ -9,6 +9,7 @@
 //! fork.
 
 pub use super::pages::{FAR_AWAY, PAGE_SIZE};
+use super::thread::keep_errno;
 pub use super::thread::process_id as id;
 use core::ffi::c_void;
 use core::ptr::null_mut;
@@ -78,7 +79,7 @@ impl<T: Sync> PerProcess<T> {
     pub fn is_wiped_at_fork(&'static self) -> bool {
         let page = (&raw const *self).cast_mut().cast();
         // SAFETY: the page is whole, belongs to this static, and holds nothing else.
-        unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 }
+        keep_errno(|| unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 })
     }
 
     /// Has a fork handler clear the pointer: before Linux 4.14, or with larger pages.

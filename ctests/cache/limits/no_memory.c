@@ -186,23 +186,34 @@ static void refuses(void)
 	ok(number >= 10 && number < 5000, "there were %ld allocations to refuse", number);
 }
 
-/* Queues until the library has used up what it keeps for such a time. */
+/* Queues until the library has used up what it keeps for such a time, and then calls that are refused. */
 static int in_end_of_reserve(void)
 {
 	struct fi_eq_attr attr = { .wait_obj = FI_WAIT_NONE };
+	struct iovec iov = { memory, PAGE };
+	struct fid_domain *domain;
+	struct fid_mr *mr = NULL;
 	int ret = 0;
+	bool good;
 
+	must(rdmamr_domain_open(stub_pd(), NULL, &domain, NULL) == 0);
 	atomic_store(&left, 0);
 	for (int n = 0; n < 100000 && ret == 0; n++)
 		ret = rdmamr_eq_open(FI_VERSION(1, 17), &attr, &(struct fid_eq *){ NULL }, NULL);
+	good = ret == -FI_ENOMEM;
+	for (int n = 0; n < 20000 && good; n++)
+		good = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM &&
+		       fi_mr_regv(domain, &iov, 1, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM;
 	atomic_store(&left, -1);
-	return ret != -FI_ENOMEM || rdmamr_eq_open(FI_VERSION(1, 17), &attr, &(struct fid_eq *){ NULL }, NULL) ? WRONG : GOOD;
+	good = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == 0 && good;
+	return good && fi_close(&mr->fid) == 0 ? GOOD : WRONG;
 }
 
 static void uses_up(void)
 {
 	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
-	is(in_forked(in_end_of_reserve), GOOD, "the last queue is refused with FI_ENOMEM, and the next one opens");
+	memory = pages(1);
+	is(in_forked(in_end_of_reserve), GOOD, "each call is then refused with FI_ENOMEM, and with memory none is");
 }
 
 #define BOTH(words, with) \

@@ -145,6 +145,7 @@ unsafe fn register_in(
         // SAFETY: our object: `fid` is an open domain of this library.
         let domain = unsafe { Domain::of_this_process(fid) }?;
         ensure(!mr.is_null(), NULL_REGION_PLACE)?;
+        errors::may_allocate()?;
         let what = what(domain)?;
         // SAFETY: caller's memory: `mr` is not NULL, so it points to a writable pointer.
         let publish = |region: *mut fid_mr| unsafe { mr.write(region) };

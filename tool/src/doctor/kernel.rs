@@ -102,8 +102,8 @@ pub fn check() -> Check {
     match kernel_version() {
         _ if abi.as_ref().is_some_and(|abi| abi != ABI) => Check::failure(SUBJECT, found)
             .meaning(format!("libibverbs speaks ABI {ABI}.")),
-        version if version < (4, 16) => Check::warning(SUBJECT, found)
-            .meaning("Before Linux 4.16 the kernel does not name the driver, so libibverbs registers all memory."),
+        version if version < (5, 0) => Check::warning(SUBJECT, found)
+            .meaning("Before Linux 5.0 the kernel has no ioctl for a registration, so libibverbs registers all memory."),
         version if version < (5, 11) => Check::warning(SUBJECT, found).meaning(
             "Before Linux 5.11 userfaultfd(2), by which the cache watches memory, needs a privilege or a sysctl.",
         ),
