@@ -46,8 +46,7 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Refused> {
             Err(_) => {}
         }
     }
-    let none = "there is no program of that name in PATH";
-    Err(refused.unwrap_or((none.into(), NOT_FOUND)))
+    Err(refused.unwrap_or(("there is no program of that name in PATH".into(), NOT_FOUND)))
 }
 
 fn check(file: &Path) -> Result<(), Refused> {
@@ -55,14 +54,13 @@ fn check(file: &Path) -> Result<(), Refused> {
     if about.is_dir() {
         return Err(("it is a directory".into(), CANNOT_RUN));
     }
-    let path = CString::new(file.as_os_str().as_bytes());
-    let path = path.map_err(|_| ("its name holds a NUL".into(), NOT_FOUND))?;
+    // A name with a NUL has no metadata.
+    let path = CString::new(file.as_os_str().as_bytes()).unwrap_or_default();
     // SAFETY: the path ends with a NUL.
-    match unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } {
-        0 => Ok(()),
-        _ => {
-            let why = format!("it may not be executed (chmod +x {})", shown(file));
-            Err((why, CANNOT_RUN))
-        }
+    if unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) } != 0
+    {
+        let why = format!("it may not be executed (chmod +x {})", shown(file));
+        return Err((why, CANNOT_RUN));
     }
+    Ok(())
 }
