@@ -60,7 +60,7 @@ MUTANTS = [
      "unit", "no_entry_is_answered_for_that_is_stale"),
     ("P6", "cache/region/state.rs", "matches!(self.0 & (MONITORED | PHASE), UNKEPT | KEPT)", "matches!(self.0 & PHASE, UNKEPT | KEPT)",
      "unit", "no_thread_takes_or_claims_a_monitored"),
-    ("P6", "monitor/set.rs", "            range.state.is_monitored_that(is_it)", "            let _ = is_it;\n            true",
+    ("P6", "monitor/set.rs", "            range.state.is_monitored_that(is_it)", "            is_it(())",
      "unit", "no_entry_is_answered_for_that_is_stale"),
     ("L1", "cache/watch/ring.rs", "            return self.lose();\n", "            return;\n",
      "loom", "loom_a_full_ring"),
