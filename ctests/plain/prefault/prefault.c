@@ -194,12 +194,52 @@ static void alarm_in(int us)
 	setitimer(ITIMER_REAL, &once, NULL);
 }
 
+/*
+ * Whether this thread is in malloc or free. A handler that calls malloc there would wait for its own
+ * thread, and one that leaves it by siglongjmp would leave the lock taken, without the library too.
+ */
+static _Thread_local volatile int in_heap;
+
+void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t);
+void __libc_free(void *);
+
+void *malloc(size_t size)
+{
+	void *memory;
+
+	in_heap = 1;
+	memory = __libc_malloc(size);
+	in_heap = 0;
+	return memory;
+}
+
+void *calloc(size_t count, size_t size)
+{
+	void *memory;
+
+	in_heap = 1;
+	memory = __libc_calloc(count, size);
+	in_heap = 0;
+	return memory;
+}
+
+void free(void *memory)
+{
+	in_heap = 1;
+	__libc_free(memory);
+	in_heap = 0;
+}
+
 static void handler(int signal)
 {
 	int err = errno;
 	struct ibv_mr *mr;
 
 	(void)signal;
+	if (in_heap) {
+		alarm_in(100);
+		return;
+	}
 	if (leave && --leave == 0)
 		siglongjmp(out, 1);
 	/* Fresh memory each time. */
