@@ -2,12 +2,10 @@
 /*
  * holds: obeys the lines of its standard input, and answers each with a line: "register N", N
  * regions of 64 KiB; "again N", one relaxed region N times; "release", all regions; "flush", the
- * cached relaxed regions; "stats", the answer of rdmamr_get_stats, as "NAME=VALUE"; "undumpable",
- * prctl(PR_SET_DUMPABLE, 0); "fork", a child obeys, up to "end". Without an answer: "exec", it
- * starts itself anew; "end". The device is the stand-in. top.sh, live_page.sh and others examine it
- * from outside.
+ * cached relaxed regions; "undumpable", prctl(PR_SET_DUMPABLE, 0); "fork", a child obeys, up to
+ * "end". Without an answer: "exec", it starts itself anew; "end". The device is the stand-in.
+ * top.sh, live_page.sh and others examine it from outside.
  */
-#include <inttypes.h>
 #include <sys/prctl.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
@@ -16,8 +14,6 @@
 
 enum { MOST = 4096, LENGTH = 65536 };
 
-#pragma weak rdmamr_get_stats
-
 int main(void)
 {
 	static struct ibv_mr *held[MOST];
@@ -25,7 +21,7 @@ int main(void)
 	char line[64];
 	int count = 0;
 
-	must(!stub_open(STUB_NOTHING) && rdmamr_get_stats);
+	must(!stub_open(STUB_NOTHING));
 	/* A line that was read ahead would not reach the next image. */
 	setvbuf(stdin, NULL, _IONBF, 0);
 	while (fgets(line, sizeof(line), stdin)) {
@@ -53,12 +49,6 @@ int main(void)
 			return execl("/proc/self/exe", "holds", NULL);
 		} else if (!strcmp(line, "end\n")) {
 			return 0;
-		} else if (!strcmp(line, "stats\n")) {
-			struct rdmamr_stats stats;
-
-			must(!rdmamr_get_stats(&stats, sizeof(stats)));
-			printf("live=%" PRIu64 " live_bytes=%" PRIu64 " idle=%" PRIu64 " hits=%" PRIu64 " reg_kernel=%" PRIu64 " ",
-			       stats.live, stats.live_bytes, stats.idle, stats.hits, stats.reg_kernel);
 		} else {
 			must(!"a line");
 		}

@@ -20,13 +20,10 @@ readelf -nW "$library" | awk '
 	$1 == "Name:" { name = $2 }
 	$1 == "Location:" { place = $2; sub(",", "", place) }
 	$1 == "Arguments:" { $1 = ""; print provider, name, place $0 }' >"$work/notes"
-for probe in reg_start reg_done hit dereg evict; do
-	check "rdmamr:$probe has a note" grep -q "^rdmamr $probe " "$work/notes"
-done
-check "there is no other" [ -z "$(awk '{ print $2 }' "$work/notes" | grep -vxE 'reg_start|reg_done|hit|dereg|evict')" ]
-# The place of the code's segment in the file.
-in_file=$(readelf -lW "$library" | awk '$1 == "LOAD" && / R E / { print $2; exit }')
-in_memory=$(readelf -lW "$library" | awk '$1 == "LOAD" && / R E / { print $3; exit }')
+is "each probe has a note, and nothing else has one" "rdmamr dereg, rdmamr evict, rdmamr hit, rdmamr reg_done, rdmamr reg_start" \
+	"$(cut -d' ' -f1,2 "$work/notes" | sort -u | paste -sd, | sed 's/,/, /g')"
+# The place of the code's segment.
+read -r in_file in_memory < <(readelf -lW "$library" | awk '$1 == "LOAD" && / R E / { print $2, $3; exit }')
 offset() { printf -v offset '0x%x' $(($1 - in_memory + in_file)); }
 nops() {
 	local place
@@ -63,11 +60,6 @@ printf 'register 3\nagain 10\nrelease\nflush\n' | RDMAMR_CACHE_LINGER=1000000 LD
 echo 0 >"$instance/events/$group/enable"
 seen() { grep -cE " ${1}_[0-9]+: .*length=65536" "$instance/trace"; }
 for wanted in reg_start=4 reg_done=4 hit=9 dereg=3 evict=1; do
-	found=$(seen "${wanted%=*}")
-	if [ "$found" = "${wanted#*=}" ]; then
-		pass "rdmamr:${wanted%=*} was hit ${wanted#*=} times, with the length"
-	else
-		fail "rdmamr:${wanted%=*} was hit ${wanted#*=} times, with the length" "found: $found" "$(tail -5 "$instance/trace")"
-	fi
+	is "rdmamr:${wanted%=*} was hit ${wanted#*=} times, with the length" "${wanted#*=}" "$(seen "${wanted%=*}")"
 done
 tap_done
