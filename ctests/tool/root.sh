@@ -24,9 +24,8 @@ chmod 600 trace
 
 # A user makes a file in the place of the page first. tool/src/files/named.rs has each mode.
 as $user touch shared/page.html
-as $user chmod 4777 shared/page.html
-check "a page in the place of a file of mode 4777" quietly "$tool" report -o shared/page.html trace
-check "is root's alone" [ "$(stat -c '%a %u' shared/page.html)" = "600 0" ]
+quietly "$tool" report -o shared/page.html trace
+check "a page in the place of a user's file is root's alone" [ "$(stat -c '%a %u' shared/page.html)" = "600 0" ]
 rm -f shared/*
 as $user mkfifo -m 666 shared/page.html
 exec {reader}<>shared/page.html
@@ -45,9 +44,6 @@ for option in "report -o theirs/link/page trace" "report --flamegraph theirs/lin
 done
 mv trace roots/trace
 check "a trace behind it is not read" fails quietly "$tool" report --text theirs/link/trace
-check "which is said" grep -q "a link of user $user" said
-as $user ln -s "$work/roots/trace" theirs/direct
-check "nor one to which a user's link leads" fails quietly "$tool" report --text theirs/direct
 mv roots/trace trace
 as $user mkfifo -m 666 theirs/pipe
 quietly "$tool" report --text theirs/pipe
@@ -83,16 +79,9 @@ rm -f callers* libcallers.so split
 # Names that control a terminal.
 name=$'x\e]0;title\a\e[31m\xe2\x80\xae\xe2\x81\xa6\xc2\x9b2J'
 touch "$name"
-clean() { # Python, since a terminal gets the escape sequences that a file does not
-	python3 - said <<-'END'
-		import sys, unicodedata
-		text = open(sys.argv[1], encoding="utf-8").read()
-		colours = ("\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[4m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[36m")
-		for colour in colours:
-		    text = text.replace(colour, "")
-		bad = [c for c in text if unicodedata.category(c) in ("Cc", "Cf") and c not in "\r\n\t"]
-		sys.exit(not text or repr(bad) if bad or not text else 0)
-	END
+clean() { # words in UTF-8, without characters that control or turn text, but colours and white space
+	[ -s said ] && iconv -f UTF-8 said >/dev/null &&
+		! sed -E 's/\x1b\[([0124]|3[1236])m|[\r\t]//g' said | LC_ALL=C.UTF-8 grep -P '[\p{Cc}\p{Cf}]'
 }
 on_terminal() { # COMMAND...: its output, as a terminal gets it
 	SHELL=$BASH timeout -s KILL 20 script -qec "$(printf '%q ' "$@")" /dev/null >said </dev/null
@@ -122,7 +111,6 @@ size=$(stat -c %s /dev/shm/rdmamr-$user/*-*-*)
 check "root has a user's process record into the user's folder" records --on -o "$work/theirs/good.trace"
 check "the trace is the user's alone" [ "$(stat -c '%a %u' theirs/good.trace)" = "600 $user" ]
 check "and stops" records --off
-check "the report knows that it was stopped" grep -q 'recorded until it was stopped' <("$tool" report --text theirs/good.trace | tr -s '\n ' ' ')
 check "again into the same file" records --for 1 -o "$work/theirs/good.trace"
 check "root makes no file of a user's in root's folder" fails records --on -o "$work/roots/new.trace"
 check "none" [ -z "$(ls -A roots)" ]
@@ -156,7 +144,7 @@ as $user sh -c 'mv theirs/folder/x.conf theirs/real/; rmdir theirs/folder; ln -s
 END
 flipping=$!
 held+=($flipping)
-for _ in $(seq ${CHECK_ROUNDS:-10}); do records --off; done
+for _ in $(seq 10); do records --off; done
 kill -9 $flipping
 check "stopping a trace writes nothing into root's folder" [ -z "$(ls -A roots)" ]
 kill -9 "$victim"
