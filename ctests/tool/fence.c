@@ -19,7 +19,6 @@
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/un.h>
-#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,11 +26,10 @@
 #include "../lib/program.h"
 #include "../lib/tap.h"
 
-enum { LINES = 32768, SIZE = (1 + LINES) * 64, FILES = 7 };
+enum { LINES = 32768, SIZE = (1 + LINES) * 64 };
 
 static volatile _Atomic uint64_t *counters, *mine; /* the first line, and this process's */
-static uint32_t place;
-static int files[FILES], count;
+static int file; /* of the counters */
 static int number; /* of the part's argument */
 
 static uint64_t gaps(void) { return atomic_load(&counters[0]); }
@@ -51,35 +49,13 @@ static char *watched(size_t length)
 	return at;
 }
 
-/* Finds the line that rises at each change of this process: others rise too, now and then. */
-static int find_line(void)
+/* The line is that of the number outside of this PID namespace, which /proc of there tells. */
+static volatile _Atomic uint64_t *find_line(void)
 {
-	static uint64_t before[LINES];
-	static bool stays[LINES];
-	int left = 0;
+	char number[16] = "";
 
-	for (int tries = 0; tries < 1000 && left != 1; tries++) {
-		char *at = watched(PAGE);
-		uint64_t gaps_before = gaps();
-		bool skips = open_now() != 0;
-
-		for (uint32_t n = 0; n < LINES; n++) {
-			stays[n] = stays[n] && left;
-			before[n] = atomic_load(&counters[8 * (1 + n)]);
-		}
-		munmap(at, PAGE);
-		left = 0;
-		for (uint32_t n = 0; n < LINES; n++) {
-			stays[n] = stays[n] || atomic_load(&counters[8 * (1 + n)]) == before[n];
-			if (!stays[n])
-				left++, place = n;
-		}
-		/* This process's own count may have been skipped. */
-		if (skips || gaps() != gaps_before)
-			left = 0;
-	}
-	mine = counters + 8 * (1 + place);
-	return left == 1;
+	must(readlink("/proc/self", number, sizeof(number) - 1) > 0);
+	return counters + 8 * (1 + atoi(number) % LINES);
 }
 
 /* Asks the service. Returns whether it has answered, as agreed. */
@@ -98,61 +74,76 @@ static int ask(void)
 	if (connect(it, (void *)&address, sizeof(address)) || recvmsg(it, &message, MSG_CMSG_CLOEXEC) != 8)
 		return close(it), 0;
 	close(it);
-	count = (control.header.cmsg_len - CMSG_LEN(0)) / sizeof(int);
-	if (!message.msg_controllen || count < 4 || count > FILES || memcmp(answer, "RDMAMRF2", 8))
+	if (!message.msg_controllen || control.header.cmsg_len < CMSG_LEN(4 * sizeof(int)) ||
+	    memcmp(answer, "RDMAMRF2", 8))
 		return 0;
-	memcpy(files, CMSG_DATA(&control.header), count * sizeof(int));
-	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, files[0], 0);
-	return (void *)counters != MAP_FAILED && find_line();
+	memcpy(&file, CMSG_DATA(&control.header), sizeof(file));
+	counters = mmap(NULL, SIZE, PROT_READ, MAP_SHARED, file, 0);
+	mine = find_line();
+	return (void *)counters != MAP_FAILED;
 }
 
 static char *page;
 
-static int unmaps(void) { return munmap(page, PAGE); }
-static int maps_over(void)
+static bool unmaps(void) { return !munmap(page, PAGE); }
+static bool maps_over(void)
 {
-	return mmap(page, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page ? 0 : -1;
+	return mmap(page, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == page;
 }
-static int moves_away(void)
+static bool moves_away(void)
 {
 	/* Nothing is unmapped, which would be counted too. */
-	return mremap(page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) != MAP_FAILED ? 0 : -1;
+	return mremap(page, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_DONTUNMAP, NULL) != MAP_FAILED;
 }
-static int moves_over(void)
+static bool moves_over(void)
 {
-	char *from = untouched(PAGE);
-
-	return mremap(from, PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page ? 0 : -1;
+	return mremap(untouched(PAGE), PAGE, PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, page) == page;
 }
 
-/* In a task that shares the memory and is a process of its own. */
-static int elsewhere(void *unused)
-{
-	(void)unused;
-	return munmap(page, PAGE) != 0;
-}
-static int another_task_unmaps(void)
-{
-	static char stack[65536] __attribute__((aligned(16)));
-	int status = 1, pid = clone(elsewhere, stack + sizeof(stack), CLONE_VM | SIGCHLD, NULL);
+/* A process that shares the memory. */
+static bool another_process_unmaps(void) { return !in_vforked(!unmaps()); }
 
-	return pid > 0 && waitpid(pid, &status, 0) == pid && !status ? 0 : -1;
+/* Whether neither bpf(BPF_MAP_UPDATE_ELEM) nor a mapping can write the counters of this file. */
+static bool cannot_be_written(int of)
+{
+	static char value[SIZE];
+	uint32_t key = 0;
+	struct { uint32_t map, pad; uint64_t key, value, flags; } update = { .map = of };
+
+	update.key = (uintptr_t)&key;
+	update.value = (uintptr_t)value;
+	return mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, of, 0) == MAP_FAILED &&
+	       syscall(SYS_bpf, 2, &update, sizeof(update)) == -1 && errno == EPERM;
 }
 
-static void counted_changes(void)
+static void writes(void)
 {
-	const struct { const char *name; int (*change)(void); bool unmaps; } table[] = {
+	struct { uint64_t path; uint32_t file, flags; } pin = { (uintptr_t)"/mnt/fence", file, 0 };
+	int again;
+
+	ok(cannot_be_written(file), "a process can neither map the counters to write nor update the array");
+	ok(mprotect((void *)counters, SIZE, PROT_READ | PROT_WRITE) && errno == EACCES, "nor make its mapping writable");
+	/* A bpffs of its own would open the array with all rights. */
+	if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS) || syscall(SYS_mount, "bpf", "/mnt", "bpf", 0, NULL)) {
+		skip("nor write by a pin of its own", "no bpffs can be mounted");
+		return;
+	}
+	again = syscall(SYS_bpf, 6, &pin, sizeof(pin));
+	pin.file = 0;
+	again = again ? -1 : (int)syscall(SYS_bpf, 7, &pin, sizeof(pin));
+	ok(again < 0 || cannot_be_written(again), "nor write by a pin of its own");
+}
+
+static void changes(void)
+{
+	const struct { const char *name; bool (*change)(void), unmaps; } table[] = {
 		{ "munmap", unmaps, true },
 		{ "a mapping in its place", maps_over, true },
 		{ "mremap away", moves_away, false },
 		{ "mremap into its place", moves_over, true },
-		{ "munmap by a task that shares the memory", another_task_unmaps, true },
+		{ "munmap by a process that shares the memory", another_process_unmaps, true },
 	};
-	struct utsname name;
-	int major, minor;
 
-	uname(&name);
-	must(sscanf(name.release, "%d.%d", &major, &minor) == 2);
 	for (size_t n = 0; n < 2 * sizeof(table) / sizeof(*table); n++) {
 		size_t row = n / 2;
 		bool is_watched = n % 2;
@@ -163,48 +154,12 @@ static void counted_changes(void)
 		must(is_watched || mprotect(page, PAGE, PROT_READ) == 0);
 		before = moves();
 		case_begin("%s memory, %s", is_watched ? "watched" : "unwatched", table[row].name);
-		if (!is_watched && major == 6 && minor < 7 && table[row].unmaps)
+		if (!is_watched && kernel_is_before(6, 7) && table[row].unmaps)
 			skip(table[row].name, "this kernel does not tell which memory is unmapped");
 		else
-			ok(table[row].change() == 0 && (moves() > before) == is_watched, is_watched ? "counted" : "not counted");
+			ok(table[row].change() && (moves() > before) == is_watched, is_watched ? "counted" : "not counted");
 		case_end();
 	}
-}
-
-static void writes(void)
-{
-	struct { uint32_t map, pad; uint64_t key, value, flags; } update = { .map = files[0] };
-	struct { uint64_t path; uint32_t file, flags; } pin = { (uintptr_t)"/mnt/fence", files[0], 0 };
-	uint32_t key = 0;
-	char *value = calloc(1, SIZE);
-
-	update.key = (uintptr_t)&key, update.value = (uintptr_t)value;
-	ok(mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, files[0], 0) == MAP_FAILED, "a process cannot map the counters to write");
-	ok(mprotect((void *)counters, SIZE, PROT_READ | PROT_WRITE) && errno == EACCES, "nor make its mapping writable");
-	ok(syscall(SYS_bpf, 2, &update, sizeof(update)) == -1 && errno == EPERM, "nor update the array");
-	/* A bpffs of its own would open the array with all rights. */
-	case_begin("nor write by a pin of its own");
-	if (unshare(geteuid() ? CLONE_NEWUSER | CLONE_NEWNS : CLONE_NEWNS) || syscall(SYS_mount, "bpf", "/mnt", "bpf", 0, NULL)) {
-		skip("a pin", "no bpffs can be mounted");
-	} else if (syscall(SYS_bpf, 6, &pin, sizeof(pin))) {
-		ok(1, "the pin is refused");
-	} else {
-		pin.file = 0;
-		int again = syscall(SYS_bpf, 7, &pin, sizeof(pin));
-
-		ok(again < 0 || mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, again, 0) == MAP_FAILED, "the pin cannot be mapped to write");
-		update.map = again;
-		ok(again < 0 || syscall(SYS_bpf, 2, &update, sizeof(update)) == -1, "nor updated");
-		printf("# a pin could be made and %s\n", again < 0 ? "not opened" : "opened for writing");
-	}
-	case_end();
-	free(value);
-}
-
-static void changes(void)
-{
-	ok(place == (uint32_t)getpid() % LINES, "the line is that of the process");
-	counted_changes();
 	writes();
 }
 
@@ -214,7 +169,7 @@ static bool counts_an_unmap(void)
 
 	page = watched(PAGE);
 	before = moves();
-	return !unmaps() && moves() > before;
+	return unmaps() && moves() > before;
 }
 
 static void outlive(void)
@@ -231,15 +186,14 @@ static void outlive(void)
 
 static void crowd(void)
 {
-	int ready[2], end[2], answered = 0, silent = 0;
-	char byte;
+	pthread_barrier_t *all = shared_barrier(number);
+	int answered = 0;
 
-	must(!pipe(ready) && !pipe(end));
 	for (int n = 0; n < number; n++) {
-		if (fork())
-			continue;
 		bool got = false, moved = false;
 
+		if (must_fork())
+			continue;
 		/*
 		 * A thousand at once: the backlog may be full, and a processor that has preempted a task
 		 * inside the program skips counts.
@@ -250,20 +204,13 @@ static void crowd(void)
 			if (!moved)
 				usleep(20000);
 		}
-		must(write(ready[1], moved ? "+" : got ? "-" : "n", 1) == 1);
-		close(end[1]);
-		_exit(read(end[0], &byte, 1));
+		/* Each keeps its counters until all have theirs. */
+		pthread_barrier_wait(all);
+		_exit(!moved);
 	}
-	for (int n = 0; n < number && read(ready[0], &byte, 1) == 1; n++) {
-		answered += byte == '+';
-		silent += byte == 'n';
-	}
-	if (silent)
-		printf("# %d got no answer\n", silent);
+	for (int status; wait(&status) > 0;)
+		answered += status == 0;
 	is(answered, number, "%d processes at once have counters that move", number);
-	close(end[1]);
-	while (wait(NULL) > 0)
-		;
 }
 
 static void pinned(int policy, int priority)
@@ -293,8 +240,7 @@ static void load(void)
 			char *at = watched(AT_ONCE * PAGE);
 
 			for (int m = 0; m < AT_ONCE; m++) {
-				if (munmap(at + m * PAGE, PAGE))
-					_exit(1);
+				must(!munmap(at + m * PAGE, PAGE));
 				/* Or the kernel throttles what has a real-time priority. */
 				if (!n && m % 1000 == 0)
 					usleep(20000);
@@ -331,21 +277,18 @@ static void load(void)
 
 int main(int argc, char **argv)
 {
-	static const struct { const char *name; void (*run)(void); } parts[] = {
-		{ "crowd", crowd }, { "load", load }, { "changes", changes }, { "outlive", outlive },
-	};
 	const char *part = argc > 1 ? argv[1] : "";
 
 	number = argc > 2 ? atoi(argv[2]) : 1000;
-	if (!strcmp(part, "ask"))
-		return !ask();
-	for (size_t n = 0; n < sizeof(parts) / sizeof(*parts); n++) {
-		if (strcmp(part, parts[n].name))
-			continue;
-		/* Each process of the crowd asks. */
-		must(parts[n].run == crowd || ask());
-		parts[n].run();
-		return parts[n].run == outlive ? 0 : done_testing();
-	}
-	must(!"a part");
+	if (!strcmp(part, "crowd"))
+		crowd();
+	else if (!ask())
+		return 1;
+	else if (!strcmp(part, "load"))
+		load();
+	else if (!strcmp(part, "changes"))
+		changes();
+	else if (!strcmp(part, "outlive"))
+		outlive();
+	return tap_count ? done_testing() : 0;
 }
