@@ -10,4 +10,12 @@ value() { # FILE EXPRESSION
 	IFS= read -r answer <&"$answers"
 	printf '%s\n' "$answer"
 }
+# Runs a command under $library, traced into FILE, from which $rdmamr makes FILE.json. The command's
+# status is in $status, its output in FILE.said; $behind is preloaded too.
+recorded() { # FILE COMMAND...
+	rm -f "$1"
+	RDMAMR_TRACE=$PWD/$1 LD_PRELOAD="$library ${behind:-}" timeout 500 "${@:2}" >"$1.said" 2>&1
+	status=$?
+	"$rdmamr" report --json "$1" >"$1.json" 2>"$1.error" || cat "$1.error"
+}
 reports() { is "$1" "$2" "$(value "$3" "$4")"; } # NAME WANTED FILE EXPRESSION

@@ -6,11 +6,11 @@
 . "$(dirname "$0")/../../lib/script.sh"
 expects 3 "$@"
 [ -c /dev/rdmamr-hca -a -c /dev/udmabuf ] || skip_all "no device of vm/hca, or no /dev/udmabuf"
-env CHECK_GPU="$2/libcuda.so.full" RDMAMR_CACHE=all RDMAMR_TRACE="$work/trace" LD_PRELOAD="$1" "$2/gpu_registered" >"$work/said" 2>&1
-take_over "the program" $? "$(<"$work/said")"
-"$3" report --json "$work/trace" >"$work/trace.json"
+library=$(realpath "$1") built=$(realpath "$2") rdmamr=$(realpath "$3")
 cd "$work" || exit 2
 . "$here/../values.sh"
+CHECK_GPU=$built/libcuda.so.full RDMAMR_CACHE=all recorded trace "$built/gpu_registered"
+take_over "the program" $status "$(<trace.said)"
 reports "the cache has served some" True trace 'report["totals"]["hits"] > 0 and report["totals"]["misses"] > 0'
 reports "their memory is a GPU's" True trace 'report["totals"]["gpu_peak_bytes"] >= 8 << 20'
 reports "and not pinned" True trace 'report["pinned"]["peak_bytes"] < 1 << 20'

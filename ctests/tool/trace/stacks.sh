@@ -9,12 +9,9 @@ cd "$work" || exit 2
 
 . "$here/../values.sh"
 same_program() { check "$1: the program runs as without the trace" [ "$status" = 0 ]; }
-run() { # WAY [NAME=VALUE...]: runs the program, and makes its report
-	rm -f "$1"
-	env "${@:2}" RDMAMR_TRACE="$work/$1" LD_PRELOAD="$library" timeout 500 "$stacks" "$1" >"$1.said" 2>&1
-	status=$?
-	"$rdmamr" report --json "$1" >"$1.json" 2>"$1.error" || cat "$1.error"
-	same_program "$*"
+run() { # WAY: runs the program, and makes its report
+	recorded "$1" "$stacks" "$1"
+	same_program "$1"
 }
 
 run chain
@@ -26,11 +23,9 @@ reports "every call has a stack" "600 600" chain '"{calls} {calls_with_stack}".f
 "$rdmamr" report --text chain >text
 check "the text shows it" grep -qE '< send_message.* < first_phase.* < main' <(tr -s '\n ' ' ' <text)
 check "and that each call has one" grep -qE '^Call stacks +600: 100 % of the calls' text
-"$rdmamr" report -o page.html chain >page.name
-frames_in_page() { grep -oE '<title>(main|first_phase|send_message|register_wrapper)[^<]*: [0-9.]+ [mun]?s' page.html | grep -oE '>[a-z_]+' | sort -u | wc -l; }
-check "the flame graph has its frames" [ "$(frames_in_page)" = 4 ]
+# tool/src/report/flame.rs has the flame graph.
 
-run chain RDMAMR_TRACE_STACKS=0
+RDMAMR_TRACE_STACKS=0 run chain
 reports "RDMAMR_TRACE_STACKS=0: no call has a stack" "600 0 []" chain '"{calls} {calls_with_stack} []".format(**report["totals"]) if not any(caller["stack"] for caller in callers) else stacks'
 
 run pointers
@@ -54,7 +49,7 @@ run deep
 reports "a stack of 1000 frames: is cut after 64" "64 deep" deep '"{} {}".format(len(stacks[0]), name(stacks[0][-1]))'
 
 # 16384 stacks, each once. src/sys/budget.rs has the time that they may take without this setting.
-run many RDMAMR_TRACE_STACKS=all
+RDMAMR_TRACE_STACKS=all run many
 reports "each call is in the trace" 16384 many 'report["totals"]["calls"]'
 reports "the table of stacks is the limit" True many '12000 < report["totals"]["calls_with_stack"] < 16384'
 reports "calls without a stack have their caller alone" True many 'any(not caller["stack"] for caller in callers)'
@@ -68,10 +63,7 @@ else
 	go=$(dirname "$stacks")/go
 	GO111MODULE=off GOFLAGS='' GOPROXY=off GOTOOLCHAIN=local GOCACHE=$go/cache GOPATH=$go/path CGO_ENABLED=1 \
 		CGO_LDFLAGS=$work/libstacks.so go build -o in_go "$here/stacks.go"
-	RDMAMR_TRACE="$work/go" LD_PRELOAD="$library" timeout 500 ./in_go >go.said 2>&1
-	status=$?
-	cat go.said
-	"$rdmamr" report --json go >go.json
+	recorded go ./in_go
 	same_program "a program in Go"
 	reports "its functions are named, beyond those of cgo" "main.send main.phase main.main" go \
 		'" ".join(name for name in names(stacks[0]).split() if name in ("main.send", "main.phase", "main.main"))'
@@ -87,16 +79,6 @@ if sys.implementation.name == "cpython" and sys.version_info >= (3, 7):
 	done | sort -u -V
 }
 line() { grep -n "# $1\$" "$here/stacks.py" | cut -d: -f1; }
-in_python() { # VERSION EXECUTABLE
-	local version=$1
-	rm -f "python$version"
-	RDMAMR_LOG=warn RDMAMR_TRACE="$work/python$version" LD_PRELOAD="$library $work/libstacks.so" timeout 500 "$2" \
-		"$here/stacks.py" "$work/libstacks.so" >python.said 2>&1
-	status=$?
-	cat python.said
-	"$rdmamr" report --json "python$version" >"python$version.json"
-	same_program "a program in Python $version"
-}
 lines() { # NAME FUNCTION EXPECTED...
 	local name=$1 function=$2 expected
 	shift 2
@@ -107,18 +89,19 @@ mapfile -t found < <(pythons)
 [[ " ${found[*]} " == *" dumps "* ]] || skip "the lines of a program in Python" "no CPython of this machine exports its dump of a stack"
 for one in "${found[@]}"; do
 	read -r version dumps executable <<<"$one"
-	in_python "$version" "$executable"
+	RDMAMR_LOG=warn behind=$work/libstacks.so recorded "python$version" "$executable" "$here/stacks.py" "$work/libstacks.so"
+	same_program "a program in Python $version"
 	if [ "$dumps" = silent ]; then
 		reports "Python $version does not export its dump: no frame is of Python" False "python$version" \
 			'any("stacks.py" in (frame["source"] or "") for stack in stacks for frame in stack)'
-		check "and the library says so, once" [ "$(grep -c "^rdmamr: .*call stacks have no frames of Python" python.said)" = 1 ]
+		check "and the library says so, once" [ "$(grep -c "^rdmamr: .*call stacks have no frames of Python" "python$version.said")" = 1 ]
 		continue
 	fi
 	lines "Python $version: the lines of a thread that holds the interpreter's lock" holds_the_lock "$(line send)" "$(line holds)" "$(line main)"
 	lines "and of one that has released it" has_released_it "$(line send)" "$(line released)" "$(line main)"
 	lines "and of functions with other letters" größe "$(line größe)" "$(line größe)" "$(line main)"
-	"$rdmamr" report --text "python$version" >text
-	check "the text shows Python's lines" grep -q "send stacks.py:$(line send)  *register_wrapper [^|]*< holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" <(tr -s '\n ' ' ' <text)
+	check "the text shows Python's lines" grep -q "send stacks.py:$(line send)  *register_wrapper [^|]*< holds_the_lock stacks.py:$(line holds) < <module> stacks.py:$(line main)" \
+		<("$rdmamr" report --text "python$version" | tr -s '\n ' ' ')
 	reports "Python's frames stand where the interpreter's would" "library_call send holds_the_lock <module>" "python$version" \
 		'" ".join(name for stack in stacks if "holds_the_lock" in names(stack) for name in names(stack).split() if not name.startswith(("register_wrapper", "ffi_", "?", "_c", "Py")))'
 done
