@@ -36,7 +36,7 @@ __attribute__((noinline)) static void register_rings(void)
 
 	for (int round = 0; round < 3; round++) {
 		for (int n = 0; n < 2; n++) {
-			rings[n] = mlx5dv_devx_umem_reg(stand_in_device(), (void *)(0x10000000L + n * MIB), (n + 1) * 64 * KIB,
+			rings[n] = mlx5dv_devx_umem_reg(stand_in_device(0), (void *)(0x10000000L + n * MIB), (n + 1) * 64 * KIB,
 							IBV_ACCESS_LOCAL_WRITE);
 			show("reg", rings[n]);
 		}
@@ -53,8 +53,8 @@ __attribute__((noinline)) static void register_queue(void)
 	struct mlx5dv_devx_umem *umem;
 
 	/* It stays. */
-	show("reg_ex", mlx5dv_devx_umem_reg_ex(stand_in_device(), &in));
-	umem = mlx5dv_devx_umem_reg_ex(stand_in_device(), &of_dmabuf);
+	show("reg_ex", mlx5dv_devx_umem_reg_ex(stand_in_device(0), &in));
+	umem = mlx5dv_devx_umem_reg_ex(stand_in_device(0), &of_dmabuf);
 	show("reg_ex of a dma-buf", umem);
 	end(umem);
 }
@@ -63,15 +63,15 @@ __attribute__((noinline)) static void register_gpu(void)
 {
 	static struct ibv_pd pd;
 
-	pd.context = stand_in_device();
+	pd.context = stand_in_device(0);
 	show("reg_dmabuf_mr", mlx5dv_reg_dmabuf_mr(&pd, 0x2000, 128 * KIB, 0x7000, 5, IBV_ACCESS_REMOTE_WRITE, 0x77));
 }
 
 __attribute__((noinline)) static void register_in_vain(void)
 {
-	show("reg without length", mlx5dv_devx_umem_reg(stand_in_device(), (void *)0x30000000, 0, 0));
-	show("reg of too much", mlx5dv_devx_umem_reg(stand_in_device(), (void *)0x30000000, 4096, IBV_ACCESS_MW_BIND));
-	show("reg on another's device", mlx5dv_devx_umem_reg(stand_in_other_device(), (void *)0x30000000, 4096, 0));
+	show("reg without length", mlx5dv_devx_umem_reg(stand_in_device(0), (void *)0x30000000, 0, 0));
+	show("reg of too much", mlx5dv_devx_umem_reg(stand_in_device(0), (void *)0x30000000, 4096, IBV_ACCESS_MW_BIND));
+	show("reg on another's device", mlx5dv_devx_umem_reg(stand_in_device(1), (void *)0x30000000, 4096, 0));
 }
 
 void calls(void)

@@ -17,26 +17,18 @@ struct umem {
 	bool is_live;
 };
 
-static struct verbs_context device, other_device;
+static struct verbs_context devices[2];
 static char said[256];
 
-static struct ibv_context *opened(struct verbs_context *context)
+struct ibv_context *stand_in_device(int number)
 {
+	struct verbs_context *context = &devices[number];
+
 	context->sz = sizeof(*context);
 	context->context.abi_compat = __VERBS_ABI_IS_EXTENDED;
 	context->context.cmd_fd = -1;
 	*(void **)&context->create_cq_ex = dlsym(dlopen(LIBIBVERBS, RTLD_NOW | RTLD_NOLOAD), "ibv_node_type_str");
 	return &context->context;
-}
-
-struct ibv_context *stand_in_device(void)
-{
-	return opened(&device);
-}
-
-struct ibv_context *stand_in_other_device(void)
-{
-	return opened(&other_device);
 }
 
 const char *stand_in_said(void)
@@ -57,7 +49,7 @@ static struct mlx5dv_devx_umem *registered(struct ibv_context *context, size_t s
 	static struct umem umems[8];
 	struct umem *umem = umems;
 
-	if (context != &device.context || size == 0) {
+	if (context != &devices[0].context || size == 0) {
 		errno = size ? EOPNOTSUPP : EINVAL;
 		return NULL;
 	}
@@ -69,7 +61,7 @@ static struct mlx5dv_devx_umem *registered(struct ibv_context *context, size_t s
 
 struct mlx5dv_devx_umem *mlx5dv_devx_umem_reg(struct ibv_context *context, void *addr, size_t size, uint32_t access)
 {
-	snprintf(said, sizeof(said), "reg %d %p %zu %#x", context == &device.context, addr, size, access);
+	snprintf(said, sizeof(said), "reg %d %p %zu %#x", context == &devices[0].context, addr, size, access);
 	if (access & IBV_ACCESS_MW_BIND) {
 		errno = ENOMEM;
 		return NULL;
@@ -79,7 +71,7 @@ struct mlx5dv_devx_umem *mlx5dv_devx_umem_reg(struct ibv_context *context, void 
 
 struct mlx5dv_devx_umem *mlx5dv_devx_umem_reg_ex(struct ibv_context *context, struct mlx5dv_devx_umem_in *in)
 {
-	snprintf(said, sizeof(said), "reg_ex %d %p %zu %#x %#lx %#lx %d", context == &device.context, in->addr, in->size,
+	snprintf(said, sizeof(said), "reg_ex %d %p %zu %#x %#lx %#lx %d", context == &devices[0].context, in->addr, in->size,
 		 in->access, in->pgsz_bitmap, in->comp_mask, in->dmabuf_fd);
 	return registered(context, in->size);
 }
@@ -88,7 +80,7 @@ int mlx5dv_devx_umem_dereg(struct mlx5dv_devx_umem *public)
 {
 	struct umem *umem = (struct umem *)public;
 
-	if (umem->context != &device.context)
+	if (umem->context != &devices[0].context)
 		return EOPNOTSUPP;
 	snprintf(said, sizeof(said), "dereg %u", public->umem_id);
 	if (!umem->is_live)
@@ -102,9 +94,9 @@ struct ibv_mr *mlx5dv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t l
 {
 	static struct ibv_mr mr;
 
-	snprintf(said, sizeof(said), "reg_dmabuf_mr %d %#lx %zu %#lx %d %#x %#x", pd->context == &device.context, offset,
+	snprintf(said, sizeof(said), "reg_dmabuf_mr %d %#lx %zu %#lx %d %#x %#x", pd->context == &devices[0].context, offset,
 		 length, iova, fd, access, mlx5_access);
-	if (pd->context != &device.context) {
+	if (pd->context != &devices[0].context) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}

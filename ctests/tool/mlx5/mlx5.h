@@ -8,9 +8,8 @@
 struct ibv_mr *mlx5dv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access,
 				    int mlx5_access);
 
-/* The device that this libmlx5 has opened, and one that it has not: another driver's. */
-struct ibv_context *stand_in_device(void);
-struct ibv_context *stand_in_other_device(void);
+/* Device 0, which this libmlx5 has opened, and 1, which it has not: another driver's. */
+struct ibv_context *stand_in_device(int number);
 /* What the last call was asked, with all arguments. */
 const char *stand_in_said(void);
 
