@@ -1,25 +1,20 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * allocator: a program with an allocator of its own, whose blocks are aligned to 4 bytes as Electric
- * Fence's may be, and which a constructor makes ready if LATE is defined. The dynamic linker allocates
- * its entries of files from it. Loads a library.
+ * Fence's may be; FIRST is the first block, or NULL if a constructor makes it ready. The dynamic
+ * linker allocates its entries of files from it. Loads a library.
  */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static char memory[64 << 20];
-#ifdef LATE
-static char *next;
+static char memory[64 << 20], *next = FIRST;
 
 __attribute__((constructor)) static void make_ready(void)
 {
-	next = memory + 4;
+	next = next ? next : memory + 4;
 }
-#else
-static char *next = memory + 4;
-#endif
 
 void *malloc(size_t size)
 {
