@@ -55,7 +55,7 @@ static FILE *out;
 static Dwfl *dwfl;
 static pid_t attached;
 
-static void die(const char *what)
+__attribute__((noreturn)) static void die(const char *what)
 {
 	perror(what);
 	exit(125);
@@ -121,8 +121,7 @@ static int frame(Dwfl_Frame *state, void *found)
 		*(long *)found = (long)(pc - base);
 		return DWARF_CB_ABORT;
 	}
-	if (!strncmp(file, "libc.", 5) || !strncmp(file, "libc-", 5) || !strncmp(file, "ld-linux", 8) ||
-	    !strncmp(file, "libpthread", 10))
+	if (!strncmp(file, "libc.", 5) || !strncmp(file, "ld-linux", 8))
 		return DWARF_CB_OK;
 	symbol = dwfl_module_addrname(module, pc - !activation);
 	if (symbol && (!strcmp(symbol, "syscall") || !strcmp(symbol, "ioctl") || !strcmp(symbol, "__clone")))
@@ -146,15 +145,22 @@ static long site_of(pid_t tid)
 	return found;
 }
 
-static struct site *counted(int thread, long number, long site)
+/* How often this thread has made the call from that site before. */
+static long times_before(int thread, long number, long site)
 {
 	for (int n = 0; n < site_count; n++)
 		if (sites[n].thread == thread && sites[n].number == number && sites[n].site == site)
-			return &sites[n];
+			return sites[n].times++;
 	if (site_count == SITES)
 		die("too many sites");
-	sites[site_count] = (struct site){ thread, number, site, 0 };
-	return &sites[site_count++];
+	sites[site_count++] = (struct site){ thread, number, site, 1 };
+	return 0;
+}
+
+static void set(pid_t tid, struct user_regs_struct *registers)
+{
+	if (ptrace(PTRACE_SETREGS, tid, 0, registers))
+		die("PTRACE_SETREGS");
 }
 
 /* Lets the call that has just begun run to its end. */
@@ -175,41 +181,29 @@ static void make_it(pid_t tid, struct user_regs_struct *registers)
  */
 static void fail(pid_t tid, struct user_regs_struct *registers)
 {
-	unsigned long long first = registers->rdi;
+	long long number = (long long)registers->orig_rax, first = (long long)registers->rdi;
 
-	switch (registers->orig_rax) {
-	case SYS_brk:
+	if (number == SYS_brk) {
 		registers->rdi = 0;
-		if (ptrace(PTRACE_SETREGS, tid, 0, registers))
-			die("PTRACE_SETREGS");
+		set(tid, registers);
 		make_it(tid, registers);
-		registers->rdi = first;
-		break;
-	case SYS_close:
-		make_it(tid, registers);
-		registers->rax = (unsigned long long)(long long)-error;
-		break;
-	case SYS_futex:
-		if ((registers->rsi & (unsigned long long)FUTEX_CMD_MASK) == FUTEX_WAKE) {
+		registers->rdi = (unsigned long long)first;
+	} else {
+		if (number == SYS_close ||
+		    (number == SYS_futex && ((int)registers->rsi & FUTEX_CMD_MASK) == FUTEX_WAKE))
 			make_it(tid, registers);
-			registers->rax = (unsigned long long)(long long)-error;
-			break;
-		}
-		/* fall through */
-	default:
-		registers->orig_rax = (unsigned long long)-1;
+		else
+			registers->orig_rax = (unsigned long long)-1;
 		registers->rax = (unsigned long long)(long long)-error;
 	}
-	if (ptrace(PTRACE_SETREGS, tid, 0, registers))
-		die("PTRACE_SETREGS");
+	set(tid, registers);
 }
 
 static void system_call(int thread)
 {
 	pid_t tid = threads[thread].tid;
 	struct user_regs_struct registers;
-	long number, site;
-	int time;
+	long number, site, time;
 
 	if (error && (injected || thread != wanted.thread))
 		return;
@@ -223,26 +217,22 @@ static void system_call(int thread)
 	site = site_of(tid);
 	if (site < 0 || (error && site != wanted.site))
 		return;
-	time = (int)counted(thread, number, site)->times++;
+	time = times_before(thread, number, site);
 	if (!error) {
-		fprintf(out, "%d %ld %ld %d\n", thread, number, site, time);
-		return;
+		fprintf(out, "%d %ld %ld %ld\n", thread, number, site, time);
+	} else if (time == wanted.times) {
+		fail(tid, &registers);
+		injected = true;
+		fprintf(out, "injected\n");
 	}
-	if (time != wanted.times)
-		return;
-	fail(tid, &registers);
-	injected = true;
-	fprintf(out, "injected\n");
 }
 
 static pid_t start(char **command)
 {
-	struct sock_filter code[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE) };
-	struct sock_fprog program = { 1, code };
+	struct sock_filter code = BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
+	struct sock_fprog program = { 1, &code };
 	pid_t pid = fork();
 
-	if (pid < 0)
-		die("fork");
 	if (pid)
 		return pid;
 	if (ptrace(PTRACE_TRACEME, 0, 0, 0) || raise(SIGSTOP))
@@ -251,7 +241,6 @@ static pid_t start(char **command)
 		die("seccomp");
 	execvp(command[0], command);
 	die(command[0]);
-	return -1;
 }
 
 /* Until the first process has ended and all others too. */

@@ -14,6 +14,7 @@
 #include "../../lib/fabric.h"
 #include "../../lib/observe.h"
 #include "../../lib/stub_device.h"
+#include "../../lib/verdict.h"
 
 enum { ROUNDS = 2, PLACES = 16 };
 
@@ -23,11 +24,6 @@ static bool real;
 static unsigned char source[64];
 static struct ibv_mr *source_mr;
 static char *place;
-
-static const char *name_of(int err)
-{
-	return strerrorname_np(err) ? strerrorname_np(err) : "0";
-}
 
 #define wrong(...) (printf("wrong " __VA_ARGS__), putchar('\n'))
 
@@ -65,20 +61,23 @@ static struct ibv_mr *plain(struct ibv_pd *domain, void *at, size_t length, int 
 	return (ibv_reg_mr)(domain, at, length, access);
 }
 
+static void once(bool is_plain, const char *what, char *at, size_t length)
+{
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int) = is_plain ? plain : ibv_reg_mr_relaxed;
+	struct ibv_mr *mr = attempt("register", reg(pd, at, length, LOCAL_AND_REMOTE));
+
+	if (!mr)
+		return;
+	if (!sees_write(mr))
+		wrong("a stale region after %s", what);
+	succeed("deregister", is_plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr));
+}
+
 /* Registers by both calls, twice each, and checks where the device writes. */
 static void registers(const char *what, char *at, size_t length)
 {
-	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, plain };
-
-	for (int n = 0; n < 4; n++) {
-		struct ibv_mr *mr = attempt("register", calls[n % 2](pd, at, length, LOCAL_AND_REMOTE));
-
-		if (!mr)
-			continue;
-		if (!sees_write(mr))
-			wrong("a stale region after %s", what);
-		succeed("deregister", n % 2 ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr));
-	}
+	for (int n = 0; n < 4; n++)
+		once(n % 2, what, at, length);
 }
 
 static char *fresh(size_t pages_count)
@@ -149,7 +148,7 @@ static void child(void)
 	int status;
 
 	if (!pid) {
-		struct ibv_mr *mr = real ? NULL : (ibv_reg_mr)(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
+		struct ibv_mr *mr = real ? NULL : plain(pd, place + 4 * PAGE, PAGE, LOCAL_AND_REMOTE);
 
 		if (mr)
 			ibv_dereg_mr(mr);
@@ -164,19 +163,11 @@ static void child(void)
 
 static void calls(void)
 {
-	struct ibv_mr *mr;
-
 	changes();
 	refusals();
 	/* RDMAMR_CACHE serves the second by a region that it makes, and the third by that region. */
-	for (int n = 0; n < 3; n++) {
-		mr = attempt("register", plain(pd, place, PAGE, LOCAL_AND_REMOTE));
-		if (!mr)
-			continue;
-		if (!sees_write(mr))
-			wrong("a stale region of a plain call");
-		succeed("deregister", ibv_dereg_mr(mr));
-	}
+	for (int n = 0; n < 3; n++)
+		once(true, "two plain calls", place, PAGE);
 	child();
 	in_thread(other_thread, NULL);
 	raw_remap(place + 8 * PAGE, PAGE);
@@ -205,10 +196,11 @@ static void fabric(void)
 		mr = NULL;
 		if (fabric_call("register", fi_mr_reg(domain, place, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL)) == 1) {
 			struct fi_eq_err_entry err = { 0 };
-			ssize_t got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
+			ssize_t got;
 
-			if (got == -FI_EINTR)
+			do
 				got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
+			while (got == -FI_EINTR);
 			if (got == -FI_EAVAIL && fi_eq_readerr(eq, &err, 0) > 0)
 				printf("fails event %s\n", name_of(err.err));
 			else if (got != sizeof entry)
@@ -264,11 +256,10 @@ int main(int argc, char **argv)
 	succeed("flush", ibv_flush_relaxed_mr(pd));
 	if (!real && stub_registered() != stub_deregistered())
 		wrong("%ld regions are left", stub_registered() - stub_deregistered());
+	printf("end ");
 	if (access("/proc/self/status", R_OK) == 0)
 		/* At 0x2d71... (FAR_AWAY) the library maps stacks of its threads. */
-		printf("end descriptors=%d own=%d pinned=%ld heap=%zu ", descriptors(), maps_from("2d71"), pinned(), mallinfo2().uordblks);
-	else
-		printf("end ");
+		printf("descriptors=%d own=%d pinned=%ld heap=%zu ", descriptors(), maps_from("2d71"), pinned(), mallinfo2().uordblks);
 	printf("hits=%llu\n", (unsigned long long)stats().hits);
 	return 0;
 }

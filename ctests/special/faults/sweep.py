@@ -66,35 +66,32 @@ SLACK = {"descriptors": {"getrandom": 1}, "own": {"munmap": 1}, "pinned": {}, "h
 Site = collections.namedtuple("Site", "run thread number address")
 
 
+def said(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 def compiled(program):
     """Compiles inject.c unless a program of this source exists."""
     source = pathlib.Path(__file__).with_name("inject.c")
     if os.path.exists(program) and os.path.getmtime(program) > source.stat().st_mtime:
         return True
-    command = ["cc", "-std=gnu11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-O1", str(source), "-o", program, "-ldw"]
+    command = f"cc -std=gnu11 -D_GNU_SOURCE -Wall -Wextra -Werror -O1 {source} -o {program} -ldw".split()
     return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
-
-
-def numbers():
-    header = subprocess.run(
-        ["cpp", "-dM", "-include", "sys/syscall.h", "/dev/null"], capture_output=True, text=True, check=True
-    ).stdout
-    return {int(n): name for name, n in re.findall(r"#define __NR_(\w+) (\d+)\n", header)}
 
 
 class Sweep:
     def __init__(self, options):
         self.options = options
-        self.names = numbers()
-        self.base = {}
+        header = said("cpp", "-dM", "-include", "sys/syscall.h", "/dev/null")
+        self.names = {int(n): name for name, n in re.findall(r"#define __NR_(\w+) (\d+)\n", header)}
+        self.base, self.sites = {}, collections.Counter()
 
     def run(self, run, fault=()):
         """The output of the scenario, that of inject, and the exit status."""
         argument, settings = RUNS[run]
         with tempfile.TemporaryDirectory() as folder:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("RDMAMR_")}
-            environment |= settings
-            environment["RDMAMR_CACHE_LINGER"] = "1000000"
+            environment |= settings | {"RDMAMR_CACHE_LINGER": "1000000"}
             out = pathlib.Path(folder, "out")
             command = [self.options.inject, os.path.basename(self.options.library), out, *map(str, fault), "--", "env",
                        f"LD_PRELOAD={self.options.library}", self.options.scenario, argument]
@@ -106,17 +103,17 @@ class Sweep:
             return done.stdout.splitlines(), out.read_text(), done.returncode
 
     def list(self):
-        """The sites, with the number of times that each is reached."""
-        sites = collections.Counter()
+        """The sites, with the number of times that each is reached. Returns why there are none."""
         for run in RUNS:
             lines, calls, status = self.run(run)
-            if status or not lines or not lines[-1].startswith("end ") or len(lines) > 1:
-                return run, lines, status
+            if lines[:1] and lines[0].startswith("skip "):
+                return f"1..0 # SKIP {lines[0][5:]}"
+            if status or len(lines) != 1 or not lines[0].startswith("end "):
+                return f"Bail out! the run {run} does not work without a fault: {status}, {lines[-3:]}"
             self.base[run] = self.end(lines)
             for call in calls.splitlines():
                 thread, number, address, _ = map(int, call.split())
-                sites[Site(run, thread, number, address)] += 1
-        self.sites = sites
+                self.sites[Site(run, thread, number, address)] += 1
         return None
 
     @staticmethod
@@ -163,16 +160,11 @@ class Sweep:
 
     def functions(self, addresses):
         """The innermost function of the library at each address, by the debug information."""
-        command = ["addr2line", "-Cfiae", self.options.library, *(hex(a - 1) for a in addresses)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        names, current = {}, None
-        for line in done.splitlines():
-            if line.startswith("0x"):
-                current, names[int(line, 16) + 1] = int(line, 16) + 1, []
-            else:
-                names[current].append(line)
         result = {}
-        for address, lines in names.items():
+        listed = said("addr2line", "-Cfiae", self.options.library, *(hex(a - 1) for a in addresses))
+        for one in re.split("^0x", listed, flags=re.M)[1:]:
+            address, *lines = one.splitlines()
+            address = int(address, 16) + 1
             pairs = list(zip(lines[::2], lines[1::2]))
             inside = [p for p in pairs if re.search(r"(^|[^y]/)src/", p[1]) and "/rustc/" not in p[1]] or pairs
             file = re.sub(r"^.*?((library/\w+/)?src/)", r"\1", inside[0][1]).split(":")[0]
@@ -229,19 +221,13 @@ def main():
     options.library, options.built = os.path.abspath(options.library), os.path.abspath(options.built)
     options.inject, options.scenario = options.built + "/faults_inject", options.built + "/faults_scenario"
     if not compiled(options.inject):
-        if os.environ.get("CHECK_INSTALLED"):
-            print("Bail out! inject.c does not compile")
-            return 1
-        print("1..0 # SKIP inject.c does not compile without libdw-dev (vm/packages faults)")
-        return 0
+        must = os.environ.get("CHECK_INSTALLED")
+        print("Bail out!" if must else "1..0 # SKIP", "inject.c does not compile without libdw-dev (vm/packages faults)")
+        return bool(must)
     sweep = Sweep(options)
-    broken = sweep.list()
-    if broken and broken[1][:1] and broken[1][0].startswith("skip "):
-        print(f"1..0 # SKIP {broken[1][0][5:]}")
-        return 0
-    if broken:
-        print(f"Bail out! the run {broken[0]} does not work without a fault: {broken[2]}, {broken[1][-3:]}")
-        return 1
+    if broken := sweep.list():
+        print(broken)
+        return broken.startswith("Bail")
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as cache:
         rows = check(sweep, cache)
     faults = sum(row[3] for row in rows)
