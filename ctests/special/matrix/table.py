@@ -9,13 +9,12 @@ case that passed and is now missing or skipped; more cases than on the page are 
 """
 
 import collections
-import glob
-import os
+import pathlib
 import re
 import sys
 
-HERE = os.path.dirname(os.path.realpath(__file__))
-sys.path.insert(0, os.path.dirname(HERE))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 from prose import with_tables
 
 DEVICES = {"rxe": "soft-RoCE (rxe)", "siw": "soft-iWARP (siw)"}
@@ -26,8 +25,7 @@ class Result:
     """The results in a suite's TAP file, of the cases whose names match."""
 
     def __init__(self, path, pattern=""):
-        with open(path, encoding="utf-8", errors="replace") as file:
-            text = file.read()
+        text = path.read_text(errors="replace")
         found = lambda line: re.findall(line, text, re.M)
         cases = found(r"^(not )?ok\b *\d* *-? *(.*)")
         self.passed, self.failed, self.skips = 0, found(r"^Bail out!.*"), found(r"^1\.\.0 # SKIP (.*)")
@@ -55,8 +53,8 @@ class Result:
 
 def table_file(name):
     """The lines of a file here, split at " | "."""
-    with open(os.path.join(HERE, name), encoding="utf-8") as file:
-        return [[cell.strip() for cell in line.split(" | ")] for line in file if line.strip() and line[0] != "#"]
+    lines = (HERE / name).read_text().splitlines()
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines if line and line[0] != "#"]
 
 
 def rows():
@@ -75,17 +73,13 @@ def order(system):
 
 
 def write(folder, page):
-    results, versions = {}, {}
-    parts = [suite.split(":") for _, suites in rows() for suite in suites if ":" in suite]
-    for path in glob.glob(os.path.join(folder, "*.tap")):
-        system, suite = os.path.basename(path)[:-len(".tap")].rsplit(".", 1)
-        results[system, suite] = Result(path)
-        for part, pattern in parts:
-            if part == suite:
-                results[system, f"{part}:{pattern}"] = Result(path, pattern)
-    for path in glob.glob(os.path.join(folder, "*.versions")):
-        with open(path, encoding="utf-8") as file:
-            versions[os.path.basename(path)[:-len(".versions")]] = file.read().split()
+    results = {}
+    parts = [suite for _, suites in rows() for suite in suites if ":" in suite]
+    for path in folder.glob("*.tap"):
+        system, suite = path.stem.rsplit(".", 1)
+        for of in (suite, *(part for part in parts if part.startswith(suite + ":"))):
+            results[system, of] = Result(path, of.partition(":")[2])
+    versions = {path.stem: path.read_text().split() for path in folder.glob("*.versions")}
     systems = sorted({system for system, _ in results}, key=order)
     well = True
 
@@ -132,10 +126,7 @@ def write(folder, page):
         more = f" and {len(said) - 1} more" if len(said) > 1 else ""
         where = "all" if where == set(systems) else ", ".join(sorted(where, key=order))
         differences += f"| {said[0]}{more} | {', '.join(sorted(suites))} | {where} | {why} |\n"
-    with open(page, encoding="utf-8") as file:
-        text = with_tables(file.read(), [there, passed, differences])
-    with open(page, "w", encoding="utf-8") as file:
-        file.write(text)
+    page.write_text(with_tables(page.read_text(), [there, passed, differences]))
     return well
 
 
@@ -153,16 +144,11 @@ def documented(page):
     return cells
 
 
-def may_pass(result):
-    """The number of its skipped cases that another run may have passed."""
-    known = reasons()
-    return sum(next((varies for pattern, varies, _ in known if pattern.match(reason)), 0) for reason in result.skips)
-
-
 def differs(wanted, result):
     """The cases of the page that a result lacks, in words, or None."""
     passed, total = wanted
-    vary = may_pass(result)
+    # The skipped cases that another run may have passed.
+    vary = sum(next((varies for pattern, varies, _ in reasons() if pattern.match(reason)), 0) for reason in result.skips)
     if result.failed:
         return f"failed: {result.failed[0]}"
     if result.passed + vary < passed:
@@ -173,8 +159,8 @@ def differs(wanted, result):
 
 
 def check(folder, path, tree):
-    with open(path, encoding="utf-8") as file:
-        page = documented(file.read())
+    text = path.read_text()
+    page = documented(text)
     count = 0
 
     def tell(name, wrong, skip=""):
@@ -188,8 +174,8 @@ def check(folder, path, tree):
         system, wrong, suites = f"{kernel}-{tree}-{device}", [], 0
         skip = "" if any(of == system for of, _ in page) else f"{path} has no system with this user space"
         for (of, suite), wanted in page.items():
-            there = os.path.join(folder, f"{device}-{kernel}.{suite}.tap")
-            if of != system or not os.path.exists(there):
+            there = folder / f"{device}-{kernel}.{suite}.tap"
+            if of != system or not there.exists():
                 continue
             result = Result(there)
             if result.left_out:
@@ -203,17 +189,16 @@ def check(folder, path, tree):
         if not suites and not skip:
             wrong = ["no suite has a result"]
         tell(f"{system}: {suites} suites as {path} says", wrong, "" if suites else skip)
-    with open(os.path.join(HERE, "../..", "manifest"), encoding="utf-8") as file:
-        known = {line.split()[0] for line in file if line.strip()}
+    known = {line.split()[0] for line in (HERE / "../../manifest").read_text().splitlines() if line}
     listed = [suite for _, suites in rows() for suite in suites if ":" not in suite]
     tell("each suite of ctests/special/matrix/rows is one of the manifest", [suite for suite in listed if suite not in known])
-    with open(path, encoding="utf-8") as file:
-        in_page = {line.split("|")[2].strip() for line in file if line.startswith("|")}
+    in_page = {line.split("|")[2].strip() for line in text.splitlines() if line.startswith("|")}
     tell(f"each is in {path}", [suite for suite in listed if suite not in in_page])
     print(f"1..{count}")
 
 
-if sys.argv[1] == "check":
-    check(*sys.argv[2:])
+way, results, page, *tree = sys.argv[1:]
+if way == "check":
+    check(pathlib.Path(results), pathlib.Path(page), *tree)
 else:
-    sys.exit(0 if write(*sys.argv[2:]) else 1)
+    sys.exit(not write(pathlib.Path(results), pathlib.Path(page)))

@@ -25,6 +25,7 @@ True
 
 import json
 import math
+import pathlib
 import re
 import statistics
 import sys
@@ -89,11 +90,9 @@ def cell(column, values):
 
 
 def main(folder, page):
-    with open(f"{folder}/soak.tsv", encoding="ascii") as file:
-        header, *lines = [line.rstrip("\n").split("\t") for line in file]
+    header, *lines = [line.split("\t") for line in (folder / "soak.tsv").read_text().splitlines()]
     lines = [dict(zip(header, line)) for line in lines]
-    with open(f"{folder}/soak.json", encoding="utf-8") as file:
-        said = json.load(file)
+    said = json.loads((folder / "soak.json").read_text())
     wrong, short, rows, notes = [], set(), [], []
 
     def judge(program, columns, whole):
@@ -148,14 +147,14 @@ def main(folder, page):
     notes = [f"**Wrong**: {words}." for words in wrong] + notes
     of = lambda column: f"{SLACK[column] // 1024} MiB" if column.endswith("_kib") else SLACK[column]
     slack = f"The slack is {PART:.0%} and " + ", ".join(f"{of(column)} ({name.split(',')[0]})" for column, name in NAMES.items()) + "."
-    with open(page, encoding="ascii") as file:
-        words = re.sub(r"^The slack is .*", textwrap.fill(slack, 98), file.read().partition("The last run took")[0], flags=re.M)
-    with open(page, "w", encoding="ascii") as file:
-        file.write(words + END.format(hours=said["hours"], kernel=said["kernel"], verdict=textwrap.fill(verdict, 98),
-                               names=" | ".join(NAMES.values()), dashes=" | ".join(["---:"] * len(NAMES)), rows="\n".join(rows),
-                               regions=regions, left=said["regions_left"], notes="\n".join(textwrap.fill(note, 98, initial_indent="- ", subsequent_indent="  ") for note in notes)))
+    words = re.sub(r"^The slack is .*", textwrap.fill(slack, 98), page.read_text().partition("The last run took")[0], flags=re.M)
+    notes = [textwrap.fill(note, 98, initial_indent="- ", subsequent_indent="  ") for note in notes]
+    page.write_text(words + END.format(
+        hours=said["hours"], kernel=said["kernel"], verdict=textwrap.fill(verdict, 98), names=" | ".join(NAMES.values()),
+        dashes=" | ".join(["---:"] * len(NAMES)), rows="\n".join(rows), regions=regions, left=said["regions_left"],
+        notes="\n".join(notes)))
     return bool(wrong)
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(*map(pathlib.Path, sys.argv[1:])))
