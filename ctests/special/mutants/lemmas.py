@@ -192,31 +192,30 @@ def outcome(kind, test):
     built, text = cargo(False, "build", "--release", "-p", package)
     if not built:
         return "stops", "it does not build: " + " ".join(text[-500:].split())
-    library = WORK / "cargo" / "release" / "librdmamr.so"
-    if kind == "provider":
-        subprocess.run(["vm/module", "6.12", "vm/hca"], cwd=ROOT, check=True)
-        command = ["vm/retry", "vm/run", "-k", "6.12", "--", "ctests/plain/providers.sh", library, "target/ctests", test]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        tap = done.stdout
-        if not re.search(r"^1\.\.[1-9]", tap, re.M) or "# SKIP" in tap:
-            raise SystemExit(f"mutants: the suite of providers did not run on {test}:\n{tap[-3000:]}{done.stderr[-3000:]}")
-    elif kind == "service":
-        tool = WORK / "cargo" / "release" / "rdmamr"
-        program, *words = test.split(maxsplit=1)
-        preloaded = ["env", f"LD_PRELOAD={ROOT}/target/release/librdmamr.so", f"target/ctests/{program}", *words]
-        command = ["ctests/tool/fence.sh", tool, "target/ctests"] if test == "fence" else ["ctests/cache/beside/with_fence.sh", tool, *preloaded]
-        done = subprocess.run(["vm/retry", "vm/run", "-k", "6.12", "--", *command], cwd=ROOT, capture_output=True, text=True)
-        tap = done.stdout
-        if not re.search(r"^1\.\.[1-9]", tap, re.M):
-            raise SystemExit(f"mutants: {test} did not run with the service:\n{tap[-3000:]}{done.stderr[-3000:]}")
-    else:
+    release, library = WORK / "cargo" / "release", ROOT / "target" / "release" / "librdmamr.so"
+    if kind == "suite":
         results = WORK / "results"
         results.mkdir(exist_ok=True)
-        env = dict(os.environ, CHECK_LIBRARY=str(library), RESULTS=str(results))
+        env = dict(os.environ, CHECK_LIBRARY=str(release / "librdmamr.so"), RESULTS=str(results))
         subprocess.run(["ctests/suite", "host", test], cwd=ROOT, env=env, check=True, capture_output=True)
         tap = (results / f"host.{test}.tap").read_text()
         if skipped := re.search(r"^1\.\.0 # SKIP (.*)", tap, re.M):
             return "skipped", skipped.group(1)
+    else:
+        if kind == "provider":
+            subprocess.run(["vm/module", "6.12", "vm/hca"], cwd=ROOT, check=True)
+            command = ["ctests/plain/providers.sh", release / "librdmamr.so", "target/ctests", test]
+        elif test == "fence":
+            command = ["ctests/tool/fence.sh", release / "rdmamr", "target/ctests"]
+        else:
+            program, *words = test.split(maxsplit=1)
+            preloaded = ["env", f"LD_PRELOAD={library}", f"target/ctests/{program}", *words]
+            command = ["ctests/cache/beside/with_fence.sh", release / "rdmamr", *preloaded]
+        command = ["vm/retry", "vm/run", "-k", "6.12", "--", *command]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        tap = done.stdout
+        if not re.search(r"^1\.\.[1-9]", tap, re.M) or kind == "provider" and "# SKIP" in tap:
+            raise SystemExit(f"mutants: {test} did not run in the machine:\n{tap[-3000:]}{done.stderr[-3000:]}")
     for result, line in ("fails", "not ok"), ("stops", "Bail out!"):
         if bad := re.search(rf"^{line}.*", tap, re.M):
             return result, bad.group()
