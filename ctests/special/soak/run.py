@@ -13,6 +13,7 @@ import glob
 import gzip
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -46,6 +47,10 @@ LIBRARY = shutil.copy(LIBRARY, f"{scratch}/library.so")
 ENDURANCE, FABRIC = (shutil.copy(f"{BUILT}/{name}", scratch) for name in ("soak", "fabric_data"))
 
 
+def read(path):
+    return pathlib.Path(path).read_bytes()
+
+
 def left():
     return SECONDS - (time.monotonic() - began)
 
@@ -57,16 +62,13 @@ class Load:
     whole = False
     # The percentage of its rounds that may fail, because the program itself loses messages.
     tolerated = 0
-    limit = LIMIT
-    checks = "its exit status"
+    counted = ""
 
     def __init__(self, name):
         self.name = name
         self.sessions = set()
         self.rounds = 0
-        self.failures = []
-        self.wrong = []
-        self.samples = []
+        self.failures, self.wrong, self.samples, self.passed = [], [], [], []
         self.stats = os.path.join(scratch, f"stats.{name}")
 
     def start(self, command, out, environment=None, folder=None):
@@ -91,8 +93,7 @@ class Load:
                 if may_be_cut:
                     self.counted = f"round {self.rounds} was cut"
                     continue
-            with open(process.out, "rb") as file:
-                said = file.read()
+            said = read(process.out)
             words = f"round {self.rounds}: {os.path.basename(process.args[0])}"
             wrong = COMPLAINT.search(said)
             if wrong:
@@ -128,20 +129,16 @@ class Endurance(Load):
 
 
 def listens(port):
-    for name in ("tcp", "tcp6"):
-        with open(f"/proc/net/{name}", encoding="ascii") as file:
-            if re.search(rf":{port:04X} [0-9A-F]+:0000 0A ", file.read()):
-                return True
-    return False
+    return re.search(rb":%04X [0-9A-F]+:0000 0A " % port, read("/proc/net/tcp") + read("/proc/net/tcp6"))
 
 
 class Pair(Load):
     """A server and a client, which are one program. COMMANDS take turns."""
 
-    def __init__(self, name, port, commands):
+    def __init__(self, name, port, commands, checks, limit=LIMIT, tolerated=0):
         super().__init__(name)
         self.ports = iter(range(port, 65536))
-        self.commands = commands
+        self.commands, self.checks, self.limit, self.tolerated = commands, checks, limit, tolerated
 
     def round(self):
         server_of, client_of = self.commands[self.rounds % len(self.commands)]
@@ -154,28 +151,13 @@ class Pair(Load):
         self.judge([client, server], self.limit)
 
 
-class Perftest(Pair):
-    checks = "by ibv_rc_pingpong -c in turn with perftest, which checks none"
-
-    def __init__(self):
-        # Not ib_send_bw: its server ends with 17 if no message has come for a while. "-u 20": a QP
-        # waits 4 s, not 67 ms, before it resends; a busy machine takes longer than that. A resend
-        # of rxe may end a write with status 9, invalid request: without the library, beside a
-        # build, 3 of 24 runs if a QP waits 1 or 4 ms (Linux 6.12).
-        commands = [f"{name} -d {{device}} -x {{gid}} -p {{port}} -s 65536 -n 400 -F -u 20" for name in ("ib_write_bw", "ib_read_bw")]
-        commands.append("ibv_rc_pingpong -d {device} -g {gid} -p {port} -n 200 -c")
-        super().__init__("perftest", 20000, [(command, command + " {address}") for command in commands])
-
-
-class Pingpong(Pair):
-    # On a busy machine it may hang once it has printed its results, without the library too.
-    tolerated = 20
-    limit = 600
-    checks = "fi_pingpong -c, over libfabric's verbs provider"
-
-    def __init__(self):
-        command = "fi_pingpong -p verbs -e msg -d {device} -I 100 -S 65536 -c"
-        super().__init__("fi_pingpong", 30000, [(command + " -B {port}", command + " -P {port} {address}")])
+# Not ib_send_bw: its server ends with 17 if no message has come for a while. "-u 20": a QP waits
+# 4 s, not 67 ms, before it resends; a busy machine takes longer than that. A resend of rxe may end a
+# write with status 9, invalid request: without the library, beside a build, 3 of 24 runs if a QP
+# waits 1 or 4 ms (Linux 6.12).
+PERFTEST = [f"{name} -d {{device}} -x {{gid}} -p {{port}} -s 65536 -n 400 -F -u 20" for name in ("ib_write_bw", "ib_read_bw")]
+PERFTEST.append("ibv_rc_pingpong -d {device} -g {gid} -p {port} -n 200 -c")
+PINGPONG = "fi_pingpong -p verbs -e msg -d {device} -I 100 -S 65536 -c"
 
 
 class Fabric(Load):
@@ -222,33 +204,32 @@ class Pyverbs(Load):
         self.folder = os.path.join(scratch, "tests")
         shutil.copytree(shipped, self.folder)
         for packed in glob.glob(self.folder + "/*.gz"):
-            with gzip.open(packed) as file, open(packed[:-3], "wb") as unpacked:
-                shutil.copyfileobj(file, unpacked)
-        self.passed = []
+            pathlib.Path(packed[:-3]).write_bytes(gzip.decompress(read(packed)))
 
     def round(self):
-        results = f"{scratch}/pyverbs.results"
-        open(results, "w", encoding="ascii").close()
+        results = pathlib.Path(f"{scratch}/pyverbs.results")
+        results.write_text("")
         command = ["/usr/bin/python3", f"{PROGRAMS}/pyverbs_run.py", results, "--dev", DEVICE, "--gid", GID, "-v"]
         # The last round may be far from its end when the time is over.
         suite = self.start(command, f"{scratch}/pyverbs", folder=self.folder)
         self.judge([suite], max(left(), 0) + SAMPLE, may_be_cut=True)
-        with open(results, encoding="utf-8") as file:
-            outcomes = {line["test"]: line["outcome"] for line in map(json.loads, file)}
+        outcomes = {line["test"]: line["outcome"] for line in map(json.loads, results.read_text().splitlines())}
         self.passed.append(sorted(test for test, outcome in outcomes.items() if outcome == "ok"))
         died = [test for test, outcome in outcomes.items() if outcome == "died" and suite.returncode != -signal.SIGKILL]
         self.failures.extend(f"round {self.rounds}: {test} died" for test in died)
 
-    def ended_well(self, said):
-        del said
 
-
-LOADS = [Endurance("endurance"), Perftest(), Pyverbs(), Mooncake("Mooncake"), Pingpong(), Fabric("fabric")]
-
-
-def read(path):
-    with open(path, "rb") as file:
-        return file.read()
+LOADS = [
+    Endurance("endurance"),
+    Pair("perftest", 20000, [(command, command + " {address}") for command in PERFTEST],
+         "by ibv_rc_pingpong -c in turn with perftest, which checks none"),
+    Pyverbs(),
+    Mooncake("Mooncake"),
+    # On a busy machine it may hang once it has printed its results, without the library too.
+    Pair("fi_pingpong", 30000, [(PINGPONG + " -B {port}", PINGPONG + " -P {port} {address}")],
+         "fi_pingpong -c, over libfabric's verbs provider", limit=600, tolerated=20),
+    Fabric("fabric"),
+]
 
 
 def process(pid):
@@ -320,13 +301,10 @@ def main():
             for line in read(load.stats).decode().splitlines():
                 for field, value in re.findall(r'"(hits|reg_kernel|reg_next|reg_failed|live|ended_elsewhere)":(\d+)', line):
                     sums[field] = sums.get(field, 0) + int(value)
-        said["loads"][load.name] = {
-            "rounds": load.rounds, "failures": load.failures, "tolerated": load.tolerated, "wrong": load.wrong, "stats": sums,
-            "whole": load.whole, "checks": load.checks, "counted": getattr(load, "counted", ""), "passed": getattr(load, "passed", [])}
-    with open(f"{FOLDER}/soak.json", "w", encoding="utf-8") as file:
-        json.dump(said, file, indent=1)
-    with open(f"{FOLDER}/dmesg", "wb") as file:
-        subprocess.run(["dmesg"], stdout=file, check=False)
+        fields = ("rounds", "failures", "tolerated", "wrong", "whole", "checks", "counted", "passed")
+        said["loads"][load.name] = {"stats": sums, **{field: getattr(load, field) for field in fields}}
+    pathlib.Path(FOLDER, "soak.json").write_text(json.dumps(said, indent=1))
+    pathlib.Path(FOLDER, "dmesg").write_bytes(subprocess.run(["dmesg"], stdout=subprocess.PIPE, check=False).stdout)
 
 
 main()
