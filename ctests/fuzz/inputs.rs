@@ -6,7 +6,7 @@
 //! instead.
 //!
 //! The samples are those of the target and those of `ctests/fuzz/corpus`, which libFuzzer found: an
-//! archive for each target (`ctests/fuzz/archive`), which `xz` unpacks.
+//! archive for each target (`ctests/fuzz/archive`), which `tar` unpacks.
 
 use std::path::Path;
 use std::process::Command;
@@ -89,27 +89,21 @@ fn corpus(name: &str) -> Vec<Vec<u8>> {
                 .with_extension("tar.xz")
         })
         .find(|archive| archive.is_file());
-    archive.map_or(Vec::new(), |archive| {
-        let unpacked = Command::new("xz").arg("-dc").arg(archive).output();
-        let unpacked = unpacked.expect("xz unpacks the corpus");
-        assert!(unpacked.status.success(), "{unpacked:?}");
-        files(&unpacked.stdout)
-    })
-}
-
-/// The contents of the files of a tar archive: each follows a block with its name and, in octal, its
-/// length, and fills whole blocks. An empty block is the end.
-fn files(archive: &[u8]) -> Vec<Vec<u8>> {
-    const BLOCK: usize = 512;
-    let (mut rest, mut files) = (archive, Vec::new());
-    while rest[0] != 0 {
-        let (header, content) = rest.split_at(BLOCK);
-        let length = std::str::from_utf8(&header[124..135]).unwrap();
-        let length = usize::from_str_radix(length, 8).unwrap();
-        files.push(content[..length].to_vec());
-        rest = &content[length.next_multiple_of(BLOCK)..];
-    }
-    files
+    let Some(archive) = archive else {
+        return Vec::new();
+    };
+    let folder = std::env::temp_dir().join(format!("{name}.{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let mut tar = Command::new("tar");
+    tar.arg("-xJf").arg(archive).arg("-C").arg(&folder);
+    assert!(tar.status().unwrap().success(), "{tar:?}");
+    let files = std::fs::read_dir(&folder).unwrap();
+    let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
+    files.sort();
+    let found = files.iter().map(|file| std::fs::read(file).unwrap());
+    let found = found.collect();
+    std::fs::remove_dir_all(&folder).unwrap();
+    found
 }
 
 /// A sample with up to eight changes.
