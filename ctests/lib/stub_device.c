@@ -11,7 +11,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -49,7 +48,6 @@ static _Atomic uint32_t slots[SLOTS];
 static _Atomic uint32_t next_slot;
 static _Atomic long registered, deregistered;
 static uint32_t usable_slots;
-static struct stub_costs costs;
 static struct { _Atomic int err; _Atomic long times; } failure[2];
 
 static struct {
@@ -142,25 +140,6 @@ static void signals(enum stub_call call)
 		syscall(SYS_tgkill, syscall(SYS_getpid), syscall(SYS_gettid), stub_signals[call]);
 }
 
-void stub_take(struct stub_costs wanted) { costs = wanted; }
-
-/* By number: a helper thread may run nothing else. */
-static long now(void)
-{
-	struct timespec time;
-
-	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &time);
-	return time.tv_sec * 1000000000L + time.tv_nsec;
-}
-
-static void take(long ns)
-{
-	long until = ns ? now() + ns : 0;
-
-	while (ns && now() < until)
-		continue;
-}
-
 void stub_fail(enum stub_call call, int err, long times)
 {
 	failure[call].err = err;
@@ -209,7 +188,6 @@ static int make(const struct ib_uverbs_reg_mr *command, struct ib_uverbs_reg_mr_
 		return fail(EINVAL);
 	if (driver.max_mr_size && command->length > driver.max_mr_size)
 		return fail(driver.too_long);
-	take(costs.registration + costs.page * (long)((command->length + 4095) / 4096));
 	slot = free_slot(usable_slots, &word);
 	if (slot < 0)
 		return fail(driver.full ? driver.full : ENOMEM);
@@ -298,7 +276,6 @@ static int destroy(uint64_t handle)
 	word = atomic_load(&slots[slot]);
 	if ((word & 3) != LIVE || !atomic_compare_exchange_strong(&slots[slot], &word, word - LIVE + ENDING))
 		return fail(ENOENT);
-	take(costs.deregistration);
 	if (slot < PINNED_SLOTS && held[slot]) {
 		syscall(SYS_close, held[slot] - 1);
 		held[slot] = 0;

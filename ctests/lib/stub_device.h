@@ -44,10 +44,6 @@ void stub_drive(struct stub_driver driver);
 /* The device is gone: each command fails with EIO, but those that end an object. */
 void stub_unplug(void);
 
-/* From now on calls take at least so many ns, and a registration so many more a page. */
-struct stub_costs { long registration, page, deregistration; };
-void stub_take(struct stub_costs costs);
-
 /* If set, the device takes dma-bufs, and gives the memory at an address a number, which stub_number_of() tells. */
 extern uint64_t (*stub_number)(uint64_t iova);
 uint64_t stub_number_of(uint32_t lkey);
