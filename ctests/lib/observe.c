@@ -5,19 +5,28 @@
 #include <rdma/rdma_netlink.h>
 #include <sys/socket.h>
 
-#define each_attribute(attr, first, bytes)                                     \
-	for (const struct nlattr *attr = (first), *end_of_##attr = (const void *)((const char *)attr + (bytes)); \
-	     (const char *)attr + NLA_HDRLEN <= (const char *)end_of_##attr && attr->nla_len >= NLA_HDRLEN; \
-	     attr = (const void *)((const char *)attr + NLA_ALIGN(attr->nla_len)))
-
-static void attribute_of(struct kernel_region *region, const struct nlattr *attr)
+/* The list and its entries are attributes too, whose own attributes come behind the header. */
+static int add_regions(const struct nlmsghdr *header, struct kernel_region *list, int count, int most)
 {
-	const void *value = (const char *)attr + NLA_HDRLEN;
+	const char *at = NLMSG_DATA(header), *end = at + NLMSG_PAYLOAD(header, 0);
 
-	switch (attr->nla_type & NLA_TYPE_MASK) {
-	case RDMA_NLDEV_ATTR_RES_LKEY: memcpy(&region->lkey, value, 4); break;
-	case RDMA_NLDEV_ATTR_RES_PID: memcpy(&region->pid, value, 4); break;
+	while (at < end) {
+		const struct nlattr *attr = (const void *)at;
+		int type = attr->nla_type & NLA_TYPE_MASK;
+		bool is_list = type == RDMA_NLDEV_ATTR_RES_MR || type == RDMA_NLDEV_ATTR_RES_MR_ENTRY;
+
+		must(attr->nla_len >= NLA_HDRLEN);
+		at += is_list ? NLA_HDRLEN : NLA_ALIGN(attr->nla_len);
+		if (type == RDMA_NLDEV_ATTR_RES_MR_ENTRY) {
+			must(count < most);
+			list[count++] = (struct kernel_region){ 0 };
+		}
+		if (type == RDMA_NLDEV_ATTR_RES_LKEY)
+			memcpy(&list[count - 1].lkey, attr + 1, 4);
+		if (type == RDMA_NLDEV_ATTR_RES_PID)
+			memcpy(&list[count - 1].pid, attr + 1, 4);
 	}
+	return count;
 }
 
 int device_regions(struct ibv_context *context, struct kernel_region *list, int most)
@@ -47,19 +56,8 @@ int device_regions(struct ibv_context *context, struct kernel_region *list, int 
 		for (size_t left = (size_t)got; more && NLMSG_OK(header, left); header = NLMSG_NEXT(header, left)) {
 			must(header->nlmsg_type != NLMSG_ERROR);
 			more = header->nlmsg_type != NLMSG_DONE;
-			if (!more)
-				break;
-			each_attribute(table, NLMSG_DATA(header), NLMSG_PAYLOAD(header, 0)) {
-				if ((table->nla_type & NLA_TYPE_MASK) != RDMA_NLDEV_ATTR_RES_MR)
-					continue;
-				each_attribute(entry, table + 1, table->nla_len - NLA_HDRLEN) {
-					must(count < most);
-					memset(&list[count], 0, sizeof(list[count]));
-					each_attribute(attr, entry + 1, entry->nla_len - NLA_HDRLEN)
-						attribute_of(&list[count], attr);
-					count++;
-				}
-			}
+			if (more)
+				count = add_regions(header, list, count, most);
 		}
 	}
 	close(fd);
