@@ -54,7 +54,7 @@ static struct {
 	pthread_mutex_t lock;
 	int pipe[2];
 	struct uring uring;
-	unsigned char pattern[PATTERN];
+	unsigned char rest[PATTERN];
 	/* With STUB_UMEM each slot has a ring of its own, which locks no other: so two can be pinned at once. */
 	struct uring of_slot[UMEM_SLOTS];
 	struct iovec (*parts)[UMEM_PARTS];
@@ -67,48 +67,46 @@ static uint32_t key_of(uint32_t slot, uint32_t word)
 
 /* All up to ioctl() may run in a thread without thread-locals but an errno: no locks, no memory, no output. */
 
-static int set_buffer(uint32_t slot, uint64_t start, uint64_t length)
+static int fail(int err)
 {
-	struct iovec buffer = { (void *)(uintptr_t)start, length };
-	struct io_uring_rsrc_update2 update = { .offset = slot, .data = (uintptr_t)&buffer, .nr = 1 };
-
-	return syscall(SYS_io_uring_register, ring.uring.fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update)) == 1 ?
-	       0 : -1;
-}
-
-/* As ib_umem_get. Length 0 ends it. */
-static int set_parts(uint32_t slot, uint64_t start, uint64_t length)
-{
-	struct iovec *parts = ring.parts[slot];
-	struct io_uring_rsrc_update2 update = { .data = (uintptr_t)parts };
-	long done;
-	int err;
-
-	if (length > (uint64_t)UMEM_PARTS * UMEM_BYTES)
-		return -1;
-	while (length ? update.nr * (uint64_t)UMEM_BYTES < length : update.nr < UMEM_PARTS && parts[update.nr].iov_len) {
-		uint64_t at = update.nr * (uint64_t)UMEM_BYTES, left = length - at;
-
-		parts[update.nr++] = length ? (struct iovec){ (void *)(uintptr_t)(start + at),
-							      left < UMEM_BYTES ? left : UMEM_BYTES } :
-					      (struct iovec){ 0 };
-	}
-	done = syscall(SYS_io_uring_register, ring.of_slot[slot].fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
-	if (done == update.nr)
-		return 0;
-	/* io_uring sets no errno if it could pin the first ones only. */
-	err = done < 0 ? errno : EFAULT;
-	if (length)
-		set_parts(slot, 0, 0);
 	errno = err;
 	return -1;
 }
 
+/* As ib_umem_get: chunk by chunk. Length 0: none in the place of those that are there. */
+static struct io_uring_rsrc_update2 in_parts(struct iovec *parts, uint64_t start, uint64_t length)
+{
+	uint32_t nr = 0;
+
+	for (uint64_t at = 0; at < length; at += UMEM_BYTES)
+		parts[nr++] = (struct iovec){ (void *)(uintptr_t)(start + at),
+					      length - at < UMEM_BYTES ? length - at : UMEM_BYTES };
+	for (; !length && nr < UMEM_PARTS && parts[nr].iov_len; nr++)
+		parts[nr] = (struct iovec){ 0 };
+	return (struct io_uring_rsrc_update2){ .data = (uintptr_t)parts, .nr = nr };
+}
+
 static int pin(uint32_t slot, uint64_t start, uint64_t length)
 {
-	if (ring.uring.fd < 0 && !ring.parts)
+	struct iovec whole = { (void *)(uintptr_t)start, length };
+	struct io_uring_rsrc_update2 update = { .offset = slot, .data = (uintptr_t)&whole, .nr = 1 };
+	int fd = ring.parts ? ring.of_slot[slot].fd : ring.uring.fd, err;
+	long done;
+
+	if (fd < 0)
 		return 0;
-	return ring.parts ? set_parts(slot, start, length) : set_buffer(slot, start, length);
+	if (ring.parts && length > (uint64_t)UMEM_PARTS * UMEM_BYTES)
+		return -1;
+	if (ring.parts)
+		update = in_parts(ring.parts[slot], start, length);
+	done = syscall(SYS_io_uring_register, fd, IORING_REGISTER_BUFFERS_UPDATE, &update, sizeof(update));
+	if (done == update.nr)
+		return 0;
+	/* io_uring sets no errno if it could pin the first ones only. */
+	err = done < 0 ? errno : EFAULT;
+	if (ring.parts && length)
+		pin(slot, 0, 0);
+	return fail(err);
 }
 
 static const struct ib_uverbs_attr *attribute(const struct ib_uverbs_ioctl_hdr *header, uint16_t id)
@@ -117,12 +115,6 @@ static const struct ib_uverbs_attr *attribute(const struct ib_uverbs_ioctl_hdr *
 		if (header->attrs[n].attr_id == id)
 			return &header->attrs[n];
 	return NULL;
-}
-
-static int fail(int err)
-{
-	errno = err;
-	return -1;
 }
 
 /* Whether this call fails. Several threads may share one failure too many: then more calls fail. */
@@ -212,16 +204,11 @@ static int register_memory(const struct ib_uverbs_ioctl_hdr *header)
 {
 	const struct ib_uverbs_attr *in = attribute(header, UVERBS_ATTR_CORE_IN);
 	const struct ib_uverbs_attr *out = attribute(header, UVERBS_ATTR_CORE_OUT);
-	struct ib_uverbs_reg_mr command;
-	struct ib_uverbs_reg_mr_resp answer;
 
-	if (!in || !out || in->len < sizeof(command) || out->len < sizeof(answer))
+	if (!in || !out || in->len < sizeof(struct ib_uverbs_reg_mr) ||
+	    out->len < sizeof(struct ib_uverbs_reg_mr_resp))
 		return fail(ENOSPC);
-	memcpy(&command, (const void *)(uintptr_t)in->data, sizeof(command));
-	if (make(&command, &answer))
-		return -1;
-	memcpy((void *)(uintptr_t)out->data, &answer, sizeof(answer));
-	return 0;
+	return make((const void *)(uintptr_t)in->data, (void *)(uintptr_t)out->data);
 }
 
 /* The dma-buf of a region, which the kernel holds as long as the region exists, plus 1; and its number. */
@@ -515,62 +502,27 @@ static long slot_of(const struct ibv_mr *mr)
 	return slot;
 }
 
-/* After an error the written bytes stay in the pipe. */
-static void empty_pipe(void)
-{
-	while (read(ring.pipe[0], ring.pattern, PATTERN) > 0)
-		;
-}
-
-static int put(uint32_t slot, unsigned char *to, size_t length)
-{
-	int err = write(ring.pipe[1], ring.pattern, length) != (ssize_t)length ?
-		  EIO : transfer(IORING_OP_READ_FIXED, slot, to, (unsigned int)length);
-
-	if (err)
-		empty_pipe();
-	return err;
-}
-
-int stub_write(const struct ibv_mr *mr, unsigned char value)
-{
-	long slot = slot_of(mr);
-	int err = 0;
-
-	if (slot < 0)
-		return errno;
-	pthread_mutex_lock(&ring.lock);
-	memset(ring.pattern, value, mr->length < PATTERN ? mr->length : PATTERN);
-	for (size_t done = 0, now; done < mr->length && !err; done += now) {
-		now = mr->length - done < PATTERN ? mr->length - done : PATTERN;
-		err = put((uint32_t)slot, (unsigned char *)mr->addr + done, now);
-	}
-	pthread_mutex_unlock(&ring.lock);
-	return err;
-}
-
-/* Moves a part of the region: from the program's memory, or else to it. */
+/* Moves at most PATTERN bytes: from the program's memory, or else to it. */
 static int move(const struct ibv_mr *mr, size_t at, const void *from, void *to, size_t length)
 {
-	long slot = slot_of(mr);
 	unsigned char *there = (unsigned char *)mr->addr + at;
-	int err;
+	int opcode = from ? IORING_OP_READ_FIXED : IORING_OP_WRITE_FIXED, err = 0;
+	long slot = slot_of(mr);
 
 	if (slot < 0)
 		return errno;
 	if (length > PATTERN)
 		return EMSGSIZE;
 	pthread_mutex_lock(&ring.lock);
-	if (from) {
-		memcpy(ring.pattern, from, length);
-		err = put((uint32_t)slot, there, length);
-	} else {
-		err = transfer(IORING_OP_WRITE_FIXED, (uint32_t)slot, there, (unsigned int)length);
-		if (!err && read(ring.pipe[0], to, length) != (ssize_t)length)
-			err = EIO;
-		if (err)
-			empty_pipe();
-	}
+	if (from && write(ring.pipe[1], from, length) != (ssize_t)length)
+		err = EIO;
+	if (!err)
+		err = transfer(opcode, (uint32_t)slot, there, (unsigned int)length);
+	if (!err && to && read(ring.pipe[0], to, length) != (ssize_t)length)
+		err = EIO;
+	/* After an error the written bytes stay in the pipe. */
+	while (err && read(ring.pipe[0], ring.rest, PATTERN) > 0)
+		;
 	pthread_mutex_unlock(&ring.lock);
 	return err;
 }
@@ -582,6 +534,17 @@ int stub_put(const struct ibv_mr *mr, size_t at, const void *from, size_t length
 int stub_get(const struct ibv_mr *mr, size_t at, void *to, size_t length)
 {
 	return move(mr, at, NULL, to, length);
+}
+
+int stub_write(const struct ibv_mr *mr, unsigned char value)
+{
+	unsigned char same[PATTERN];
+	int err = 0;
+
+	memset(same, value, mr->length < PATTERN ? mr->length : PATTERN);
+	for (size_t at = 0; at < mr->length && !err; at += PATTERN)
+		err = stub_put(mr, at, same, mr->length - at < PATTERN ? mr->length - at : PATTERN);
+	return err;
 }
 
 bool stub_lands(const struct ibv_mr *mr)
