@@ -91,9 +91,6 @@ bool made_anew(struct rdmamr_stats before, struct rdmamr_stats after);
 /* Prints the statistics that differ. */
 void show(struct rdmamr_stats before, struct rdmamr_stats after);
 
-/* Waits until the kernel deregisters no more: the cache ends regions of changed memory at its own pace. */
-void settle(void);
-
 /*
  * Checks that the second registration of unchanged memory is a hit, which leaves an idle region. It tries for two
  * seconds: an earlier change may be on its way, and where pages were just dropped no region is kept for a second.
@@ -107,10 +104,7 @@ int control_with(struct pair *pair, const char *name, void *memory, size_t lengt
  */
 int not_kept_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 
-/*
- * Checks, after a change, that data lands in the current page, by a new region. A registration that bypassed the
- * cache is repeated, so that the cache has a region of the memory; either() does the same.
- */
+/* Checks, after a change, that data lands in the current page, by a new region. */
 int anew_with(struct pair *pair, const char *name, void *memory, size_t length, int access);
 #define anew(pair, name, memory, length) anew_with(pair, name, memory, length, LOCAL_AND_REMOTE)
 

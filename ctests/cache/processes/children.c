@@ -127,6 +127,17 @@ static int acts(void) { return ((int (*)(void))(uintptr_t)row->of)(); }
 /* With all destructors. */
 static int acts_and_exits(void) { exit(acts()); }
 
+/* The cache ends regions of changed memory at its own pace. */
+static void settle(void)
+{
+	uint64_t ended;
+
+	do {
+		ended = stats().dereg_kernel;
+		usleep(500000);
+	} while (stats().dereg_kernel != ended);
+}
+
 static void child_acts(void)
 {
 	char *other = pages(COUNT);
