@@ -86,6 +86,16 @@ static void *nothing(void *argument) { return argument; }
 
 void become_threaded(void) { in_thread(nothing, NULL); }
 
+/* By number: the library's cache ends if a program sets a filter by the C library's call. */
+static int set_filter(struct sock_filter *filter, size_t length, unsigned flags)
+{
+	struct sock_fprog program = { (unsigned short)length, filter };
+
+	if (syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+		return -1;
+	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+}
+
 int filter_calls(long number, int argument, uint32_t value, uint32_t action, unsigned flags)
 {
 	const uint32_t offset = (uint32_t)(offsetof(struct seccomp_data, args) + (size_t)argument * sizeof(uint64_t));
@@ -97,18 +107,13 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 		BPF_STMT(BPF_RET | BPF_K, action),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	/* By number: the library's cache ends if a program sets a filter by the C library's call. */
-	if (syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
-		return -1;
-	return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
+	return set_filter(filter, sizeof(filter) / sizeof(filter[0]), flags);
 }
 
-bool filter_each(const int *numbers, size_t count, uint32_t action)
+bool filter_each_in(const int *numbers, size_t count, uint32_t action, unsigned flags)
 {
 	struct sock_filter filter[2 * count + 2], *at = filter;
-	struct sock_fprog program = { (unsigned short)(2 * count + 2), filter };
 
 	*at++ = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
 	for (size_t n = 0; n < count; n++) {
@@ -116,8 +121,7 @@ bool filter_each(const int *numbers, size_t count, uint32_t action)
 		*at++ = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, action);
 	}
 	*at = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW);
-	return syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-	       syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0;
+	return set_filter(filter, 2 * count + 2, flags) == 0;
 }
 
 bool refuse_calls(long number, int argument, uint32_t value, int error)

@@ -80,7 +80,8 @@ int filter_calls(long number, int argument, uint32_t value, uint32_t action, uns
 bool refuse_calls(long number, int argument, uint32_t value, int error);
 
 /* The same `action` for each of these calls, whatever its arguments. */
-bool filter_each(const int *numbers, size_t count, uint32_t action);
+bool filter_each_in(const int *numbers, size_t count, uint32_t action, unsigned flags);
+#define filter_each(numbers, count, action) filter_each_in(numbers, count, action, 0)
 
 /* An executable copy of a file with words replaced, each by one of the same length; a NULL ends the list. */
 void copy_file(const char *original, const char *path, const char *const words[][2]);

@@ -2,9 +2,7 @@
 /*
  * A program that has registered memory filters its system calls, and the filter kills it at a call that it
  * does not use itself, but the cache does. So the cache ends before the filter is set: registrations work, and
- * idle regions are deregistered. A child of vfork does not end its parent's cache. A thread that announces a
- * filter while another thread starts the cache ends it, whichever comes first. The child that asks a filter
- * which the program inherits ends if the filter kills one of its threads.
+ * idle regions are deregistered. At load, a child asks a filter that the program inherits.
  */
 #include <linux/close_range.h>
 #include <linux/filter.h>
@@ -35,7 +33,6 @@ static struct sock_filter of_library[] = {
 	UNLESS(SYS_openat),
 	UNLESS(SYS_clone),
 	UNLESS(SYS_fcntl),
-	UNLESS(SYS_getpriority),
 	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
 	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
 	BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff00),
@@ -43,17 +40,10 @@ static struct sock_filter of_library[] = {
 	KILL,
 	ALLOW,
 };
-/* The reader of userfaultfd would make this call for each event. */
-static struct sock_filter of_reader[] = { CALL, UNLESS(SYS_pselect6), ALLOW };
 /* All but those by which a child filters once more, execs and ends. */
 static struct sock_filter of_child[] = { CALL, ALLOWED(SYS_execve), ALLOWED(SYS_exit_group), KILL };
 
 static int gives_up_privileges(void) { return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); }
-
-static bool for_all_threads(struct sock_fprog program)
-{
-	return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
-}
 
 enum { BY_PRCTL, AS_LIBSECCOMP, ONE_THREAD };
 
@@ -62,7 +52,8 @@ static void set_filter(void)
 	struct sock_fprog program = PROGRAM(of_library);
 
 	if (row->value == AS_LIBSECCOMP)
-		must(gives_up_privileges() == 0 && for_all_threads(program));
+		must(gives_up_privileges() == 0 &&
+		     syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0);
 	else
 		must(syscall(SYS_prctl, PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
 		     prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
@@ -194,7 +185,9 @@ static void beside_start(void)
 	must(pthread_join(starts, NULL) == 0 && pthread_join(other, NULL) == 0);
 	is(userfaultfds(NULL), 0, "there is no watch");
 	is(stub_registered(), stub_deregistered(), "no region is left");
-	must(for_all_threads(PROGRAM(of_reader)));
+	/* The reader of userfaultfd would make this call for each event. */
+	must(filter_each_in(&(const int){ SYS_pselect6 }, 1, SECCOMP_RET_KILL_PROCESS,
+			    SECCOMP_FILTER_FLAG_TSYNC));
 	must(mprotect(memory, PAGE, PROT_NONE) == 0);
 	ok(!ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE) && errno == EFAULT, "memory without access: EFAULT");
 	must(munmap(memory, COUNT * PAGE) == 0);
