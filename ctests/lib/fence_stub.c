@@ -134,7 +134,7 @@ static void answer(int client)
 		close(files[n]);
 }
 
-pid_t fence_stub_serve(enum fence_kind wanted)
+void fence_stub_serve(enum fence_kind wanted)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX, .sun_path = PATH };
 	int ready[2], listener = -1, client;
@@ -146,19 +146,17 @@ pid_t fence_stub_serve(enum fence_kind wanted)
 	*fence_stub.asked = *fence_stub.heard = 0;
 	memset((void *)fence_stub.gaps, 0, SIZE);
 	describe();
-	if (kind == NONE)
-		return 0;
-	if (kind == NOT_A_SOCKET) {
+	if (kind == NOT_A_SOCKET)
 		must((listener = open(PATH, O_CREAT | O_RDWR, 0666)) >= 0 && close(listener) == 0);
-		return 0;
-	}
+	if (kind == NONE || kind == NOT_A_SOCKET)
+		return;
 	must(pipe(ready) == 0);
 	must((pid = fork()) >= 0);
 	if (pid) {
 		close(ready[1]);
 		must(read(ready[0], &byte, 1) == 1);
 		close(ready[0]);
-		return pid;
+		return;
 	}
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	must((listener = socket(AF_UNIX, SOCK_SEQPACKET, 0)) >= 0);

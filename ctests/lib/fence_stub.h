@@ -8,7 +8,6 @@
 #define FENCE_STUB_H
 
 #include <stdint.h>
-#include <sys/types.h>
 
 /* How the stand-in differs from the service, in words of the rows of fence_client.c. */
 #define FENCE_FAULTS(fault) \
@@ -58,8 +57,8 @@ extern struct fence_stub fence_stub;
 const char *fence_stub_open(void);
 void fence_stub_inherit(void);
 
-/* Starts a service in a child, and returns it; 0 if this kind has no process. */
-pid_t fence_stub_serve(enum fence_kind kind);
+/* Starts a service in a child, if this kind has one. */
+void fence_stub_serve(enum fence_kind kind);
 
 /* From now on counts in the library's trial. */
 void fence_stub_count(enum fence_kind kind);
