@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * What the library's calls and threads leave to the program: errno, the cancellation of a thread,
- * most of its stack, the processor and the scheduling of the thread that registers first,
- * namespaces, the reason of a failure, a trace that cannot grow, and the end of the process
- * (docs/limits.md has exceptions). The program has a function `clone` of its own, and the linker
- * binds the libraries to it: the cache must not make its threads by it.
+ * What the library's calls and threads leave to the program (docs/limits.md has exceptions). The
+ * program has a function `clone` of its own, and the linker binds the libraries to it: the cache
+ * must not make its threads by it.
  */
 #include <limits.h>
 #include <fcntl.h>
@@ -18,45 +16,31 @@
 
 enum { TIMES = 4, PLACES = 40, MINE = 12345, LARGE = 32 << 20, SMALLER = 8 << 20 };
 
-static int changed;
-
-static void look(const char *after)
-{
-	if (errno != MINE) {
-		printf("# errno is %d after %s\n", errno, after);
-		changed++;
-	}
-	errno = MINE;
-}
+#define leaves_errno(...) \
+	do { \
+		errno = MINE; \
+		must(__VA_ARGS__); \
+		is(errno, MINE, "errno after %s", #__VA_ARGS__); \
+	} while (0)
 
 static void errno_unchanged(void)
 {
-	char *memory = pages(PLACES), *large;
+	char *memory = pages(PLACES), *large = untouched(SMALLER);
+	struct ibv_mr *mr;
 
 	row_rights = IBV_ACCESS_LOCAL_WRITE;
-	errno = MINE;
 	for (int time = 0; time < TIMES * PLACES; time++) {
 		char *here = memory + time % PLACES * PAGE;
-		struct ibv_mr *mr = reg(here, PAGE);
 
-		look("a registration");
-		dereg(mr);
-		look("a deregistration");
-		if (time % 8 == 7) {
-			must(madvise(here, PAGE, MADV_DONTNEED) == 0);
-			look("madvise");
-		}
+		leaves_errno(mr = reg(here, PAGE));
+		leaves_errno((dereg(mr), true));
+		if (time % 8 == 7)
+			leaves_errno(madvise(here, PAGE, MADV_DONTNEED) == 0);
 	}
 	/* The watch splits this mapping, so the library repeats the mremap. */
-	large = untouched(SMALLER);
 	hits(large + PAGE, TIMES);
-	errno = MINE;
-	large = mremap(large, SMALLER, 2 * SMALLER, MREMAP_MAYMOVE);
-	must(large != MAP_FAILED);
-	look("mremap");
-	must(munmap(large, 2 * SMALLER) == 0 && munmap(memory, PLACES * PAGE) == 0);
-	look("munmap");
-	is(changed, 0, "errno is unchanged");
+	leaves_errno((large = mremap(large, SMALLER, 2 * SMALLER, MREMAP_MAYMOVE)) != MAP_FAILED);
+	leaves_errno(munmap(large, 2 * SMALLER) == 0 && munmap(memory, PLACES * PAGE) == 0);
 }
 
 static int provided;
@@ -207,30 +191,24 @@ static void processor(void)
 	ok(CPU_EQUAL(&its, &one), "the program's thread has its own");
 }
 
-/* The class that row->value names; the library's threads keep a real-time class, since others wait for them. */
+/* The library's threads keep a real-time class and a negative nice value: others wait for them. */
 static void scheduling(void)
 {
-	int kept = row->value == SCHED_FIFO, priority = kept ? 3 : 0;
-	struct sched_param param = { .sched_priority = priority };
-
-	if (sched_setscheduler(0, (int)row->value, &param))
-		skip_all("no privilege for this class");
-	start();
-	each(sched_getscheduler(threads[n]) == (kept ? row->value : SCHED_OTHER) && sched_getparam(threads[n], &param) == 0 &&
-	     param.sched_priority == priority, "thread %d has its own class", n);
-}
-
-static void nice_value(void)
-{
-	int value = (int)row->value;
+	int class = (int)row->value, value = row->of ? *(const int *)row->of : 0;
+	bool kept = class == SCHED_FIFO;
+	struct sched_param param = { .sched_priority = kept ? 3 : 0 };
 
 	/* To become less nice takes a privilege. */
-	if (setpriority(PRIO_PROCESS, 0, value) || setpriority(PRIO_PROCESS, 0, value - 1) || setpriority(PRIO_PROCESS, 0, value))
-		skip_all("no privilege for this nice value");
+	if (sched_setscheduler(0, class, &param) ||
+	    (value && setpriority(PRIO_PROCESS, 0, value - 1)) || setpriority(PRIO_PROCESS, 0, value))
+		skip_all("no privilege for this class or nice value");
 	start();
 	usleep(100000);
-	each(getpriority(PRIO_PROCESS, (id_t)threads[n]) == (value < 0 ? value : 0), "thread %d has its nice value", n);
-	is(getpriority(PRIO_PROCESS, 0), value, "the program's thread has its own");
+	each(sched_getscheduler(threads[n]) == (kept ? class : SCHED_OTHER) &&
+	     sched_getparam(threads[n], &param) == 0 && param.sched_priority == (kept ? 3 : 0) &&
+	     getpriority(PRIO_PROCESS, (id_t)threads[n]) == (value < 0 ? value : 0),
+	     "thread %d has its own", n);
+	is(getpriority(PRIO_PROCESS, 0), value, "the program's thread has its nice value");
 }
 
 /* Namespaces, and the end of the process. */
@@ -329,10 +307,11 @@ static void last_reason(void)
 
 /* A trace that cannot grow: the library says so, and the program goes on. Each region is soon idle for too long. */
 
-static void register_four(char *memory)
+static void four_end(char *memory, const char *when)
 {
 	for (int n = 0; n < 4; n++)
 		dereg(reg(memory + n * PAGE, PAGE));
+	ok(comes(stub_registered() == stub_deregistered()), "a thread of the library ends idle regions %s", when);
 }
 
 static void full_trace(void)
@@ -342,22 +321,19 @@ static void full_trace(void)
 	struct stat about;
 
 	snprintf(trace, sizeof(trace), "/tmp/callers.%d.trace", getpid());
-	register_four(memory);
-	ok(comes(stub_registered() == stub_deregistered()) && stat(trace, &about) == 0 && about.st_size > 0,
-	   "a thread of the library ends idle regions, and there is a trace");
+	four_end(memory, "at first");
+	ok(stat(trace, &about) == 0 && about.st_size > 0, "there is a trace");
 	/* Standard error goes to a file that fits the limit, which is the trace's length. */
 	full.rlim_cur = (rlim_t)about.st_size;
 	hear_errors();
 	must(setrlimit(RLIMIT_FSIZE, &full) == 0);
-	register_four(memory);
-	ok(comes(stub_registered() == stub_deregistered()), "it ends them also if the file cannot grow");
+	four_end(memory, "if the file cannot grow");
 	usleep(50000);
-	register_four(memory);
+	four_end(memory, "again");
 	ok(comes(times_said("\n") > 0), "the library prints a message");
 	hear_no_more();
 	is(times_said("RDMAMR_TRACE: cannot be written, tracing stops: File too large"), 1, "which gives the reason");
-	register_four(memory);
-	ok(comes(stub_registered() == stub_deregistered()), "and the program goes on");
+	four_end(memory, "as the program goes on");
 	must(setrlimit(RLIMIT_FSIZE, &without) == 0 && unlink(trace) == 0);
 }
 
@@ -404,8 +380,8 @@ static const struct row rows[] = {
 	{ "it is of the class SCHED_IDLE: they are not", scheduling, SCHED_IDLE, .flags = NO_PINS },
 	{ "it is of the class SCHED_BATCH: they are not", scheduling, SCHED_BATCH, .flags = NO_PINS },
 	{ "it is of a real-time class: so are they", scheduling, SCHED_FIFO, .flags = NO_PINS },
-	{ "it has a nice value: they have none", nice_value, 7, .flags = NO_PINS },
-	{ "it has a negative nice value: so have they", nice_value, -5, .flags = NO_PINS },
+	{ "it has a nice value: they have none", scheduling, SCHED_OTHER, &(const int){ 7 }, .flags = NO_PINS },
+	{ "it has a negative nice value: so have they", scheduling, SCHED_OTHER, &(const int){ -5 }, .flags = NO_PINS },
 	{ "a mount namespace is entered after a registration", mount_namespace },
 	{ "the directory of the first registration is unmounted", working_directory },
 	{ "a user namespace is made before the first registration", user_namespace_before },
