@@ -4,7 +4,7 @@
  * when there is memory again, works. The program defines malloc and its kin itself. Each round is a child,
  * in which all allocations of the library from the nth on are refused, or the nth alone.
  */
-#include <link.h>
+#include <dlfcn.h>
 #include <stdatomic.h>
 #include "../../lib/fabric.h"
 #include "../../lib/stub_rows.h"
@@ -15,28 +15,23 @@ void *__libc_realloc(void *, size_t);
 void *__libc_memalign(size_t, size_t);
 
 /* The library's code, and the number of allocations that it gets before they are refused; negative: all. */
-static struct {
-	uintptr_t start, end;
-} library;
-static atomic_long left = -1;
+static struct dl_find_object library;
+static atomic_long left = -1, refusals;
 static atomic_bool only_one;
-static atomic_long refusals;
 
 static bool refused(const void *caller)
 {
-	uintptr_t at = (uintptr_t)caller;
-	long now;
+	long now = left;
 
-	if (at - library.start >= library.end - library.start || atomic_load(&left) < 0)
+	if (caller < library.dlfo_map_start || caller >= library.dlfo_map_end || now < 0)
 		return false;
-	now = atomic_load(&left);
 	if (now > 0) {
-		atomic_store(&left, now - 1);
+		left = now - 1;
 		return false;
 	}
-	if (atomic_load(&only_one))
-		atomic_store(&left, -1);
-	atomic_fetch_add(&refusals, 1);
+	if (only_one)
+		left = -1;
+	refusals++;
 	errno = ENOMEM;
 	return true;
 }
@@ -52,27 +47,21 @@ int posix_memalign(void **memory, size_t align, size_t size)
 }
 void *aligned_alloc(size_t align, size_t size) { return refused(FROM) ? NULL : __libc_memalign(align, size); }
 
-static int find(struct dl_phdr_info *info, size_t size, void *inside)
-{
-	(void)size;
-	for (int n = 0; n < info->dlpi_phnum; n++) {
-		uintptr_t start = info->dlpi_addr + info->dlpi_phdr[n].p_vaddr, end = start + info->dlpi_phdr[n].p_memsz;
-
-		if (info->dlpi_phdr[n].p_type == PT_LOAD && (uintptr_t)inside - start < end - start) {
-			library.start = start;
-			library.end = end;
-		}
-	}
-	return 0;
-}
-
 static char *memory;
+static bool must_succeed;
+
+/* Whether a call has succeeded. If it may fail, it fails for want of memory. */
+static bool has(ssize_t result)
+{
+	must(result >= 0 || (result == -FI_ENOMEM && !must_succeed));
+	return result >= 0;
+}
 
 /*
  * Both kinds of registration, in turn, and then plain ones of other rights, the second of which
- * RDMAMR_CACHE serves by a new region. Returns false if one fails otherwise than by ENOMEM.
+ * RDMAMR_CACHE serves by a new region.
  */
-static bool registers(bool must_succeed)
+static void registers(void)
 {
 	struct ibv_mr *(*const calls[])(struct ibv_pd *, void *, size_t, int) = { ibv_reg_mr_relaxed, (ibv_reg_mr) };
 
@@ -82,41 +71,33 @@ static bool registers(bool must_succeed)
 
 		errno = 0;
 		mr = calls[plain](stub_pd(), memory, PAGE, n < 4 ? LOCAL_AND_REMOTE : IBV_ACCESS_REMOTE_READ);
-		if (!mr && (errno != ENOMEM || must_succeed))
-			return false;
-		if (mr && (plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) != 0)
-			return false;
+		if (has(mr ? 0 : -errno))
+			must((plain ? ibv_dereg_mr(mr) : ibv_dereg_mr_relaxed(mr)) == 0);
 	}
-	return true;
 }
 
-/* Success, or a failure for want of memory if that may be. */
-static bool fine(ssize_t result, bool must_succeed) { return result >= 0 || (result == -FI_ENOMEM && !must_succeed); }
-
 /* A registration that a thread of the library makes, with its result as an event. */
-static bool registers_later(struct fid_domain *domain, struct fid_eq *eq, bool must_succeed)
+static void registers_later(struct fid_domain *domain, struct fid_eq *eq)
 {
 	struct fi_eq_err_entry error = { 0 };
 	struct fid_mr *mr = NULL;
 	struct fi_eq_entry entry;
 	uint32_t event;
 	ssize_t got;
-	int ret = fi_domain_bind(domain, &eq->fid, FI_REG_MR);
-	bool good;
 
-	if (!ret)
-		ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL);
-	if (ret)
-		return fine(ret, must_succeed);
+	if (!has(fi_domain_bind(domain, &eq->fid, FI_REG_MR)) ||
+	    !has(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1, 0, &mr, NULL)))
+		return;
 	got = fi_eq_sread(eq, &event, &entry, sizeof entry, -1, 0);
-	good = got == sizeof entry;
-	if (got == -FI_EAVAIL)
-		good = fi_eq_readerr(eq, &error, 0) == sizeof error && error.err == FI_ENOMEM && !must_succeed;
-	return fi_close(&mr->fid) == 0 && good;
+	if (got != sizeof entry) {
+		must(got == -FI_EAVAIL && !must_succeed);
+		must(fi_eq_readerr(eq, &error, 0) == sizeof error && error.err == FI_ENOMEM);
+	}
+	must(fi_close(&mr->fid) == 0);
 }
 
 /* libfabric's objects, keys of the application and events. */
-static bool registers_for_fabric(bool must_succeed)
+static void registers_for_fabric(void)
 {
 	struct rdmamr_domain_attr attr = {
 		.size = sizeof attr, .api_version = FI_VERSION(1, 17), .mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED,
@@ -126,60 +107,49 @@ static bool registers_for_fabric(bool must_succeed)
 	struct fid_mr *regions[64] = { NULL };
 	struct fi_eq_entry entry = { 0 };
 	struct fid_eq *eq = NULL;
-	int ret = rdmamr_domain_open(stub_pd(), &attr, &domain, NULL);
-	bool good = fine(ret, must_succeed);
 
-	if (ret == 0) {
-		for (int n = 0; n < 64; n++) {
-			ret = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1000 + n, 0, &regions[n], NULL);
-			good = fine(ret, must_succeed) && good;
-			if (ret)
-				regions[n] = NULL;
-		}
+	if (has(rdmamr_domain_open(stub_pd(), &attr, &domain, NULL))) {
 		for (int n = 0; n < 64; n++)
-			good = (!regions[n] || fi_close(&regions[n]->fid) == 0) && good;
-		good = fi_close(&domain->fid) == 0 && good;
+			if (!has(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 1000 + n, 0, &regions[n], NULL)))
+				regions[n] = NULL;
+		for (int n = 0; n < 64; n++)
+			must(!regions[n] || fi_close(&regions[n]->fid) == 0);
+		must(fi_close(&domain->fid) == 0);
 	}
-	ret = rdmamr_eq_open(FI_VERSION(1, 17), &eq_attr, &eq, NULL);
-	good = fine(ret, must_succeed) && good;
-	if (ret)
-		return good;
-	domain = NULL;
-	if (rdmamr_domain_open(stub_pd(), &attr, &domain, NULL) == 0) {
-		good = registers_later(domain, eq, must_succeed) && good;
-		good = fi_close(&domain->fid) == 0 && good;
+	if (!has(rdmamr_eq_open(FI_VERSION(1, 17), &eq_attr, &eq, NULL)))
+		return;
+	if (has(rdmamr_domain_open(stub_pd(), &attr, &domain, NULL))) {
+		registers_later(domain, eq);
+		must(fi_close(&domain->fid) == 0);
 	}
-	good = fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)-1, 0) == -FI_ENOMEM && good;
-	good = fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)1 << 60, 0) == -FI_ENOMEM && good;
+	must(fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)-1, 0) == -FI_ENOMEM);
+	must(fi_eq_write(eq, FI_SHUTDOWN, &entry, (size_t)1 << 60, 0) == -FI_ENOMEM);
 	for (int n = 0; n < 64; n++)
-		good = fine(fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0), must_succeed) && good;
-	return fi_close(&eq->fid) == 0 && good;
+		has(fi_eq_write(eq, FI_SHUTDOWN, &entry, sizeof entry, 0));
+	must(fi_close(&eq->fid) == 0);
 }
 
-static bool registers_all(bool must_succeed) { return registers(must_succeed) && registers_for_fabric(must_succeed); }
-
-enum { GOOD, WRONG, NONE_REFUSED };
+/* A round is a child, which must() ends with FAILED. */
+enum { GOOD, FAILED, NONE_REFUSED };
 static long number;
 
-/* A round, in a child. */
 static int in_round(void)
 {
-	bool good;
-
-	atomic_store(&only_one, row->value);
-	atomic_store(&left, number);
-	good = registers_all(false);
-	atomic_store(&left, -1);
-	good = registers_all(true) && good;
-	return !good ? WRONG : refusals == 0 ? NONE_REFUSED : GOOD;
+	only_one = row->value;
+	left = number;
+	registers();
+	registers_for_fabric();
+	left = -1;
+	must_succeed = true;
+	registers();
+	registers_for_fabric();
+	return refusals == 0 ? NONE_REFUSED : GOOD;
 }
 
 static void refuses(void)
 {
 	int status = GOOD;
 
-	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
-	memory = pages(1);
 	for (number = 0; number < 5000 && status == GOOD; number++)
 		status = in_forked(in_round);
 	is(status, NONE_REFUSED, "calls fail by ENOMEM only, and work again afterwards, in %ld rounds", number);
@@ -194,25 +164,23 @@ static int in_end_of_reserve(void)
 	struct fid_domain *domain;
 	struct fid_mr *mr = NULL;
 	int ret = 0;
-	bool good;
 
 	must(rdmamr_domain_open(stub_pd(), NULL, &domain, NULL) == 0);
-	atomic_store(&left, 0);
+	left = 0;
 	for (int n = 0; n < 100000 && ret == 0; n++)
 		ret = rdmamr_eq_open(FI_VERSION(1, 17), &attr, &(struct fid_eq *){ NULL }, NULL);
-	good = ret == -FI_ENOMEM;
-	for (int n = 0; n < 20000 && good; n++)
-		good = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM &&
-		       fi_mr_regv(domain, &iov, 1, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM;
-	atomic_store(&left, -1);
-	good = fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == 0 && good;
-	return good && fi_close(&mr->fid) == 0 ? GOOD : WRONG;
+	must(ret == -FI_ENOMEM);
+	for (int n = 0; n < 20000; n++) {
+		must(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM);
+		must(fi_mr_regv(domain, &iov, 1, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == -FI_ENOMEM);
+	}
+	left = -1;
+	must(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 0, 0, &mr, NULL) == 0 && fi_close(&mr->fid) == 0);
+	return GOOD;
 }
 
 static void uses_up(void)
 {
-	must(dl_iterate_phdr(find, dlsym(RTLD_DEFAULT, "rdmamr_get_stats")) == 0 && library.end);
-	memory = pages(1);
 	is(in_forked(in_end_of_reserve), GOOD, "each call is then refused with FI_ENOMEM, and with memory none is");
 }
 
@@ -224,15 +192,14 @@ static const struct row rows[] = {
 	{ "the reserve ends", uses_up, .flags = NO_PINS },
 	BOTH("", NULL),
 	BOTH(", with the cache", "RDMAMR_CACHE=all"),
-	BOTH(", with the cache and a trace", "RDMAMR_CACHE=all RDMAMR_TRACE=/tmp/no_memory.trace"),
+	BOTH(", with the cache and a trace", "RDMAMR_CACHE=all RDMAMR_TRACE=/dev/null"),
 };
 
-int main(int argc, char **argv)
+static void around(void)
 {
-	int failed;
-
-	(void)argc;
-	failed = run_rows(argv, ROWS(rows), "RDMAMR_CACHE_LINGER=" FOREVER, on_stub);
-	unlink("/tmp/no_memory.trace");
-	return failed;
+	must(_dl_find_object(dlsym(RTLD_DEFAULT, "rdmamr_get_stats"), &library) == 0);
+	memory = pages(1);
+	on_stub();
 }
+
+RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, around)
