@@ -14,44 +14,31 @@
 #define GROUP ROOT_GROUP "/limits"
 enum { OBJECTS = 10, REGIONS = OBJECTS - 1, BUFFER = 100 << 20, ROUNDS = 10 };
 
-static bool put(const char *path, const char *text)
-{
-	int fd = open(path, O_WRONLY | O_CLOEXEC);
-	bool done = fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text);
-
-	if (fd >= 0)
-		close(fd);
-	return done;
-}
-
-static void enter(void) { must(put(GROUP "/cgroup.procs", "0")); }
+static void enter(void) { must(write_to(GROUP "/cgroup.procs", "0")); }
 
 /* In a group that allows the device ten objects: the domain, and nine others. */
 static void objects(void)
 {
+	const char *device = getenv("CHECK_DEVICE");
 	struct ibv_mr *regions[REGIONS];
 	struct ibv_context *context;
 	struct rdmamr_stats before;
 	struct ibv_pd *pd, *other;
 	struct ibv_cq *cq;
 	char limit[128];
-	int failed = 0;
 
-	snprintf(limit, sizeof(limit), "%s hca_object=%d", getenv("CHECK_DEVICE"), OBJECTS);
-	must(put(GROUP "/rdma.max", limit));
+	must(write_to(GROUP "/rdma.max", "%s hca_object=%d", device, OBJECTS));
 	enter();
 	pd = domain_of_device();
 	context = pd->context;
 	for (int n = 0; n < REGIONS; n++) {
 		regions[n] = register_by_cache(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE, &before);
-		failed += !regions[n];
-		must(row->value || ibv_dereg_mr(regions[n]) == 0);
+		must(regions[n] && (row->value || ibv_dereg_mr(regions[n]) == 0));
 	}
 	for (int n = 0; row->value && n < REGIONS; n++)
 		must(ibv_dereg_mr(regions[n]) == 0);
-	is(failed, 0, "nine registrations");
 	cq = ibv_create_cq(context, 1, NULL, NULL, 0);
-	ok(!!cq, "after that a completion queue");
+	ok(!!cq, "after nine registrations a completion queue");
 	other = ibv_alloc_pd(context);
 	ok(!!other, "and a protection domain");
 	must((!cq || ibv_destroy_cq(cq) == 0) && (!other || ibv_dealloc_pd(other) == 0));
@@ -60,7 +47,7 @@ static void objects(void)
 		must(regions[n] = ibv_reg_mr(pd, memory + n * PAGE, PAGE, LOCAL_AND_REMOTE));
 	errno = 0;
 	ok(!ibv_reg_mr(pd, memory + REGIONS * PAGE, PAGE, LOCAL_AND_REMOTE) && errno == EAGAIN, "a tenth region: EAGAIN");
-	snprintf(limit, sizeof(limit), "; /limits: %s hca_handle=max hca_object=%d", getenv("CHECK_DEVICE"), OBJECTS);
+	snprintf(limit, sizeof(limit), "; /limits: %s hca_handle=max hca_object=%d", device, OBJECTS);
 	ok(strstr(rdmamr_last_reason(), "kernel: the limit of the rdma cgroup") && strstr(rdmamr_last_reason(), limit), "with the limit: %s",
 	   rdmamr_last_reason());
 	for (int n = 0; n < REGIONS; n++)
@@ -79,8 +66,8 @@ static void much_memory(void)
 	long long bytes = 0;
 	FILE *peak;
 
-	must(put(GROUP "/memory.max", "314572800"));
-	put(GROUP "/memory.swap.max", "0");
+	must(write_to(GROUP "/memory.max", "314572800"));
+	write_to(GROUP "/memory.swap.max", "0");
 	enter();
 	for (int n = 0; n < ROUNDS; n++) {
 		char *at = untouched(BUFFER);
@@ -100,14 +87,14 @@ static void with_threads(void)
 	static const char *const times[] = { "100000 100000", "150000 100000", "max 100000" };
 	struct ibv_pd *pd = domain_of_device();
 
-	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+cpu") || sysconf(_SC_NPROCESSORS_ONLN) < 2)
+	if (!write_to(ROOT_GROUP "/cgroup.subtree_control", "+cpu") || sysconf(_SC_NPROCESSORS_ONLN) < 2)
 		skip_all("no controller of processors, or one processor");
 	enter();
 	for (int n = 0; n < 3; n++) {
 		const int before = started;
 		struct ibv_mr *mr;
 
-		must(put(GROUP "/cpu.max", times[n]));
+		must(write_to(GROUP "/cpu.max", "%s", times[n]));
 		mr = ibv_reg_mr(pd, untouched(BUFFER), BUFFER, IBV_ACCESS_LOCAL_WRITE);
 		is(started - before, n > 0, "threads with cpu.max %s", times[n]);
 		must(mr && ibv_dereg_mr(mr) == 0);
@@ -117,19 +104,16 @@ static void with_threads(void)
 /* A new group for each row. */
 static void in_group(void)
 {
-	static const char *const rest = ROOT_GROUP "/cgroup.procs";
-
 	if (!getenv("VM"))
 		skip_all("only in the machine of vm/: the cgroups are changed");
 	if (access(ROOT_GROUP "/cgroup.controllers", R_OK) && mount("none", ROOT_GROUP, "cgroup2", 0, NULL))
 		skip_all("no cgroup2");
-	if (!put(ROOT_GROUP "/cgroup.subtree_control", "+rdma +memory"))
+	if (!write_to(ROOT_GROUP "/cgroup.subtree_control", "+rdma +memory"))
 		skip_all("no controller of rdma or memory");
 	rmdir(GROUP);
 	must(mkdir(GROUP, 0755) == 0);
 	on_pair();
-	must(put(rest, "0"));
-	must(rmdir(GROUP) == 0);
+	must(write_to(ROOT_GROUP "/cgroup.procs", "0") && rmdir(GROUP) == 0);
 }
 
 #define BY(calls) .flags = NO_PAIR | (calls)

@@ -26,7 +26,7 @@ static void refused(struct ibv_mr *mr, int err, const char *what, const char *wo
 
 /* Newer than the headers of Linux 6.1. */
 enum { MANA = 20, IONIC = 21 };
-enum { KEYS = 32, IDLE = 30, WANTED = 20, LONGEST = 64 * PAGE };
+enum { KEYS = 32, IDLE = 30, LONGEST = 64 * PAGE };
 
 static void of_driver(void)
 {
@@ -37,7 +37,6 @@ static void of_driver(void)
 	const struct rlimit limit = { 16 * PAGE, 16 * PAGE };
 	char *memory = pages(4L * KEYS + LONGEST / PAGE), *hole = pages(3);
 	struct ibv_mr *regions[KEYS];
-	int count = 0;
 
 	stub_drive(*says);
 	stub_have(KEYS);
@@ -50,9 +49,8 @@ static void of_driver(void)
 	is(stats().idle, IDLE, "the wrong requests cost no idle region");
 	for (int n = 0; n < KEYS; n++) {
 		regions[n] = reg(memory + (2L * (IDLE + n)) * PAGE, PAGE);
-		count += n < WANTED && stub_lands(regions[n]);
+		ok(stub_lands(regions[n]), "registered beside %d idle regions of a device with %d keys", IDLE, KEYS);
 	}
-	is(count, WANTED, "%d registrations beside %d idle regions of a device with %d keys", WANTED, IDLE, KEYS);
 	refused(plainly(memory, PAGE, LOCAL_AND_REMOTE), says->full, "with all keys in use, one more",
 		"the device has no key left of its 1048576 (max_mr)");
 	for (int n = 0; n < KEYS; n++)
@@ -111,7 +109,6 @@ static void device_gone(void)
 {
 	char *memory = pages(2 * UNPLUGGED);
 	struct ibv_mr *held;
-	int count = 0;
 
 	for (int n = 0; n < UNPLUGGED; n++)
 		leave_idle(memory + 2L * n * PAGE);
@@ -121,8 +118,7 @@ static void device_gone(void)
 	stub_unplug();
 	ok(comes(is_refused(memory + 2 * PAGE)), "soon a registration fails with EIO");
 	for (int n = 0; n < UNPLUGGED; n++)
-		count += is_refused(memory + 2L * n * PAGE);
-	is(count, UNPLUGGED, "so does that of all other ranges");
+		ok(is_refused(memory + 2L * n * PAGE), "so does that of all other ranges");
 	ok(comes(stats().idle == 0), "no region of the device is idle");
 	is(ibv_dereg_mr(held), 0, "a deregistration succeeds, as the kernel's does");
 }
@@ -180,14 +176,13 @@ static void nothing_split(void)
 {
 	enum { REFUSED = 40000, APART = 4 << 20 }; /* the watch of a region reaches 2 MiB around it */
 	char *scattered = untouched((size_t)REFUSED * APART);
-	int before, count = 0;
+	int before;
 
 	idle();
 	before = mappings();
 	stub_fail(STUB_REGISTER, EFAULT, REFUSED);
 	for (long n = 0; n < REFUSED; n++)
-		count += !ibv_reg_mr_relaxed(stub_pd(), scattered + n * APART, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT;
-	is(count, REFUSED, "that many registrations are refused");
+		must(!ibv_reg_mr_relaxed(stub_pd(), scattered + n * APART, PAGE, LOCAL_AND_REMOTE) && errno == EFAULT);
 	ok(mappings() <= before + 2, "which leaves no mapping split: %d, %d before", mappings(), before);
 	stub_fail(STUB_REGISTER, 0, 0);
 	served(scattered, FRESH, "a registration there");
