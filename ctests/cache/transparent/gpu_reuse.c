@@ -97,8 +97,9 @@ static void local(void)
 	   "another allocation begins anew");
 }
 
-static void freed(int access)
+static void freed(void)
 {
+	int access = row->of ? IBV_ACCESS_LOCAL_WRITE : LOCAL_AND_REMOTE;
 	bool quietly = row->value & GPU_FREES_QUIETLY;
 	long long had;
 
@@ -114,9 +115,6 @@ static void freed(int access)
 	if (quietly)
 		is(regions(), had, "the old one has ended");
 }
-
-static void freed_remote(void) { freed(LOCAL_AND_REMOTE); }
-static void freed_local(void) { freed(IBV_ACCESS_LOCAL_WRITE); }
 
 static void never_kept(void)
 {
@@ -278,11 +276,11 @@ static const struct row rows[] = {
 	ALL("a region comes back", comes_back),
 	ALL("two tensors of an allocation", two_tensors),
 	{ "tensors without remote access share a region of their allocation", local },
-	{ "an address that was freed and allocated again, remote access", freed_remote },
-	{ "an address that was freed and allocated again, local access", freed_local },
-	{ "the same by a driver that unmaps nothing", freed_remote, GPU_FREES_QUIETLY },
-	{ "an address that was freed and allocated again, by address", freed_remote, ADDRESS },
-	{ "the same by a driver that unmaps nothing, by address", freed_remote, GPU_FREES_QUIETLY, ADDRESS },
+	{ "an address that was freed and allocated again, remote access", freed },
+	{ "an address that was freed and allocated again, local access", freed, .of = "local" },
+	{ "the same by a driver that unmaps nothing", freed, GPU_FREES_QUIETLY },
+	{ "an address that was freed and allocated again, by address", freed, ADDRESS },
+	{ "the same by a driver that unmaps nothing, by address", freed, GPU_FREES_QUIETLY, ADDRESS },
 	{ "memory of a pool is never kept", never_kept, KIND(GPU_POOL) },
 	{ "memory of cuMemMap is never kept", never_kept, KIND(GPU_VMM) },
 	{ "memory of a pool, by address, is never kept", never_kept, KIND(GPU_POOL), ADDRESS },
