@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The library's calls need little of a stack: of what is left to a signal handler, of a
- * coroutine's, of one whose pages a handler of SIGSEGV makes accessible (callers.c has the smallest
- * stack of a thread). A handler that needs much of the stack comes before each system call of the
- * library, and finds room there. Most rows have LD_BIND_NOW: the linker binds a function at the
+ * The library's calls need little of a stack (callers.c has the smallest stack of a thread), and
+ * leave room for a signal handler. Most rows have LD_BIND_NOW: the linker binds a function at the
  * first call, on the caller's stack.
  */
 #include <alloca.h>

@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
  * A resource for the cache's watch is short, or refused: the library says once which call failed
- * and with which errno. It tries again if a resource was short, and regions are then reused. If a
- * filter refuses userfaultfd(2), as those of containers do, the device /dev/userfaultfd of Linux
- * 6.1 replaces it.
+ * and with which errno. It tries again if a resource was short, and regions are then reused.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
