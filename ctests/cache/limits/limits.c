@@ -131,7 +131,7 @@ enum { MOST = 4, MOST_PAGES = 256, TEN = 10 };
 
 static bool within(void) { return stats().idle <= MOST && stats().idle_bytes <= MOST_PAGES * PAGE; }
 
-/* row->value regions of so many pages each are registered, and then deregistered, in order. */
+/* So many regions of so many pages each are registered, and then deregistered, in order. */
 static void at_once(int count, int length)
 {
 	char *all = pages((size_t)count * (size_t)length);

@@ -10,7 +10,6 @@
 #include <poll.h>
 #include <sched.h>
 #include <sys/epoll.h>
-#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -388,19 +387,11 @@ static void other_device(void)
 	in_thread(ends_region_apart, NULL);
 }
 
-/* A thread leaves the program's table, opens files in its own, registers, and ends with them. */
-
-static char lock_name[] = "/tmp/descriptors_XXXXXX";
-static pthread_barrier_t left;
+/* A thread leaves the program's table, registers, and ends with the files of its own. */
 
 static void *ends_with_files(void *page)
 {
-	int file;
-
 	must(unshare(CLONE_FILES) == 0);
-	pthread_barrier_wait(&left);
-	file = open(lock_name, O_RDWR | O_CLOEXEC);
-	must(file >= 0 && flock(file, LOCK_EX) == 0);
 	hits(page, 3);
 	return NULL;
 }
@@ -408,21 +399,15 @@ static void *ends_with_files(void *page)
 static void table_ends(void)
 {
 	char *page = pages(1);
-	pthread_t thread;
-	int file;
 
-	must(pipe(ends) == 0 && (file = mkstemp(lock_name)) >= 0 && pthread_barrier_init(&left, NULL, 2) == 0);
-	thread = must_start(ends_with_files, page);
-	pthread_barrier_wait(&left);
+	must(pipe(ends) == 0);
+	in_thread(ends_with_files, page);
 	close(ends[1]);
-	must_join(thread);
 	/* The kernel closes the files of an ended thread a moment after its join. */
 	ok(comes(has_ended(ends[0])), "its pipe has ended with it");
-	ok(comes(flock(file, LOCK_EX | LOCK_NB) == 0), "its lock is free");
 	/* After a refusal some registrations are plain, and then the cache keeps one region. */
 	ok(hits(page, 63) >= 23, "another thread's regions are reused");
 	is(userfaultfds(NULL), 1, "there is a watch");
-	unlink(lock_name);
 }
 
 /* The lowest numbers are the program's. */
