@@ -251,22 +251,11 @@ static void working_directory(void)
 	rmdir(directory);
 }
 
-static int makes_user_namespace(void) { return unshare(CLONE_NEWUSER) ? errno : 0; }
-
-static void user_namespace_before(void)
+static void user_namespace(void)
 {
-	if (makes_user_namespace())
+	if (unshare(CLONE_NEWUSER))
 		refused();
 	served(pages(1), FRESH, "then");
-}
-
-static void user_namespace_of_child(void)
-{
-	int err = in_forked(makes_user_namespace);
-
-	if (err == EPERM)
-		refused();
-	is(err, 0, "it is made");
 }
 
 static void descriptors(void)
@@ -384,8 +373,7 @@ static const struct row rows[] = {
 	{ "it has a negative nice value: so have they", scheduling, SCHED_OTHER, &(const int){ -5 }, .flags = NO_PINS },
 	{ "a mount namespace is entered after a registration", mount_namespace },
 	{ "the directory of the first registration is unmounted", working_directory },
-	{ "a user namespace is made before the first registration", user_namespace_before },
-	{ "a user namespace is made in a child", user_namespace_of_child, .then = HIT },
+	{ "a user namespace is made before the first registration", user_namespace },
 	{ "the only thread leaves its table of descriptors", descriptors },
 	{ "the reason of the last failure", last_reason, .flags = NO_PINS, .settings = "RDMAMR_LOG=error" },
 	{ "the reason of the last failure, with a trace", last_reason, .flags = NO_PINS, .settings = "RDMAMR_TRACE=/dev/null" },
