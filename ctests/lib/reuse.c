@@ -48,7 +48,6 @@ struct ibv_mr *register_by_cache(struct ibv_pd *pd, void *addr, size_t length, i
 	return NULL;
 }
 
-/* Registers the far end in the domain of the pair. */
 static void far_open(struct pair *pair)
 {
 	far.out = pages(2 * WINDOW / PAGE);
@@ -145,7 +144,6 @@ int all_lands(struct pair *pair, const struct ibv_mr *mr, char *memory, size_t l
 	return length <= 4 * WINDOW || piece_lands(pair, mr, memory + length - piece, piece, remote);
 }
 
-/* One registration. */
 static int lands_once(struct pair *pair, void *memory, size_t length, int access)
 {
 	struct ibv_mr *mr = register_region(pair->pd, memory, length, access);

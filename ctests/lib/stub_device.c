@@ -296,6 +296,7 @@ static int query(const struct ib_uverbs_ioctl_hdr *header)
 
 /* A thread of the library has no thread-locals, and reads zeros there. */
 _Thread_local bool stub_is_another;
+
 /* As a pin, leaves a page at the start of the memory, if it can have one. Here the stack is less deep. */
 static int populated(const struct ib_uverbs_ioctl_hdr *header)
 {

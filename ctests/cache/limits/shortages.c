@@ -192,7 +192,6 @@ static void nothing_split(void)
 
 enum { ROOM = 1 << 20, MANY = 10000 };
 
-/* A number of /proc/self/status in bytes. */
 static long status(const char *field) { return field_of("/proc/self/status", field) << 10; }
 
 static void limit_by(int which, long room)

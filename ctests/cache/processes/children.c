@@ -251,7 +251,6 @@ static void device_closed(void)
 static char inherited[32];
 static char *arguments[] = { (char *)(uintptr_t)"started", (char *)(uintptr_t)"started", inherited, NULL };
 
-/* The number of this process's regions. */
 static int regions(struct ibv_context *context)
 {
 	static struct kernel_region list[MOST_REGIONS];

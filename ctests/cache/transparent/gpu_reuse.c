@@ -42,7 +42,6 @@ static struct ibv_mr *region(uint64_t from, size_t length, int access)
 	return mr;
 }
 
-/* Registers the memory so many times. Returns how many were hits. */
 static long long hits_of(int times, uint64_t from, size_t length, int access)
 {
 	unsigned long long before = stats().hits;

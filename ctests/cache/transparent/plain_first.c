@@ -26,7 +26,6 @@ static bool were(int first, int made, int hits)
 	return as_said;
 }
 
-/* One plain registration and its release. Returns whether the data has landed. */
 static bool put(struct ibv_pd *pd, void *at, size_t length, int access)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, at, length, access);

@@ -290,7 +290,7 @@ static void combinations(void)
 	}
 }
 
-/* ibv_rereg_mr; its result, an errno with it. */
+/* The result of an ibv_rereg_mr, with its errno. */
 static int change(rereg_call call, struct ibv_mr *mr, int what, char *to, int access)
 {
 	int code;

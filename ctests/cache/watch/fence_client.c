@@ -127,7 +127,6 @@ static void raw_change(void)
 	ok(comes(hits(page, 1)), "and later reused");
 }
 
-/* A raw unmap has the kernel count, and then the hit asks. */
 static void changes(void)
 {
 	start_counted();
