@@ -28,22 +28,16 @@
 #include "../lib/program.h"
 #include "../lib/stub_device.h"
 
-enum { RETURNED, NO_CASE = 3, WAITED_FOR_LINKER, WAITED_FOR_READER, EXEMPT, WRONG };
+enum { RETURNED, NO_CASE = 3, WAITED_FOR_LINKER, WAITED_FOR_READER, EXEMPT, WRONG, HANGS = 128 + SIGALRM };
 
-static const char *in_words(int status)
-{
-	static const char *const words[] = {
-		[RETURNED] = "returns",
-		[NO_CASE] = "has no case in this test",
-		[WAITED_FOR_LINKER] = "waits for the linker's lock",
-		[WAITED_FOR_READER] = "waits for the reader of standard error",
-		[WRONG] = "has a wrong result",
-	};
-
-	if (status == 128 + SIGALRM)
-		return "hangs";
-	return status <= WRONG && words[status] ? words[status] : "ends the process";
-}
+static const char *const words[256] = {
+	[RETURNED] = "returns",
+	[NO_CASE] = "has no case in this test",
+	[WAITED_FOR_LINKER] = "waits for the linker's lock",
+	[WAITED_FOR_READER] = "waits for the reader of standard error",
+	[WRONG] = "has a wrong result",
+	[HANGS] = "hangs",
+};
 
 /* The calling thread, and what it sleeps in. */
 
@@ -53,17 +47,17 @@ static uintptr_t linker;
 static int sleeps_in(pid_t task)
 {
 	unsigned long number, first;
-	char path[64], text[64] = "";
+	char path[64];
 	FILE *file;
+	int fields;
 
 	snprintf(path, sizeof(path), "/proc/%d/syscall", (int)task);
 	file = fopen(path, "re");
 	if (!file)
 		return RETURNED;
-	if (!fgets(text, sizeof(text), file))
-		text[0] = 0;
+	fields = fscanf(file, "%lu %lx", &number, &first);
 	fclose(file);
-	if (sscanf(text, "%lu %lx", &number, &first) != 2)
+	if (fields != 2)
 		return RETURNED;
 	/* The linker's locks are in its variable _rtld_global. */
 	if (number == SYS_futex && linker && first - linker < 16384)
@@ -96,7 +90,7 @@ static void begin_watch(void)
 
 /* Who holds the linker's lock. */
 
-static sem_t held, go;
+static sem_t held, go; /* of 0 */
 
 static void wait_there(void)
 {
@@ -128,24 +122,15 @@ static void calls_from_plugin(const char *variable, void (*function)(void))
 
 static void *load(void *nothing)
 {
-	char path[4096];
-	ssize_t length = readlink("/proc/self/exe", path, sizeof(path) - 32);
+	void *plugin = dlopen("$ORIGIN/linker_held_plugin.so", RTLD_NOW);
 
-	must(length > 0);
-	path[length] = 0;
-	strcpy(strrchr(path, '/'), "/linker_held_plugin.so");
-	void *plugin = dlopen(path, RTLD_NOW);
-
-	if (!plugin)
-		printf("# %s\n", dlerror());
-	must(plugin);
 	(void)nothing;
+	must(plugin);
 	return plugin;
 }
 
 static void hold(void *(*holder)(void *))
 {
-	must(sem_init(&held, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
 	calls_from_plugin("IN_CONSTRUCTOR", wait_there);
 	must_start(holder, NULL);
 	while (sem_wait(&held))
@@ -198,21 +183,17 @@ static void open_it(void)
 	stub_provide(of_provider);
 	pd = stub_pd();
 	memory = pages(16);
-	reg = (struct ibv_mr *(*)(struct ibv_pd *, void *, size_t, int))of_library("ibv_reg_mr");
-	dereg = (int (*)(struct ibv_mr *))of_library("ibv_dereg_mr");
+	reg = of_library("ibv_reg_mr");
+	dereg = of_library("ibv_dereg_mr");
 }
 
 static void with_domain(void) { must(other(rdmamr_domain_open)(pd, NULL, &domain, NULL) == 0); }
+static void with_queue(void) { must(other(rdmamr_eq_open)(0, NULL, &queue, NULL) == 0); }
 
 static void with_region(void)
 {
 	with_domain();
 	must(other(fi_mr_reg)(domain, memory, PAGE, 0x3f00, 0, 1, 0, &region, NULL) == 0);
-}
-
-static void with_queue(void)
-{
-	must(((int (*)(uint32_t, void *, struct fid_eq **, void *))of_library("rdmamr_eq_open"))(0, NULL, &queue, NULL) == 0);
 }
 
 static int task(void *nothing)
@@ -365,18 +346,6 @@ static int one_call(const char *how, char *name)
 
 /* The shapes in which programs meet this. */
 
-static int fill_pipe(int pipe)
-{
-	char bytes[4096] = { 0 };
-
-	must(fcntl(pipe, F_SETFL, O_NONBLOCK) == 0);
-	while (write(pipe, bytes, sizeof(bytes)) > 0)
-		;
-	while (write(pipe, bytes, 1) > 0)
-		;
-	return fcntl(pipe, F_SETFL, 0);
-}
-
 static void *registers(void *nothing)
 {
 	(void)nothing;
@@ -392,7 +361,6 @@ static int shape(const char *name)
 {
 	open_it();
 	begin_watch();
-	must(sem_init(&held, 0, 0) == 0 && sem_init(&go, 0, 0) == 0);
 	watched = (pid_t)syscall(SYS_gettid);
 	if (!strcmp(name, "constructor")) {
 		calls_from_plugin("IN_CONSTRUCTOR", waits_for_registration);
@@ -423,7 +391,7 @@ static int shape(const char *name)
 		/* Once the reader has read, the library tells what it did not. */
 		static char text[1 << 17];
 
-		must(fcntl(99, F_SETFL, O_NONBLOCK) == 0 && !reg(pd, (void *)8, PAGE, 2));
+		must(!reg(pd, (void *)8, PAGE, 2));
 		while (read(99, text, sizeof(text)) > 0)
 			;
 		must(!reg(pd, (void *)8, PAGE, 2));
@@ -439,10 +407,13 @@ static int shape(const char *name)
 /* Standard error is a full pipe when the program starts. */
 static void with_full_error(char **argv)
 {
+	static const char page[4096];
 	int pipes[2];
 
-	must(setenv("FULL", "1", 1) == 0 && pipe(pipes) == 0);
-	must(fill_pipe(pipes[1]) == 0 && dup2(pipes[1], STDERR_FILENO) == STDERR_FILENO);
+	must(setenv("FULL", "1", 1) == 0 && pipe2(pipes, O_NONBLOCK) == 0);
+	while (write(pipes[1], page, sizeof(page)) > 0)
+		;
+	must(fcntl(pipes[1], F_SETFL, 0) == 0 && dup2(pipes[1], STDERR_FILENO) == STDERR_FILENO);
 	must(dup2(pipes[0], 99) == 99);
 	execv("/proc/self/exe", argv);
 	must(!"execv");
@@ -471,7 +442,7 @@ static void checks(const char *how, const char *name, settings with)
 		if (status == EXEMPT)
 			skip(name, "it is exempt, for the reason in this test");
 		else
-			ok(status == RETURNED, "%s, %s, %s: %s", name, how, with[n][0], in_words(status));
+			ok(status == RETURNED, "%s, %s, %s: %s", name, how, with[n][0], words[status] ?: "ends the process");
 	}
 }
 
