@@ -56,8 +56,6 @@ static void names_and_devices(void)
 	int fd = open("/proc/self/exe", O_RDONLY), device = open("/dev/mem", O_RDWR);
 	void *file = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE, fd, 0);
 	void *mapped = device < 0 ? MAP_FAILED : mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, device, 0);
-	void *huge = mmap(NULL, (size_t)1 << 40, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
 	char *stand_in = getenv("CHECK_GPU");
 
 	must(file != MAP_FAILED && gpu != MAP_FAILED && realpath("/proc/self/exe", path));
@@ -67,10 +65,6 @@ static void names_and_devices(void)
 	else
 		reasons("a device file", mapped, PAGE, (uintptr_t)mapped, IBV_ACCESS_LOCAL_WRITE, EFAULT,
 			"(/dev/mem) is memory of a device, without page structures");
-	if (huge == MAP_FAILED)
-		skip("huge pages", "none can be mapped");
-	else
-		reasons("huge pages", huge, (size_t)1 << 36, (uintptr_t)huge, IBV_ACCESS_LOCAL_WRITE, EFAULT, "no free huge page of 2 MiB: nr_hugepages ");
 	reasons("ordinary memory", gpu, PAGE, (uintptr_t)gpu, IBV_ACCESS_LOCAL_WRITE, EFAULT, "PROT_NONE");
 	if (!stand_in)
 		return;
@@ -85,7 +79,6 @@ int main(void)
 {
 	struct rlimit limit = { 16 * PAGE, 16 * PAGE };
 	char *hole = pages(64);
-	void *read_only = mmap(NULL, PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	char expected[128];
 	bool pins_by_itself = false;
 	struct ibv_mr *mr;
@@ -94,7 +87,6 @@ int main(void)
 	pd = domain_of_device();
 	must(munmap(hole + PAGE, 62 * PAGE) == 0);
 	ok(rdmamr_last_reason()[0] == '\0', "no reason before the first failure");
-	reasons("read-only", read_only, PAGE, (uintptr_t)read_only, IBV_ACCESS_LOCAL_WRITE, EFAULT, "read-only");
 	snprintf(expected, sizeof(expected), "nothing is mapped at %p", (void *)(hole + PAGE));
 	reasons("a hole", hole, 64 * PAGE, (uintptr_t)hole, IBV_ACCESS_LOCAL_WRITE, EFAULT, expected);
 	reasons("the access rule", memory, PAGE, 0, IBV_ACCESS_REMOTE_WRITE, EINVAL, "need local write");
