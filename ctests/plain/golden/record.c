@@ -6,9 +6,6 @@
 #include <rdma/ib_user_verbs.h>
 #include <stdint.h>
 #include <stdio.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 #include "uverbs_ioctl.h"
 
 static FILE *record(void)
@@ -74,24 +71,4 @@ static int uverbs_ioctl(int fd, struct ib_uverbs_ioctl_hdr *header, next_ioctl n
 	if (is_registration(header))
 		show_ioctl(header);
 	return next(fd, RDMA_VERBS_IOCTL, header);
-}
-
-ssize_t write(int fd, const void *bytes, size_t length)
-{
-	const struct ib_uverbs_cmd_hdr *header = bytes;
-
-	if (fd != 3 && length >= sizeof(*header) &&
-	    ((header->command == IB_USER_VERBS_CMD_REG_MR && length >= 48) ||
-	     (header->command == IB_USER_VERBS_CMD_DEREG_MR && length == 12))) {
-		fprintf(record(), "write");
-		hex(header, sizeof(*header));
-		if (header->command == IB_USER_VERBS_CMD_REG_MR) {
-			reg_mr((const void *)(header + 1));
-			hex((const char *)bytes + 48, length - 48);
-		} else {
-			hex(header + 1, 4);
-		}
-		fprintf(record(), "\n");
-	}
-	return syscall(SYS_write, fd, bytes, length);
 }
