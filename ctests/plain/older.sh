@@ -8,14 +8,11 @@ cd "$work" || exit 1
 printf 'IBVERBS_1.1 { global: ibv_reg_mr; ibv_dereg_mr; local: *; };\n' >24.map
 printf 'IBVERBS_1.1 { global: ibv_reg_mr; ibv_dereg_mr; local: *; };\nIBVERBS_1.7 { global: ibv_reg_mr_iova; } IBVERBS_1.1;\n' >27.map
 for version in 24 27; do
-	have_iova=$((version >= 25))
 	mkdir "$version"
-	defines=()
-	[ $have_iova = 0 ] || defines=(-DHAVE_IOVA)
-	"${CC:-cc}" "${defines[@]}" -shared -fPIC -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$version.map" \
+	"${CC:-cc}" -shared -fPIC -Wl,-soname,libibverbs.so.1 -Wl,--version-script="$version.map" \
 		"$here/older_libibverbs.c" -o "$version/libibverbs.so.1" || fail "building a libibverbs of rdma-core $version"
 	"${CC:-cc}" -D_GNU_SOURCE -I"$here/../../include" "$here/older.c" "$here/../lib/tap.c" -o older "$library" -Wl,--unresolved-symbols=ignore-all ||
 		fail "building a program for it"
-	whole "rdma-core $version" env LD_LIBRARY_PATH="$work/$version:$work" LD_PRELOAD="$library $work/$version/libibverbs.so.1" ./older $have_iova
+	whole "rdma-core $version" env LD_LIBRARY_PATH="$work/$version:$work" LD_PRELOAD="$library $work/$version/libibverbs.so.1" ./older $((version >= 25))
 done
 tap_done

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A libibverbs before rdma-core 28 (HAVE_IOVA) or 25. A region's handle names the function that made it. */
+/* A libibverbs before rdma-core 28; before 25 the linker hides ibv_reg_mr_iova (older.sh). A region's handle names the function that made it. */
 #include <infiniband/verbs.h>
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova
@@ -17,11 +17,9 @@ struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *addr, size_t length, int acce
 	return make(pd, addr, length, 1000 + (unsigned int)access);
 }
 
-#ifdef HAVE_IOVA
 struct ibv_mr *ibv_reg_mr_iova(struct ibv_pd *pd, void *addr, size_t length, uint64_t iova, int access)
 {
 	return make(pd, addr, length, 2000 + (unsigned int)access + (iova == 0x7000 ? 0 : 500));
 }
-#endif
 
 int ibv_dereg_mr(struct ibv_mr *mr) { return mr == &made ? 0 : 22; }
