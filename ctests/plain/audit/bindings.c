@@ -20,12 +20,8 @@ static char folder[] = "/tmp/audit.XXXXXX";
 static const char *file_of(void *function)
 {
 	Dl_info info;
-	const char *name;
 
-	if (!function || !dladdr(function, &info))
-		return "nowhere";
-	name = strrchr(info.dli_fname, '/');
-	return name ? name + 1 : info.dli_fname;
+	return function && dladdr(function, &info) ? basename(info.dli_fname) : "nowhere";
 }
 
 static bool is_in(void *function, const char *file)
@@ -104,17 +100,13 @@ static void plugin(const char *path, int mode, const char *way)
 	char *memory = pages(1);
 	struct ibv_mr *mr;
 	reg_call reg;
-	int status;
 
-	if (!library)
-		printf("# %s\n", dlerror());
 	must(library);
-	*(void **)&reg = dlsym(library, "plugin_reg_mr");
-	*(void **)&plugin_dereg = dlsym(library, "plugin_dereg_mr");
-	*(void **)&protect = dlsym(library, "plugin_mprotect");
+	reg = dlsym(library, "plugin_reg_mr");
+	plugin_dereg = dlsym(library, "plugin_dereg_mr");
+	protect = dlsym(library, "plugin_mprotect");
 	must(reg && plugin_dereg && protect);
-	status = in_forked(refuses_null);
-	ok(status == (audited ? 0 : 2), "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
+	is(in_forked(refuses_null), audited ? 0 : 2, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
 	registers(way, reg, plugin_dereg);
 
 	/* userfaultfd does not report protection: a call that bypasses the library leaves the region in the cache. */
@@ -163,23 +155,12 @@ static void handles(void)
 	ok(is_in(dlsym(libc, "mprotect"), "libc.so"), "mprotect by dlsym from the C library is the C library's");
 	ok(is_in(dlsym(RTLD_DEFAULT, "mprotect"), "librdmamr.so"), "mprotect by dlsym from the program is the library's");
 
-	*(void **)&shim_next = dlsym(RTLD_DEFAULT, "shim_next");
-	*(void **)&fork_init = dlsym(verbs, "ibv_fork_init");
+	shim_next = dlsym(RTLD_DEFAULT, "shim_next");
+	fork_init = dlsym(verbs, "ibv_fork_init");
 	must(shim_next && fork_init);
 	ok(is_in(shim_next(), "libibverbs"), "a library that stands in for a function finds the next: %s",
 	   file_of(shim_next()));
 	ok(fork_init() != -1, "and the call does not recurse");
-}
-
-/* From Linux 5.12 on, the library need not ask libibverbs to keep memory from children, so this comes last. */
-static void all(const char *plugin_path)
-{
-	char path[256];
-
-	plugin(plugin_path, RTLD_NOW, "RTLD_DEEPBIND");
-	handles();
-	snprintf(path, sizeof(path), "%s", renamed(plugin_path, "plugin.so"));
-	plugin(path, RTLD_LAZY, "RTLD_DEEPBIND of a renamed libibverbs");
 }
 
 int main(int argc, char **argv)
@@ -187,7 +168,6 @@ int main(int argc, char **argv)
 	const char *module = getenv("CHECK_AUDIT"), *why;
 	char command[64];
 	static char plugin_path[256];
-	int length;
 
 	(void)argc;
 	with_setting(argv, "RDMAMR_CACHE", "all");
@@ -195,13 +175,14 @@ int main(int argc, char **argv)
 	continue_report();
 	audited = getenv("LD_AUDIT") != NULL;
 	must(module && mkdtemp(folder));
-	length = (int)readlink("/proc/self/exe", plugin_path, sizeof(plugin_path) - 32);
-	must(length > 0);
+	must(readlink("/proc/self/exe", plugin_path, sizeof(plugin_path) - 32) > 0);
 	strcpy(strrchr(plugin_path, '/'), "/audit_plugin.so");
 	why = stub_open(STUB_PIN);
 	if (why)
 		skip_all(why);
-	all(plugin_path);
+	plugin(plugin_path, RTLD_NOW, "RTLD_DEEPBIND");
+	handles();
+	plugin(renamed(plugin_path, "plugin.so"), RTLD_LAZY, "RTLD_DEEPBIND of a renamed libibverbs");
 	snprintf(command, sizeof(command), "rm -r %s", folder);
 	must(system(command) == 0);
 	if (!audited)

@@ -20,30 +20,22 @@ _Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_c
 _Static_assert(offsetof(struct verbs_context, context) - offsetof(struct verbs_context, create_cq_ex) == 120,
 	       "CREATE_CQ_EX_BEFORE_CONTEXT");
 
+/* So the program is not linked to libibverbs, and finds the library's functions only. */
+#pragma weak ibv_reg_mr
+#pragma weak ibv_reg_mr_iova2
+#pragma weak ibv_dereg_mr
+#pragma weak ibv_dealloc_pd
+#pragma weak ibv_close_device
+#pragma weak rdmamr_get_stats
+
 enum { LOCAL = IBV_ACCESS_LOCAL_WRITE };
 static char folder[] = "/tmp/copies.XXXXXX";
-static int (*get_stats)(struct rdmamr_stats *, size_t);
-static struct ibv_mr *(*reg_mr)(struct ibv_pd *, void *, size_t, int);
-static struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
-static int (*dereg_mr)(struct ibv_mr *);
-static int (*dealloc_pd)(struct ibv_pd *);
-static int (*close_device)(struct ibv_context *);
-
-/* The program is not linked to libibverbs, so by name it finds the library's functions only. */
-static void *ours(const char *name)
-{
-	void *function = dlsym(RTLD_DEFAULT, name);
-	Dl_info info;
-
-	must(function && dladdr(function, &info) && strstr(info.dli_fname, "librdmamr.so"));
-	return function;
-}
 
 static struct rdmamr_stats stats(void)
 {
 	struct rdmamr_stats now;
 
-	must(get_stats(&now, sizeof(now)) == 0);
+	must(rdmamr_get_stats(&now, sizeof(now)) == 0);
 	return now;
 }
 
@@ -78,13 +70,9 @@ static void make_copies(void)
 /* A domain on the device, by one libibverbs alone. */
 static struct ibv_pd *open_domain(void *verbs)
 {
-	struct ibv_device **(*get_list)(int *) = (struct ibv_device **(*)(int *))dlsym(verbs, "ibv_get_device_list");
-	struct ibv_context *(*open_device)(struct ibv_device *) =
-		(struct ibv_context *(*)(struct ibv_device *))dlsym(verbs, "ibv_open_device");
-	struct ibv_pd *(*alloc_pd)(struct ibv_context *) =
-		(struct ibv_pd *(*)(struct ibv_context *))dlsym(verbs, "ibv_alloc_pd");
-	struct ibv_context *context = NULL;
-	struct ibv_device **list;
+	struct ibv_device **(*get_list)(int *) = dlsym(verbs, "ibv_get_device_list"), **list;
+	struct ibv_context *(*open_device)(struct ibv_device *) = dlsym(verbs, "ibv_open_device"), *context = NULL;
+	struct ibv_pd *(*alloc_pd)(struct ibv_context *) = dlsym(verbs, "ibv_alloc_pd"), *pd;
 
 	must(get_list && open_device && alloc_pd);
 	list = get_list(NULL);
@@ -93,7 +81,9 @@ static struct ibv_pd *open_domain(void *verbs)
 		if (!strcmp(list[n]->name, getenv("CHECK_DEVICE")))
 			context = open_device(list[n]);
 	must(context);
-	return alloc_pd(context);
+	pd = alloc_pd(context);
+	must(pd);
+	return pd;
 }
 
 /* Whether children do not get the page. */
@@ -102,21 +92,21 @@ static bool is_kept(void *page) { return vm_flag(page, "dc"); }
 static void by_copy(struct ibv_pd *pd, const char *when)
 {
 	void *page = pages(1);
-	struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
+	struct ibv_mr *mr = ibv_reg_mr(pd, page, PAGE, LOCAL);
 	struct rdmamr_stats before;
 
 	/* The cache looks at a range that is registered again. */
-	must(mr && dereg_mr(mr) == 0);
+	must(mr && ibv_dereg_mr(mr) == 0);
 	before = stats();
-	mr = reg_mr(pd, page, PAGE, LOCAL);
+	mr = ibv_reg_mr(pd, page, PAGE, LOCAL);
 	ok(mr && stats().reg_kernel == before.reg_kernel + 1 && stats().bypassed_fork > before.bypassed_fork,
 	   "%s: the library registers, and the cache leaves it alone", when);
 	ok(is_kept(page), "%s: the copy is asked to keep the memory from children", when);
-	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: and to give it back", when);
+	ok(mr && ibv_dereg_mr(mr) == 0 && !is_kept(page), "%s: and to give it back", when);
 	/* An iova of its own, which is libibverbs' to serve if the library does not. */
-	mr = reg_mr_iova2(pd, page, PAGE, (uintptr_t)page + PAGE, LOCAL);
+	mr = ibv_reg_mr_iova2(pd, page, PAGE, (uintptr_t)page + PAGE, LOCAL);
 	ok(mr && is_kept(page), "%s: another iova", when);
-	ok(mr && dereg_mr(mr) == 0 && !is_kept(page), "%s: deregistered", when);
+	ok(mr && ibv_dereg_mr(mr) == 0 && !is_kept(page), "%s: deregistered", when);
 	must(munmap(page, PAGE) == 0);
 }
 
@@ -126,10 +116,10 @@ static void by_installed(struct ibv_pd *pd, bool first)
 	struct rdmamr_stats before = stats();
 
 	for (int n = 0; n < 4; n++) {
-		struct ibv_mr *mr = reg_mr(pd, page, PAGE, LOCAL);
+		struct ibv_mr *mr = ibv_reg_mr(pd, page, PAGE, LOCAL);
 
 		ok(mr && !is_kept(page), "the installed libibverbs keeps no memory from children");
-		ok(mr && dereg_mr(mr) == 0, "deregistered");
+		ok(mr && ibv_dereg_mr(mr) == 0, "deregistered");
 	}
 	/* The second registration makes a region. The first libibverbs decides for all hits. */
 	ok(stats().hits == before.hits + (first ? 2 : 0), "and the cache serves its device if it was the first");
@@ -140,17 +130,17 @@ static void end(struct ibv_pd *pd, const char *whose)
 {
 	struct ibv_context *context = pd->context;
 
-	is(dealloc_pd(pd), 0, "the domain of %s ends", whose);
-	is(close_device(context), 0, "and its device");
+	is(ibv_dealloc_pd(pd), 0, "the domain of %s ends", whose);
+	is(ibv_close_device(context), 0, "and its device");
 }
 
 static void *load_copy(void)
 {
-	int (*fork_init)(void);
 	void *verbs = dlopen(in_folder("libibverbs-1de1263b.so.1"), RTLD_NOW | RTLD_LOCAL);
+	int (*fork_init)(void);
 
 	must(verbs);
-	*(void **)&fork_init = dlsym(verbs, "ibv_fork_init");
+	fork_init = dlsym(verbs, "ibv_fork_init");
 	must(fork_init && fork_init() == 0);
 	must(setenv("RDMAV_DRIVERS", in_folder("librxe"), 1) == 0);
 	return verbs;
@@ -178,27 +168,18 @@ int main(int argc, char **argv)
 	with_setting(argv, "RDMAMR_CACHE", "all");
 	with_setting(argv, "RDMAMR_CACHE_LINGER", FOREVER);
 	continue_report();
-	*(void **)&get_stats = ours("rdmamr_get_stats");
-	*(void **)&reg_mr = ours("ibv_reg_mr");
-	*(void **)&reg_mr_iova2 = ours("ibv_reg_mr_iova2");
-	*(void **)&dereg_mr = ours("ibv_dereg_mr");
-	*(void **)&dealloc_pd = ours("ibv_dealloc_pd");
-	*(void **)&close_device = ours("ibv_close_device");
 	must(mkdtemp(folder));
 	make_copies();
 	if (second) {
 		installed = open_installed();
-		must(installed);
 		by_installed(installed, true);
 	}
 	copied = open_domain(load_copy());
-	must(copied);
 	if (!second) {
 		must(!installed_is_loaded());
 		by_copy(copied, "the only one");
 		ok(!installed_is_loaded(), "no other libibverbs was loaded for it");
 		installed = open_installed();
-		must(installed);
 		by_installed(installed, false);
 	}
 	by_copy(copied, second ? "the second of two" : "the first of two");
