@@ -61,10 +61,10 @@ static void end_memory(struct allocation *of)
 
 static bool reserve(struct allocation *made)
 {
-	if (!made->is_reserved)
-		made->is_reserved = mmap((void *)made->start, made->size, PROT_NONE,
-					 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE, -1,
-					 0) == (void *)made->start;
+	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_NORESERVE;
+	void *start = (void *)made->start;
+
+	made->is_reserved = made->is_reserved || mmap(start, made->size, PROT_NONE, flags, -1, 0) == start;
 	return made->is_reserved;
 }
 
@@ -242,18 +242,10 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 
 int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
-	if (device != DEVICE)
+	if (device != DEVICE || (attribute != 100 && attribute != 124))
 		return INVALID_VALUE;
-	switch (attribute) {
-	case 100:
-		*value = !!(rules & GPU_IS_COHERENT);
-		return SUCCESS;
-	case 124:
-		*value = !!(rules & GPU_HAS_DMA_BUF);
-		return SUCCESS;
-	default:
-		return INVALID_VALUE;
-	}
+	*value = !!(rules & (attribute == 100 ? GPU_IS_COHERENT : GPU_HAS_DMA_BUF));
+	return SUCCESS;
 }
 
 /* Of several handles it is the one at the address. */
