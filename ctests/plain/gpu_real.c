@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* Memory of a real NVIDIA GPU, by its driver. The RDMA device is the stand-in, to which no data moves. */
 #include <dlfcn.h>
-#include <sys/stat.h>
 #include "../lib/device.h"
 #include "../lib/program.h"
 #include "../lib/stub_device.h"
@@ -33,19 +32,6 @@ static struct {
 	int (*attribute)(void *, int, address), (*memory)(size_t *, size_t *), (*unmap)(address, size_t), (*free_to_pool)(address, void *);
 } cuda;
 
-static void *library;
-
-static void *function(const char *name)
-{
-	void *found = dlsym(library, name);
-	char why[64];
-
-	snprintf(why, sizeof(why), "this libcuda.so.1 has no %s", name);
-	if (!found)
-		skip_all(why);
-	return found;
-}
-
 static const char *open_gpu(void **context)
 {
 	static const struct { void *at; const char *name; } calls[] = {
@@ -58,13 +44,18 @@ static const char *open_gpu(void **context)
 		{ &cuda.map, "cuMemMap" }, { &cuda.set_access, "cuMemSetAccess" }, { &cuda.attribute, "cuPointerGetAttribute" },
 		{ &cuda.memory, "cuMemGetInfo_v2" }, { &cuda.unmap, "cuMemUnmap" }, { &cuda.free_to_pool, "cuMemFreeAsync" },
 	};
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+	static char lacks[64];
 	int device;
 
-	library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
 	if (!library)
 		return "no libcuda.so.1 here";
-	for (size_t n = 0; n < sizeof(calls) / sizeof(*calls); n++)
-		*(void **)calls[n].at = function(calls[n].name);
+	for (size_t n = 0; n < sizeof(calls) / sizeof(*calls); n++) {
+		*(void **)calls[n].at = dlsym(library, calls[n].name);
+		snprintf(lacks, sizeof(lacks), "this libcuda.so.1 has no %s", calls[n].name);
+		if (!*(void **)calls[n].at)
+			return lacks;
+	}
 	if (cuda.init(0) || cuda.device_get(&device, 0) || cuda.primary(context, device) || cuda.set_current(*context))
 		return "CUDA finds no GPU here";
 	return NULL;
@@ -102,16 +93,6 @@ static struct ibv_mr *registered(address at, size_t length)
 	return ibv_reg_mr(stub_pd(), (void *)(uintptr_t)at, length, LOCAL_AND_REMOTE);
 }
 
-static int open_files(void)
-{
-	int count = 0;
-	struct stat file;
-
-	for (int fd = 0; fd < 1024; fd++)
-		count += fstat(fd, &file) == 0;
-	return count;
-}
-
 /* The kernel refuses its address. Begins the case. */
 static void refused_by_kernel(const char *name, address at, size_t length)
 {
@@ -134,7 +115,7 @@ static void good(const char *name, struct ibv_mr *mr, address at, size_t length,
 /* A kind that each driver exports that exports any; with `words`, one that some refuse for that cause. */
 static void exported(const char *name, address at, size_t length, const char *words)
 {
-	int files = open_files(), before = given.count;
+	int files = entries("/proc/self/fd"), before = given.count;
 	struct ibv_mr *mr;
 
 	refused_by_kernel(name, at, length);
@@ -143,19 +124,19 @@ static void exported(const char *name, address at, size_t length, const char *wo
 		good(name, mr, at, length, before);
 	else
 		ok(words && errno == EFAULT && strstr(rdmamr_last_reason(), words), "%s", rdmamr_last_reason());
-	is(open_files(), files, "no file stays open");
+	is(entries("/proc/self/fd"), files, "no file stays open");
 	case_end();
 }
 
 /* A kind that no driver exports. The reason has these words, or lacks them. */
 static void refused(const char *name, address at, size_t length, const char *words, bool has)
 {
-	int files = open_files();
+	int files = entries("/proc/self/fd");
 
 	refused_by_kernel(name, at, length);
 	ok(!registered(at, length) && errno == EFAULT, "the errno is the kernel's");
 	ok(*rdmamr_last_reason() && (strstr(rdmamr_last_reason(), words) != NULL) == has, "%s", rdmamr_last_reason());
-	is(open_files(), files, "no file stays open");
+	is(entries("/proc/self/fd"), files, "no file stays open");
 	printf("# %s: %s\n", name, rdmamr_last_reason());
 	case_end();
 }
@@ -196,8 +177,6 @@ static size_t free_bytes(void)
 	return left;
 }
 
-static double micros(void) { return 1e6 * seconds_now(); }
-
 /* Registers the memory so many times, each time in the allocation that is there. Returns how many were hits. */
 static long long hits_of(int times, address at, size_t length, int access)
 {
@@ -226,17 +205,17 @@ static void reused(size_t size)
 	case_begin("cuMemAlloc of %zu bytes", size);
 	must(cuda.alloc(&at, size) == 0);
 	left = free_bytes();
-	plain = micros();
+	plain = 1e6 * seconds_now();
 	is(hits_of(1, at, size, LOCAL_AND_REMOTE), 0, "the first is plain");
-	plain = micros() - plain;
+	plain = 1e6 * seconds_now() - plain;
 	is(hits_of(2, at, size, LOCAL_AND_REMOTE), 1, "the third is a hit");
-	hit = micros();
+	hit = 1e6 * seconds_now();
 	hits_of(TIMES, at, size, LOCAL_AND_REMOTE);
-	hit = (micros() - hit) / TIMES;
+	hit = (1e6 * seconds_now() - hit) / TIMES;
 	is((long long)stats().idle, 1, "a region is idle");
-	freed = micros();
+	freed = 1e6 * seconds_now();
 	must(cuda.free(at) == 0);
-	freed = micros() - freed;
+	freed = 1e6 * seconds_now() - freed;
 	/* The driver unmaps memory of this size when it is freed: the region ends in that call. */
 	if (size >= 64 * MIB)
 		ok(free_bytes() >= left + size, "freed memory is the GPU's again: %zu MiB before, %zu after", left >> 20, free_bytes() >> 20);
