@@ -27,132 +27,81 @@ gpu.gpu_allocate.argtypes, gpu.gpu_allocate.restype = [ctypes.c_int, ctypes.c_si
 gpu.gpu_bytes.argtypes, gpu.gpu_bytes.restype = [ctypes.c_uint64], ctypes.c_void_p
 
 
-class Refused(Exception):
-    """The registration failed."""
-
-
-def good(name, code):
+def good(code):
     if code != 0:
-        raise Refused(f"{name}: {code}")
+        raise RuntimeError(code)
 
 
-class Engine:
-    """Mooncake's transfer engine."""
-
-    def __init__(self):
-        from mooncake.engine import TransferEngine
-
-        self.engine = TransferEngine()
-        code = self.engine.initialize(f"{ADDRESS}:13001", "P2PHANDSHAKE", "rdma", DEVICE)
-        assert code == 0, f"initialize: {code}"
-
-    def register(self, address):
-        good("register_memory", self.engine.register_memory(address, LENGTH))
-
-    def unregister(self, address):
-        good("unregister_memory", self.engine.unregister_memory(address))
+# Each of these opens the device, and returns the functions that register the address and end that.
 
 
-class Pyverbs:
-    """rdma-core's pyverbs."""
+def engine(address):
+    from mooncake.engine import TransferEngine
 
-    def __init__(self):
-        from pyverbs.device import Context
-        from pyverbs.pd import PD
-
-        self.context = Context(name=DEVICE)
-        self.pd = PD(self.context)
-
-    def register(self, address):
-        from pyverbs.mr import MR
-        from pyverbs.pyverbs_error import PyverbsRDMAError
-
-        try:
-            self.mr = MR(self.pd, LENGTH, 7, address=address)  # local and remote rights
-        except PyverbsRDMAError as error:
-            raise Refused(error) from error
-
-    def unregister(self, _address):
-        self.mr.close()
+    mine = TransferEngine()
+    code = mine.initialize(f"{ADDRESS}:13001", "P2PHANDSHAKE", "rdma", DEVICE)
+    assert code == 0, f"initialize: {code}"
+    return lambda: good(mine.register_memory(address, LENGTH)), lambda: good(mine.unregister_memory(address))
 
 
-class Ucx:
-    """UCX. The structures are ucp_params_t and ucp_mem_map_params_t of its header."""
+def pyverbs(address):
+    from pyverbs.device import Context
+    from pyverbs.mr import MR
+    from pyverbs.pd import PD
 
-    class Params(ctypes.Structure):
-        _fields_ = [("mask", ctypes.c_uint64), ("features", ctypes.c_uint64), ("rest", ctypes.c_uint64 * 16)]
-
-    class MemMapParams(ctypes.Structure):
-        _fields_ = [
-            ("mask", ctypes.c_uint64),
-            ("address", ctypes.c_void_p),
-            ("length", ctypes.c_size_t),
-            ("rest", ctypes.c_uint64 * 8),
-        ]
-
-    FEATURES, RMA = 1 << 0, 1 << 1
-    ADDRESS_AND_LENGTH = 3
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libucp.so.0")
-        self.context, self.memory = ctypes.c_void_p(), ctypes.c_void_p()
-        params = self.Params(self.FEATURES, self.RMA)
-        code = self.library.ucp_init_version(1, 13, ctypes.byref(params), None, ctypes.byref(self.context))
-        assert code == 0, f"ucp_init: {code}"
-
-    def register(self, address):
-        params = self.MemMapParams(self.ADDRESS_AND_LENGTH, address, LENGTH)
-        good("ucp_mem_map", self.library.ucp_mem_map(self.context, ctypes.byref(params), ctypes.byref(self.memory)))
-
-    def unregister(self, _address):
-        good("ucp_mem_unmap", self.library.ucp_mem_unmap(self.context, self.memory))
+    domain, regions = PD(Context(name=DEVICE)), []
+    register = lambda: regions.append(MR(domain, LENGTH, 7, address=address))  # local and remote rights
+    return register, lambda: regions[0].close()
 
 
-class Hca:
-    """The control file of vm/hca."""
-
-    def __init__(self):
-        self.file = os.open("/dev/rdmamr-hca", os.O_RDWR)
-
-    def run(self, command, *words):
-        os.write(self.file, " ".join([command, DEVICE, *words]).encode())
-
-    def answer(self):
-        return os.read(self.file, 1 << 20).decode()
-
-    def registered(self, address):
-        """What became of the registrations of this address: the names of the calls, and the last key."""
-        self.run("log")
-        calls = re.findall(r"^(\S+) start=.* iova=(\S+) .* = (-?\d+) lkey=\S+ rkey=(\S+)$", self.answer(), re.M)
-        calls = [(name, int(result), key) for name, iova, result, key in calls if int(iova, 16) == address]
-        return [(name, result) for name, result, _ in calls], calls[-1][2] if calls else None
-
-    def is_right(self, key, address):
-        """Whether the device reaches the GPU's memory by the key."""
-        wrote, wants = os.urandom(SHOWN), os.urandom(SHOWN)
-        self.run("remote-write", key, hex(address), wrote.hex())
-        if ctypes.string_at(gpu.gpu_bytes(address), SHOWN) != wrote:
-            return False
-        ctypes.memmove(gpu.gpu_bytes(address), wants, SHOWN)
-        self.run("remote-read", key, hex(address), str(SHOWN))
-        return bytes.fromhex(self.answer().strip()) == wants
+def ucx(address):
+    library = ctypes.CDLL("libucp.so.0")
+    context, memory = ctypes.c_void_p(), ctypes.c_void_p()
+    # ucp_params_t: a mask of features only, which are RMA. ucp_mem_map_params_t: of an address and a length.
+    params, wanted = (ctypes.c_uint64 * 18)(1, 2), (ctypes.c_uint64 * 11)(3, address, LENGTH)
+    code = library.ucp_init_version(1, 13, params, None, ctypes.byref(context))
+    assert code == 0, f"ucp_init: {code}"
+    return (
+        lambda: good(library.ucp_mem_map(context, wanted, ctypes.byref(memory))),
+        lambda: good(library.ucp_mem_unmap(context, memory)),
+    )
 
 
-by = {"engine": Engine, "pyverbs": Pyverbs, "ucx": Ucx}[BY]()
-hca, at = Hca(), gpu.gpu_allocate(0, LENGTH)
+control = os.open("/dev/rdmamr-hca", os.O_RDWR)
+
+
+def hca(command, *words):
+    """The answer of the control file of vm/hca."""
+    os.write(control, " ".join([command, DEVICE, *words]).encode())
+    return os.read(control, 1 << 20).decode()
+
+
+def is_right(key, address):
+    """Whether the device reaches the GPU's memory by the key."""
+    wrote, wants = os.urandom(SHOWN), os.urandom(SHOWN)
+    hca("remote-write", key, hex(address), wrote.hex())
+    if ctypes.string_at(gpu.gpu_bytes(address), SHOWN) != wrote:
+        return False
+    ctypes.memmove(gpu.gpu_bytes(address), wants, SHOWN)
+    return bytes.fromhex(hca("remote-read", key, hex(address), str(SHOWN)).strip()) == wants
+
+
+at = gpu.gpu_allocate(0, LENGTH)
 assert at
-hca.run("log")
-hca.answer()
+register, unregister = {"engine": engine, "pyverbs": pyverbs, "ucx": ucx}[BY](at)
+hca("log")
 try:
-    by.register(at)
+    register()
     print("registered")
-except Refused as refused:
+except Exception as refused:  # pyverbs has one of its own
     print(f"refused: {refused}")
-calls, key = hca.registered(at)
-print("calls:", ", ".join(f"{name} {result}" for name, result in calls))
-if calls and calls[-1][1] == 0:
-    print("data:", "right" if all(hca.is_right(key, at + offset) for offset in (0, LENGTH - SHOWN)) else "wrong")
-    by.unregister(at)
+# The registrations of this address: the names of the calls, their results and keys.
+log = re.findall(r"^(\S+) start=.* iova=(\S+) .* = (-?\d+) lkey=\S+ rkey=(\S+)$", hca("log"), re.M)
+calls = [(name, result, key) for name, iova, result, key in log if int(iova, 16) == at]
+print("calls:", ", ".join(f"{name} {result}" for name, result, _ in calls))
+if calls and calls[-1][1] == "0":
+    print("data:", "right" if all(is_right(calls[-1][2], at + offset) for offset in (0, LENGTH - SHOWN)) else "wrong")
+    unregister()
     print("ended")
 sys.stdout.flush()
 # Mooncake's threads do not end with the interpreter.

@@ -24,13 +24,11 @@ lines() { # LINE...: whether the program printed these lines
 registers() { # NAME BY
 	local name=$1 by=$2 says
 	run LD_PRELOAD=
-	check "$name: without the library the registration is refused" lines 'refused: .*' 'calls: reg_mr -14'
-	check "$name: as a bad address" lines '.*Bad address.*'
+	check "$name: without the library the registration is refused" lines 'refused: .*' 'calls: reg_mr -14' '.*Bad address.*'
 	run LD_PRELOAD="$library" RDMAMR_LOG=info
-	check "$name: with the library it is registered, as a dma-buf" lines registered 'calls: reg_mr -14, reg_dmabuf_mr 0'
-	check "$name: the device reaches the GPU's memory" lines 'data: right'
-	check "$name: it is deregistered" lines ended
-	check "$name: a line of the log says so" lines 'rdmamr: 8388608 bytes of a GPU at .* are registered as a dma-buf, by libcuda.so.1'
+	check "$name: with the library it is registered, as a dma-buf, and deregistered" lines registered \
+		'calls: reg_mr -14, reg_dmabuf_mr 0' 'data: right' ended \
+		'rdmamr: 8388608 bytes of a GPU at .* are registered as a dma-buf, by libcuda.so.1'
 	run LD_PRELOAD="$library" RDMAMR_GPU=off
 	check "$name: switched off it is refused" lines 'refused: .*' 'calls: reg_mr -14'
 }
