@@ -28,14 +28,6 @@ enum { MIB = 1 << 20, SMALL = MIB, LARGE = 64 * MIB, LONG = 1024 * MIB, TRIES = 
 static int (*pin)(void *, size_t, unsigned int);
 static int stalls;
 
-static char *fresh(size_t size)
-{
-	char *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-	must(memory != MAP_FAILED);
-	return memory;
-}
-
 static void *load(const char *path)
 {
 	void *plugin = dlopen(path, RTLD_NOW | RTLD_LOCAL);
@@ -52,22 +44,22 @@ static void results(const char *path)
 
 	must(!dlsym(RTLD_DEFAULT, "cudaFree"));
 	errno = 0;
-	is(pin(fresh(LARGE), LARGE, 0), 0, "large memory is registered%s", getenv("CHECK_HELPED") ? ", and another thread helps" : "");
+	is(pin(untouched(LARGE), LARGE, 0), 0, "large memory is registered%s", getenv("CHECK_HELPED") ? ", and another thread helps" : "");
 	is(errno, 77, "errno is the runtime's");
 	errno = 5;
-	is(pin(fresh(LARGE), LARGE, 0x100), 1, "an error of the runtime is the result");
+	is(pin(untouched(LARGE), LARGE, 0x100), 1, "an error of the runtime is the result");
 	is(errno, 5, "with errno left alone");
 	must(unsetenv("CHECK_HELPED") == 0);
-	is(pin(fresh(SMALL), SMALL, 0), 0, "small memory is registered");
-	is(pin(fresh(LARGE), LARGE, 4), 0, "a device's memory is registered");
-	is(pin(fresh(LARGE), LARGE, 8), 0, "memory for reading only is registered");
+	is(pin(untouched(SMALL), SMALL, 0), 0, "small memory is registered");
+	is(pin(untouched(LARGE), LARGE, 4), 0, "a device's memory is registered");
+	is(pin(untouched(LARGE), LARGE, 8), 0, "memory for reading only is registered");
 	/* A plug-in ends, and its runtime with it. The next one's lies elsewhere. */
 	runtime = dlsym(plugin, "cudaHostRegister") ?: dlsym(plugin, "hipHostRegister");
 	must(runtime && dlclose(plugin) == 0);
 	runtime = (char *)runtime - (uintptr_t)runtime % 4096;
 	must(mmap(runtime, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) == runtime);
 	load(path);
-	is(pin(fresh(LARGE), LARGE, 0), 0, "by the next plug-in, after this one and its runtime were unloaded");
+	is(pin(untouched(LARGE), LARGE, 0), 0, "by the next plug-in, after this one and its runtime were unloaded");
 }
 
 /* Puts a file with this content in the place of the kernel's. Returns its descriptor. */
@@ -83,7 +75,7 @@ static int put(const char *path, const char *content)
 
 static void asks(bool wanted, const char *free, const char *defrag, const char *what)
 {
-	char *memory = fresh(LARGE);
+	char *memory = untouched(LARGE);
 
 	must(close(put("/proc/buddyinfo", free)) == 0 && close(put(THP "defrag", defrag)) == 0);
 	is(pin(memory, LARGE, 0), 0, "registered");
@@ -105,7 +97,7 @@ static void *moves_pages(void *last)
 /* Whether huge pages were asked for in the middle of long memory too. */
 static bool asks_for_all(bool stalled)
 {
-	char *memory = fresh(LONG);
+	char *memory = untouched(LONG);
 	pthread_t thread;
 	bool all;
 

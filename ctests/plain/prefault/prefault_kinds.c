@@ -274,7 +274,7 @@ static int measure(void)
 		if (memory)
 			look(pd, &kinds[n], memory);
 		else
-			must(write(3, NONE, strlen(NONE)) > 0);
+			dprintf(3, NONE);
 		unmake(memory);
 	}
 	return 0;
@@ -331,36 +331,30 @@ static void *truncates(void *argument)
 	return argument;
 }
 
-static void shaken_memory(void)
+static void shaken_memory(const char *what, const struct kind *kind, void *(*change)(void *))
 {
-	static const struct { const char *name; const struct kind *kind; void *(*change)(void *); } rows[] = {
-		{ "another thread unmaps memory", anonymous, unmaps },
-		{ "another thread truncates the file", memfd, truncates },
-	};
 	struct ibv_pd *pd = open_pd();
+	int other = 0, err = 0;
 
-	for (size_t n = 0; n < sizeof(rows) / sizeof(*rows); n++) {
-		int other = 0, err = 0;
+	for (int round = 0; round < ROUNDS; round++) {
+		pthread_t thread;
+		struct ibv_mr *mr;
 
-		for (int round = 0; round < ROUNDS; round++) {
-			pthread_t thread;
-			struct ibv_mr *mr;
-
-			stop = false;
-			shaken = make(rows[n].kind);
-			must(shaken && pthread_create(&thread, NULL, rows[n].change, NULL) == 0);
-			errno = 0;
-			mr = ibv_reg_mr(pd, shaken, SIZE, LOCAL_AND_REMOTE);
-			if (!mr && errno != EFAULT)
-				other++, err = errno;
-			stop = true;
-			must_join(thread);
-			must(!mr || ibv_dereg_mr(mr) == 0);
-			unmake(shaken);
-		}
-		errno = err;
-		ok(!other, "%s meanwhile: registered or EFAULT, and no signal", rows[n].name);
+		stop = false;
+		shaken = make(kind);
+		must(shaken);
+		thread = must_start(change, NULL);
+		errno = 0;
+		mr = ibv_reg_mr(pd, shaken, SIZE, LOCAL_AND_REMOTE);
+		if (!mr && errno != EFAULT)
+			other++, err = errno;
+		stop = true;
+		must_join(thread);
+		must(!mr || ibv_dereg_mr(mr) == 0);
+		unmake(shaken);
 	}
+	errno = err;
+	ok(!other, "%s meanwhile: registered or EFAULT, and no signal", what);
 }
 
 /* The folder in which memory cgroups are made, in each version of the interface. */
@@ -440,7 +434,8 @@ int main(int argc, char **argv)
 		atexit(give_back);
 	}
 	each_kind();
-	shaken_memory();
+	shaken_memory("another thread unmaps memory", anonymous, unmaps);
+	shaken_memory("another thread truncates the file", memfd, truncates);
 	cgroup();
 	return done_testing();
 }
