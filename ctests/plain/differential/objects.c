@@ -257,12 +257,12 @@ static void imported(char *memory)
 
 static void by_handle(char *memory)
 {
-	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int), *mr;
-	int (*dereg)(struct ibv_mr *);
+	struct ibv_mr *(*reg)(struct ibv_pd *, void *, size_t, int) = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
+	int (*dereg)(struct ibv_mr *) = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
 
-	*(void **)&reg = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
-	*(void **)&dereg = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
 	for (int way = 0; way < 4; way++) {
+		struct ibv_mr *mr;
+
 		errno = 0;
 		mr = way & 1 ? reg(pd, memory, PAGE, rights) : ibv_reg_mr(pd, memory, PAGE, rights);
 		show(way & 1 ? "registered by handle" : "registered", mr, (uintptr_t)memory, memory);
@@ -277,10 +277,8 @@ static void providers_own(char *memory)
 	static unsigned char answer[256];
 	struct ibv_mr *mr = ibv_reg_mr(pd, memory, PAGE, rights);
 	void *efa = dlopen("libefa.so.1", RTLD_NOW);
-	int (*query_mr)(struct ibv_mr *, void *, uint32_t) = NULL;
+	int (*query_mr)(struct ibv_mr *, void *, uint32_t) = efa ? dlsym(efa, "efadv_query_mr") : NULL;
 
-	if (efa)
-		*(void **)&query_mr = dlsym(efa, "efadv_query_mr");
 	if (mr && query_mr) {
 		int err = query_mr(mr, answer, 16);
 
