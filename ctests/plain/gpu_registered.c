@@ -28,7 +28,8 @@ static void good(const char *name, struct ibv_mr *mr, uint64_t address, size_t l
 	if (ok(mr != NULL, "registered: %s", rdmamr_last_reason())) {
 		/* On a full device errno is that of the call before the library made room. */
 		ok(err == 77 || strstr(name, "on a device whose keys"), "errno is the program's, and not %d", err);
-		ok(mr->addr == (void *)address && mr->length == length && mr->pd == pd, "the object has the program's fields");
+		ok(mr->addr == (void *)address && mr->length == length && mr->pd == pd,
+		   "the object has the program's fields");
 		ok(gpu_lands(mr->lkey, iova, address, false) &&
 		   gpu_lands(mr->lkey, iova + length - GPU_SHOWN, address + length - GPU_SHOWN, false), "data by lkey");
 		ok(gpu_lands(mr->rkey, iova, address, true), "data by rkey");
@@ -66,19 +67,20 @@ static void each_call(uint64_t at)
 	is_good("ibv_reg_mr", at, SIZE);
 	is_good("a part of an allocation", at + PAGE, 3 * PAGE);
 	is_good("a part that is not aligned", at + 100, 5000);
-	good("ibv_reg_mr_iova", BY(ibv_reg_mr_iova(pd, (void *)at, SIZE, iova, LOCAL_AND_REMOTE)), at, SIZE, iova, ibv_dereg_mr);
-	good("ibv_reg_mr_iova2", BY(ibv_reg_mr_iova2(pd, (void *)(at + PAGE), PAGE, iova, LOCAL_AND_REMOTE)), at + PAGE, PAGE, iova,
-	     ibv_dereg_mr);
+	good("ibv_reg_mr_iova", BY(ibv_reg_mr_iova(pd, (void *)at, SIZE, iova, LOCAL_AND_REMOTE)), at, SIZE,
+	     iova, ibv_dereg_mr);
+	good("ibv_reg_mr_iova2", BY(ibv_reg_mr_iova2(pd, (void *)(at + PAGE), PAGE, iova, LOCAL_AND_REMOTE)),
+	     at + PAGE, PAGE, iova, ibv_dereg_mr);
 	good("its end by a handle of libibverbs", registered(at, SIZE), at, SIZE, at, dereg);
-	good("ibv_reg_mr_relaxed", BY(ibv_reg_mr_relaxed(pd, (void *)at, SIZE, LOCAL_AND_REMOTE)), at, SIZE, at,
-	     ibv_dereg_mr_relaxed);
+	good("ibv_reg_mr_relaxed", BY(ibv_reg_mr_relaxed(pd, (void *)at, SIZE, LOCAL_AND_REMOTE)), at, SIZE,
+	     at, ibv_dereg_mr_relaxed);
 	for (int time = 0; time < 4; time++)
 		is_good("again", at, SIZE);
 	if (!gpu.is_cuda)
 		is((long long)stats().hits, 0, "nothing tells its allocations apart: it is never reused");
 	/* The kernel refuses them for a dma-buf. */
-	good("with access flags that are hints", BY(ibv_reg_mr(pd, (void *)at, SIZE, LOCAL_AND_REMOTE | hints)), at, SIZE, at,
-	     ibv_dereg_mr);
+	good("with access flags that are hints", BY(ibv_reg_mr(pd, (void *)at, SIZE, LOCAL_AND_REMOTE | hints)),
+	     at, SIZE, at, ibv_dereg_mr);
 }
 
 static void *in_a_thread(void *at)

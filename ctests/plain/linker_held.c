@@ -439,7 +439,8 @@ static void checks(const char *how, const char *name, settings with)
 		if (status == EXEMPT)
 			skip(name, "it is exempt, for the reason in this test");
 		else
-			ok(status == RETURNED, "%s, %s, %s: %s", name, how, with[n][0], words[status] ?: "ends the process");
+			ok(status == RETURNED, "%s, %s, %s: %s", name, how, with[n][0],
+			   words[status] ?: "ends the process");
 	}
 }
 

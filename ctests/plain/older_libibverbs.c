@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
-/* A libibverbs before rdma-core 28; before 25 the linker hides ibv_reg_mr_iova (older.sh). A region's handle names the function that made it. */
+/*
+ * A libibverbs before rdma-core 28; for one before 25 the linker hides ibv_reg_mr_iova (older.sh).
+ * A region's handle names the function that made it.
+ */
 #include <infiniband/verbs.h>
 #undef ibv_reg_mr
 #undef ibv_reg_mr_iova

@@ -64,14 +64,17 @@ for device in "${devices[@]}"; do
 		runs cached "$device" "$mask" env RDMAMR_CACHE=all RDMAMR_STATS="$work/stats_cached" LD_PRELOAD="$library" "$built/$program"
 		diff "$work/without" "$work/with" >"$work/wrong"
 		diff "$work/without.log" "$work/with.log" >>"$work/wrong"
-		diff <(unnumbered "$work/without") <(unnumbered "$work/cached") | grep '^[<>]' | grep -v "$cache_changes" >"$work/beyond"
+		diff <(unnumbered "$work/without") <(unnumbered "$work/cached") | grep '^[<>]' |
+			grep -v "$cache_changes" >"$work/beyond"
 		count=$(grep -c $'\t' "$work/without") calls=$(wc -l <"$work/without.log")
-		cases=$((cases + count)) wrong=$((wrong + $(grep -c '^[<>]' "$work/wrong"))) wrong_cache=$((wrong_cache + $(wc -l <"$work/beyond")))
+		cases=$((cases + count)) wrong=$((wrong + $(grep -c '^[<>]' "$work/wrong")))
+		wrong_cache=$((wrong_cache + $(wc -l <"$work/beyond")))
 		same() { head -20 "$work/beyond"; [ -s "$work/cached" ] && [ ! -s "$work/beyond" ]; }
 		check "$device, $program: with the cache, too" same
 		equal() {
 			head -40 "$work/wrong"
-			[ ! -s "$work/wrong" ] && [ "$(tail -n 1 "$work/without")" = "exit status 0" ] && [ "$count" -gt 20 ] && [ "$calls" -gt 20 ]
+			[ ! -s "$work/wrong" ] && [ "$(tail -n 1 "$work/without")" = "exit status 0" ] &&
+				[ "$count" -gt 20 ] && [ "$calls" -gt 20 ]
 		}
 		check "$device, $program: $count cases and $calls calls of the kernel are equal" equal
 	done

@@ -106,7 +106,8 @@ static void plugin(const char *path, int mode, const char *way)
 	plugin_dereg = dlsym(library, "plugin_dereg_mr");
 	protect = dlsym(library, "plugin_mprotect");
 	must(reg && plugin_dereg && protect);
-	is(in_forked(refuses_null), audited ? 0 : 2, "%s: its calls are %s", way, audited ? "the library's" : "libibverbs'");
+	is(in_forked(refuses_null), audited ? 0 : 2, "%s: its calls are %s", way,
+	   audited ? "the library's" : "libibverbs'");
 	registers(way, reg, plugin_dereg);
 
 	/* userfaultfd does not report protection: a call that bypasses the library leaves the region in the cache. */

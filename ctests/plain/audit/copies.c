@@ -71,7 +71,8 @@ static void make_copies(void)
 static struct ibv_pd *open_domain(void *verbs)
 {
 	struct ibv_device **(*get_list)(int *) = dlsym(verbs, "ibv_get_device_list"), **list;
-	struct ibv_context *(*open_device)(struct ibv_device *) = dlsym(verbs, "ibv_open_device"), *context = NULL;
+	struct ibv_context *(*open_device)(struct ibv_device *) = dlsym(verbs, "ibv_open_device");
+	struct ibv_context *context = NULL;
 	struct ibv_pd *(*alloc_pd)(struct ibv_context *) = dlsym(verbs, "ibv_alloc_pd"), *pd;
 
 	must(get_list && open_device && alloc_pd);

@@ -41,7 +41,10 @@ def engine(address):
     mine = TransferEngine()
     code = mine.initialize(f"{ADDRESS}:13001", "P2PHANDSHAKE", "rdma", DEVICE)
     assert code == 0, f"initialize: {code}"
-    return lambda: good(mine.register_memory(address, LENGTH)), lambda: good(mine.unregister_memory(address))
+    return (
+        lambda: good(mine.register_memory(address, LENGTH)),
+        lambda: good(mine.unregister_memory(address)),
+    )
 
 
 def pyverbs(address):
@@ -50,14 +53,18 @@ def pyverbs(address):
     from pyverbs.pd import PD
 
     domain, regions = PD(Context(name=DEVICE)), []
-    register = lambda: regions.append(MR(domain, LENGTH, 7, address=address))  # local and remote rights
-    return register, lambda: regions[0].close()
+    rights = 7  # local and remote ones
+    return (
+        lambda: regions.append(MR(domain, LENGTH, rights, address=address)),
+        lambda: regions[0].close(),
+    )
 
 
 def ucx(address):
     library = ctypes.CDLL("libucp.so.0")
     context, memory = ctypes.c_void_p(), ctypes.c_void_p()
-    # ucp_params_t: a mask of features only, which are RMA. ucp_mem_map_params_t: of an address and a length.
+    # ucp_params_t, whose mask has the features only, which are RMA; ucp_mem_map_params_t, whose mask
+    # has an address and a length.
     params, wanted = (ctypes.c_uint64 * 18)(1, 2), (ctypes.c_uint64 * 11)(3, address, LENGTH)
     code = library.ucp_init_version(1, 13, params, None, ctypes.byref(context))
     assert code == 0, f"ucp_init: {code}"
@@ -100,7 +107,8 @@ log = re.findall(r"^(\S+) start=.* iova=(\S+) .* = (-?\d+) lkey=\S+ rkey=(\S+)$"
 calls = [(name, result, key) for name, iova, result, key in log if int(iova, 16) == at]
 print("calls:", ", ".join(f"{name} {result}" for name, result, _ in calls))
 if calls and calls[-1][1] == "0":
-    print("data:", "right" if all(is_right(calls[-1][2], at + offset) for offset in (0, LENGTH - SHOWN)) else "wrong")
+    right = all(is_right(calls[-1][2], at + offset) for offset in (0, LENGTH - SHOWN))
+    print("data:", "right" if right else "wrong")
     unregister()
     print("ended")
 sys.stdout.flush()
