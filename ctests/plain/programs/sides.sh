@@ -8,25 +8,13 @@ port=20000
 # Complaints of programs about wrong data. Some exit with 0 all the same.
 complaint='invalid data|data mismatch|verification failed'
 
-# How to see that a server is ready: it listens on TCP, or through the RDMA connection manager. Here
-# and below, bash itself does what it can: in an emulated machine, starting another program is slow.
+# How to see that a server is ready: it listens on TCP, or through the RDMA connection manager.
 tcp() { # PORT
-	local hex file lines=()
-	printf -v hex %04X "$1"
-	for file in /proc/net/tcp{,6}; do
-		[ ! -e "$file" ] || mapfile -t lines <"$file"
-		[[ ! "${lines[*]}" =~ :$hex\ [0-9A-F]+:0000\ 0A\  ]] || return 0
-	done
-	return 1
+	grep -qsE ":$(printf %04X "$1") [0-9A-F]+:0000 0A " /proc/net/tcp /proc/net/tcp6
 }
 cm() { # PORT
 	[[ $(rdma resource show cm_id) =~ state\ LISTEN\ [^$'\n']*:$1([[:space:]]|$) ]]
 }
-
-# The same goes for a pause.
-mkfifo "$work/never"
-exec {never}<>"$work/never"
-pause() { read -rt 0.05 -u "$never"; }
 
 # Starts a side of a program, and sets `started` to its process.
 side() { # FILE COMMAND...: its output goes to FILE.out and FILE.err
@@ -38,10 +26,7 @@ side() { # FILE COMMAND...: its output goes to FILE.out and FILE.err
 running() { kill -0 "$1" 2>/dev/null; }
 
 # Waits for the processes of both sides, or of the one, and sets ended[PROCESS] to their statuses. A
-# side whose other side has failed may wait for it for ever: it has ten more seconds. No pause here:
-# if a process ends during bash's `read -t`, bash 5.2 may leave SIGCHLD and SIGALRM blocked for
-# good, in itself and in the processes that it starts. Then bash sees no end, and timeout(1) ends
-# nothing.
+# side whose other side has failed may wait for it for ever: it has ten more seconds.
 declare -A ended
 await() { # PROCESS [PROCESS]
 	local first second='' late
@@ -77,7 +62,7 @@ run() { # RUN READY SAYS SERVER CLIENT PREFIX...
 	if [ ${#server[@]} -gt 0 ]; then
 		side "$out.server" "$@" "${server[@]}"
 		server_pid=$started
-		until "$ready" "$port" || ! running "$server_pid"; do pause; done
+		until "$ready" "$port" || ! running "$server_pid"; do sleep 0.05; done
 	fi
 	# Without its server the client would only add its own complaint.
 	if [ -z "$server_pid" ] || running "$server_pid"; then
