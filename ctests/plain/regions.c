@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Regions of a device by libibverbs' own calls, one aspect in each part. Each part has a process of its
- * own, so that the statistics are its own, and is a suite of its name.
- *
- * Usage: regions PART
+ * Regions of a device by libibverbs' own calls. Each row has statistics of its own. The first word of
+ * its name is that of its suite.
  */
 #include "../lib/init_attr.h"
 #include "../lib/reuse.h"
+#include "../lib/rows.h"
 #include <dlfcn.h>
 #include <malloc.h>
 
 enum { LOCAL = IBV_ACCESS_LOCAL_WRITE };
+enum { MOVES_DATA = 1 }; /* of a row */
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;
-static struct pair pair; /* of the parts that move data */
+static struct pair pair; /* of rows that move data */
 static char *local, *remote; /* a page each */
-static struct ibv_mr *source; /* `local`, of the parts that move data */
+static struct ibv_mr *source; /* `local`, of rows that move data */
 
 static struct ibv_mr *(*handle_reg_mr)(struct ibv_pd *, void *, size_t, int);
 static struct ibv_mr *(*handle_reg_mr_iova2)(struct ibv_pd *, void *, size_t, uint64_t, unsigned int);
@@ -24,8 +24,7 @@ static int (*handle_dereg_mr)(struct ibv_mr *);
 
 static bool said(const char *words) { return strstr(rdmamr_last_reason(), words) != NULL; }
 
-/* --- calls: registrations whose bytes golden/compare.sh records, at the same addresses in every run --- */
-
+/* golden/compare.sh records their bytes: the addresses are the same in every run. */
 static void calls(void)
 {
 	static const int access[] = {
@@ -48,8 +47,6 @@ static void calls(void)
 	for (int n = 3 * CASES - 1; n >= 0; n--)
 		must(!made[n] || ibv_dereg_mr(made[n]) == 0);
 }
-
-/* --- extensible: ibv_reg_mr_ex over plain memory, on any libibverbs --- */
 
 static struct ibv_mr *reg_mr_ex(struct init_attr *attr)
 {
@@ -115,27 +112,39 @@ static void extensible(void)
 	errno = 0;
 	holds(!reg_mr_ex(NULL) && errno == EINVAL);
 	is((long long)stats().reg_kernel, 3, "the library made the three");
-	is(once_more("buffer_served", (const char *[]){ "RDMAMR_CACHE=local", NULL }), 0, "the cache serves a buffer");
 	must(ibv_dealloc_pd(other) == 0);
 }
 
-/* Registers a buffer three times: the third alone is a hit. */
-static void buffer_served(void)
+static struct ibv_mr *by_call(void) { return ibv_reg_mr(pd, local, PAGE, LOCAL); }
+
+static struct ibv_mr *of_buffer(void)
 {
 	struct buffer buffer = { local, PAGE, pd, -1 };
-	struct init_attr attr = {
-		.length = PAGE, .access = LOCAL, .comp_mask = MASK_ADDR | MASK_BUF, .addr = local, .buffer = &buffer,
-	};
 
-	for (int n = 0; n < 3; n++) {
-		struct ibv_mr *mr = reg_mr_ex(&attr);
+	return reg_mr_ex(&(struct init_attr){
+		.length = PAGE, .access = LOCAL, .comp_mask = MASK_ADDR | MASK_BUF, .addr = local, .buffer = &buffer,
+	});
+}
+
+static void rounds(int count, struct ibv_mr *(*reg)(void))
+{
+	for (int round = 0; round < count; round++) {
+		struct ibv_mr *mr = reg();
 
 		must(mr && ibv_dereg_mr(mr) == 0);
 	}
-	exit(stats().hits != 1 || stats().reg_kernel != 2);
 }
 
-/* --- foreign: regions of others go to libibverbs; NULL is EINVAL --- */
+static void third_is_a_hit(struct ibv_mr *(*reg)(void))
+{
+	rounds(3, reg);
+	gives(2, stats().reg_kernel);
+	gives(1, stats().hits);
+	gives(0, stats().bypassed_fork);
+	gives(0, ibv_flush_relaxed_mr(pd));
+}
+
+static void buffer_served(void) { third_is_a_hit(of_buffer); }
 
 static void foreign(void)
 {
@@ -165,10 +174,9 @@ static void foreign(void)
 }
 
 /*
- * --- half_interception: functions by handle. libibverbs' own ibv_reg_mr jumps through its PLT to the library's, but its
- * ibv_dereg_mr calls the provider, which frees the library's object. ---
+ * libibverbs' own ibv_reg_mr jumps through its PLT to the library's, but its ibv_dereg_mr calls the
+ * provider, which frees the library's object.
  */
-
 enum { MANY = 5000 };
 static struct ibv_mr *regions[10000];
 
@@ -228,8 +236,7 @@ static void half_interception(void)
 	is(failed, 0, "mixed with intercepted calls, data moves");
 }
 
-/* --- reuse: two devices of two domains each. src/mr has objects at the addresses of earlier ones. --- */
-
+/* src/mr has objects at the addresses of earlier ones. */
 static void reuse(void)
 {
 	struct ibv_context *second = open_device();
@@ -253,8 +260,6 @@ static void reuse(void)
 	gives(0, ibv_dealloc_pd(pds[1]));
 }
 
-/* --- threads: they register and deregister concurrently, their own regions and each other's --- */
-
 enum { THREADS = 8, ROUNDS = 400, SLOTS = 16 };
 
 static struct ibv_mr *handed_over[THREADS][ROUNDS];
@@ -266,7 +271,7 @@ static void *work(void *argument)
 	long self = (long)argument;
 	char *memory = pages(2);
 	struct ibv_mr *slots[SLOTS] = { 0 };
-	unsigned int random = (unsigned int)self * 7919 + 1;
+	unsigned int random = (unsigned int)self;
 
 	pthread_barrier_wait(&barrier);
 	for (int round = 0; round < ROUNDS; round++) {
@@ -307,17 +312,6 @@ static void threads(void)
 	gives(0, now.reg_next + now.dereg_next + now.ended_elsewhere);
 }
 
-static void rounds(int count)
-{
-	for (int round = 0; round < count; round++) {
-		struct ibv_mr *mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
-
-		must(mr && ibv_dereg_mr(mr) == 0);
-	}
-}
-
-/* --- fork: a child touches none of its parent's regions, and starts anew with its own device --- */
-
 /* A child that registers memory of its own on a device of its own. Returns a bit for each failure. */
 static int child_registers(void)
 {
@@ -333,7 +327,6 @@ static int child_registers(void)
 	return wrong | (ibv_dealloc_pd(pd) != 0 || ibv_close_device(context) != 0) << 3;
 }
 
-static int child_ends(void) { return 0; }
 static int child_exits(void) { exit(0); } /* with all destructors */
 
 /* The child shares the parent's file: this ends the parent's region, as it would without the library. */
@@ -351,20 +344,9 @@ static void parent_works(const char *when)
 	ok(remote[0] == when[0] && stats().live == 2, "and its table is whole");
 }
 
-static volatile bool stop;
-
-static void *registers(void *nothing)
-{
-	while (!stop)
-		rounds(1);
-	return nothing;
-}
-
+/* children.c has a parent that registers in another thread. */
 static void forks(void)
 {
-	pthread_t thread;
-	int failed = 0;
-
 	target = ibv_reg_mr(pd, remote, PAGE, LOCAL_AND_REMOTE);
 	must(target);
 	is(in_forked(child_exits), 0, "a child exits");
@@ -373,27 +355,20 @@ static void forks(void)
 	parent_works("registers");
 	is(in_forked(child_deregisters), 0, "a child deregisters its parent's region by libibverbs");
 	is(ibv_dereg_mr(target), ENOENT, "then the kernel does not have it any more");
-
-	/* A lock that another thread holds while this one forks must not block the child. */
-	thread = must_start(registers, NULL);
-	for (int n = 0; n < 50; n++)
-		failed += in_forked(n % 10 ? child_ends : child_registers) != 0;
-	stop = true;
-	must_join(thread);
-	is(failed, 0, "children of a parent that registers in another thread");
 }
 
 /*
- * --- fork_unneeded: ibv_fork_init on a kernel that copies registered pages for a child returns 0 at any time and marks
- * no memory, so the cache serves the program. ctests/cache/processes/children.c has the memory of a child. ---
+ * On a kernel that copies registered pages for a child, ibv_fork_init returns 0 at any time and marks no
+ * memory. ctests/cache/processes/children.c has the memory of a child.
  */
-
 static void splits_nothing(void)
 {
 	enum { APART = 10000 };
 	char *memory = pages(2 * APART);
-	int before = mappings(), most;
+	int before, most;
 
+	is(ibv_fork_init(), 0, "ibv_fork_init before everything else");
+	before = mappings();
 	for (int n = 0; n < APART; n++)
 		must((regions[n] = ibv_reg_mr(pd, memory + (size_t)n * 2 * PAGE, PAGE, LOCAL_AND_REMOTE)));
 	most = mappings();
@@ -405,43 +380,27 @@ static void splits_nothing(void)
 		must(ibv_dereg_mr(regions[n]) == 0);
 }
 
-/* Registers the same memory three times: the third alone is a hit. */
 static void fork_served(void)
 {
 	must(getenv("RDMAV_FORK_SAFE") || ibv_fork_init() == 0);
-	rounds(3);
-	printf("# hits %lld, bypassed_fork %lld\n", (long long)stats().hits, (long long)stats().bypassed_fork);
-	exit(stats().hits != 1 || stats().bypassed_fork != 0);
+	third_is_a_hit(by_call);
 }
 
-static void fork_unneeded(void)
-{
-	is(ibv_fork_init(), 0, "ibv_fork_init before everything else");
-	splits_nothing();
-	is(once_more("fork_served", (const char *[]){ "RDMAMR_CACHE=all", NULL }), 0,
-	   "the cache serves a program that calls it");
-	is(once_more("fork_served", (const char *[]){ "RDMAMR_CACHE=all", "RDMAV_FORK_SAFE=1", NULL }), 0,
-	   "and one with RDMAV_FORK_SAFE set, for which libibverbs calls it");
-}
-
-/* --- steady: registrations after a warm-up, between two marks that a trace of system calls shows --- */
-
+/* After a warm-up, between two marks that a trace of system calls shows. */
 static void steady(void)
 {
-	rounds(10);
+	rounds(10, by_call);
 	(void)!write(-1, "start", 5);
-	rounds(100);
+	rounds(100, by_call);
 	(void)!write(-1, "end", 3);
-	ok(true, "registered");
+	gives(110, stats().reg_kernel);
 }
-
-/* --- disabled: with RDMAMR_DISABLE=1 libibverbs serves every call --- */
 
 static void disabled(void)
 {
 	struct ibv_mr *target = ibv_reg_mr_iova2(pd, remote, PAGE, (uintptr_t)remote, LOCAL_AND_REMOTE | IBV_ACCESS_RELAXED_ORDERING);
 
-	must(getenv("RDMAMR_DISABLE") && target);
+	must(target);
 	strcpy(local, "forwarded");
 	gives(IBV_WC_SUCCESS, pair_write(&pair, source, local, PAGE, (uintptr_t)remote, target->rkey));
 	holds(!strcmp(remote, "forwarded"));
@@ -453,8 +412,7 @@ static void disabled(void)
 	is((long long)stats().dereg_next, 1, "the deregistration was forwarded");
 }
 
-/* --- old_kernel_regions: on a kernel before 5.9 (golden/old_kernel.c): by ioctl, and forwarded --- */
-
+/* golden/old_kernel.c makes it a kernel before 5.9. */
 static void old_kernel_regions(void)
 {
 	struct ibv_mr *mr = ibv_reg_mr(pd, local, PAGE, LOCAL);
@@ -480,40 +438,14 @@ static void old_kernel_regions(void)
 	gives(0, ibv_dereg_mr(mr));
 }
 
-static const struct part {
-	const char *name;
-	void (*run)(void);
-	bool moves_data;
-} parts[] = {
-	{ "calls", calls, false },
-	{ "extensible", extensible, false },
-	{ "foreign", foreign, false },
-	{ "half_interception", half_interception, true },
-	{ "reuse", reuse, false },
-	{ "threads", threads, false },
-	{ "fork", forks, true },
-	{ "fork_unneeded", fork_unneeded, false },
-	{ "steady", steady, false },
-	{ "disabled", disabled, true },
-	{ "old_kernel_regions", old_kernel_regions, false },
-	/* Of other parts, with other settings. */
-	{ "buffer_served", buffer_served, false },
-	{ "fork_served", fork_served, false },
-};
-
-int main(int argc, char **argv)
+static void on_device(void)
 {
-	const struct part *part = parts;
-
-	must(argc == 2);
-	while (strcmp(part->name, argv[1]))
-		must(++part < parts + sizeof(parts) / sizeof(*parts));
 	*(void **)&handle_reg_mr = of_libibverbs("ibv_reg_mr", "IBVERBS_1.1");
 	*(void **)&handle_reg_mr_iova2 = of_libibverbs("ibv_reg_mr_iova2", "IBVERBS_1.8");
 	*(void **)&handle_dereg_mr = of_libibverbs("ibv_dereg_mr", "IBVERBS_1.1");
 	local = pages(1);
 	remote = pages(1);
-	if (part->moves_data) {
+	if (row->value == MOVES_DATA) {
 		pair_open(&pair);
 		context = pair.context;
 		pd = pair.pd;
@@ -523,17 +455,37 @@ int main(int argc, char **argv)
 		pd = domain_of_device();
 		context = pd->context;
 	}
-	part->run();
+	row->act();
 	about("%s", "");
 	if (source)
 		gives(0, ibv_dereg_mr(source));
 	gives(0, kernel_regions(context));
-	if (part->moves_data) {
+	if (row->value == MOVES_DATA) {
 		pair_close(&pair);
 	} else {
 		gives(0, ibv_dealloc_pd(pd));
 		gives(0, ibv_close_device(context));
 	}
 	gives(0, stats().live);
-	return done_testing();
 }
+
+static const struct row rows[] = {
+	{ "calls: each kind, recorded", calls },
+	{ "extensible: ibv_reg_mr_ex by address, of a buffer, refused", extensible },
+	{ "extensible: the cache serves a buffer", buffer_served, .settings = "RDMAMR_CACHE=local" },
+	{ "foreign: a region of libibverbs, a dma-buf, NULL", foreign },
+	{ "half_interception: functions by handle, and data", half_interception, MOVES_DATA },
+	{ "reuse: two devices, two domains each", reuse },
+	{ "threads: their own regions, and each other's", threads },
+	{ "fork: children that exit, register and deregister", forks, MOVES_DATA },
+	{ "fork_unneeded: ibv_fork_init at any time, and no mapping is split", splits_nothing },
+	{ "fork_unneeded: the cache serves a program that calls it", fork_served,
+	  .settings = "RDMAMR_CACHE=all" },
+	{ "fork_unneeded: and one for which libibverbs does", fork_served,
+	  .settings = "RDMAMR_CACHE=all RDMAV_FORK_SAFE=1" },
+	{ "steady: a registration is a system call", steady },
+	{ "disabled: libibverbs serves every call", disabled, MOVES_DATA, .settings = "RDMAMR_DISABLE=1" },
+	{ "old_kernel_regions: by ioctl, and forwarded", old_kernel_regions },
+};
+
+RUN_ROWS(NULL, on_device)

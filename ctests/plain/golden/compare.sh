@@ -9,7 +9,7 @@ record() { # OUTPUT PRELOAD...
 	local output=$1
 	shift
 	# The recorder comes first in the list, so that it sees the commands of all.
-	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 600 "$programs/regions" calls 3>"$output" >"$work/said"
+	RDMAMR_STATS=$work/stats LD_PRELOAD="$programs/record.so $*" timeout 600 "$programs/regions" calls: 3>"$output" >"$work/said"
 }
 
 record "$work/without"
