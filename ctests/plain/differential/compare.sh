@@ -21,22 +21,14 @@ awk -F '\t' '
 			order[++groups] = g
 		lines[g]++
 		only[g] = $1 ": " $2
-		counts[g, $2]++
-		if (counts[g, $2] == 1)
-			answers[g] = answers[g] SUBSEP $2
+		answers[g] += !seen[g, $2]++
 		if (other[FNR] != $0 && ++wrong[g] <= 10)
 			details[g] = details[g] "# without the library: " other[FNR] "\n# with it: " $0 "\n"
 	}
 	END {
 		for (n = 1; n <= groups; n++) {
 			g = order[n]
-			said = only[g]
-			if (lines[g] > 1) {
-				said = g ": " lines[g] " answers,"
-				many = split(substr(answers[g], 2), each, SUBSEP)
-				for (i = 1; i <= many; i++)
-					said = said (i > 1 ? ";" : "") " " counts[g, each[i]] " " each[i]
-			}
+			said = lines[g] == 1 ? only[g] : g ": " lines[g] " lines, " answers[g] " different answers"
 			printf "%sok %d - %s\n%s", g in wrong ? "not " : "", n, said, details[g]
 		}
 	}' "$work/without" "$work/with" | tee "$work/results"
