@@ -121,10 +121,9 @@ static void domains(void)
 	struct ibv_mw *mw = ibv_alloc_mw(pd, IBV_MW_TYPE_1);
 	struct ibv_pd *second;
 
-	must(mr && qp && srq);
-	is_busy(pd, mw ? "the domain still has 1 region, 1 shared receive queue, 1 queue pair, 1 unlisted object" :
-			 "the domain still has 1 region, 1 shared receive queue, 1 queue pair");
-	must(!mw || ibv_dealloc_mw(mw) == 0);
+	must(mr && qp && srq && mw);
+	is_busy(pd, "the domain still has 1 region, 1 shared receive queue, 1 queue pair, 1 unlisted object");
+	must(ibv_dealloc_mw(mw) == 0);
 	must(ibv_destroy_srq(srq) == 0 && ibv_destroy_qp(qp) == 0);
 	is_busy(pd, "the domain still has 1 region");
 	/* The kernel's list has many messages. */
