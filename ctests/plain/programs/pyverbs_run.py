@@ -19,27 +19,25 @@ class Results(unittest.TestResult):
     def __init__(self, path):
         super().__init__()
         with open(path) as earlier:
-            self.ran = {json.loads(line)['test'] for line in earlier}
+            self.ran = {json.loads(line)[0] for line in earlier}
         # Each line is written at once: if a test kills the process, it is the one that only
         # started, and a forked child has nothing in a buffer to write a second time.
         self.file = open(path, 'ab', buffering=0)
-        self.pending = None
 
-    def write(self, test, outcome, message=''):
-        if test.id() == self.pending:
-            self.pending = None
-        line = {'test': test.id(), 'outcome': outcome, 'message': str(message)}
-        self.file.write(json.dumps(line).encode() + b'\n')
+    def write(self, test, outcome, why=''):
+        self.has_outcome = True
+        message = f'{why[0].__name__}: {why[1]}' if isinstance(why, tuple) else str(why)
+        self.file.write(json.dumps([test.id(), outcome, ' '.join(message.split())]).encode() + b'\n')
 
     def startTest(self, test):
         super().startTest(test)
         self.write(test, 'died')
-        self.pending = test.id()
+        self.has_outcome = False
 
     def stopTest(self, test):
         super().stopTest(test)
         # A test that skipped in a subtest is neither a success nor skipped.
-        if self.pending:
+        if not self.has_outcome:
             self.write(test, 'ended')
 
     def addSubTest(self, test, subtest, err):
@@ -48,35 +46,23 @@ class Results(unittest.TestResult):
             self.addFailure(test, err)
 
 
-def add(outcome):
-    """A method that is called with the test, and the reason of a skip or the exception."""
-    def method(self, test, why=''):
-        self.write(test, outcome, f'{why[0].__name__}: {why[1]}' if isinstance(why, tuple) else why)
-    return method
-
-
-Results.addSuccess, Results.addSkip = add('ok'), add('skipped')
-Results.addFailure, Results.addError = add('failed'), add('error')
-Results.addExpectedFailure, Results.addUnexpectedSuccess = add('failed as expected'), add('succeeded unexpectedly')
+for name, outcome in {
+    'Success': 'ok', 'Skip': 'skipped', 'Failure': 'failed', 'Error': 'error',
+    'ExpectedFailure': 'failed as expected', 'UnexpectedSuccess': 'succeeded unexpectedly',
+}.items():
+    setattr(Results, 'add' + name, lambda self, test, why='', outcome=outcome: self.write(test, outcome, why))
 
 
 def each(suite):
     for test in suite:
-        if isinstance(test, unittest.TestSuite):
-            yield from each(test)
-        else:
-            yield test
+        yield from each(test) if isinstance(test, unittest.TestSuite) else [test]
 
 
-def main():
-    results = Results(sys.argv.pop(1))
-    # From here on as run_tests.py: the tests import each other from their own folder, as "tests".
-    sys.path.insert(0, os.getcwd())
-    from args_parser import parser
-    tests = SourceFileLoader('tests', os.path.join(os.getcwd(), '__init__.py')).load_module()
-    parser.parse_args()
-    left = [test for test in each(unittest.defaultTestLoader.loadTestsFromModule(tests)) if test.id() not in results.ran]
-    unittest.TestSuite(left).run(results)
-
-
-main()
+results = Results(sys.argv.pop(1))
+# From here on as run_tests.py: the tests import each other from their own folder, as "tests".
+sys.path.insert(0, os.getcwd())
+from args_parser import parser
+tests = SourceFileLoader('tests', os.path.join(os.getcwd(), '__init__.py')).load_module()
+parser.parse_args()
+left = [test for test in each(unittest.defaultTestLoader.loadTestsFromModule(tests)) if test.id() not in results.ran]
+unittest.TestSuite(left).run(results)
