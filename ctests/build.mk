@@ -29,7 +29,7 @@ flags_thread        := -fsanitize=thread
 # Its calls are weak, and libibverbs must be loaded all the same.
 inputs_stub          = $(built)/lib/stub_device.o -Wl,--no-as-needed -libverbs
 inputs_stub_alone    = $(built)/lib/stub_device.o
-inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o steps.o calls.o look.o regions.o)
+inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o calls.o look.o regions.o)
 inputs_exported     := $(built)/lib/cached.o
 inputs_plugin       := $(built)/lib/cached.o
 inputs_address      := $(so)

@@ -4,8 +4,8 @@
  * library or by its number, and writes the answer to the log.
  *
  * Known differences are not drawn (docs/limits.md, "Where the proof of relaxed registration ends"):
- * where memory was registered, the raw system calls of raw_is_known_to_differ(), which the library
- * cannot see, go through the C library.
+ * where memory was registered, raw system calls that the library cannot see go through the C
+ * library.
  */
 #include "../../lib/program.h"
 #include "fuzz.h"
@@ -82,23 +82,12 @@ static int a_protection(uint32_t word)
 	return word % 32 < 6 ? list[word % 32] : PROT_READ | PROT_WRITE;
 }
 
-/*
- * Whether this call bypasses the library unseen, so that the library may hand out a region that the
- * kernel would refuse.
- */
-static bool raw_is_known_to_differ(const char *at, size_t length) { return was_registered(at, length); }
-
 static uint32_t a_file(uint32_t word)
 {
 	return word % 4 < 2 ? MEMFD : word % 4 == 2 ? DISK : SEALED;
 }
 
 typedef long any_call(long, long, long, long, long, long);
-
-static bool is_pointer(const void *function)
-{
-	return function == (void *)mmap || function == (void *)mremap;
-}
 
 /*
  * Makes a call by its number, or by the C library's function if that is -1, and writes it and its
@@ -111,7 +100,8 @@ static long call(const char *name, long number, void *function, const long a[6],
 				    of_library(a[0], a[1], a[2], a[3], a[4], a[5]);
 	int err = errno;
 
-	answer = is_pointer(function) ? answer : (int)answer;
+	if (function != (void *)mmap && function != (void *)mremap)
+		answer = (int)answer;
 	note("%s%s", number >= 0 ? "raw " : "", name);
 	for (size_t n = 0; n < count; n++) {
 		note(n ? ", " : "(");
@@ -271,7 +261,7 @@ static void protect_step(const struct step *step)
 
 	if (how == 0)
 		protection |= 0x40; /* no such right */
-	if ((protection & 3) != 3 && raw_is_known_to_differ(at, length))
+	if ((protection & 3) != 3 && was_registered(at, length))
 		raw = false;
 	if (by_key) /* no key: as mprotect; or one that was never allocated */
 		CALL(pkey_mprotect, raw, (long)at, length, protection, how == 14 ? -1 : 7);
@@ -314,7 +304,7 @@ static void advise_step(const struct step *step)
 	char *at = odd_at(step);
 	size_t length = advised_length(step);
 	int advice = an_advice(step->word[0]);
-	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && raw_is_known_to_differ(at, length));
+	bool raw = step->raw && !drops(advice) && !(advice == GUARD_INSTALL && was_registered(at, length));
 
 	CALL(madvise, raw, (long)at, length, advice);
 }
@@ -329,8 +319,8 @@ static void process_advise_step(const struct step *step)
 	size_t count = 1 + step->word[1] % 2;
 	bool raw = step->raw && !drops(advice);
 
-	if (advice == GUARD_INSTALL && (raw_is_known_to_differ(ranges[0].iov_base, ranges[0].iov_len) ||
-					raw_is_known_to_differ(ranges[1].iov_base, PAGE)))
+	if (advice == GUARD_INSTALL && (was_registered(ranges[0].iov_base, ranges[0].iov_len) ||
+					was_registered(ranges[1].iov_base, PAGE)))
 		raw = false;
 	for (size_t n = 0; n < count; n++) {
 		note("range ");
@@ -368,7 +358,7 @@ static void attach_step(const struct step *step)
 
 	if (at < page_at(PLACE_PAGES - 1) && at + size > page_at(PLACE_PAGES - 1))
 		at = page_at(0);
-	if (flags & SHM_REMAP && raw_is_known_to_differ(at, size))
+	if (flags & SHM_REMAP && was_registered(at, size))
 		raw = false;
 	note("%sshmat(segment %u, ", raw ? "raw " : "", n);
 	note_value((long)at);
@@ -441,18 +431,17 @@ static void sync_step(const struct step *step)
 }
 
 /* Writes to each page, and records which writes fail. */
-static void write_range(const char *what, int first, int count, uint32_t offset, uint64_t tag)
+static void write_step(const struct step *step)
 {
-	note("%s(page %d, %d)", what, first, count);
-	for (int page = first; page < first + count; page++) {
-		int fault = poke(page_at(page) + offset % (PAGE - 8), tag | (uint64_t)step_number << 16 | (uint64_t)page);
+	note("write(page %d, %d)", step->first, step->count);
+	for (int page = step->first; page < step->first + step->count; page++) {
+		uint64_t value = 0xa000000000000000 | (uint64_t)step_number << 16 | (uint64_t)page;
+		int fault = poke(page_at(page) + step->word[0] % (PAGE - 8), value);
 
 		if (fault)
 			note(" %d:%d", page, fault);
 	}
 }
-
-static void write_step(const struct step *step) { write_range("write", step->first, step->count, step->word[0], 0xa000000000000000); }
 
 /* A child sees its parent's memory; its changes are its own, except in shared memory. */
 static void child(const struct step *step)
@@ -542,7 +531,7 @@ void calls_open(void)
 	char *keep = (char *)0x1ff000000000;
 	char name[] = "/tmp/fuzz.XXXXXX";
 
-	moves_pieces = is_linux(6, 17);
+	moves_pieces = !kernel_is_before(6, 17);
 
 	/* malloc leaves the break alone from now on. */
 	mallopt(M_TOP_PAD, 64 << 20);

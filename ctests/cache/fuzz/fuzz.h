@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * The differential fuzzer of memory calls. memory.c compares the runs of a sequence, steps.c draws
- * the sequences, calls.c makes the calls, look.c writes the memory as a program sees it, and
- * regions.c registers memory and lets the device read and write it.
+ * The differential fuzzer of memory calls. memory.c draws sequences and compares their runs,
+ * calls.c makes the calls, look.c writes the memory as a program sees it, and regions.c registers
+ * memory and lets the device read and write it.
  *
  * Most memory is in two windows. A page has a number: the first PLACE_PAGES are the place, at a
  * fixed address around a boundary of 2 MiB; the rest are the heap, above the initial break.
@@ -27,18 +27,6 @@ struct step {
 	uint32_t word[WORDS];
 };
 
-/* --- steps.c */
-
-/* A generator of random numbers (splitmix64). */
-struct draw {
-	uint64_t state;
-};
-uint64_t draw(struct draw *draw);
-uint32_t below(struct draw *draw, uint32_t limit);
-
-/* Draws the sequence of a seed. */
-void draw_steps(uint64_t seed, struct step *steps, int count);
-
 /* --- calls.c: one row for each kind of call. */
 struct kind {
 	const char *name;
@@ -59,9 +47,6 @@ extern int step_number;
 /* Whether the sequence drops no pages by raw system calls. */
 extern bool calm_sequence;
 
-/* Whether the kernel is this one or a later one. */
-bool is_linux(int major, int minor);
-
 /* --- look.c */
 
 char *page_at(int page);
@@ -74,16 +59,17 @@ void note_value(long value);
 /* Writes the result of a call to the log: a number, an address of the windows, or an errno. */
 void note_result(long result);
 
-void look_open(int log_fd);
+/* Opens the log. */
+void look_open(int fd);
 /* Sets up the windows; the heap begins at the current break. */
 void look_windows(void);
 /* The content of these bytes as one number. `fault`: how the first access fails, 0 if none does. */
-uint64_t look_bytes(const volatile char *at, size_t length, int *fault);
+uint64_t look_bytes(const void *at, size_t length, int *fault);
 /* Writes 8 bytes. Returns how the access fails, 0 if it succeeds. */
-int poke(volatile char *at, uint64_t value);
+int poke(char *at, uint64_t value);
 /* The content and the faults of all pages as one number; with `show`, each page to the log. */
 uint64_t look_pages(bool show);
-/* The mappings of the windows as one number: equal neighbours count as one. */
+/* The mappings of the windows, and their flags, as one number; `show` writes each page. */
 uint64_t look_mappings(bool flags, bool show);
 
 /* --- regions.c */
