@@ -93,7 +93,6 @@ CALL(int, worker_advise, (void *at, size_t length, int advice), advise_by_ring(a
 const struct way ways[WAYS] = {
 	[LIBRARY] = { library_map, munmap, library_move, madvise, mprotect, library_set_break },
 	[RAW] = { raw_map, raw_munmap, raw_move, raw_advise, raw_protect, raw_set_break },
-	[MIXED] = { .map = library_map, .unmap = raw_munmap },
 	[SIBLING] = { .map = sibling_map, .unmap = munmap, .protect = sibling_protect, .set_break = sibling_set_break },
 	[SELF] = { .advise = self_advise },
 	[RING] = { .advise = ring_advise },
@@ -102,10 +101,17 @@ const struct way ways[WAYS] = {
 
 /* The places. */
 
-static void whole(struct place *place)
+static void whole(struct place *place, char *at, size_t length)
 {
-	place->ranges[0] = (struct range){ .at = place->at, .length = place->length, .before = true };
+	place->at = at;
+	place->length = length;
+	place->ranges[0] = (struct range){ .at = at, .length = length, .before = true };
 	place->count = 1;
+}
+
+static void add_range(struct place *place, const char *what, char *at)
+{
+	place->ranges[place->count++] = (struct range){ .what = what, .at = at, .length = SIZE };
 }
 
 /* Alone: the kernel would merge it with a neighbour of the same kind. */
@@ -118,12 +124,7 @@ static char *apart(size_t length)
 	return around + PAGE;
 }
 
-static void anonymous(struct place *place)
-{
-	place->at = apart(SIZE);
-	place->length = SIZE;
-	whole(place);
-}
+static void anonymous(struct place *place) { whole(place, apart(SIZE), SIZE); }
 
 static void locked(struct place *place)
 {
@@ -147,47 +148,21 @@ static void half(struct place *place)
 	place->ranges[0].length = HALF;
 }
 
-static void page_and_before(struct place *place)
-{
-	anonymous(place);
-	place->ranges[1] = (struct range){ "the pages before it", place->at, 5 * PAGE, false, LANDS };
-	place->count = 2;
-}
-
 /* Memory that others can map too: the cache keeps no region of it. */
 static void of_others(struct place *place, int fd, char *at)
 {
 	must(at != MAP_FAILED);
-	*place = (struct place){ .fd = fd, .at = at, .length = SIZE, .unkept = true };
-	whole(place);
-}
-
-static void shared(struct place *place)
-{
-	of_others(place, -1, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-}
-
-static int memfd(void)
-{
-	int fd = memfd_create("changes", MFD_CLOEXEC);
-
-	must(fd >= 0 && ftruncate(fd, SIZE) == 0);
-	return fd;
+	place->fd = fd;
+	place->unkept = true;
+	whole(place, at, SIZE);
 }
 
 static void file(struct place *place)
 {
-	int fd = memfd();
+	int fd = memfd_create("changes", MFD_CLOEXEC);
 
+	must(fd >= 0 && ftruncate(fd, SIZE) == 0);
 	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_SHARED, fd, 0));
-}
-
-/* The program's own copies of the pages, which a truncation takes and a hole does not. */
-static void private_file(struct place *place)
-{
-	int fd = memfd();
-
-	of_others(place, fd, mmap(NULL, SIZE, READ_WRITE, MAP_PRIVATE, fd, 0));
 }
 
 static void segment(struct place *place)
@@ -211,12 +186,10 @@ static void heap(struct place *place)
 {
 	must(mallopt(M_TRIM_THRESHOLD, 1 << 30) == 1 && mallopt(M_MMAP_THRESHOLD, 16 << 20) == 1);
 	spare_in_heap(1 << 20);
-	place->at = (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & ~(uintptr_t)(PAGE - 1));
+	whole(place, (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & ~(uintptr_t)(PAGE - 1)), SIZE);
 	must(brk(place->at + SIZE) == 0);
 	memset(place->at, 1, SIZE);
-	place->length = SIZE;
 	place->release = heap_released;
-	whole(place);
 }
 
 static void free_block(struct place *place)
@@ -229,11 +202,9 @@ static void free_block(struct place *place)
 static void large_block(struct place *place)
 {
 	must(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 1);
-	place->at = malloc(BIG);
+	whole(place, malloc(BIG), BIG);
 	must(place->at);
-	place->length = BIG;
 	place->release = free_block;
-	whole(place);
 }
 
 void release(struct place *place)
@@ -267,8 +238,6 @@ static int remap_pages(const struct way *way, char *at, size_t length)
 }
 
 MAKES(unmap_and_map, remap_pages(way, place->at, SIZE))
-MAKES(unmap_first_page, remap_pages(way, place->at, PAGE))
-MAKES(unmap_last_page, remap_pages(way, place->at + SIZE - PAGE, PAGE))
 MAKES(unmap_half, remap_pages(way, place->at, HALF))
 
 static int unmap_and_other_domain(struct place *place, const struct way *way)
@@ -301,17 +270,8 @@ static int move_away(struct place *place, const struct way *way)
 
 	must(way->move(place->at, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
 	map_new(&ways[LIBRARY], place->at, SIZE);
-	place->other = to;
 	place->ranges[0].what = "where it was";
-	place->ranges[1] = (struct range){ .what = "where it is", .at = to, .length = SIZE };
-	place->count = 2;
-	return 0;
-}
-
-static int move_back(struct place *place, const struct way *way)
-{
-	must(way->move(place->other, SIZE, SIZE, MREMAP_MAYMOVE | MREMAP_FIXED, place->at) == place->at);
-	place->count = 1;
+	add_range(place, "where it is", to);
 	return 0;
 }
 
@@ -326,8 +286,7 @@ static int grow(struct place *place, const struct way *way)
 	must(way->move(place->at, HALF, SIZE, 0, NULL) == place->at);
 	place->ranges[0].what = "the old part";
 	place->ranges[0].expected = LANDS;
-	place->ranges[1] = (struct range){ .what = "all of it", .at = place->at, .length = SIZE };
-	place->count = 2;
+	add_range(place, "all of it", place->at);
 	return 0;
 }
 
@@ -343,26 +302,15 @@ static int move_without_unmapping(struct place *place, const struct way *way)
 
 	must(to != MAP_FAILED);
 	place->ranges[0].what = "where it was";
-	place->ranges[1] = (struct range){ .what = "where it is", .at = to, .length = SIZE };
-	place->count = 2;
+	add_range(place, "where it is", to);
 	return 0;
 }
 
-static int advise_some(struct place *place, const struct way *way, size_t first, size_t count, int advice)
-{
-	/* The content, too, shows a worker's success. */
-	if ((way == &ways[RING] || way == &ways[WORKER]) && advice == MADV_DONTNEED)
-		place->emptied = place->at + first * PAGE;
-	return way->advise(place->at + first * PAGE, count * PAGE, advice);
-}
-
-#define ADVICE(name, first, count, advice) MAKES(name, advise_some(place, way, first, count, advice))
-ADVICE(discard, 0, COUNT, MADV_DONTNEED)
-ADVICE(discard_middle, 5, 1, MADV_DONTNEED)
-ADVICE(discard_locked, 0, COUNT, MADV_DONTNEED_LOCKED)
-ADVICE(remove_pages, 0, COUNT, MADV_REMOVE)
-ADVICE(advise_free, 0, COUNT, MADV_FREE)
-ADVICE(advise_pageout, 0, COUNT, MADV_PAGEOUT)
+#define ADVICE(name, advice) MAKES(name, way->advise(place->at, SIZE, advice))
+ADVICE(discard, MADV_DONTNEED)
+ADVICE(discard_locked, MADV_DONTNEED_LOCKED)
+ADVICE(advise_free, MADV_FREE)
+ADVICE(advise_pageout, MADV_PAGEOUT)
 
 static int guard(struct place *place, const struct way *way)
 {
@@ -408,7 +356,6 @@ static int attach_over(struct place *place, const struct way *way)
 MAKES(make_readable, way->protect(place->at, SIZE, PROT_READ))
 MAKES(make_unreachable, way->protect(place->at, SIZE, PROT_NONE))
 MAKES(make_writable, way->protect(place->at, SIZE, READ_WRITE))
-MAKES(make_page_readable, way->protect(place->at + 5 * PAGE, PAGE, PROT_READ))
 
 static int fork_and_write(struct place *place, const struct way *way)
 {
@@ -450,9 +397,7 @@ static int free_large(struct place *place, const struct way *way)
 const struct change changes[] = {
 	{ "nothing", BY(LIBRARY), BY(LIBRARY), anonymous, .steps = { { nothing, KEPT } } },
 
-	{ "`munmap`, `mmap`", CALLS | BY(MIXED), CALLS, anonymous, .steps = { { unmap_and_map, ANEW } } },
-	{ "`munmap`, `mmap` of the first page", CALLS | BY(MIXED), 0, anonymous, .steps = { { unmap_first_page, ANEW } } },
-	{ "`munmap`, `mmap` of the last page", CALLS | BY(MIXED), 0, anonymous, .steps = { { unmap_last_page, ANEW } } },
+	{ "`munmap`, `mmap`", CALLS, CALLS, anonymous, .steps = { { unmap_and_map, ANEW } } },
 	{ "`munmap`, `mmap` of one half", CALLS, 0, two_halves, .steps = { { unmap_half, AS_STEP } } },
 	{ "`munmap`, `mmap`, and another domain registers first", BY(RAW), BY(RAW), anonymous, .steps = { { unmap_and_other_domain, ANEW } } },
 
@@ -462,7 +407,6 @@ const struct change changes[] = {
 	{ "a shared mapping over one page", CALLS | BY(SIBLING), 0, anonymous, .steps = { { shared_over_page, ANEW } }, .sibling = "mmap64" },
 
 	{ "`MADV_DONTNEED`", CALLS | BY(SELF) | BY(RING) | BY(WORKER), CALLS, anonymous, .steps = { { discard, ANEW } } },
-	{ "`MADV_DONTNEED` of a page in the middle", CALLS, 0, anonymous, .steps = { { discard_middle, ANEW } } },
 	{ "`MADV_DONTNEED_LOCKED`", CALLS, BY(LIBRARY), locked, .steps = { { discard_locked, ANEW } }, .since = LINUX(5, 18) },
 	{ "`MADV_GUARD_INSTALL`, `MADV_GUARD_REMOVE` of one page", CALLS, 0, anonymous,
 	  .steps = { { guard, ANEW } }, .since = LINUX(6, 13), .limits = BY(RAW) },
@@ -470,17 +414,14 @@ const struct change changes[] = {
 	{ "`MADV_PAGEOUT`", CALLS | BY(SELF), BY(LIBRARY), anonymous, .steps = { { advise_pageout, EITHER } } },
 
 	{ "`mremap` away, `mmap`", CALLS, BY(LIBRARY), anonymous, .steps = { { move_away, ANEW } } },
-	{ "`mremap` away, `mmap`, `mremap` back", CALLS, 0, anonymous, .steps = { { move_away, ANEW }, { move_back, LANDS } } },
 	{ "`mremap` with `MREMAP_FIXED` onto it", CALLS, BY(LIBRARY), anonymous, .steps = { { move_onto, ANEW } } },
 	{ "`mremap` that grows it in place", CALLS, 0, half, .steps = { { grow, ANEW } } },
 	{ "`mremap` that shrinks it, `mmap` behind it", CALLS, 0, anonymous, .steps = { { shrink, ANEW } } },
 	{ "`mremap` with `MREMAP_DONTUNMAP`", CALLS, 0, anonymous, .steps = { { move_without_unmapping, ANEW } } },
 
-	{ "`MADV_REMOVE` of shared memory", BY(LIBRARY), 0, shared, .steps = { { remove_pages, ANEW } } },
 	{ "`MADV_REMOVE` through another mapping", BY(LIBRARY), BY(LIBRARY), file, .steps = { { remove_by_other, ANEW } } },
 	{ "`fallocate` with `FALLOC_FL_PUNCH_HOLE`", BY(LIBRARY), BY(LIBRARY), file, .steps = { { punch, ANEW } } },
 	{ "`ftruncate` to 0 and back", BY(LIBRARY), BY(LIBRARY), file, .steps = { { truncate_and_grow, ANEW } } },
-	{ "`ftruncate` below a private mapping", BY(LIBRARY), 0, private_file, .steps = { { truncate_and_grow, ANEW } } },
 	{ "`shmdt`, `shmat` of another segment", CALLS, BY(LIBRARY), segment, .steps = { { attach_other, ANEW } } },
 	{ "`shmat` with `SHM_REMAP` over private memory", CALLS, 0, anonymous, .steps = { { attach_over, ANEW } }, .limits = BY(RAW) },
 
@@ -488,8 +429,6 @@ const struct change changes[] = {
 	  .steps = { { make_readable, READABLE }, { make_writable, LANDS } }, .unseen = BY(RAW), .sibling = "pkey_mprotect" },
 	{ "`mprotect` to no access and back", PROTECTING, 0, anonymous,
 	  .steps = { { make_unreachable, OUT_OF_REACH }, { make_writable, LANDS } }, .sibling = "pkey_mprotect" },
-	{ "`mprotect` of one page to read-only and back", PROTECTING, 0, page_and_before,
-	  .steps = { { make_page_readable, READABLE }, { make_writable, LANDS } }, .sibling = "pkey_mprotect" },
 
 	{ "`fork`, and the child writes", BY(LIBRARY), BY(LIBRARY), anonymous, .steps = { { fork_and_write, EITHER } } },
 
@@ -504,7 +443,6 @@ const char *change_name(const struct change *change, int way)
 	static const char *const suffixes[WAYS] = {
 		[LIBRARY] = "",
 		[RAW] = " by raw system calls",
-		[MIXED] = ", the `munmap` by a raw system call",
 		[SELF] = " by `process_madvise`",
 		[RING] = " by an io_uring",
 		[WORKER] = " by a worker of an io_uring",

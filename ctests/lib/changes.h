@@ -18,7 +18,6 @@
 enum {
 	LIBRARY, /* the functions of the C library, or whatever the row does */
 	RAW,     /* raw system calls, which only the kernel's events report */
-	MIXED,   /* munmap as a raw system call, all others by the C library */
 	SIBLING, /* a second function of the C library, which the row names */
 	SELF,    /* process_madvise on the process itself */
 	RING,    /* an io_uring, in the submitting thread */
@@ -63,12 +62,10 @@ struct range {
 struct place {
 	char *at;
 	size_t length;
-	char *other; /* a second mapping, if the change needs one */
 	int fd;      /* of the mapped file; -1 without one */
 	bool unkept; /* the cache keeps no region of such memory */
 	struct range ranges[3];
 	int count;
-	char *emptied; /* this byte must be 0 after the change */
 	void (*release)(struct place *place);
 };
 
