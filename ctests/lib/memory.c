@@ -11,16 +11,20 @@
 #include <unistd.h>
 #include "tap.h"
 
-int open_userfaultfd(uint64_t features)
+static int opened(struct uffdio_api *api)
 {
-	struct uffdio_api api = { .api = UFFD_API, .features = features };
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
 
-	if (fd >= 0 && ioctl(fd, UFFDIO_API, &api)) {
+	if (fd >= 0 && ioctl(fd, UFFDIO_API, api)) {
 		close(fd);
 		return -1;
 	}
 	return fd;
+}
+
+int open_userfaultfd(uint64_t features)
+{
+	return opened(&(struct uffdio_api){ .api = UFFD_API, .features = features });
 }
 
 void *count_events(void *argument)
@@ -40,14 +44,9 @@ void *count_events(void *argument)
 uint64_t uffd_features(void)
 {
 	struct uffdio_api api = { .api = UFFD_API };
-	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
+	int fd = opened(&api);
 
-	if (fd < 0)
-		return 0;
-	if (ioctl(fd, UFFDIO_API, &api))
-		api.features = 0;
-	close(fd);
-	return api.features;
+	return fd >= 0 && close(fd) == 0 ? api.features : 0;
 }
 
 void spare_in_heap(size_t length)
@@ -281,24 +280,6 @@ bool vm_flag(const void *page, const char *flag)
 long smaps_kib(const void *memory, size_t length, const char *field)
 {
 	return smaps(memory, length, field, NULL);
-}
-
-bool find_mapping(const char *rights, const char *word, char **start, char **end)
-{
-	FILE *maps = fopen("/proc/self/maps", "re");
-	unsigned long first, last;
-	char line[4096], access[5];
-	bool found = false;
-
-	must(maps);
-	while (fgets(line, sizeof(line), maps))
-		if (sscanf(line, "%lx-%lx %4s", &first, &last, access) == 3 && !strcmp(access, rights) && strstr(line, word)) {
-			*start = (char *)first;
-			*end = (char *)last;
-			found = true;
-		}
-	must(fclose(maps) == 0);
-	return found;
 }
 
 long populated(const void *memory, size_t length)

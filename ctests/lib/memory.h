@@ -74,9 +74,6 @@ bool vm_flag(const void *page, const char *flag);
 /* The sum of a field of smaps, such as "AnonHugePages", in KiB, of the mappings that the range overlaps. */
 long smaps_kib(const void *memory, size_t length, const char *field);
 
-/* The last mapping whose line in /proc/self/maps has these rights and this word. False if there is none. */
-bool find_mapping(const char *rights, const char *word, char **start, char **end);
-
 /* The number of populated pages of a range of whole pages, by the page map. */
 long populated(const void *memory, size_t length);
 
