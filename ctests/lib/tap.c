@@ -102,15 +102,6 @@ void case_begin(const char *format, ...)
 	now.open = true;
 }
 
-/* The result of the case if a check failed. */
-static void case_failed(void)
-{
-	result(false, now.name);
-	fputs(now.shown, stdout);
-	if (now.failures > MOST_SHOWN)
-		printf("# and %ld more of its checks failed\n", now.failures - MOST_SHOWN);
-}
-
 bool case_end(void)
 {
 	must(now.open);
@@ -121,11 +112,12 @@ bool case_end(void)
 	} else if (!now.checks) {
 		result(false, now.name);
 		printf("# case without a check\n");
-	} else if (now.failures) {
-		case_failed();
 	} else {
-		result(true, now.name);
+		result(!now.failures, now.name);
+		fputs(now.shown, stdout);
 	}
+	if (now.failures > MOST_SHOWN)
+		printf("# and %ld more of its checks failed\n", now.failures - MOST_SHOWN);
 	fflush(stdout);
 	return (now.checks || now.skipped[0]) && !now.failures;
 }
@@ -141,20 +133,14 @@ bool case_drop(void)
 
 void case_skip(const char *format, ...)
 {
-	char reason[300];
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(reason, sizeof(reason), format, args);
+	vsnprintf(now.skipped, sizeof(now.skipped), format, args);
 	va_end(args);
-	must(now.open);
-	now.open = false;
-	subject[0] = '\0';
-	if (now.failures)
-		case_failed();
-	else
-		printf("ok %d - %s # SKIP %s\n", ++tap_count, now.name, reason);
-	fflush(stdout);
+	if (!now.failures)
+		now.checks = 0;
+	case_end();
 }
 
 void skip(const char *name, const char *reason)
