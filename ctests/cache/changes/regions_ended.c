@@ -155,34 +155,49 @@ static void keyed(void)
 
 /* Beside a call that has not returned, or that a handler has left. */
 
-static void *thread_unmaps(void *memory)
+static pthread_t changing;
+static enum change slow;
+
+static void *changes(void *memory)
 {
-	change(UNMAP, memory);
+	change(slow, memory);
 	return NULL;
 }
 
-static void *thread_protects(void *memory)
+/* The change of another thread, which stays in the call of the library behind. */
+static void begins(enum change how, char *memory)
 {
-	change(PROTECT, memory);
-	return NULL;
+	slow = how;
+	slow_address = memory;
+	changing = must_start(changes, memory);
+	wait_for(SLOW_INSIDE);
+}
+
+/* The change takes effect, and the call still does not return. */
+static void takes_effect(void)
+{
+	slow_state = SLOW_IDLE;
+	wait_for(SLOW_MADE);
+}
+
+static void returns(void)
+{
+	slow_state = SLOW_IDLE;
+	must_join(changing);
+	slow_address = NULL;
 }
 
 static void beside_a_slow_call(void)
 {
 	char *elsewhere = with_region(SOME, SOME), *place = with_region(SOME, SOME), *fresh = pages(SOME / PAGE);
-	pthread_t thread;
 
-	slow_address = place;
-	thread = must_start(thread_unmaps, place);
-	wait_for(SLOW_INSIDE);
+	begins(UNMAP, place);
 	is(hits_in(elsewhere, SOME, TIMES), TIMES, "memory elsewhere is reused");
 	hit(fresh, SOME);
 	hit(fresh, SOME);
 	ok(hit(fresh, SOME), "and so is fresh memory");
 	ok(!hit(place, PAGE) && !hit(place, PAGE), "the memory that the call changes is not");
-	slow_state = SLOW_IDLE;
-	must_join(thread);
-	slow_address = NULL;
+	returns();
 }
 
 static sigjmp_buf out;
@@ -228,22 +243,16 @@ static void left_by_a_handler(void)
 static void registered_during_call(void)
 {
 	char *memory = new_place(8 << 20);
-	pthread_t thread;
 
 	if (row->value)
 		hit(pages(1), PAGE);
 	fresh_at(memory, 8 << 20);
 	memset(memory, 1, SOME);
-	slow_address = memory;
-	thread = must_start(thread_protects, memory);
-	wait_for(SLOW_INSIDE);
+	begins(PROTECT, memory);
 	is(refused(memory, SOME), 0, "registered before mprotect takes effect");
-	slow_state = SLOW_IDLE;
-	wait_for(SLOW_MADE);
+	takes_effect();
 	is(refused(memory, SOME), 4, "refused once it has taken effect");
-	slow_state = SLOW_IDLE;
-	must_join(thread);
-	slow_address = NULL;
+	returns();
 	is(refused(memory, SOME), 4, "and when it has returned");
 	must(mprotect(memory, SOME, READ_WRITE) == 0);
 	is(refused(memory, SOME), 0, "writable again, it is registered");
@@ -254,7 +263,6 @@ static void registered_during_call(void)
  * pinned, with all rights, and before the cache keeps that region mprotect returns.
  */
 
-static pthread_t protecting;
 static char *protected;
 
 static void before_kept(long number, const long argument[6])
@@ -262,24 +270,19 @@ static void before_kept(long number, const long argument[6])
 	if (number != SYS_ioctl || argument[1] != (long)UFFDIO_CONTINUE || !protected)
 		return;
 	protected = NULL;
-	slow_state = SLOW_IDLE;
-	wait_for(SLOW_MADE);
-	slow_state = SLOW_IDLE;
-	must_join(protecting);
+	takes_effect();
+	returns();
 }
 
 static void pinned_during_call(void)
 {
 	char *memory = with_region(SOME, SOME);
 
-	slow_address = memory;
-	protecting = must_start(thread_protects, memory);
-	wait_for(SLOW_INSIDE);
+	begins(PROTECT, memory);
 	protected = memory;
 	stub_before = before_kept;
 	dereg(reg(memory + PAGE, PAGE));
 	stub_before = NULL;
-	slow_address = NULL;
 	ok(!protected, "mprotect has returned between the pin and the end of the registration");
 	is(refused(memory + PAGE, PAGE), 4, "no registration gets the rights that the memory had before");
 }
@@ -307,45 +310,38 @@ static void interrupted(void)
 }
 
 /*
- * Regions of one mapping share the watch of the 2 MiB around them. When the memory of one or two of
- * them goes, the watch of the others must go on: a raw system call that replaces their memory still
- * ends them, and data lands in the current page.
+ * Regions of one mapping share the watch of the 2 MiB around them. When the memory of some of them
+ * goes, the watch of the others must go on: a raw system call that replaces their memory still ends
+ * them, and data lands in the current page.
  */
 
-enum { REGIONS = 5, NONE = REGIONS };
+enum { REGIONS = 5 };
 
 static char *region_in(char *at, int region) { return at + (1 + region * 20L) * PAGE; }
 
-static void neighbours_change(int first, int second, int replaced)
+static void neighbours_change(void)
 {
-	/* A new place begins with a chunk. */
-	char *place = new_place(CHUNK), *page = region_in(place, replaced);
+	for (unsigned int changed = 1; changed < (1u << REGIONS) - 1; changed++) {
+		/* A new place begins with a chunk. */
+		char *place = new_place(CHUNK);
 
-	fresh_at(place, CHUNK);
-	for (int n = 0; n < REGIONS; n++)
-		leave_idle_in(region_in(place, n), SOME);
-	change((enum change)row->value, region_in(place, first));
-	if (second != NONE)
-		change((enum change)row->value, region_in(place, second));
-	/* Other registrations make the cache see the change. */
-	hit(region_in(place, REGIONS), SOME);
-	raw_remap(page, SOME);
-	ok(arrives(page, SOME), "without region %d and %d, data lands in the new page of region %d", first, second, replaced);
-	must(munmap(place, CHUNK) == 0);
-}
-
-static void neighbour_changes(void)
-{
-	for (int first = 0; first < REGIONS; first++)
-		for (int replaced = 0; replaced < REGIONS; replaced++) {
-			int second = 2 * first - replaced;
-
-			if (replaced == first)
+		fresh_at(place, CHUNK);
+		for (int n = 0; n < REGIONS; n++)
+			leave_idle_in(region_in(place, n), SOME);
+		for (int n = 0; n < REGIONS; n++)
+			if (changed & 1u << n)
+				change((enum change)row->value, region_in(place, n));
+		/* Other registrations make the cache see the change. */
+		hit(region_in(place, REGIONS), SOME);
+		for (int n = 0; n < REGIONS; n++) {
+			if (changed & 1u << n)
 				continue;
-			neighbours_change(first, NONE, replaced);
-			if (second >= 0 && second < REGIONS)
-				neighbours_change(first, second, replaced);
+			raw_remap(region_in(place, n), SOME);
+			ok(arrives(region_in(place, n), SOME),
+			   "without regions %#x, data lands in the new page of region %d", changed, n);
 		}
+		must(munmap(place, CHUNK) == 0);
+	}
 }
 
 /*
@@ -353,36 +349,30 @@ static void neighbour_changes(void)
  * gets them. So the cache keeps no region of huge pages, not for a moment.
  */
 
-static size_t free_pages(void)
-{
-	long number = field_of("/proc/meminfo", "HugePages_Free");
+static long free_pages(void) { return field_of("/proc/meminfo", "HugePages_Free"); }
 
-	return number < 0 ? 0 : (size_t)number;
-}
-
-enum huge { NO_FILE, SHARED_FILE };
-
-/* Registered whole, page by page, and a part of a page. */
+/* Of a file or not (row->value); registered whole, page by page, and a part of a page. */
 static void huge_pages(void)
 {
 	int file = memfd_create("file", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB), kept = 0;
-	size_t all, length;
+	size_t length;
+	long all;
 
 	if (getenv("VM"))
 		must(system("[ $(cat /proc/sys/vm/nr_hugepages) -ge 2 ] || echo 8 >/proc/sys/vm/nr_hugepages") == 0);
 	all = free_pages();
-	length = all * HUGE;
-	if (!all)
+	if (all <= 0)
 		skip_all("there is no free huge page (vm.nr_hugepages)");
+	length = (size_t)all * HUGE;
 	must(file >= 0);
 	for (int round = 0; round < 50; round++) {
 		char *memory;
 
-		must(row->value == NO_FILE || ftruncate(file, (off_t)length) == 0);
-		memory = row->value == NO_FILE ? mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0) :
-						 mmap(NULL, length, READ_WRITE, MAP_SHARED, file, 0);
+		must(ftruncate(file, (off_t)length) == 0);
+		memory = row->value ? mmap(NULL, length, READ_WRITE, MAP_SHARED, file, 0) :
+				      mmap(NULL, length, READ_WRITE, OWN | MAP_HUGETLB, -1, 0);
 		must(memory != MAP_FAILED && arrives(memory, length) && arrives(memory, length));
-		for (size_t page = 0; page < all; page++)
+		for (long page = 0; page < all; page++)
 			must(arrives(memory + page * HUGE, HUGE) && arrives(memory + page * HUGE + PAGE, PAGE));
 		kept += in_device() != 0;
 		must(munmap(memory, length) == 0);
@@ -416,8 +406,8 @@ static void end_soon(void)
 }
 
 #define AT_ONCE(call, how) { call ": the idle region ends at once", ends_at_once, .flags = NO_PINS, .value = (how) }
-#define NEIGHBOURS(how, words) { words " of memory beside regions: their watch goes on", neighbour_changes, how }
-#define OF_HUGE_PAGES(what, kind) { "huge pages, " what ": none stays pinned", huge_pages, .value = (kind), .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
+#define NEIGHBOURS(how, words) { words " of memory beside regions: their watch goes on", neighbours_change, how }
+#define OF_HUGE_PAGES(what, file) { "huge pages, " what ": none stays pinned", huge_pages, .value = (file), .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
 static const struct row rows[] = {
 	AT_ONCE("munmap", UNMAP),
 	AT_ONCE("munmap of a page of it", UNMAP_PAGE),
@@ -442,8 +432,8 @@ static const struct row rows[] = {
 	NEIGHBOURS(UNMAP_RAW, "a raw munmap"),
 	NEIGHBOURS(REPLACE, "mmap"),
 	NEIGHBOURS(MOVE_AWAY, "mremap"),
-	OF_HUGE_PAGES("private", NO_FILE),
-	OF_HUGE_PAGES("of a file", SHARED_FILE),
+	OF_HUGE_PAGES("private", false),
+	OF_HUGE_PAGES("of a file", true),
 };
 
 static void around(void)
