@@ -17,22 +17,17 @@ enum { MOST_SHOWN = 20 };
 
 static char subject[300]; /* of about() */
 
-void about(const char *format, ...)
-{
-	va_list args;
+/* Writes the text that a function's last arguments, from `format` on, are. */
+#define write_text(text, format)                                               \
+	do {                                                                   \
+		va_list args;                                                  \
+                                                                               \
+		va_start(args, format);                                        \
+		vsnprintf(text, sizeof(text), format, args);                   \
+		va_end(args);                                                  \
+	} while (0)
 
-	va_start(args, format);
-	vsnprintf(subject, sizeof(subject), format, args);
-	va_end(args);
-}
-
-/* The name of a check, behind what it is about. */
-static void name_check(char *name, size_t room, const char *format, va_list args)
-{
-	size_t used = (size_t)snprintf(name, room, "%s%s", subject, subject[0] ? ": " : "");
-
-	vsnprintf(name + used, room - used, format, args);
-}
+void about(const char *format, ...) { write_text(subject, format); }
 
 static void result(bool passed, const char *name)
 {
@@ -40,10 +35,12 @@ static void result(bool passed, const char *name)
 }
 
 /* One check: a line of its own, or one of the case's. `detail` explains a failure. */
-static void checked(bool passed, const char *name, const char *detail)
+static void checked(bool passed, const char *words, const char *detail)
 {
 	size_t used = strlen(now.shown);
+	char name[1200];
 
+	snprintf(name, sizeof(name), "%s%s%s", subject, subject[0] ? ": " : "", words);
 	if (!now.open) {
 		result(passed, name);
 		if (!passed)
@@ -64,41 +61,31 @@ static void checked(bool passed, const char *name, const char *detail)
 
 int ok(int passed, const char *format, ...)
 {
-	char name[800], detail[100];
+	char words[800], detail[100];
 	int err = errno;
-	va_list args;
 
-	va_start(args, format);
-	name_check(name, sizeof(name), format, args);
-	va_end(args);
+	write_text(words, format);
 	snprintf(detail, sizeof(detail), "errno %d (%s)", err, strerror(err));
-	checked(passed, name, detail);
+	checked(passed, words, detail);
 	errno = err;
 	return passed;
 }
 
 int is(long long got, long long want, const char *format, ...)
 {
-	char name[800], detail[100];
-	va_list args;
+	char words[800], detail[100];
 
-	va_start(args, format);
-	name_check(name, sizeof(name), format, args);
-	va_end(args);
+	write_text(words, format);
 	snprintf(detail, sizeof(detail), "got %lld, want %lld", got, want);
-	checked(got == want, name, detail);
+	checked(got == want, words, detail);
 	return got == want;
 }
 
 void case_begin(const char *format, ...)
 {
-	va_list args;
-
 	must(!now.open);
 	memset(&now, 0, sizeof(now));
-	va_start(args, format);
-	vsnprintf(now.name, sizeof(now.name), format, args);
-	va_end(args);
+	write_text(now.name, format);
 	now.open = true;
 }
 
@@ -133,11 +120,7 @@ bool case_drop(void)
 
 void case_skip(const char *format, ...)
 {
-	va_list args;
-
-	va_start(args, format);
-	vsnprintf(now.skipped, sizeof(now.skipped), format, args);
-	va_end(args);
+	write_text(now.skipped, format);
 	if (!now.failures)
 		now.checks = 0;
 	case_end();
