@@ -10,7 +10,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #include "memory.h"
-#include "program.h"
 #include "tap.h"
 #include "uring.h"
 
@@ -454,11 +453,6 @@ const char *change_name(const struct change *change, int way)
 	else
 		snprintf(name, sizeof(name), "%s%s", change->name, suffixes[way]);
 	return name;
-}
-
-bool change_is_due(const struct change *change)
-{
-	return change->since && !kernel_is_before(change->since / 1000, change->since % 1000);
 }
 
 enum expected expected_of(const struct change *change, const struct step *step, const struct range *range, int way)

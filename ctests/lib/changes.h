@@ -101,9 +101,6 @@ extern const size_t change_count;
 /* The name of the change made in this way. */
 const char *change_name(const struct change *change, int way);
 
-/* Whether this kernel must have the change, by its version. */
-bool change_is_due(const struct change *change);
-
 /* The expectation for the range after the step, if it is made in this way. */
 enum expected expected_of(const struct change *change, const struct step *step, const struct range *range, int way);
 

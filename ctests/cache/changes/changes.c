@@ -204,10 +204,9 @@ static void try_change(void)
 		refused = refused ? refused : run.refused;
 	}
 	snprintf(refusal, sizeof(refusal), "this kernel refuses it: %s", strerrorname_np(refused));
-	if (refused && !change_is_due(change))
+	if (refused && (!change->since || kernel_is_before(change->since / 1000, change->since % 1000)))
 		skip_all(refusal);
-	else
-		is(refused, 0, "this kernel has it");
+	is(refused, 0, "this kernel has it");
 }
 
 static void with_other_domain(void)
