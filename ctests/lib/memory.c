@@ -11,6 +11,8 @@
 #include <unistd.h>
 #include "tap.h"
 
+enum { READ_WRITE = PROT_READ | PROT_WRITE, OWN = MAP_PRIVATE | MAP_ANONYMOUS };
+
 static int opened(struct uffdio_api *api)
 {
 	int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
@@ -60,8 +62,7 @@ void spare_in_heap(size_t length)
 
 void fresh_at(void *address, size_t length)
 {
-	must(mmap(address, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1,
-		  0) == address);
+	must(mmap(address, length, READ_WRITE, OWN | MAP_FIXED_NOREPLACE, -1, 0) == address);
 }
 
 char *new_place(size_t length)
@@ -140,7 +141,7 @@ int most_mappings(void)
 void fill_mappings(char *there, int wanted)
 {
 	int count = wanted - mappings();
-	char *memory = mmap(there, ((size_t)count + 1) * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	char *memory = mmap(there, ((size_t)count + 1) * PAGE, READ_WRITE, OWN | MAP_NORESERVE, -1, 0);
 
 	must(count > 0 && memory != MAP_FAILED);
 	for (int n = 0; n < count; n += 2)
@@ -152,17 +153,18 @@ int raw_munmap(void *memory, size_t length) { return (int)syscall(SYS_munmap, me
 
 char *raw_map_at(void *memory, size_t length)
 {
-	long at = syscall(SYS_mmap, memory, length, PROT_READ | PROT_WRITE,
-			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_POPULATE, -1, 0);
+	const int flags = OWN | MAP_FIXED_NOREPLACE | MAP_POPULATE;
+	long at = syscall(SYS_mmap, memory, length, READ_WRITE, flags, -1, 0);
 
 	return at == -1 ? NULL : (char *)at;
 }
 
 void remap(void *memory, size_t length)
 {
+	const int flags = OWN | MAP_FIXED_NOREPLACE | MAP_POPULATE;
+
 	must(munmap(memory, length) == 0);
-	must(mmap(memory, length, PROT_READ | PROT_WRITE,
-		  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE | MAP_POPULATE, -1, 0) == memory);
+	must(mmap(memory, length, READ_WRITE, flags, -1, 0) == memory);
 }
 
 void raw_remap(void *memory, size_t length)
@@ -173,16 +175,14 @@ void raw_remap(void *memory, size_t length)
 
 void renew(enum renewal how, char *memory, size_t length)
 {
-	const int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS;
-
 	switch (how) {
 	case BY_MUNMAP: remap(memory, length); break;
 	case BY_RAW_MUNMAP: raw_remap(memory, length); break;
-	case BY_FIXED: must(mmap(memory, length, access, kind | MAP_FIXED, -1, 0) == memory); break;
+	case BY_FIXED: must(mmap(memory, length, READ_WRITE, OWN | MAP_FIXED, -1, 0) == memory); break;
 	case BY_MADVISE: must(madvise(memory, length, MADV_DONTNEED) == 0); break;
 	default:
 		/* It cannot grow where it is. The kernel chooses the place, since UCX's hook does not forward one. */
-		mmap(memory + length, 1, PROT_NONE, kind | MAP_FIXED_NOREPLACE, -1, 0);
+		mmap(memory + length, 1, PROT_NONE, OWN | MAP_FIXED_NOREPLACE, -1, 0);
 		must(mremap(memory, length, 2 * length, MREMAP_MAYMOVE) != MAP_FAILED);
 		fresh_at(memory, length);
 	}
@@ -208,8 +208,7 @@ char *at_the_edge(size_t length)
 
 static char *mapped(size_t length, int flags)
 {
-	char *memory = mmap(NULL, length, PROT_READ | PROT_WRITE,
-			    MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+	char *memory = mmap(NULL, length, READ_WRITE, OWN | flags, -1, 0);
 
 	must(memory != MAP_FAILED);
 	return memory;
