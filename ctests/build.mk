@@ -32,6 +32,7 @@ inputs_stub_alone    = $(built)/lib/stub_device.o
 inputs_fuzz          = $(addprefix $(built)/lib/,stub_device.o calls.o look.o regions.o)
 inputs_exported     := $(built)/lib/cached.o
 inputs_plugin       := $(built)/lib/cached.o
+inputs_alone        := $(so)
 inputs_address      := $(so)
 inputs_thread       := $(so)
 inputs_linked       := $(so)
@@ -42,7 +43,7 @@ $(call with,cuda_plugin): $(built)/libcudart.so.12
 $(call with,hip_plugin): $(built)/libamdhip64.so.6
 $(call with,fuzz): $(inputs_fuzz)
 $(call with,exported plugin): $(built)/lib/cached.o
-$(call with,address thread linked linked_behind): $(so)
+$(call with,alone address thread linked linked_behind): $(so)
 
 # The programs share a library. stub_device.c and cached.c are not in it: they replace ioctl and
 # ibv_alloc_pd, so a word of BUILD names them.

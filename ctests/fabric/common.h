@@ -28,17 +28,6 @@ static inline int make_region(enum reg_call call, struct fid_domain *domain, con
 	}
 }
 
-/* Copies buffers one after the other, as a remote peer must see them; not to NULL. Returns their length. */
-static inline size_t gather(const struct iovec *iov, size_t count, char *to)
-{
-	size_t length = 0;
-
-	for (size_t n = 0; n < count; length += iov[n++].iov_len)
-		if (to)
-			memcpy(to + length, iov[n].iov_base, iov[n].iov_len);
-	return length;
-}
-
 static inline struct fid_eq *queue_with(int wait_obj, uint64_t flags)
 {
 	struct fi_eq_attr attr = { .size = 16, .flags = flags, .wait_obj = wait_obj };
@@ -46,6 +35,43 @@ static inline struct fid_eq *queue_with(int wait_obj, uint64_t flags)
 
 	must(rdmamr_eq_open(FI_VERSION(1, 17), &attr, &queue, NULL) == 0 && queue);
 	return queue;
+}
+
+/* What the last read of a queue has written, over what it has found. */
+static uint32_t event;
+static struct fi_eq_entry entry;
+
+static inline void before_read(void)
+{
+	event = 77;
+	entry = (struct fi_eq_entry){ .data = 77 };
+}
+
+static inline bool nothing_read(void) { return event == 77 && !entry.fid && !entry.context && entry.data == 77; }
+
+static inline ssize_t take(struct fid_eq *eq, uint64_t flags)
+{
+	before_read();
+	return fi_eq_read(eq, &event, &entry, sizeof(entry), flags);
+}
+
+static inline ssize_t wait_and_take(struct fid_eq *eq, int timeout, uint64_t flags)
+{
+	before_read();
+	return fi_eq_sread(eq, &event, &entry, sizeof(entry), timeout, flags);
+}
+
+/* Whether that was the completion of the region that `mr` points to, whose context is `mr`. */
+static inline bool is_complete(struct fid_mr **mr)
+{
+	return event == FI_MR_COMPLETE && entry.context == mr && entry.fid == &(*mr)->fid && !entry.data;
+}
+
+/* It is the next event. */
+static inline void completes(struct fid_eq *queue, struct fid_mr **mr)
+{
+	gives(sizeof(entry), wait_and_take(queue, PATIENCE, 0));
+	holds(is_complete(mr));
 }
 
 static inline struct fid_domain *bound_to(struct fid_eq *queue, struct ibv_pd *pd, const struct kind *kind)

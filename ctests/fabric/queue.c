@@ -31,24 +31,6 @@ static void put(struct fid_eq *eq, uint32_t event, uint64_t number)
 	must(fi_eq_write(eq, event, &entry, sizeof(entry), 0) == sizeof(entry));
 }
 
-/* What the last read has written. */
-static uint32_t event;
-static struct fi_eq_entry entry;
-
-static ssize_t take(struct fid_eq *eq, uint64_t flags)
-{
-	event = 77;
-	entry = entry_of(77);
-	return fi_eq_read(eq, &event, &entry, sizeof(entry), flags);
-}
-
-static ssize_t wait_and_take(struct fid_eq *eq, int timeout, uint64_t flags)
-{
-	event = 77;
-	entry = entry_of(77);
-	return fi_eq_sread(eq, &event, &entry, sizeof(entry), timeout, flags);
-}
-
 /* Whether the last read has got this event, with the entry of this number. */
 static bool got(uint32_t which, uint64_t number) { return event == which && is_entry(&entry, number); }
 static bool said(const char *words) { return strstr(rdmamr_last_reason(), words) && rdmamr_last_reason()[0]; }
@@ -116,9 +98,6 @@ static void lengths(void)
 	gives(0, fi_close(&mute->fid));
 }
 
-/* ms, for events that should come at once. */
-enum { AN_HOUR = 3600000 };
-
 static void timeouts(void)
 {
 	static const int kind[] = { FI_WAIT_FD, FI_WAIT_UNSPEC };
@@ -133,7 +112,7 @@ static void timeouts(void)
 			ok(seconds_now() - start >= timeout / 1000.0, "that took %d ms", timeout);
 		}
 		put(eq, 9, 9);
-		gives(sizeof(entry), wait_and_take(eq, AN_HOUR, 0));
+		gives(sizeof(entry), wait_and_take(eq, PATIENCE, 0));
 		holds(got(9, 9));
 		gives(0, fi_close(&eq->fid));
 	}
@@ -189,8 +168,8 @@ static void woken(void)
 	struct fid_eq *eq = queue_with(FI_WAIT_FD, FI_WRITE);
 	const struct waiter rows[] = {
 		{ .eq = eq, .timeout = -1, .got = sizeof(entry) },
-		{ .eq = eq, .timeout = AN_HOUR, .got = sizeof(entry) },
-		{ .eq = eq, .timeout = AN_HOUR, .got = 1, .fd = wait_fd(eq) },
+		{ .eq = eq, .timeout = PATIENCE, .got = sizeof(entry) },
+		{ .eq = eq, .timeout = PATIENCE, .got = 1, .fd = wait_fd(eq) },
 	};
 	struct waiter both[2] = { { .eq = eq, .timeout = -1 }, { .eq = eq, .timeout = -1 } };
 	pthread_t threads[2];
@@ -255,61 +234,6 @@ static void descriptors(void)
 	gives(0, fi_close(&eq->fid));
 	gives(0, fi_close(&none->fid));
 	gives(0, fi_close(&any->fid));
-}
-
-/* --- Many threads --- */
-
-enum { WRITERS = 4, READERS = 4, EACH = 3000 };
-
-static struct {
-	struct fid_eq *eq;
-	_Atomic int seen[WRITERS * EACH], wrong, left;
-} crowd;
-
-static void *writes(void *argument)
-{
-	uint64_t first = (uintptr_t)argument * EACH;
-
-	for (uint64_t n = first; n < first + EACH; n++)
-		put(crowd.eq, 1, n);
-	return NULL;
-}
-
-static void *reads(void *argument)
-{
-	bool waits = (uintptr_t)argument % 2;
-	struct fi_eq_entry entry = { 0 };
-	uint32_t event;
-
-	while (crowd.left > 0) {
-		ssize_t got = waits ? fi_eq_sread(crowd.eq, &event, &entry, sizeof(entry), 50, 0) :
-				      fi_eq_read(crowd.eq, &event, &entry, sizeof(entry), 0);
-		uint64_t number = ~(uint64_t)(uintptr_t)entry.context;
-
-		if (got == -FI_EAGAIN) {
-			sched_yield();
-			continue;
-		}
-		crowd.wrong += got != sizeof(entry) || number >= WRITERS * EACH || !is_entry(&entry, number) || crowd.seen[number]++;
-		crowd.left--;
-	}
-	return NULL;
-}
-
-static void crowds(void)
-{
-	pthread_t threads[WRITERS + READERS];
-
-	crowd.eq = queue_with(FI_WAIT_FD, FI_WRITE);
-	crowd.left = WRITERS * EACH;
-	for (uintptr_t n = 0; n < WRITERS + READERS; n++)
-		threads[n] = must_start(n < WRITERS ? writes : reads, (void *)n);
-	for (int n = 0; n < WRITERS + READERS; n++)
-		must_join(threads[n]);
-	is(crowd.wrong, 0, "%d threads write, %d read: each event once, and whole", WRITERS, READERS);
-	gives(-FI_EAGAIN, take(crowd.eq, 0));
-	gives(0, readable(wait_fd(crowd.eq), 50));
-	gives(0, fi_close(&crowd.eq->fid));
 }
 
 static void words(void)
@@ -437,9 +361,9 @@ static void follows(struct ibv_pd *pd, const char *steps)
 			      wait_and_take(eq, want > 0 ? -1 : 0, letter == 'l' ? FI_PEEK : 0);
 			is(ret, want, "the answer");
 			if (want < 0) {
-				holds(got(77, 77));
+				holds(nothing_read());
 			} else if (number > 100) {
-				holds(event == FI_MR_COMPLETE && entry.fid == &(*mr)->fid && entry.context == mr && !entry.data);
+				holds(is_complete(mr));
 				holds(fi_mr_key(*mr) == 7 && fi_mr_desc(*mr));
 			} else {
 				holds(got(number, number));
@@ -508,7 +432,7 @@ static void places(struct ibv_pd *pd)
 		must(rdmamr_eq_open(rows[n].api, &attr, &eq, NULL) == 0);
 		domain = bound_to(eq, pd, &kinds[OFFSETS]);
 		must(fi_mr_reg(domain, NOWHERE, PAGE, FI_ALL, 0, 2, 0, &mr, NULL) == 0 && mr);
-		gives(-FI_EAVAIL, wait_and_take(eq, AN_HOUR, 0));
+		gives(-FI_EAVAIL, wait_and_take(eq, PATIENCE, 0));
 		memset(room, 0x5a, sizeof(room));
 		memset(&error, 0xff, sizeof(error));
 		error.err_data = room;
@@ -535,7 +459,6 @@ int main(void)
 	as_case(timeouts(), "reads that wait");
 	as_case(woken(), "readers woken");
 	as_case(descriptors(), "descriptors to wait for");
-	as_case(crowds(), "many threads at a queue");
 	as_case(words(), "errors in words");
 	pd = domain_of_device();
 	context = pd->context;

@@ -12,7 +12,7 @@ under() { # NAME COMMAND...
 	whole "$1" env LD_LIBRARY_PATH="$work" ASAN_OPTIONS=exitcode=99 TSAN_OPTIONS=exitcode=99 timeout 600 "${@:2}"
 }
 for sanitizer in address thread; do
-	under "asynchronous registration from 4 threads, -fsanitize=$sanitizer" "$built/fabric_async_$sanitizer" stress 1000
+	under "asynchronous registration from 4 threads, -fsanitize=$sanitizer" "$built/fabric_async_$sanitizer" stress
 done
 under "raw keys, -fsanitize=address" "$built/fabric_raw_keys_address"
 tap_done

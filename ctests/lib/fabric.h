@@ -8,46 +8,11 @@
 #include <sys/uio.h>
 #include "pair.h"
 
-/* The library is preloaded, not linked. */
+/* The library is preloaded; a program without libfabric (BUILD: alone) is linked to it. */
 #pragma weak rdmamr_domain_open
 #pragma weak rdmamr_eq_open
 #pragma weak rdmamr_resolve
 #pragma weak rdmamr_mr_segments
-#ifdef RDMAMR_NO_LIBFABRIC
-#pragma weak fi_mr_reg
-#pragma weak fi_mr_regv
-#pragma weak fi_mr_regattr
-#pragma weak fi_close
-#pragma weak fi_mr_desc
-#pragma weak fi_mr_key
-#pragma weak fi_mr_bind
-#pragma weak fi_mr_enable
-#pragma weak fi_mr_refresh
-#pragma weak fi_mr_raw_attr
-#pragma weak fi_mr_map_raw
-#pragma weak fi_mr_unmap_key
-#pragma weak fi_domain_bind
-#pragma weak fi_control
-#pragma weak fi_eq_read
-#pragma weak fi_eq_readerr
-#pragma weak fi_eq_write
-#pragma weak fi_eq_sread
-#pragma weak fi_eq_strerror
-#endif
-
-/* Names of libfabric that the tests use and the library's header lacks. */
-#ifdef RDMAMR_NO_LIBFABRIC
-#ifndef FI_MR_MMU_NOTIFY
-#define FI_MR_MMU_NOTIFY (1 << 7)
-#endif
-#ifndef FI_CLASS_AV
-#define FI_CLASS_AV 11
-#define FI_CLASS_CQ 14
-#endif
-#ifndef FI_WAIT_SET
-#define FI_WAIT_SET 2
-#endif
-#endif
 
 /* All rights, local ones, remote ones. */
 #define FI_ALL (FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE)
@@ -66,10 +31,6 @@ extern const struct kind {
 	bool provider_keys, virtual_addresses, relaxed;
 } kinds[KINDS];
 
-/* The library's own function of a name, which rejects what would crash libfabric's inline function. */
-void *exported(const char *name);
-
-int open_with(struct ibv_pd *pd, uint32_t api_version, int32_t mr_mode, uint64_t flags, struct fid_domain **domain);
 struct fid_domain *open_kind(struct ibv_pd *pd, const struct kind *kind);
 
 /* The address by which remote peers access the first byte of a buffer. */
@@ -80,14 +41,6 @@ const struct ibv_mr *with_lkey(uint32_t lkey);
 
 /* The segment of a range that is one segment. */
 struct rdmamr_segment resolved(struct fid_domain *domain, uint64_t key, uint64_t at, size_t length);
-
-/* Moves a range as a remote peer does, a request for each segment. The first status that is none of success; -1. */
-int peer_moves(struct pair *pair, enum ibv_wr_opcode opcode, struct fid_domain *domain, uint64_t key, uint64_t at,
-	       const struct ibv_mr *local, char *memory, size_t length);
-
-/* Checks that data moved, and connects the pair anew if it did not: an error ends the connection. */
-__attribute__((format(printf, 3, 4)))
-void moved(struct pair *pair, int status, const char *format, ...);
 
 /* The functions below are inline: they call libfabric's functions in the way of the program. */
 
