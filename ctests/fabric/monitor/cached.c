@@ -17,14 +17,6 @@ struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 	return last_pd;
 }
 
-void need(int ret, const char *what)
-{
-	if (!ret)
-		return;
-	printf("Bail out! %s: %d (%s)\n", what, ret, fi_strerror(-ret));
-	exit(1);
-}
-
 void open_fabric(void)
 {
 	struct fi_info *hints = fi_allocinfo();
@@ -35,31 +27,23 @@ void open_fabric(void)
 	hints->caps = FI_MSG | FI_RMA;
 	hints->ep_attr->type = FI_EP_MSG;
 	hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_ALLOCATED | FI_MR_VIRT_ADDR | FI_MR_PROV_KEY;
-	need(fi_getinfo(FI_VERSION(1, 17), getenv("CHECK_ADDRESS"), NULL, FI_SOURCE, hints, &info), "fi_getinfo");
+	must(fi_getinfo(FI_VERSION(1, 17), getenv("CHECK_ADDRESS"), NULL, FI_SOURCE, hints, &info) == 0);
 	fi_freeinfo(hints);
-	need(fi_fabric(info->fabric_attr, &fabric, NULL), "fi_fabric");
+	must(fi_fabric(info->fabric_attr, &fabric, NULL) == 0);
 }
 
 struct fid_domain *open_domain(void)
 {
 	struct fid_domain *domain;
 
-	need(fi_domain(fabric, info, &domain, NULL), "fi_domain");
+	must(fi_domain(fabric, info, &domain, NULL) == 0);
 	return domain;
-}
-
-struct fid_mr *try_reg(struct fid_domain *domain, void *memory, size_t length)
-{
-	struct fid_mr *mr = NULL;
-
-	fi_mr_reg(domain, memory, length, FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 0, 0, &mr, NULL);
-	return mr;
 }
 
 struct fid_mr *reg(struct fid_domain *domain, void *memory, size_t length)
 {
-	struct fid_mr *mr = try_reg(domain, memory, length);
+	struct fid_mr *mr;
 
-	must(mr);
+	must(fi_mr_reg(domain, memory, length, FI_SEND | FI_RECV | FI_REMOTE_READ | FI_REMOTE_WRITE, 0, 0, 0, &mr, NULL) == 0);
 	return mr;
 }

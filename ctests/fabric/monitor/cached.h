@@ -6,7 +6,6 @@
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
-#include <rdma/fi_errno.h>
 #include "../../lib/pair.h"
 
 extern struct fi_info *info;
@@ -15,16 +14,10 @@ extern struct fid_fabric *fabric;
 /* The last protection domain that the provider has made: queue pairs on it can use its regions. */
 extern struct ibv_pd *last_pd;
 
-/* Bails out unless ret is 0. */
-void need(int ret, const char *what);
-
 void open_fabric(void);
 struct fid_domain *open_domain(void);
 
-/* Registers with all rights; NULL if that fails. */
-struct fid_mr *try_reg(struct fid_domain *domain, void *memory, size_t length);
-
-/* The same, and bails out if that fails. */
+/* Registers with all rights; it must succeed. */
 struct fid_mr *reg(struct fid_domain *domain, void *memory, size_t length);
 
 #endif

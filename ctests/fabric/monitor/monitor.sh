@@ -5,14 +5,8 @@
 # which it must report. The device is CHECK_DEVICE, reached by CHECK_ADDRESS.
 . "$(dirname "$0")/libfabrics.sh"
 [ -n "${CHECK_ADDRESS:-}" ] || skip_all "no IPv4 address reaches the device (ADDRESS)"
-monitored=(env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
+monitored=(timeout 600 env RDMAMR_MONITOR=libfabric LD_PRELOAD="$library")
 
-program() { # NAME [NAME=VALUE...]: a program that reports its own results
-	local name=$1 output
-	shift
-	output=$("${monitored[@]}" "$@" 2>&1)
-	take_over "$name" $? "$output"
-}
 says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 	local name=$1 expected=$2 output
 	shift 2
@@ -23,24 +17,21 @@ says() { # NAME EXPECTED [NAME=VALUE...] COMMAND...
 		fail "$name: reported in one line" "expected: $expected" "got: $output"
 	fi
 }
-told() { # STATUS FILE PATTERN
-	grep -q "$3" "$2" || { echo "exit status $1"; tail -n 5 "$2"; return 1; }
-}
-not_stale() { # FILE
-	! grep STALE "$1"
+plugin() { # WORDS: in the program's output, which is shown if they lack
+	grep -- "$1" "$work/plugin" || { tail -n 5 "$work/plugin"; return 1; }
 }
 
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
-	version=$(version_of "${run[*]}")
-	program "$version, version nodes" timeout 600 "${run[@]}" "$built/monitor_nodes"
-	program "$version, threads" timeout 600 "${run[@]}" "$built/monitor_races"
-	program "$version, a process's life" timeout 600 "${run[@]}" "$built/monitor_life"
+	version=$("${run[@]}" "$built/monitor_nodes" --version)
+	results "$version, version nodes" "${monitored[@]}" "${run[@]}" "$built/monitor_nodes"
+	results "$version, threads" "${monitored[@]}" "${run[@]}" "$built/monitor_races"
+	results "$version, a process's life" "${monitored[@]}" "${run[@]}" "$built/monitor_life"
 
-	"${monitored[@]}" timeout 600 "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" >"$work/plugin" 2>&1
-	check "$version, a plug-in that brings libfabric: it ran to its end" told $? "$work/plugin" '^done|'
-	check "$version, and with it the cache serves" told 0 "$work/plugin" '^nothing|hit'
-	check "$version, and the cache is notified of changes: nothing is stale" not_stale "$work/plugin"
+	"${monitored[@]}" "${run[@]}" "$built/monitor_plugin" "$built/monitor_stale.so" >"$work/plugin" 2>&1
+	check "$version, a plug-in that brings libfabric: it ran to its end" plugin '^done|'
+	check "$version, and with it the cache serves" plugin '^nothing|hit'
+	check "$version, and the cache is notified of changes: nothing is stale" fails grep STALE "$work/plugin"
 
 	says "$version, imported" "libfabric's registration cache is told of changes of memory" "${run[@]}" "$built/monitor_nodes"
 	says "$version, FI_MR_CACHE_MONITOR=disabled" "no effect: FI_MR_CACHE_MONITOR=disabled" FI_MR_CACHE_MONITOR=disabled "${run[@]}" "$built/monitor_nodes"

@@ -34,7 +34,7 @@ served_less() { # no region is stale, but the cache did not serve unchanged memo
 
 for run in "${libfabrics[@]}"; do
 	read -ra run <<<"$run"
-	version=$(version_of "${run[*]}")
+	version=$("${run[@]}" "$built/monitor_nodes" --version)
 	echo "# libfabric $version:"
 	for monitor in "${monitors[@]}"; do table "$monitor" "${run[@]}"; done
 	# On a busy machine the monitor may see a change after the next registration: the best of three
