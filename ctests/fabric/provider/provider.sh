@@ -19,11 +19,7 @@ check "the program needs $(needed "$registers")" [ "$(needed "$registers")" = fa
 
 with() { env FI_PROVIDER_PATH="$work/link" "$@" 2>"$work/stderr"; }
 without() { env FI_PROVIDER_PATH="$work/none" "$@" 2>"$work/stderr"; }
-same() { # LIST LIST: no difference, which is shown
-	echo "$1" >"$work/one"
-	echo "$2" >"$work/other"
-	diff "$work/one" "$work/other"
-}
+same() { diff <(echo "$1") <(echo "$2"); } # LIST LIST
 # The values of one field in a listing, without the indentation.
 field() { sed -n "s/^ *$1: *//p"; }
 
@@ -63,18 +59,12 @@ done
 first=$(with fi_info | field provider | head -1)
 check "a request without hints gets another first: $first" [ -n "$first" -a "$first" != rdmamr ]
 
-program() { # NAME COMMAND...
-	local name=$1 output
-	shift
-	output=$(timeout 600 "$@" 2>&1)
-	take_over "$name" $? "$output"
-}
-provided=(env FI_PROVIDER_PATH="$work/link")
-program "by libfabric" "${provided[@]}" "$registers"
-program "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$registers"
-program "by libfabric, preloaded and a copy" env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$registers"
-program "for libfabric 1.5" "${provided[@]}" "$registers" 1.5
-program "for libfabric 1.9" "${provided[@]}" "$registers" 1.9
+provided=(timeout 600 env FI_PROVIDER_PATH="$work/link")
+results "by libfabric" "${provided[@]}" "$registers"
+results "by libfabric, and preloaded" "${provided[@]}" LD_PRELOAD="$library" "$registers"
+results "by libfabric, preloaded and a copy" timeout 600 env FI_PROVIDER_PATH="$work/copy" LD_PRELOAD="$library" "$registers"
+results "for libfabric 1.5" "${provided[@]}" "$registers" 1.5
+results "for libfabric 1.9" "${provided[@]}" "$registers" 1.9
 # A version for which libfabric itself is too old.
-program "for libfabric 1.999" "${provided[@]}" "$registers" 1.999
+results "for libfabric 1.999" "${provided[@]}" "$registers" 1.999
 tap_done
