@@ -66,14 +66,42 @@ if command -v bindgen >/dev/null; then
 else
 	lacks "bindgen reads include/rdmamr/fi_mr.h" bindgen
 fi
-# The header's replacements for libfabric's: the same calls and structures.
-check "the library's functions of libfabric for cbindgen" ctests/packages/abi/fabric_prototypes.sh "$work/fabric_prototypes.c"
+# The header's replacements for libfabric's: the same calls and structures. Each of our prototypes,
+# under another name, must have the type of libfabric's inline function.
+{
+	printf '#include <rdma/fi_domain.h>\n#include <rdma/fi_eq.h>\n'
+	perl -0777 -ne '
+		while (/^((?:const )?\w+ \*?)(fi_\w+)(\([^;]*\));/mg) {
+			print "$1ours_$2$3;\n";
+			print "_Static_assert(__builtin_types_compatible_p(__typeof__($2), __typeof__(ours_$2)), \"$2\");\n";
+		}' include/rdmamr/fi_mr.h
+} >"$work/fabric_prototypes.c"
 check "each of libfabric's calls is compared" [ "$(grep -c '^_Static_assert(__builtin' "$work/fabric_prototypes.c")" = 19 ]
 check "their prototypes are those of libfabric's inlines" "$cc" -std=gnu11 -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
 
-check "the library's functions for cbindgen" ctests/packages/abi/prototypes.sh "$cbindgen" "$work/prototypes.c"
+# The interposed calls as cbindgen reads them from the library's own functions: a compiler accepts them
+# behind <infiniband/verbs.h> only if they are equal.
+{
+	# Opaque twins of rdma-core's structures come out as "struct ibv_pd *", undeclared.
+	for type in ibv_context ibv_pd ibv_mr ibv_mr_init_attr ibv_cq ibv_comp_channel ibv_qp ibv_qp_init_attr ibv_srq ibv_srq_init_attr; do
+		printf '/// cbindgen:no-export\n#[repr(C)]\npub struct %s { x: u8 }\n' $type
+	done
+	# The library's functions are private, and published by stubs: make them public for cbindgen,
+	# without the argument that a stub adds. (<infiniband/verbs.h> has none for providers.)
+	sed -e '/^\/\/!/d' -e '/^    caller: Caller,$/d' -e 's/, caller: Caller)/)/' -e '/fn ibv_cmd_/!s/^unsafe extern "C" fn ibv_/#[unsafe(no_mangle)]\npub &/' src/capi/verbs.rs
+} >"$work/verbs.rs"
+printf 'language = "C"\nno_includes = true\nusize_is_size_t = true\nstyle = "tag"\n' >"$work/cbindgen.toml"
+check "the library's functions for cbindgen" "$cbindgen" -q -c "$work/cbindgen.toml" -o "$work/ours.h" "$work/verbs.rs"
 calls() { grep -o '\bibv_[a-z0-9_]*' | grep -ve relaxed -e '^ibv_cmd_' | LC_ALL=C sort -u; }
-check "all of them" diff <(calls <src/capi/librdmamr.map) <(grep '^#undef' "$work/prototypes.c" | calls)
+functions() { grep -o '\bibv_[a-z0-9_]*(' "$work/ours.h" | tr -d '('; }
+check "all of them" diff <(calls <src/capi/librdmamr.map) <(functions | calls)
+{
+	echo '#include <infiniband/verbs.h>'
+	# The header's macros of the same names.
+	functions | sed 's/^/#undef /'
+	echo 'struct ibv_mr_init_attr; /* not in headers before rdma-core 59 */'
+	cat "$work/ours.h"
+} >"$work/prototypes.c"
 check "their prototypes are those of <infiniband/verbs.h>" "$cc" -std=c11 "${strict[@]}" "$work/prototypes.c"
 
 newer=()
@@ -90,17 +118,17 @@ check "the library's structures and constants are those of the installed headers
 # libfabric's, of the installed release and of newer ones.
 check "the library's structures are those of libfabric $(pkg-config --modversion libfabric) ($(grep -c _Static_assert "$fabric_layout") assertions)" \
 	"$cc" -std=gnu11 -fsyntax-only "$fabric_layout"
-for suite in trixie; do
-	if headers=$(ctests/packages/abi/libfabric_headers $suite); then
-		newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
-		# Some names are deprecated there, and unchanged.
-		lasting=("$cc" -std=gnu11 -w -isystem "$headers")
-		check "the old names with libfabric $newer, without a warning" "$cc" -std=gnu11 -Wall -Wextra -Werror -isystem "$headers" -Iinclude -fsyntax-only "$work/old.c"
-		check "the library's structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
-		check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
-		check "the library's prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
-	else
-		skip "the library's structures with the libfabric of Debian $suite" "its headers could not be downloaded (see target/libfabric/$suite/log)"
-	fi
-done
+trixie=target/libfabric/trixie-run
+if ctests/fabric/monitor/libfabric_run trixie >/dev/null; then
+	headers=$trixie/usr/include
+	newer=$(sed -n 's/#define FI_M[AJINO]*R_VERSION //p' "$headers/rdma/fabric.h" | paste -sd .)
+	# Some names are deprecated there, and unchanged.
+	lasting=("$cc" -std=gnu11 -w -isystem "$headers")
+	check "the old names with libfabric $newer, without a warning" "$cc" -std=gnu11 -Wall -Wextra -Werror -isystem "$headers" -Iinclude -fsyntax-only "$work/old.c"
+	check "the library's structures are those of libfabric $newer" "${lasting[@]}" -fsyntax-only "$fabric_layout"
+	check "include/rdmamr/fi_mr.h with libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/old.c"
+	check "the library's prototypes are those of libfabric $newer" "${lasting[@]}" -Iinclude -fsyntax-only "$work/fabric_prototypes.c"
+else
+	skip "the library's structures with Debian trixie's libfabric" "its headers could not be downloaded (see $trixie/log)"
+fi
 tap_done
