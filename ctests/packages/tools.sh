@@ -17,12 +17,6 @@ machine() { # MANAGER TOOL...: makes the machine: this one's programs, without t
 	[ -z "$1" ] || chmod +x "$work/bin/$1"
 }
 there() { PATH=$work/bin "$@" 2>&1; }
-says() { # WORDS COMMAND...: it fails, with these words
-	local words=$1 said
-	shift
-	said=$(there "$@") && { echo "it succeeds"; return 1; }
-	grep -qF -- "$words" <<<"$said" || { echo "$said"; return 1; }
-}
 
 # The groups whose tools are all here.
 groups=()
@@ -37,20 +31,20 @@ for manager in dnf zypper pacman; do
 	done
 done
 machine dnf gcc cc codespell
-check "dnf: a missing tool is named by dnf's package" says " dnf install codespell gcc" vm/packages docs demo
-check "dnf: and by its own name" says "These tools are missing: gcc codespell." vm/packages docs demo
+check "dnf: a missing tool is named by dnf's package" ends_with 1 " dnf install codespell gcc" there vm/packages docs demo
+check "dnf: and by its own name" ends_with 1 "These tools are missing: gcc codespell." there vm/packages docs demo
 check "dnf: PACKAGES=installed goes on without" there env PACKAGES=installed vm/packages docs demo
 machine zypper g++ man
-check "zypper: a missing tool is named by zypper's package" says " zypper install gcc-c++ man" vm/packages c docs
+check "zypper: a missing tool is named by zypper's package" ends_with 1 " zypper install gcc-c++ man" there vm/packages c docs
 machine pacman ib_write_bw go
-check "pacman: a missing tool is named by pacman's package" says " pacman -S --needed go" vm/packages go demo
-check "pacman: a tool without a package is named" says "No package of this distribution is known for: ib_write_bw" vm/packages demo
+check "pacman: a missing tool is named by pacman's package" ends_with 1 " pacman -S --needed go" there vm/packages go demo
+check "pacman: a tool without a package is named" ends_with 1 "No package of this distribution is known for: ib_write_bw" there vm/packages demo
 machine "" codespell
-check "without a package manager the tools are named" says "These tools are missing: codespell." vm/packages docs
+check "without a package manager the tools are named" ends_with 1 "These tools are missing: codespell." there vm/packages docs
 check "while suites run a missing tool is named, not installed" \
-	says "should have installed these tools at its beginning, and has not: codespell" env CHECK_INSTALLED=yes vm/packages docs
-check "a group that does not exist is refused" says "there is no group nothing" vm/packages docs nothing
+	ends_with 1 "should have installed these tools at its beginning, and has not: codespell" there env CHECK_INSTALLED=yes vm/packages docs
+check "a group that does not exist is refused" ends_with 2 "there is no group nothing" there vm/packages docs nothing
 
 machine dnf
-check "make demo without a device says how to make one" says "rdma link add rxe0 type rxe" bench/demo
+check "make demo without a device says how to make one" ends_with 1 "rdma link add rxe0 type rxe" there bench/demo
 tap_done
