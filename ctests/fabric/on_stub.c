@@ -61,93 +61,84 @@ static void refused_close(void)
 	is(fi_close(&domain->fid), 0, "the domain closes");
 }
 
-/* In a domain whose attributes are row->of. */
-static struct fid_domain *domain;
+enum { BY_LIBRARY, BY_REQUEST, BY_DEVICE };
 
-static int ask(uint64_t offset, uint64_t key, uint64_t flags, struct fid_mr **mr)
+/* Regions that are asked for, each by the key 7, one after the other in a domain: each list is one of rules. */
+static const struct asked {
+	const char *what;
+	uint64_t offset, flags;
+	int want, chosen; /* how the key is */
+	uint64_t base; /* where addresses begin */
+} rules[][5] = {
+	{ { "a key without its flag", 0, 0, 0, BY_LIBRARY, 0 },
+	  { "the same key and an offset without their flags", 64 * PAGE + 1, 0, 0, BY_LIBRARY, 0 },
+	  { "both flags", 64 * PAGE, RDMAMR_MR_KEY | RDMAMR_MR_OFFSET, 0, BY_REQUEST, 64 * PAGE },
+	  { "a key in use, with its flag", 0, RDMAMR_MR_KEY, -FI_ENOKEY, 0, 0 } },
+	{ { "a key and an offset without their flags", 64 * PAGE + 1, 0, 0, BY_DEVICE, 0 },
+	  { "a key with its flag", 0, RDMAMR_MR_KEY, -FI_EBADFLAGS, 0, 0 } },
+	{ { "an offset without its flag", PAGE, 0, -FI_EINVAL, 0, 0 },
+	  { "a key without its flag", 0, 0, 0, BY_REQUEST, 0 },
+	  { "the same key again", 0, 0, -FI_ENOKEY, 0, 0 } },
+};
+enum { OLD, DEVICES, NEW };
+
+/* The rules row->value, in a domain whose attributes are row->of. */
+static void keys(void)
 {
-	static char *memory;
+	struct fid_domain *domain = opened(row->of);
+	char *memory = pages(1);
+	struct fid_mr *made[4] = { 0 };
+	uint64_t last = 7;
 
-	memory = memory ? memory : pages(1);
-	domain = domain ? domain : opened(row->of);
-	*mr = NULL;
-	return fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, offset, key, flags, mr, NULL);
-}
+	for (int n = 0; n < 4 && rules[row->value][n].what; n++) {
+		const struct asked *asked = &rules[row->value][n];
+		struct rdmamr_segment segment;
+		size_t count = 1;
+		uint64_t key;
 
-static void end(struct fid_mr *mr)
-{
-	if (mr)
-		must(fi_close(&mr->fid) == 0);
-}
-
-/* Two regions that ask for one key, and the second for an offset, without flags and with them. */
-static void old_rules(void)
-{
-	struct fid_mr *first, *second, *third, *fourth;
-	struct rdmamr_segment segment;
-	size_t count = 1;
-
-	is(ask(0, 7, 0, &first), 0, "a key without its flag");
-	is(ask(64 * PAGE + 1, 7, 0, &second), 0, "the same key and an offset without their flags");
-	ok(fi_mr_key(first) != 7 && fi_mr_key(second) != 7 && fi_mr_key(first) != fi_mr_key(second),
-	   "the library has chosen two keys");
-	is(rdmamr_resolve(domain, fi_mr_key(second), 8, 8, &segment, &count), 0, "addresses begin at 0");
-	is(ask(64 * PAGE, 7, RDMAMR_MR_KEY | RDMAMR_MR_OFFSET, &third), 0, "both flags");
-	is((long long)fi_mr_key(third), 7, "the key is the requested one");
-	count = 1;
-	is(rdmamr_resolve(domain, 7, 64 * PAGE + 8, 8, &segment, &count), 0, "addresses begin at the offset");
-	is(ask(0, 7, RDMAMR_MR_KEY, &fourth), -FI_ENOKEY, "a key in use, with its flag");
-	end(first);
-	end(second);
-	end(third);
-}
-
-static void provider_keys(void)
-{
-	struct fid_mr *mr;
-
-	is(ask(64 * PAGE + 1, 7, 0, &mr), 0, "a key and an offset without their flags");
-	is((long long)fi_mr_key(mr), (long long)(uintptr_t)fi_mr_desc(mr), "the key is the device's");
-	end(mr);
-	is(ask(0, 7, RDMAMR_MR_KEY, &mr), -FI_EBADFLAGS, "a key with its flag");
-}
-
-static void new_rules(void)
-{
-	struct fid_mr *first, *second;
-
-	is(ask(0, 7, 0, &first), 0, "a key without its flag");
-	is((long long)fi_mr_key(first), 7, "the key is the requested one");
-	is(ask(0, 7, 0, &second), -FI_ENOKEY, "the same key again");
-	is(ask(PAGE, 8, 0, &second), -FI_EINVAL, "an offset without its flag");
-	end(first);
+		is(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, asked->offset, 7, asked->flags, &made[n], NULL), asked->want, "%s",
+		   asked->what);
+		if (!made[n])
+			continue;
+		key = fi_mr_key(made[n]);
+		ok(asked->chosen == BY_REQUEST ? key == 7 : asked->chosen == BY_LIBRARY ? key != 7 && key != last :
+		   key == (uintptr_t)fi_mr_desc(made[n]), "%s: whose key it has", asked->what);
+		is(rdmamr_resolve(domain, key, asked->base + 8, 8, &segment, &count), 0, "%s: where addresses begin", asked->what);
+		last = key;
+	}
+	for (int n = 0; n < 4; n++)
+		must(!made[n] || fi_close(&made[n]->fid) == 0);
+	must(fi_close(&domain->fid) == 0);
 }
 
 /* Each of the 256 is found once, and the next registration says so. */
 static void keys_of_a_byte(void)
 {
+	struct fid_domain *domain = opened(row->of);
 	struct fid_mr *regions[256], *none;
 	bool used[256] = { false };
+	char *memory = pages(1);
 
 	for (int n = 0; n < 256; n++) {
-		must(ask(0, 7, 0, &regions[n]) == 0);
+		regions[n] = region(domain, memory, PAGE, FI_REMOTE_READ, 7);
 		must(fi_mr_key(regions[n]) < 256 && !used[fi_mr_key(regions[n])]);
 		used[fi_mr_key(regions[n])] = true;
 	}
-	is(ask(0, 7, 0, &none), -FI_ENOKEY, "the next region has none");
+	is(fi_mr_reg(domain, memory, PAGE, FI_REMOTE_READ, 0, 7, 0, &none, NULL), -FI_ENOKEY, "the next region has none");
 	for (int n = 0; n < 256; n++)
-		end(regions[n]);
+		must(fi_close(&regions[n]->fid) == 0);
+	must(fi_close(&domain->fid) == 0);
 }
 
 static const struct row rows[] = {
 	{ "on-demand paging", on_demand, .flags = NO_PINS },
 	{ "a close that is refused, of a buffer", refused_close, 1, .flags = NO_PINS },
 	{ "a close that is refused, of three buffers", refused_close, BUFFERS, .flags = NO_PINS },
-	{ "the old rules, by a mode", old_rules, .of = ATTR(.mr_mode = FI_MR_SCALABLE, .mode = RDMAMR_LOCAL_MR), .flags = NO_PINS },
-	{ "the old rules, by a capability", old_rules, .flags = NO_PINS,
+	{ "the old rules, by a mode", keys, OLD, ATTR(.mr_mode = FI_MR_SCALABLE, .mode = RDMAMR_LOCAL_MR), .flags = NO_PINS },
+	{ "the old rules, by a capability", keys, OLD, .flags = NO_PINS,
 	  .of = ATTR(.mr_mode = FI_MR_SCALABLE, .caps = RDMAMR_DYNAMIC_MR, .api_version = FI_VERSION(0, 9)) },
-	{ "the old rules, with the device's keys", provider_keys, .of = ATTR(.mode = RDMAMR_PROV_MR_ATTR), .flags = NO_PINS },
-	{ "the new rules, by libfabric 1.4's mode", new_rules, .flags = NO_PINS,
+	{ "the old rules, with the device's keys", keys, DEVICES, ATTR(.mode = RDMAMR_PROV_MR_ATTR), .flags = NO_PINS },
+	{ "the new rules, by libfabric 1.4's mode", keys, NEW, .flags = NO_PINS,
 	  .of = ATTR(.mr_mode = FI_MR_SCALABLE, .mode = RDMAMR_LOCAL_MR, .api_version = FI_VERSION(1, 4)) },
 	{ "256 regions have the keys of a byte", keys_of_a_byte, .flags = NO_PINS,
 	  .of = ATTR(.mr_mode = FI_MR_SCALABLE, .mode = RDMAMR_LOCAL_MR, .mr_key_size = 1) },
@@ -156,7 +147,6 @@ static const struct row rows[] = {
 static void around(void)
 {
 	on_stub();
-	must(!domain || fi_close(&domain->fid) == 0);
 	is(stub_deregistered(), stub_registered(), "no region is left");
 }
 
