@@ -48,18 +48,11 @@ def without_tests(text):
 
 
 def expanded(path):
-    """The paths that one "use" names."""
-    head, brace, rest = path.partition("{")
-    if not brace:
-        return [path.strip()]
-    parts, depth = [""], 0
-    for char in rest[: rest.rindex("}")]:
-        depth += {"{": 1, "}": -1}.get(char, 0)
-        if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
-    return [path for part in parts if part.strip() for path in expanded(head + part.strip())]
+    """The paths that one "use" names: its innermost braces are expanded first."""
+    while braces := re.search(r"([\w:]*)\{([^{}]*)\}", path):
+        inside = [braces[1] + part.strip() for part in braces[2].split(",") if part.strip()]
+        path = path.replace(braces[0], ",".join(inside))
+    return path.split(",")
 
 
 def imports(root):

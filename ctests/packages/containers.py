@@ -28,15 +28,6 @@ class Comparison(ctypes.Structure):
     _fields_ = [("arg", ctypes.c_uint), ("op", ctypes.c_int), ("a", ctypes.c_uint64), ("b", ctypes.c_uint64)]
 
 
-def library():
-    found = ctypes.CDLL("libseccomp.so.2", use_errno=True)
-    found.seccomp_init.restype = ctypes.c_void_p
-    found.seccomp_arch_resolve_name.restype = ctypes.c_uint32
-    for name in ("seccomp_load", "seccomp_rule_add_array", "seccomp_arch_add"):
-        getattr(found, name).argtypes = None
-    return found
-
-
 def action(rule, profile):
     """The kernel's action for a rule or, of the profile, for all other calls."""
     name, error = (rule["action"], rule.get("errnoRet", 1)) if rule else (profile["defaultAction"], profile.get("defaultErrnoRet", 1))
@@ -50,7 +41,9 @@ def seccomp(file, *arguments):
     without = {options[at + 1] for at, word in enumerate(options) if word == "--without"}
     also = [options[at + 1] for at, word in enumerate(options) if word == "--also"]
     rules = profile["syscalls"] + [{"action": "SCMP_ACT_ALLOW", "names": also}]
-    seccomp_library = library()
+    seccomp_library = ctypes.CDLL("libseccomp.so.2")
+    seccomp_library.seccomp_init.restype = ctypes.c_void_p
+    seccomp_library.seccomp_arch_resolve_name.restype = ctypes.c_uint32
     context = ctypes.c_void_p(seccomp_library.seccomp_init(ctypes.c_uint32(action(None, profile))))
     for name in profile["architectures"]:
         token = seccomp_library.seccomp_arch_resolve_name(name.removeprefix("SCMP_ARCH_").lower().encode())
