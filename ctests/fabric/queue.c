@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /* The event queue: events are read once, in their order, also by threads that wait, and errors by their own call. */
 #include "common.h"
-#include <sched.h>
 
 #define MANY 2000
 
@@ -132,7 +131,7 @@ static void timeouts(void)
 struct waiter {
 	struct fid_eq *eq;
 	int fd, timeout;
-	volatile int started, ended;
+	volatile int ended;
 	ssize_t got;
 	uint32_t event;
 	struct fi_eq_entry entry;
@@ -143,7 +142,6 @@ static void *waits(void *argument)
 {
 	struct waiter *waiter = argument;
 
-	waiter->started = 1;
 	waiter->got = waiter->fd ? readable(waiter->fd, waiter->timeout) :
 		fi_eq_sread(waiter->eq, &waiter->event, &waiter->entry, sizeof(waiter->entry), waiter->timeout, 0);
 	waiter->ended = 1;
@@ -153,12 +151,8 @@ static void *waits(void *argument)
 /* The thread, when it has had the time to be asleep. */
 static pthread_t waiting(struct waiter *waiter)
 {
-	pthread_t thread;
+	pthread_t thread = must_start(waits, waiter);
 
-	waiter->started = waiter->ended = 0;
-	thread = must_start(waits, waiter);
-	while (!waiter->started)
-		sched_yield();
 	usleep(100000);
 	return thread;
 }
