@@ -100,21 +100,16 @@ installed=$work/image/opt/rdmamr/share/doc/rdmamr/docs/containers
 check "the task prolog leaves other jobs alone" [ -z "$(prolog 2>&1)" ]
 check "and those whose module names the library" [ -z "$(prolog RDMAMR_LIBRARY="$library" 2>&1)" ]
 lib=$work/rdmamr/lib
-line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local LD_PRELOAD=/other.so LD_AUDIT=/audit.so)
-check "it preloads the library into a job that asks for it, before what is there, with the module for LD_AUDIT" \
-	[ "$line" = "export LD_PRELOAD=$lib/librdmamr.so.1:/other.so
-export LD_AUDIT=$lib/rdmamr/librdmamr-audit.so:/audit.so
-export ASAN_OPTIONS=verify_asan_link_order=0" ]
+asks=(RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
 check "a line in the value of another variable asks for nothing" [ -z "$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" OTHER=$'x\nRDMAMR_CACHE=local' 2>&1)" ]
-line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
 with() { eval "$line" && "$@"; }
 preloads='^LD_\|^[A-Z]*_OPTIONS\|^GLIBC_'
 given() { env "$@" RDMAMR_LIBRARY="$lib/librdmamr.so.1" "$rdmamr" run -- env 2>/dev/null | grep "$preloads" | sort; }
-for own in A=1 "LD_PRELOAD=/other.so /x/libtsan.so.2:/x/libclang_rt.asan.so" ASAN_OPTIONS=a=1 ASAN_OPTIONS=a=1:verify_asan_link_order=1; do
-	line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local "$own")
-	check "as under rdmamr run, with $own" [ "$(exec 2>/dev/null; export "$own"; with env | grep "$preloads" | sort)" = "$(given "$own")" ]
+for own in A=1 LD_AUDIT=/audit.so "LD_PRELOAD=/other.so /x/libtsan.so.2:/x/libclang_rt.asan.so" ASAN_OPTIONS=a=1 ASAN_OPTIONS=a=1:verify_asan_link_order=1; do
+	line=$(prolog "${asks[@]}" "$own")
+	check "a job that asks for the library has it as under rdmamr run, with $own" [ "$(exec 2>/dev/null; export "$own"; with env | grep "$preloads" | sort)" = "$(given "$own")" ]
 done
-line=$(prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local)
+line=$(prolog "${asks[@]}")
 check "whose task has it" grep -qF "$lib/librdmamr.so" <(with cat /proc/self/maps)
 line=$(prolog PKG_CONFIG_PATH="$work/image/opt/rdmamr/lib/pkgconfig" RDMAMR_CACHE=local)
 check "pkg-config knows the folder. A node without the library says so on standard error, and goes on: $(cat "$work/words")" \
@@ -153,7 +148,7 @@ fi
 # Each environment that one of our files sets, in processes of which none uses the library.
 environments() { # a line "NAME VALUE" for each variable
 	! command -v tclsh >/dev/null || paths "$files/rdmamr.modulefile" | sed "s|/opt/rdmamr|$work/rdmamr|" | grep -v ' /.*/bin$'
-	prolog RDMAMR_LIBRARY="$lib/librdmamr.so.1" RDMAMR_CACHE=local | sed 's/^export \([A-Z_]*\)=/\1 /'
+	prolog "${asks[@]}" | sed 's/^export \([A-Z_]*\)=/\1 /'
 	sed -n 's/^Environment=//p' packaging/fence/rdmamr-fence.service | tr = ' '
 	sed -n 's/^ENV \([A-Z_]*\)=/\1 /p' packaging/Containerfile | grep -v '^PATH '
 	sed -n 's/.*env\.set("\(RDMAMR_[A-Z]*\)".*/\1 x/p; s/^modextravars = {.\(RDMAMR_[A-Z]*\).*/\1 x/p' packaging/spack/package.py packaging/easybuild/rdmamr.eb
