@@ -148,7 +148,7 @@ static void *reads(void *waits)
 		if (got == -FI_EAGAIN) {
 			if (over)
 				return NULL;
-			sched_yield();
+			usleep(100);
 			continue;
 		}
 		call = entry.context;

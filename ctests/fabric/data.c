@@ -109,6 +109,7 @@ static void all_layouts(const struct kind *kind, struct fid_domain *domain)
 static void rollback(const struct kind *kind, struct fid_domain *domain)
 {
 	struct fid_mr *const untouched = (struct fid_mr *)0x5555;
+	struct layout layout = { .length = PAGE, .step = 3 * PAGE };
 	const uint64_t live = stats().live;
 	char *read_only = pages(1), words[32];
 	const int regions = kernel_regions(pair.context);
@@ -116,8 +117,9 @@ static void rollback(const struct kind *kind, struct fid_domain *domain)
 
 	must(mprotect(read_only, PAGE, PROT_READ) == 0);
 	for (size_t n = 0; n < COUNT(rows); n++) {
+		layout.count = rows[n].count;
 		for (size_t bad = 0; bad < rows[n].count; bad++) {
-			struct object object = laid_out(&(struct layout){ .count = rows[n].count, .length = PAGE, .step = 3 * PAGE }, domain);
+			struct object object = laid_out(&layout, domain);
 
 			about("buffer %zu of %zu is %p", bad, rows[n].count, (void *)rows[n].bad);
 			object.iov[bad].iov_base = rows[n].bad;

@@ -105,7 +105,8 @@ check "a line in the value of another variable asks for nothing" [ -z "$(prolog 
 with() { eval "$line" && "$@"; }
 preloads='^LD_\|^[A-Z]*_OPTIONS\|^GLIBC_'
 given() { env "$@" RDMAMR_LIBRARY="$lib/librdmamr.so.1" "$rdmamr" run -- env 2>/dev/null | grep "$preloads" | sort; }
-for own in A=1 LD_AUDIT=/audit.so "LD_PRELOAD=/other.so /x/libtsan.so.2:/x/libclang_rt.asan.so" ASAN_OPTIONS=a=1 ASAN_OPTIONS=a=1:verify_asan_link_order=1; do
+for own in A=1 LD_AUDIT=/audit.so "LD_PRELOAD=/other.so /x/libtsan.so.2:/x/libclang_rt.asan.so" \
+	ASAN_OPTIONS=a=1 ASAN_OPTIONS=a=1:verify_asan_link_order=1; do
 	line=$(prolog "${asks[@]}" "$own")
 	check "a job that asks for the library has it as under rdmamr run, with $own" [ "$(exec 2>/dev/null; export "$own"; with env | grep "$preloads" | sort)" = "$(given "$own")" ]
 done
