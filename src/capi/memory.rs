@@ -190,6 +190,8 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     const IS_MAPPED: usize = 2;
     const FLAGS: usize = 7;
     const HEADER: usize = 16;
+    /// In the first word, from glibc 2.43 on.
+    const HAS_HUGE_PAGES: usize = 1;
     // A block with a memory tag: its header has another one, and to read it by this pointer is a fault.
     let is_tagged = block.addr() >> 56 != 0;
     if block.is_null() || is_tagged || !IS_GLIBCS.load(Relaxed) {
@@ -204,12 +206,14 @@ fn mapping_that_grows(block: Address, size: usize) -> Option<(usize, usize)> {
     }
     // SAFETY: the block is a mapping, so the first word belongs to it as well. (Otherwise it may
     // belong to the block before this one, which another thread may be writing.)
-    let before = unsafe { header.read_unaligned() };
+    let before = unsafe { header.read_unaligned() } & !HAS_HUGE_PAGES;
     let start = block.addr().wrapping_sub(HEADER).wrapping_sub(before);
-    let length = before.wrapping_add(length & !FLAGS);
-    // glibc makes the same check: an unaligned block is not a mapping.
+    let counted = before.wrapping_add(length & !FLAGS);
+    // glibc makes the same check: an unaligned block is not a mapping. From 2.43 on it does not count
+    // the header.
     let page = page_size() as usize;
-    let is_block = start % page == 0 && length % page == 0;
+    let length = counted.checked_next_multiple_of(page)?;
+    let is_block = start % page == 0 && [0, HEADER].contains(&(length - counted));
     (is_block && size > length - before - HEADER).then_some((start, length))
 }
 
