@@ -34,13 +34,14 @@ inside() { # SETUP USER BOUNDING COMMAND...
 }
 under=(/usr/bin/python3 -B "$helper" seccomp "$profile")
 reuse() { # NAME KEPT SETUP USER [OPTION...]: KEPT: regions are reused, or none is
-	local name=$1 kept=$2 said hits
-	said=$(printf 'again 100\nstats\n' | inside "$3" "$4" $bounding "${under[@]}" "${@:5}" -- env LD_PRELOAD="$library" "$built/holds" 2>"$work/errors")
-	hits=$(grep -oE '\bhits=[0-9]+' <<<"$said" | cut -d= -f2)
+	local name=$1 kept=$2 hits
+	inside "$3" "$4" $bounding "${under[@]}" "${@:5}" -- env RDMAMR_STATS=stderr LD_PRELOAD="$library" \
+		"$built/holds" <<<"again 100" >"$work/said" 2>"$work/errors"
+	hits=$(grep -oE '"hits":[0-9]+' "$work/errors" | cut -d: -f2)
 	if [ -n "$hits" ] && [ $((hits > 0)) = "$kept" ]; then
 		pass "$name: 100 registrations, of which $hits reuse a region"
 	else
-		fail "$name" "$said" "$(cat "$work/errors")"
+		fail "$name" "$(cat "$work/said" "$work/errors")"
 	fi
 }
 reuse "the profile, as root" 1 "$empty_dev" 0
