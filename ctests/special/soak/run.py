@@ -213,7 +213,7 @@ class Pyverbs(Load):
         # The last round may be far from its end when the time is over.
         suite = self.start(command, f"{scratch}/pyverbs", folder=self.folder)
         self.judge([suite], max(left(), 0) + SAMPLE, may_be_cut=True)
-        outcomes = {line["test"]: line["outcome"] for line in map(json.loads, results.read_text().splitlines())}
+        outcomes = {test: outcome for test, outcome, _ in map(json.loads, results.read_text().splitlines())}
         self.passed.append(sorted(test for test, outcome in outcomes.items() if outcome == "ok"))
         died = [test for test, outcome in outcomes.items() if outcome == "died" and suite.returncode != -signal.SIGKILL]
         self.failures.extend(f"round {self.rounds}: {test} died" for test in died)
