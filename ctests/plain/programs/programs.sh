@@ -116,7 +116,7 @@ if [ -n "${SID-}" ]; then
 	limit=900
 	# Its buffer is of ibv_alloc_buf, and it registers by ibv_reg_buf_mr (rdma-core 64).
 	check "ibv_rc_pingpong calls ibv_reg_buf_mr" grep -q ibv_reg_buf_mr "$(command -v ibv_rc_pingpong)"
-	both 'ibv_rc_pingpong -c' tcp "ibv_rc_pingpong -d $device -g $gid -p PORT -n 20 -c"
+	both 'ibv_rc_pingpong -c, ibv_reg_buf_mr' tcp "ibv_rc_pingpong -d $device -g $gid -p PORT -n 20 -c"
 	program 'Open MPI, mpirun -x' '' '^ring: ' '' "$here/ring x"
 	program 'Open MPI, rdmamr run' '' '^ring: ' '' "$here/ring run"
 	program 'Open MPI, rdmamr run, no other cache' '' '^ring: ' '' "$here/ring run FI_MR_CACHE_MAX_COUNT=0"
