@@ -147,7 +147,7 @@ pub const MLX5DV_UMEM_MASK_DMABUF: u64 = 1 << 0;
 
 /// `struct verbs_mr` of rdma-core's private `driver.h`. libibverbs and the providers see this
 /// structure behind an `ibv_mr`. Its size and fields have not changed since rdma-core 33.
-/// `ctests/plain` proves this: libibverbs deregisters the library's objects (`half_interception.c`)
+/// `ctests/plain` proves this: libibverbs deregisters the library's objects (`regions.c`)
 /// and binds windows to them.
 #[repr(C)]
 #[derive(Clone, Copy)]
