@@ -15,7 +15,7 @@ use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::variable;
 use rdmamr_stats::log;
-use rdmamr_sys::pages::{PAGE_SIZE, PageRange};
+use rdmamr_sys::pages::{LARGEST_PAGE, PageRange};
 use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::{clock, helper_thread, proc, valgrind};
 
@@ -26,7 +26,7 @@ static KILLS: AtomicBool = AtomicBool::new(false);
 /// the library is loaded, before the program runs.
 pub fn ask_filter() {
     let may_register = || {
-        // Not by `config`, which the last step of the load reads (`capi/rdmamr.rs`).
+        // Not by `config`, which a later step of the load reads (`capi/load.rs`).
         variable(c"RDMAMR_CACHE").is_some_and(|which| which != c"off")
             || symbols::find(Scope::Program, c"ibv_open_device", None).is_some()
     };
@@ -115,7 +115,7 @@ fn make_calls() {
         proc::mappings(),
         proc::limit(libc::RLIMIT_NOFILE),
     );
-    let (Some(page), Some(regions)) = (helper_thread::map(PAGE_SIZE), regions::map_new()) else {
+    let (Some(page), Some(regions)) = (helper_thread::map(LARGEST_PAGE), regions::map_new()) else {
         return;
     };
     let watch = Watch::start(Reader {
@@ -123,12 +123,12 @@ fn make_calls() {
         heard: cleaner_thread::heard,
         asks_service: false,
     });
-    if let Some(range) = PageRange::around(page.addr() as u64, PAGE_SIZE as u64) {
+    if let Some(range) = PageRange::around(page.addr() as u64, LARGEST_PAGE as u64) {
         let _ = (watch.is_on(), watch.watch(range));
         let _ = (watch.is_private(range), watch.fence());
     }
     // SAFETY: `map` returned the page, which is not used any more.
-    unsafe { helper_thread::unmap(page, PAGE_SIZE) };
+    unsafe { helper_thread::unmap(page, LARGEST_PAGE) };
     // The reader has more to do after the event for which the call above has waited.
     event_reader::wait_to_rest();
     watch.give_up();

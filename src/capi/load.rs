@@ -27,6 +27,7 @@ unsafe extern "C" fn load() {
         cuda::find_next();
         rdmamr_next::find_all();
         let is_behind_libibverbs = dispatch::at_load();
+        dispatch::ask_filter();
         if is_behind_libibverbs && !disabled() && !is_audited {
             log::always(format_args!(
                 "the program is linked to libibverbs before librdmamr, so its ibv_reg_mr bypasses the library, and \
@@ -34,7 +35,6 @@ unsafe extern "C" fn load() {
                  (LD_PRELOAD)"
             ));
         }
-        dispatch::ask_filter();
     });
     rdmamr::loaded();
 }

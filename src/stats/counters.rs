@@ -44,11 +44,12 @@ pub struct rdmamr_stats {
     /// Regions of the library that ended without its ibv_dereg_mr: the program deregistered the
     /// region by a function that it had looked up in libibverbs, or closed the region's device.
     pub ended_elsewhere: u64,
-    /// Relaxed registrations that a region of the cache served without a call of the kernel (hits).
+    /// Registrations, relaxed ones and plain ones under RDMAMR_CACHE, that a region of the cache
+    /// served without a call of the kernel (hits).
     pub hits: u64,
-    /// Relaxed registrations for which the cache made a new region that it may reuse (misses).
+    /// Such registrations for which the cache made a new region that it may reuse (misses).
     pub misses: u64,
-    /// Hits on a region that another relaxed registration was using at that moment.
+    /// Hits on a region that another registration was using at that moment.
     pub shared: u64,
     /// Idle regions now: they stay registered in the cache, and no registration uses them.
     pub idle: u64,
@@ -435,7 +436,7 @@ fn make() -> &'static Counters {
     let mut names = Text::<NAMES>::new();
     let listed = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
     // A child does not inherit the page's mapping, so it must not look for counters there.
-    let may_make = listed.is_ok() && COUNTERS.is_wiped_at_fork();
+    let may_make = listed.is_ok() && COUNTERS.wipe_at_fork();
     let made = may_make.then(|| live::make(&names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory);

@@ -8,7 +8,7 @@
 //! 4.14). The child starts anew at its first use. The cost is one load, and nothing runs at the
 //! fork.
 
-pub use super::pages::{FAR_AWAY, PAGE_SIZE};
+use super::pages::LARGEST_PAGE;
 use super::thread::keep_errno;
 pub use super::thread::process_id as id;
 use core::ffi::c_void;
@@ -23,8 +23,8 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
 pub struct PerProcess<T: 'static> {
     value: AtomicPtr<T>,
 }
-const _: () = assert!(align_of::<PerProcess<u8>>() == PAGE_SIZE);
-const _: () = assert!(size_of::<PerProcess<u8>>() == PAGE_SIZE);
+const _: () = assert!(align_of::<PerProcess<u8>>() == LARGEST_PAGE);
+const _: () = assert!(size_of::<PerProcess<u8>>() == LARGEST_PAGE);
 
 impl<T: Sync> PerProcess<T> {
     /// No value.
@@ -64,9 +64,7 @@ impl<T: Sync> PerProcess<T> {
 
     /// The value of this process; publishes `value` if there is none.
     pub fn publish(&'static self, value: &'static T) -> &'static T {
-        if !self.is_wiped_at_fork() {
-            self.clear_at_fork();
-        }
+        self.end_at_fork();
         let (none, new) = (null_mut(), (&raw const *value).cast_mut());
         match self.value.compare_exchange(none, new, AcqRel, Acquire) {
             Ok(_) => value,
@@ -75,11 +73,17 @@ impl<T: Sync> PerProcess<T> {
         }
     }
 
-    /// Whether the kernel gives the page to children as zeros.
-    pub fn is_wiped_at_fork(&'static self) -> bool {
+    fn end_at_fork(&'static self) {
+        if !self.wipe_at_fork() {
+            self.clear_at_fork();
+        }
+    }
+
+    /// Has the kernel give the page to children as zeros. False if the kernel refuses.
+    pub fn wipe_at_fork(&'static self) -> bool {
         let page = (&raw const *self).cast_mut().cast();
         // SAFETY: the page is whole, belongs to this static, and holds nothing else.
-        keep_errno(|| unsafe { libc::madvise(page, PAGE_SIZE, libc::MADV_WIPEONFORK) == 0 })
+        keep_errno(|| unsafe { libc::madvise(page, LARGEST_PAGE, libc::MADV_WIPEONFORK) == 0 })
     }
 
     /// Has a fork handler clear the pointer: before Linux 4.14, or with larger pages.
@@ -96,7 +100,7 @@ impl<T: Sync> PerProcess<T> {
 
     /// Publishes another value. The one before is not freed: a thread may be using it.
     pub fn replace(&'static self, value: Box<T>) {
-        self.is_wiped_at_fork();
+        self.end_at_fork();
         self.value.store(Box::into_raw(value), Release);
     }
 }

@@ -74,9 +74,9 @@ impl Facts {
 pub struct KnownFacts(AtomicU32);
 
 impl KnownFacts {
-    /// Nothing is known.
+    /// No driver is known.
     pub const fn new() -> KnownFacts {
-        KnownFacts(AtomicU32::new(0))
+        KnownFacts(AtomicU32::new(NO_ROW[0].0))
     }
 
     #[inline(always)]
