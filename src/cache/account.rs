@@ -111,7 +111,7 @@ impl Account {
     pub fn set_limit(&self, limit: Amount, most: i64) {
         self.limit.set(limit);
         self.most.store(most, Relaxed);
-        self.look();
+        self.update_full();
     }
 
     /// The most regions that there can be.
@@ -134,23 +134,23 @@ impl Account {
     /// Adds a region that is linked.
     pub fn add(&self, region: Amount) {
         self.registered.set(self.registered().more(region));
-        self.look();
+        self.update_full();
     }
 
     /// Removes a region that has ended.
     pub fn remove(&self, region: Amount) {
         self.registered.set(self.registered().less(region));
-        self.look();
+        self.update_full();
     }
 
     /// Records how much is idle. Returns by how much that exceeds the limit.
     pub fn found_idle(&self, idle: Amount) -> Amount {
         self.in_use.set(self.registered().less(idle));
-        self.look();
+        self.update_full();
         idle.less(self.limit())
     }
 
-    fn look(&self) {
+    fn update_full(&self) {
         let (limit, idle) = (self.limit(), self.registered().less(self.in_use.get()));
         let full = limit.regions.min(limit.bytes) <= 0 || !idle.fits(limit);
         if full != self.is_full() {

@@ -71,6 +71,7 @@ impl Refusal {
         match self {
             Refusal::Access => (unserved::ACCESS, counter!(bypassed_access)),
             Refusal::Address => (unserved::ADDRESS, counter!(bypassed_address)),
+            // Not counted.
             Refusal::Empty => (unserved::EMPTY, counter!(bypassed_busy)),
             Refusal::Device => (unserved::DEVICE, counter!(bypassed_device)),
             Refusal::Number => (unserved::DEVICE, counter!(bypassed_limit)),
@@ -170,7 +171,7 @@ fn of_process() -> Result<(), Refusal> {
         Err(Refusal::Disabled)
     } else if thread::is_inside() {
         Err(Refusal::Interrupted)
-    } else if instance::is_of_parent() {
+    } else if instance::is_child_without_cache() {
         Err(Refusal::Child)
     } else if kernel_mr::is_fork_protected() {
         Err(Refusal::Fork)
@@ -179,7 +180,8 @@ fn of_process() -> Result<(), Refusal> {
     }
 }
 
-/// The same for a plain call. An error is the counter of the reason.
+/// Whether the cache may make a region for a plain call of this thread. An error is the counter of the
+/// reason.
 pub fn of_process_of_plain() -> Result<(), Counter> {
     of_process().map_err(|why| {
         why.say();

@@ -18,8 +18,7 @@ use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{self, PerProcess};
 use rdmamr_sys::thread;
 
-/// The cache of this process: its [`Regions`], the watch of their memory, and the threads that work on
-/// them. The first use makes it.
+/// The cache of this process. The first use makes it.
 ///
 /// The fields that a hit and a release read lie in its first cache line (`life/hit.rs`).
 #[repr(C, align(64))]
@@ -61,16 +60,16 @@ pub(super) fn publish(instance: &'static Cache) {
     CACHE.publish(instance);
 }
 
-/// Whether this process is a child of one that had a cache. Such a child has no cache, and makes
-/// none. A process that is starting its own cache also has objects and no instance yet. It has
+/// Whether this process is a child, without a cache, of one that had a cache. Such a child makes none. A
+/// process that is starting its own cache also has objects and no instance yet. It has
 /// `STARTING`, which a child does not inherit from its parent.
 #[inline(always)]
-pub fn is_of_parent() -> bool {
-    existing().is_none() && regions::objects_were_taken() && STARTING.get().is_none()
+pub fn is_child_without_cache() -> bool {
+    existing().is_none() && regions::has_had_cache() && STARTING.get().is_none()
 }
 
-/// This process's instance, if the process has used the cache. A forked child has none,
-/// and makes none.
+/// This process's instance, if the process has used the cache. A forked child has none, and makes none
+/// if its parent had one ([`is_child_without_cache`]).
 #[inline(always)]
 pub fn existing() -> Option<&'static Cache> {
     CACHE.get()
@@ -151,7 +150,7 @@ impl Cache {
 
 #[cfg(all(test, not(loom)))]
 pub(crate) mod tests {
-    use super::{Cache, existing, is_of_parent, publish, starting};
+    use super::{Cache, existing, is_child_without_cache, publish, starting};
     use crate::account::LimitsRead;
     use crate::life::cleaner::Cleaner;
     use crate::regions::{self, Regions};
@@ -196,10 +195,13 @@ pub(crate) mod tests {
     #[test]
     fn a_process_that_starts_its_cache_is_no_child() {
         assert!(in_a_child(|| {
-            let before = is_of_parent();
+            let before = is_child_without_cache();
             starting();
             regions::take_objects(4096..8192);
-            !before && existing().is_none() && !is_of_parent() && in_a_child(is_of_parent)
+            !before
+                && existing().is_none()
+                && !is_child_without_cache()
+                && in_a_child(is_child_without_cache)
         }));
     }
 }

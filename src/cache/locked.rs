@@ -23,7 +23,7 @@ impl Regions {
         self.lock_for(if by == By::Program { WHILE } else { MOMENT })
     }
 
-    /// The same, for a call that cannot do without the lock: a thread of the program waits longer.
+    /// Takes the lock for a call that cannot do without it: a thread of the program waits longer.
     pub fn lock_patiently(&self, by: By) -> Option<Locked<'_>> {
         self.lock_for(if by == By::Program { LONG } else { MOMENT })
     }

@@ -3,7 +3,7 @@
 
 use core::ffi::c_void;
 use core::ptr::without_provenance_mut;
-use rdmamr_sys::process::PAGE_SIZE;
+use rdmamr_sys::pages::LARGEST_PAGE;
 
 /// Maps a part of an array that lies in the cache: from the byte `from` to the byte `to`, both
 /// multiples of the page size or the array's end. A large part is in huge pages as far as they fit.
@@ -16,7 +16,7 @@ pub fn map<T>(array: *const T, from: usize, to: usize) -> bool {
         return true;
     }
     let start = array.addr() + from;
-    let length = (to - from).next_multiple_of(PAGE_SIZE);
+    let length = (to - from).next_multiple_of(LARGEST_PAGE);
     let there = map_at(start, length);
     if there && length >= HUGE_PAGE {
         // SAFETY: the memory has just been mapped; the advice keeps its content.

@@ -24,7 +24,7 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering
 use core::time::Duration;
 use rdmamr_mr::Mr;
 use rdmamr_sys::futex::{self, Remaining};
-use rdmamr_sys::process::{FAR_AWAY, PAGE_SIZE};
+use rdmamr_sys::pages::{FAR_AWAY, LARGEST_PAGE};
 
 /// The largest number of slots: regions and further handles.
 pub const MOST: usize = tiny_or!(48, 1 << 18);
@@ -104,7 +104,7 @@ fn free_place() -> Option<usize> {
 }
 
 fn begin(address: usize) -> Option<&'static Regions> {
-    if !map_at(address, Regions::FIRST.next_multiple_of(PAGE_SIZE)) {
+    if !map_at(address, Regions::FIRST.next_multiple_of(LARGEST_PAGE)) {
         return None;
     }
     let regions = core::ptr::with_exposed_provenance::<Regions>(address);
@@ -139,8 +139,8 @@ impl Regions {
     /// it.
     #[cold]
     fn map_slots(&self, ready: u32) -> bool {
-        let from = (ready as usize * size_of::<Slot>()).next_multiple_of(PAGE_SIZE);
-        let all = size_of_val(&self.slots.0).next_multiple_of(PAGE_SIZE);
+        let from = (ready as usize * size_of::<Slot>()).next_multiple_of(LARGEST_PAGE);
+        let all = size_of_val(&self.slots.0).next_multiple_of(LARGEST_PAGE);
         // A few at first, and huge pages once the array is large.
         let to = all.min(from + from.clamp(64 << 10, HUGE_PAGE));
         if from >= to || !map(&raw const self.slots.0, from, to) {
@@ -222,7 +222,7 @@ static OBJECTS: [AtomicUsize; 2] = [const { AtomicUsize::new(0) }; 2];
 
 /// Whether this process or its parent has had a cache.
 #[inline(always)]
-pub fn objects_were_taken() -> bool {
+pub fn has_had_cache() -> bool {
     OBJECTS[1].load(Acquire) != 0
 }
 
@@ -274,7 +274,7 @@ impl Regions {
     }
 
     /// Whether the memory of a monitored range that is still linked has changed.
-    pub fn has_changed_monitoreds(&self) -> bool {
+    pub fn has_changed_monitored_range(&self) -> bool {
         self.changed_monitored.load(Relaxed) > 0
     }
 

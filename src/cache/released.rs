@@ -6,7 +6,7 @@
 //! cache. A forked child has its parent's ranges, which are memory of the child too.
 
 use crate::region::slot::{Cause, Slot};
-use crate::watch::calls::{RANGES, listen};
+use crate::watch::calls::{TO_RANGES, listen};
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_policy::{Range, Released, is_remote};
 use rdmamr_sys::pages::PageRange;
@@ -28,10 +28,11 @@ pub fn ended(region: &Slot, cause: Cause) {
     RELEASED.ended(&region.range(), was_used, has_changed);
 }
 
-/// A plain region of this range is about to be deregistered.
+/// The next registration of this range comes back: a plain region of it is about to be deregistered, or
+/// memory of a GPU was registered there.
 pub fn add(range: &Range) {
     RELEASED.add(range);
-    listen(RANGES);
+    listen(TO_RANGES);
 }
 
 /// The memory of this range changes: the next registration there counts as the first.

@@ -3,14 +3,14 @@
 
 use crate::account::LimitsRead;
 use crate::ended::{cache_gave_up, ended_by, forget_tasks, give_up, panicked, say_once};
-use crate::instance::{Cache, existing, is_of_parent, publish, starting};
+use crate::instance::{Cache, existing, is_child_without_cache, publish, starting};
 use crate::life::cleaner::Cleaner;
 use crate::life::limits::{self, NO_LIMIT};
 use crate::life::{change, cleaner_thread, flush};
 use crate::lock::LONG;
 use crate::permitted;
 use crate::regions;
-use crate::watch::calls::{self, CACHE, listen};
+use crate::watch::calls::{self, TO_CACHE, listen};
 use crate::watch::event_reader::Reader;
 use crate::watch::watch_fd::{TABLE, WATCH_FD};
 use crate::watch::watcher::{self, Watch};
@@ -39,13 +39,13 @@ unsafe extern "C" fn in_child() {
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
 /// is loaded: later the linker's lock may be held for long. The cache may start inside another fork
-/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns what
-/// [`calls::look`] does.
+/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns
+/// whether libibverbs comes before this library.
 pub fn at_load() -> bool {
     watcher::look_for_one_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), None, Some(in_child)) };
-    calls::look()
+    calls::find_where_calls_lead()
 }
 
 /// Whether a start of the cache by this thread would keep files open that the program expects to be
@@ -59,7 +59,7 @@ pub fn would_keep_files() -> bool {
 /// Sets the cache's limits ([`rdmamr_config::set_cache_limits`]). False if the cache has started, or
 /// is about to, in this process or its parent: it has read the limits.
 pub fn set_limits(limits: CacheLimits) -> bool {
-    if is_of_parent() || thread::is_inside() {
+    if is_child_without_cache() || thread::is_inside() {
         return false;
     }
     let _inside = thread::enter();
@@ -80,7 +80,7 @@ pub fn current() -> Option<&'static Cache> {
     if let Some(cache) = existing() {
         return Some(cache);
     }
-    if is_of_parent() || thread::is_inside() || !permitted::may_start() {
+    if is_child_without_cache() || thread::is_inside() || !permitted::may_start() {
         return None;
     }
     if let Some(why) = ended_by() {
@@ -102,7 +102,7 @@ fn make() -> Option<&'static Cache> {
         return None;
     }
     let regions = regions::map_new()?;
-    listen(CACHE);
+    listen(TO_CACHE);
     let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
     let watch = Watch::start(Reader {

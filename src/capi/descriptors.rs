@@ -8,9 +8,10 @@
 //!
 //! # Safety
 //! **Same contract**: each function has the contract of its manual page (section 2), and forwards
-//! its arguments unchanged to a function or a system call with that same contract.
+//! its arguments, or a part of the range that they name, to a function or a system call with that same
+//! contract.
 
-use super::forward::{call_next, changing, next};
+use super::forward::{call_next, during, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use core::ops::Range;
@@ -201,7 +202,7 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
 #[cold]
 #[inline(never)]
 fn unregister(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    changing(
+    during(
         || changes::unregistering(argument.addr()),
         || call_next!(IOCTL(fd, request, argument), SYS_ioctl),
     )

@@ -22,9 +22,9 @@ macro_rules! next {
 macro_rules! call_next {
     ($next:ident($($arg:expr),*), $number:ident) => {
         match $next.get() {
-            // SAFETY: same contract: the arguments are the caller's, unchanged.
+            // SAFETY: same contract: the arguments are the caller's, or name a part of what the caller named.
             Some(next) => unsafe { next($($arg),*) },
-            // SAFETY: same contract: the arguments are the caller's, unchanged.
+            // SAFETY: as above.
             None => (unsafe { libc::syscall(libc::$number, $($arg),*) }) as _,
         }
     };
@@ -51,7 +51,7 @@ pub fn around<C, R>(
 /// Calls the next function. `changing` reports the change that the call makes; the change is over
 /// when the call has returned.
 #[inline(always)]
-pub fn changing<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
+pub fn during<C, R>(changing: impl FnOnce() -> C, call: impl FnOnce() -> R) -> R {
     around(changing, call, |changing, _| drop(changing))
 }
 

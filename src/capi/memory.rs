@@ -11,9 +11,10 @@
 //!
 //! # Safety
 //! **Same contract**: each function has the contract of its manual page (section 2), and forwards
-//! its arguments unchanged to a function or a system call with that same contract.
+//! its arguments, or a part of the range that they name, to a function or a system call with that same
+//! contract.
 
-use super::forward::{around, call_next, changing, next};
+use super::forward::{around, call_next, during, next};
 use super::ret;
 use core::ffi::{c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -73,7 +74,7 @@ pub fn find_realloc() {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
-    changing(
+    during(
         || changes::changing(addr.addr(), length),
         || call_next!(MUNMAP(addr, length), SYS_munmap),
     )
@@ -83,7 +84,7 @@ unsafe extern "C" fn munmap(addr: Address, length: usize) -> c_int {
 #[inline(always)]
 fn map((addr, length, flags): (Address, usize, c_int), map: impl FnOnce() -> Address) -> Address {
     let replaces = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) == libc::MAP_FIXED;
-    changing(
+    during(
         || replaces.then(|| changes::changing(addr.addr(), length)),
         map,
     )
@@ -295,7 +296,7 @@ fn advising<C>(
     length: usize,
     advise: impl FnOnce() -> c_int,
 ) -> c_int {
-    changing(|| begin(addr.addr(), length), advise)
+    during(|| begin(addr.addr(), length), advise)
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -308,7 +309,7 @@ unsafe extern "C" fn process_madvise(
 ) -> isize {
     // `pidfd` may name this process, and `ranges` may be unreadable, so all memory of this process
     // may change.
-    changing(
+    during(
         || is_unreported(advice).then(|| changes::unreported(0, usize::MAX / 2)),
         || -> isize {
             call_next!(
@@ -336,7 +337,7 @@ fn protecting(addr: Address, length: usize, protection: c_int) -> Option<CallUnd
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn mprotect(addr: Address, length: usize, protection: c_int) -> c_int {
-    changing(
+    during(
         || protecting(addr, length, protection),
         || call_next!(MPROTECT(addr, length, protection), SYS_mprotect),
     )
@@ -385,7 +386,7 @@ unsafe extern "C" fn brk(end: Address) -> c_int {
         };
         changes::changing(end.addr(), now.addr().saturating_sub(end.addr()))
     };
-    changing(before, || match BRK.get() {
+    during(before, || match BRK.get() {
         // SAFETY: same contract: the argument is the caller's, unchanged.
         Some(next) => unsafe { next(end) },
         None => {
@@ -408,7 +409,7 @@ unsafe extern "C" fn sbrk(increment: isize) -> Address {
             changes::changing(end.saturating_sub(freed), freed)
         })
     };
-    changing(before, || move_break(increment))
+    during(before, || move_break(increment))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -420,7 +421,7 @@ unsafe extern "C" fn shmat(id: c_int, addr: *const c_void, flags: c_int) -> Addr
             changes::unreported(addr.addr(), size.saturating_add(LARGEST_PAGE))
         })
     };
-    changing(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))
+    during(before, || call_next!(SHMAT(id, addr, flags), SYS_shmat))
 }
 
 /// The kernel rounds the size of a segment up to its pages, which may be huge.

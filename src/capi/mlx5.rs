@@ -17,7 +17,7 @@ use rdmamr_abi::rdma_core::*;
 use rdmamr_cache::dispatch::mlx5;
 use rdmamr_mr::explain::Subject;
 use rdmamr_mr::{Access, Error, Request};
-use rdmamr_next::{self as next, Context, Provider};
+use rdmamr_next::{self as next, Context, Maker};
 use rdmamr_trace::format::call;
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
@@ -52,8 +52,8 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg(
     let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG, Subject::Umem(request), None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
-        let provider = Provider::of(unsafe { Context::from_c(context) });
-        mlx5::umem(provider, &next::MLX5DV_DEVX_UMEM_REG, size, |next| {
+        let maker = Maker::of(unsafe { Context::from_c(context) });
+        mlx5::umem(maker, &next::MLX5DV_DEVX_UMEM_REG, size, |next| {
             // SAFETY: same contract.
             unsafe { next(context, addr, size, access) }
         })
@@ -82,9 +82,9 @@ unsafe extern "C" fn mlx5dv_devx_umem_reg_ex(
     let failing = || ret::entry(call::MLX5DV_DEVX_UMEM_REG_EX, subject, None);
     ret::as_umem(ret::traced(failing, (caller(), record), || {
         // SAFETY: same contract: the device is open.
-        let provider = Provider::of(unsafe { Context::from_c(context) });
+        let maker = Maker::of(unsafe { Context::from_c(context) });
         let next = &next::MLX5DV_DEVX_UMEM_REG_EX;
-        mlx5::umem(provider, next, request.length, |next| {
+        mlx5::umem(maker, next, request.length, |next| {
             // SAFETY: same contract.
             unsafe { next(context, umem_in) }
         })

@@ -3,9 +3,10 @@
 //! library's calls (`memory.rs`, `descriptors.rs`, `tasks.rs`); `load.rs`, which looks the next
 //! functions up; and what these share (`export.rs`, `forward.rs`, `ret.rs`, `traced.rs`).
 //!
-//! A function of an RDMA library does four things, in this order, and no fifth: it turns C's arguments
-//! into types, calls one function of the core, turns the result into the return convention of its
-//! family, and has a failure counted and its reason stored (`ret.rs`).
+//! A function of an RDMA library turns C's arguments into types, calls one function of the core, turns
+//! the result into the return convention of its family, has a failure counted and its reason stored
+//! (`ret.rs`), and has the call recorded in the trace. It does nothing else. (`ibv_reg_mr_ex` decides
+//! which of two functions serves.)
 
 #[allow(
     non_snake_case,

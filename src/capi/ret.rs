@@ -33,14 +33,14 @@ pub fn entry(call: u8, subject: Subject, counter: Option<Counter>) -> Entry {
     (call::NAMES[usize::from(call)], subject, counter)
 }
 
-fn keep_errno(error: Error) -> c_int {
+fn set_errno_of(error: Error) -> c_int {
     set_errno(Errno(error.errno()));
     error.errno()
 }
 
 /// The convention of calls that make an object, for a failure: NULL and errno.
 pub fn null_and_errno<T>(error: Error) -> *mut T {
-    keep_errno(error);
+    set_errno_of(error);
     null_mut()
 }
 
@@ -59,7 +59,7 @@ pub fn as_umem(outcome: Result<Umem, Error>) -> *mut c_void {
 /// wrappers of the kernel's calls do.
 #[inline(always)]
 pub fn as_errno<T>(outcome: Result<T, Error>) -> c_int {
-    outcome.map_or_else(keep_errno, |_| 0)
+    outcome.map_or_else(set_errno_of, |_| 0)
 }
 
 /// Runs the body of a function: stops a panic, and stores the reason of a failure.
@@ -70,7 +70,7 @@ pub fn run<T>(
 ) -> Result<T, Error> {
     let outcome = guard(body).unwrap_or_else(Err);
     if let Err(error) = outcome {
-        // The reason is in words, which read the memory and the limits of the process.
+        // To put the reason in words, the memory and the limits of the process are read, which may panic.
         let _ = guard(|| failed(entry(), error));
     }
     outcome

@@ -134,7 +134,7 @@ pub fn register(
         // A thread that reads the event may close the region, so the record is written first.
         if let Some(pending) = pending {
             region.describe_record(&mut pending.record, how);
-            pending.is_done();
+            pending.done();
         }
         if let Some(queue) = queue {
             queue.report(region, None);

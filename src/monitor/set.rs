@@ -206,7 +206,7 @@ impl Set {
 
     /// Whether libfabric must be notified of something.
     pub fn is_due(&self, regions: &Regions) -> bool {
-        regions.has_changed_monitoreds() || self.has_lost()
+        regions.has_changed_monitored_range() || self.has_lost()
     }
 }
 

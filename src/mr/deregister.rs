@@ -4,12 +4,12 @@
 use super::access::Access;
 use super::devices::{self, Device};
 use super::fork;
-use super::object::{Mr, Object};
+use super::object::Mr;
 use super::outcome::{Error, How};
 use super::require::{done, require};
 use core::ffi::c_int;
 use errno::Errno;
-use rdmamr_next::{self as next, Context, Provider};
+use rdmamr_next::{self as next, Context, Maker};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::{probe, thread};
 use rdmamr_uverbs::{Uverbs, mr};
@@ -72,10 +72,8 @@ impl Claimed {
         let thread = thread::number();
         probe!("dereg", was.addr.addr() as u64, was.length as u64);
         stats::counters().add(thread, counter!(dereg_kernel), 1);
-        if let Some(object) = Object::at(self.mr.address()) {
-            // SAFETY: the region has ended, and this thread has claimed it.
-            unsafe { object.free() };
-        }
+        // SAFETY: the region has ended, and this thread has claimed it.
+        unsafe { self.mr.object().free() };
         if let Some(context) = context.filter(|_| !access.on_demand()) {
             fork::dofork(context, was.addr, was.length);
         }
@@ -88,7 +86,7 @@ impl Claimed {
         let fd = context.fd().ok_or(Errno(libc::EBADF))?;
         match mr::deregister(&Uverbs, fd, self.device.facts.get(), handle) {
             // The device is gone, and the region with it.
-            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Provider::of(context)) => {
+            Err(Errno(libc::EIO)) if next::allows_disassociated_destroy(Maker::of(context)) => {
                 Ok(())
             }
             result => result,
@@ -114,7 +112,7 @@ pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_in
 }
 
 fn forward(mr: Mr) -> Result<How, Error> {
-    let next = require(&next::DEREG_MR, mr.provider())?;
+    let next = require(&next::DEREG_MR, mr.maker())?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `mr` is live (`Mr::from_c`), and `next` is libibverbs' `ibv_dereg_mr`.
     done(unsafe { next(mr.as_ptr()) })?;

@@ -139,7 +139,8 @@ impl Devices {
         })
     }
 
-    /// Adds a context. `None` inside a signal handler that interrupted this thread in this module.
+    /// Adds a context. `None` in a signal handler that interrupted the library, or while another thread
+    /// keeps the lock.
     pub fn insert(&self, context: usize, name: &[u8; 64], facts: Facts) -> Option<&'static Device> {
         if thread::is_inside() {
             return None;

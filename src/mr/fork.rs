@@ -3,8 +3,9 @@
 //!
 //! libibverbs owns the counts, in one tree for regions and for the providers' own queues. This
 //! library therefore calls the functions of libibverbs where libibverbs' own registration would
-//! call them: before registering and after deregistering, for all pinned memory. It calls them even
-//! without fork support: the call tells libibverbs that a later `ibv_fork_init` comes too late.
+//! call them: before registering and after deregistering, for all pinned memory of plain regions. It
+//! calls them even without fork support: the call tells libibverbs that a later `ibv_fork_init` comes
+//! too late. (The cache makes its regions only while [`is_fork_protected`] is false.)
 
 use super::outcome::Error;
 use super::require::{done, require};
@@ -15,7 +16,7 @@ use errno::{Errno, errno};
 use once_cell::race::OnceBool;
 use rdmamr_abi::rdma_core::IBV_FORK_UNNEEDED;
 use rdmamr_config::disabled;
-use rdmamr_next::{self as next, Context, PROVIDERS, Pd, Provider};
+use rdmamr_next::{self as next, Context, MAKERS, Maker, Pd};
 use rdmamr_sys::thread;
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
@@ -33,7 +34,7 @@ pub fn init() -> Result<(), Error> {
         return Ok(());
     }
     // SAFETY: ibv_fork_init(3) may be called at any time.
-    done(unsafe { require(&next::FORK_INIT, Provider::ORDINARY)?() })?;
+    done(unsafe { require(&next::FORK_INIT, Maker::ORDINARY)?() })?;
     MARKS.store(true, Relaxed);
     Ok(())
 }
@@ -52,22 +53,22 @@ fn kernel_copies() -> bool {
 /// this is not inlined, because its callers are inlined in many places.
 #[inline(never)]
 pub fn dontfork(context: Context, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    let provider = Provider::of(context);
-    let _uncancelled = uncancelled_in(provider);
-    dontfork_by(provider, addr, length)
+    let maker = Maker::of(context);
+    let _uncancelled = uncancelled_in(maker);
+    dontfork_by(maker, addr, length)
 }
 
 /// libibverbs may read the size of the memory's pages from a file (`RDMAV_HUGEPAGES_SAFE`) if it
 /// keeps registered memory from children. If it does not, it only returns, and the registration is
 /// spared two calls.
 #[inline]
-fn uncancelled_in(provider: Provider) -> Option<thread::Uncancelled> {
-    is_protected_by(provider).then(thread::uncancelled)
+fn uncancelled_in(maker: Maker) -> Option<thread::Uncancelled> {
+    is_protected_by(maker).then(thread::uncancelled)
 }
 
 #[inline]
-fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(), Errno> {
-    let Some(dontfork_range) = next::DONTFORK_RANGE.by(provider) else {
+fn dontfork_by(maker: Maker, addr: *mut c_void, length: usize) -> Result<(), Errno> {
+    let Some(dontfork_range) = next::DONTFORK_RANGE.by(maker) else {
         return Ok(());
     };
     // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
@@ -78,15 +79,15 @@ fn dontfork_by(provider: Provider, addr: *mut c_void, length: usize) -> Result<(
 /// Gives the range back to child processes. Like libibverbs, ignores a failure.
 #[inline(never)]
 pub fn dofork(context: Context, addr: *mut c_void, length: usize) {
-    let provider = Provider::of(context);
-    if let Some(dofork_range) = next::DOFORK_RANGE.by(provider) {
-        let _uncancelled = uncancelled_in(provider);
+    let maker = Maker::of(context);
+    if let Some(dofork_range) = next::DOFORK_RANGE.by(maker) {
+        let _uncancelled = uncancelled_in(maker);
         // SAFETY: libibverbs accepts any range and reports a range that it cannot advise on.
         unsafe { dofork_range(addr, length) };
     }
 }
 
-static FORK_PROTECTED: [OnceBool; PROVIDERS] = [const { OnceBool::new() }; PROVIDERS];
+static FORK_PROTECTED: [OnceBool; MAKERS] = [const { OnceBool::new() }; MAKERS];
 
 /// Whether libibverbs keeps registered memory from children (`ibv_fork_init`). If so, libibverbs
 /// must be told of each registration and of its end, and the cache must not register memory by
@@ -95,23 +96,23 @@ static FORK_PROTECTED: [OnceBool; PROVIDERS] = [const { OnceBool::new() }; PROVI
 /// The first registration asks, and its answer stays valid: from then on `ibv_fork_init` comes too
 /// late.
 pub fn is_fork_protected() -> bool {
-    is_protected_by(Provider::ORDINARY)
+    is_protected_by(Maker::ORDINARY)
 }
 
 /// As [`is_fork_protected`], by the libibverbs that opened the domain's device.
 pub fn is_fork_protected_in(pd: Pd) -> bool {
-    is_protected_by(Provider::of(pd.device()))
+    is_protected_by(Maker::of(pd.device()))
 }
 
-fn is_protected_by(provider: Provider) -> bool {
+fn is_protected_by(maker: Maker) -> bool {
     // ibv_is_fork_initialized does not tell: before rdma-core 51, libibverbs keeps memory from
     // children even if the kernel copies it for them, and the function answers that protection is
     // not needed. (A program may have taken ibv_fork_init from a handle of libibverbs.) The test is
     // instead to protect an address that no process has: only a libibverbs that calls madvise finds
     // no memory there.
-    FORK_PROTECTED[provider.number()].get_or_init(|| {
+    FORK_PROTECTED[maker.number()].get_or_init(|| {
         let nowhere = without_provenance_mut(usize::MAX / 2 + 1 - (64 << 10));
         let _uncancelled = thread::uncancelled();
-        thread::keep_errno(|| dontfork_by(provider, nowhere, 1).is_err())
+        thread::keep_errno(|| dontfork_by(maker, nowhere, 1).is_err())
     })
 }

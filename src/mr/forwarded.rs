@@ -12,7 +12,7 @@ use super::{devices, large};
 use errno::errno;
 use rdmamr_abi::rdma_core::*;
 use rdmamr_config::disabled;
-use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_next::{self as next, Context, Maker, Pd};
 use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::thread;
@@ -33,18 +33,18 @@ fn ask_next(pd: Pd, request: &Request) -> Result<Registered, Error> {
     let (addr, length, iova) = (request.addr, request.length, request.iova);
     let access = request.access.bits();
     let pd_ptr = pd.as_ptr();
-    let provider = Provider::of(pd.device());
+    let maker = Maker::of(pd.device());
     let _uncancelled = thread::uncancelled();
-    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(provider) {
+    let mr = if let Some(reg_mr_iova2) = next::REG_MR_IOVA2.by(maker) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr_iova2(pd_ptr, addr, length, iova, access) }
-    } else if let (Some(reg_mr), true) = (next::REG_MR.by(provider), iova == addr.addr() as u64) {
+    } else if let (Some(reg_mr), true) = (next::REG_MR.by(maker), iova == addr.addr() as u64) {
         // rdma-core before 28.
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr(pd_ptr, addr, length, access as i32) }
-    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.by(provider) {
+    } else if let Some(reg_mr_iova) = next::REG_MR_IOVA.by(maker) {
         // SAFETY: `pd` is live (`Pd::from_c`), libibverbs accepts any range, and the function is
         // its own.
         unsafe { reg_mr_iova(pd_ptr, addr, length, iova, access as i32) }
@@ -64,7 +64,7 @@ pub unsafe fn reg_dmabuf_mr(
     fd: i32,
     access: Access,
 ) -> Result<Registered, Error> {
-    let next = require(&next::REG_DMABUF_MR, Provider::of(pd.device()))?;
+    let next = require(&next::REG_DMABUF_MR, Maker::of(pd.device()))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live (`Pd::from_c`), `fd` is valid by this function's contract, and `next` is
     // libibverbs' `ibv_reg_dmabuf_mr`.
@@ -130,7 +130,7 @@ pub unsafe fn is_ordinary(
 /// # Safety
 /// The same as for [`memory_with`], and `attr` is not NULL.
 pub unsafe fn reg_other_memory(pd: Pd, attr: *mut ibv_mr_init_attr) -> Result<Registered, Error> {
-    let next = require(&next::REG_MR_EX, Provider::of(pd.device()))?;
+    let next = require(&next::REG_MR_EX, Maker::of(pd.device()))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: `pd` is live, `attr` is valid by this function's contract, and `next` is libibverbs'
     // `ibv_reg_mr_ex`.

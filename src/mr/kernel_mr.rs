@@ -27,8 +27,8 @@ pub struct KernelMr {
     pub handle: u32,
 }
 
-/// Has the kernel pin and register memory, in a process whose children get all memory: libibverbs is
-/// not told of it (see [`is_fork_protected`]). Or registers memory of a GPU, all of an export.
+/// Has the kernel pin and register memory, without telling libibverbs: for a process in which libibverbs
+/// keeps no memory from children ([`is_fork_protected`]). With `export`, registers all of a dma-buf.
 pub fn register(
     direct: &Direct,
     request: &Request,
@@ -64,7 +64,7 @@ impl KernelMr {
 
 /// The device at this address, a value of [`KernelMr::device`].
 fn device(address: usize) -> Option<&'static Device> {
-    // SAFETY: `Direct::address` returned the address of a device, and devices are never freed.
+    // SAFETY: 0, or the address of a device that `Direct::address` returned; devices are never freed.
     unsafe { with_exposed_provenance::<Device>(address).as_ref() }
 }
 

@@ -6,11 +6,11 @@ use super::devices;
 use super::outcome::Error;
 use super::require::{done, require};
 use rdmamr_config::disabled;
-use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_next::{self as next, Context, Maker, Pd};
 use rdmamr_sys::thread;
 
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
-    let next = require(&next::DEALLOC_PD, Provider::of(pd.device()))?;
+    let next = require(&next::DEALLOC_PD, Maker::of(pd.device()))?;
     let device = devices::device(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
     // listed here had ended elsewhere. List them before the call: after the call another thread may
@@ -26,7 +26,7 @@ pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
 }
 
 pub fn close_device(context: Context) -> Result<(), Error> {
-    let next = require(&next::CLOSE_DEVICE, Provider::of(context))?;
+    let next = require(&next::CLOSE_DEVICE, Maker::of(context))?;
     let address = context.address();
     let devices = devices::existing().filter(|_| !disabled());
     // Take the record before the close: while the close returns, a newly opened device may get this

@@ -15,7 +15,7 @@ use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use errno::{Errno, errno, set_errno};
 use rdmamr_abi::rdma_core::ibv_pd;
-use rdmamr_next::{self as next, Next, Pd, Provider};
+use rdmamr_next::{self as next, Maker, Next, Pd};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::thread;
 use rdmamr_trace as trace;
@@ -35,7 +35,7 @@ pub unsafe fn reg_dmabuf_mr(
 ) -> Result<Registered, Error> {
     // SAFETY: same contract: the domain is live.
     let device = unsafe { Pd::from_c(pd) }.and_then(Pd::device);
-    let next = require(&next::MLX5DV_REG_DMABUF_MR, Provider::of(device))?;
+    let next = require(&next::MLX5DV_REG_DMABUF_MR, Maker::of(device))?;
     let _uncancelled = thread::uncancelled();
     // SAFETY: same contract.
     let mr = unsafe { next(pd, offset, length, iova, fd, access, of_mlx5) };
@@ -52,12 +52,12 @@ pub unsafe fn reg_dmabuf_mr(
 
 /// `mlx5dv_devx_umem_reg` or `mlx5dv_devx_umem_reg_ex`, of so many bytes. `call` calls libmlx5's.
 pub fn umem<F: Copy>(
-    provider: Provider,
+    maker: Maker,
     next: &Next<F>,
     length: usize,
     call: impl FnOnce(F) -> *mut c_void,
 ) -> Result<Umem, Error> {
-    let next = require(next, provider)?;
+    let next = require(next, maker)?;
     let _uncancelled = thread::uncancelled();
     let umem = Umem::new(call(next)).ok_or_else(|| Error::Next(errno()))?;
     count(length);

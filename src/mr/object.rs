@@ -11,11 +11,11 @@
 use super::access::Access;
 use super::request::Request;
 use core::mem::offset_of;
-use core::ptr::{NonNull, with_exposed_provenance_mut};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 use rdmamr_abi::rdma_core::*;
 use rdmamr_abi::uapi::ib_uverbs_reg_mr_resp;
-use rdmamr_next::{Context, Pd, Provider};
+use rdmamr_next::{Context, Maker, Pd};
 
 /// The memory of an `ibv_mr` of ours.
 #[repr(C)]
@@ -44,7 +44,7 @@ const RETIRED: u32 = 0x5245_5449;
 const CACHED: u32 = 0x8009_5400;
 const NO_ACCESS_FLAG: u32 = 0xc00f_fc00;
 
-/// The same, in `Layout::mark`. A provider may leave `verbs_mr.access` unwritten (regions of device
+/// Marks the same object, in `Layout::mark`. A provider may leave `verbs_mr.access` unwritten (regions of device
 /// memory), so the mark there is not enough.
 const IS_CACHED: u32 = 0x504f_4f4c;
 
@@ -58,11 +58,6 @@ impl Object {
     pub fn allocate() -> Option<Object> {
         // SAFETY: malloc has no preconditions.
         NonNull::new(unsafe { libc::malloc(size_of::<Layout>()) }.cast()).map(Object)
-    }
-
-    /// The object at `address`, which [`Object::address`] returned.
-    pub fn at(address: usize) -> Option<Object> {
-        NonNull::new(with_exposed_provenance_mut(address)).map(Object)
     }
 
     pub fn address(self) -> usize {
@@ -110,8 +105,7 @@ impl Object {
             mark,
             cached: cached.map_or(0, Mr::address),
         };
-        // SAFETY: `allocate` made this memory, and no region uses it: the program either has not
-        // got the object yet or has deregistered it.
+        // SAFETY: `allocate` made this memory, and the program has not got it yet.
         unsafe { self.0.write(layout) };
     }
 
@@ -167,9 +161,9 @@ impl Mr {
     }
 
     /// The library that made the region's device.
-    pub fn provider(self) -> Provider {
+    pub fn maker(self) -> Maker {
         // SAFETY: the context of a live region stays open as long as the region exists.
-        Provider::of(unsafe { Context::from_c(self.read().context) })
+        Maker::of(unsafe { Context::from_c(self.read().context) })
     }
 
     /// The access flags of the registration, as libibverbs knows them.
@@ -215,6 +209,11 @@ impl Mr {
         self.mr_type().load(Relaxed) == RETIRED
     }
 
+    /// The object of a region of ours.
+    pub(super) fn object(self) -> Object {
+        Object(self.0.cast())
+    }
+
     /// Marks a region of ours as deregistered.
     pub fn retire(self) {
         self.mr_type().store(RETIRED, Relaxed);
@@ -236,8 +235,7 @@ impl Mr {
 
     /// The cache's own object, if this one stands for a use of a cached region.
     pub fn cached(self) -> Option<usize> {
-        let object = Object::at(self.address()).filter(|_| self.is_stand_in())?;
-        Some(object.cached())
+        self.is_stand_in().then(|| self.object().cached())
     }
 
     /// Claims the object if it stands for a use of a cached region. Of two threads only one
@@ -248,7 +246,7 @@ impl Mr {
         }
         let kind = self.mr_type();
         let claimed = kind.compare_exchange(IBV_MR_TYPE_MR, RETIRED, AcqRel, Relaxed);
-        claimed.ok().and_then(|_| Object::at(self.address()))
+        claimed.is_ok().then(|| self.object())
     }
 
     /// Makes a claimed object an ordinary region, which has the kernel's handle to itself.

@@ -7,7 +7,7 @@ use super::outcome::Error;
 use super::require::require;
 use core::fmt::{self, Write};
 use errno::{Errno, errno};
-use rdmamr_next::{Context, Next, Provider};
+use rdmamr_next::{Context, Maker, Next};
 use rdmamr_sys::{proc, thread};
 use rdmamr_uverbs::Uverbs;
 use rdmamr_uverbs::context::identify;
@@ -21,7 +21,7 @@ pub fn make<F: Copy, T>(
     device: Option<Context>,
     call: impl FnOnce(F) -> *mut T,
 ) -> Result<*mut T, Error> {
-    let next = require(next, Provider::of(device))?;
+    let next = require(next, Maker::of(device))?;
     let _uncancelled = thread::uncancelled();
     let queue = call(next);
     match errno() {

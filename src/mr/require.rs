@@ -4,11 +4,11 @@
 use super::outcome::Error;
 use core::ffi::c_int;
 use errno::Errno;
-use rdmamr_next::{Next, Provider};
+use rdmamr_next::{Maker, Next};
 
 /// The function of the libibverbs that opened a device; an error if libibverbs lacks the function.
-pub fn require<F: Copy>(next: &Next<F>, provider: Provider) -> Result<F, Error> {
-    next.by(provider).ok_or_else(|| Error::NoNext(next.name()))
+pub fn require<F: Copy>(next: &Next<F>, maker: Maker) -> Result<F, Error> {
+    next.by(maker).ok_or_else(|| Error::NoNext(next.name()))
 }
 
 /// The result of a call of libibverbs that returns 0 or an errno.

@@ -18,7 +18,7 @@ use rdmamr_sys::thread;
 /// # Safety
 /// `change` holds arguments that are valid for `ibv_rereg_mr`.
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    let next = require(&next::REREG_MR, mr.provider())?;
+    let next = require(&next::REREG_MR, mr.maker())?;
     // The claim keeps other threads from deregistering the region. libibverbs, however, must take
     // the object for an ordinary region.
     let claimed = claim(mr)?;

@@ -151,7 +151,7 @@ impl Rows {
     }
 
     /// Removes a region if the row holds `object`: of two threads one alone gets true. Calls `mark`
-    /// before any other thread can find the row empty, also if another thread is the one.
+    /// before the row is emptied, so a thread that loses the race also sees the mark.
     #[inline(always)]
     pub fn claim(&self, handle: u32, object: usize, lkey: u32, mark: impl FnOnce()) -> bool {
         let Some(row) = self.row(handle) else {

@@ -2,7 +2,7 @@
 //! Functions of the libraries underneath, libibverbs, libmlx5 and libfabric, by name and version.
 //!
 //! A process may have several libibverbs: Python wheels bring copies under names of their own. A
-//! call that concerns a device goes to the libibverbs that opened the device ([`Provider`]).
+//! call that concerns a device goes to the libibverbs that opened the device ([`Maker`]).
 //!
 //! No call asks the dynamic linker: it holds its locks while it runs a constructor, and that may wait
 //! for the thread that registers. What the process was started with is looked up when this library
@@ -69,42 +69,42 @@ static LIBMLX5: Underneath = Underneath {
 };
 
 /// The number of libibverbs that are told apart. Further ones count as the ordinary one.
-pub const PROVIDERS: usize = 4;
+pub const MAKERS: usize = 4;
 
 /// The function `create_cq_ex` in the contexts of each ([`Context::create_cq_ex`]); 0 until one is
 /// known.
-static MADE: [AtomicUsize; PROVIDERS] = [const { AtomicUsize::new(0) }; PROVIDERS];
+static MADE: [AtomicUsize; MAKERS] = [const { AtomicUsize::new(0) }; MAKERS];
 
 /// The libibverbs that opened a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Provider(usize);
+pub struct Maker(usize);
 
-impl Provider {
+impl Maker {
     /// The libibverbs that the process was started with or, if that had none, the first one that
     /// opened a device. Most processes have no other.
-    pub const ORDINARY: Provider = Provider(0);
+    pub const ORDINARY: Maker = Maker(0);
 
     /// The ordinary one for a domain or a region without a device.
-    pub fn of(context: impl Into<Option<Context>>) -> Provider {
+    pub fn of(context: impl Into<Option<Context>>) -> Maker {
         match context.into().and_then(Context::create_cq_ex) {
-            Some(made) if MADE[0].load(Relaxed) != made.get() => Provider::other(made),
-            _ => Provider::ORDINARY,
+            Some(made) if MADE[0].load(Relaxed) != made.get() => Maker::other(made),
+            _ => Maker::ORDINARY,
         }
     }
 
     #[cold]
-    fn other(made: NonZeroUsize) -> Provider {
+    fn other(made: NonZeroUsize) -> Maker {
         let known = |known: &AtomicUsize| known.load(Relaxed) == made.get();
         let number = MADE.iter().position(known);
-        number.map_or_else(|| Provider::identify(made), Provider)
+        number.map_or_else(|| Maker::identify(made), Maker)
     }
 
-    /// The number, below [`PROVIDERS`].
+    /// The number, below [`MAKERS`].
     pub fn number(self) -> usize {
         self.0
     }
 
-    fn identify(made: NonZeroUsize) -> Provider {
+    fn identify(made: NonZeroUsize) -> Maker {
         let is_at_load = LIBIBVERBS.is_at_load();
         // The function of a library that interposes it says nothing about libibverbs.
         let is_ordinary = LIBIBVERBS.has_at_load(made)
@@ -113,7 +113,7 @@ impl Provider {
             if is_at_load {
                 MADE[0].store(made.get(), Relaxed);
             }
-            return Provider::ORDINARY;
+            return Maker::ORDINARY;
         }
         let takes = |free: &AtomicUsize| {
             let taken = free.compare_exchange(0, made.get(), Relaxed, Relaxed);
@@ -121,7 +121,7 @@ impl Provider {
         };
         let first = usize::from(is_at_load);
         let number = MADE[first..].iter().position(takes);
-        number.map_or(Provider::ORDINARY, |number| Provider(first + number))
+        number.map_or(Maker::ORDINARY, |number| Maker(first + number))
     }
 
     /// The libibverbs; `None` if it has opened no device yet.
@@ -130,13 +130,13 @@ impl Provider {
     }
 }
 
-/// The name of a function of such a library, and its addresses by [`Provider`].
+/// The name of a function of such a library, and its addresses by [`Maker`].
 struct Symbol {
     library: &'static Underneath,
     name: &'static CStr,
     version: Option<&'static CStr>,
     /// 0 until an address is known.
-    addresses: [AtomicUsize; PROVIDERS],
+    addresses: [AtomicUsize; MAKERS],
 }
 
 /// A function of such a library.
@@ -158,7 +158,7 @@ impl<F: Copy> Next<F> {
                 library,
                 name,
                 version,
-                addresses: [const { AtomicUsize::new(0) }; PROVIDERS],
+                addresses: [const { AtomicUsize::new(0) }; MAKERS],
             },
             signature: PhantomData,
         }
@@ -167,22 +167,22 @@ impl<F: Copy> Next<F> {
     /// The function for a call that concerns no device; `None` if no loaded library has it.
     pub fn get(&self) -> Option<F> {
         if self.symbol.library.is_at_load() {
-            self.by(Provider::ORDINARY)
+            self.by(Maker::ORDINARY)
         } else {
             self.typed(self.symbol.find_anywhere())
         }
     }
 
     /// The function of the libibverbs that opened the device; `None` if that libibverbs lacks it.
-    pub fn by(&self, maker: Provider) -> Option<F> {
+    pub fn by(&self, maker: Maker) -> Option<F> {
         let known = self.symbol.addresses.get(maker.0)?.load(Relaxed);
         self.typed(NonZeroUsize::new(known).or_else(|| self.symbol.look_up(maker)))
     }
 
     /// The functions of all libibverbs that have opened a device. The ordinary one's comes last.
     pub fn by_each(&self) -> impl Iterator<Item = F> {
-        let others = (1..PROVIDERS).filter(|&number| MADE[number].load(Relaxed) != 0);
-        let makers = others.map(Provider).chain([Provider::ORDINARY]);
+        let others = (1..MAKERS).filter(|&number| MADE[number].load(Relaxed) != 0);
+        let makers = others.map(Maker).chain([Maker::ORDINARY]);
         makers.filter_map(|maker| self.by(maker))
     }
 
@@ -202,8 +202,8 @@ impl Symbol {
     /// The address in the libibverbs that opened the device, or in the library above it.
     #[cold]
     #[inline(never)]
-    fn look_up(&self, maker: Provider) -> Option<NonZeroUsize> {
-        if maker == Provider::ORDINARY && self.library.is_at_load() {
+    fn look_up(&self, maker: Maker) -> Option<NonZeroUsize> {
+        if maker == Maker::ORDINARY && self.library.is_at_load() {
             // `find_all` has found what there is.
             return None;
         }
@@ -431,7 +431,7 @@ static ALLOWS_DISASSOCIATED_DESTROY: Next<&'static AtomicBool> =
 
 /// Whether libibverbs was told to treat EIO on a deregistration, which means that the device is
 /// gone, as success. libibverbs decides that at start.
-pub fn allows_disassociated_destroy(maker: Provider) -> bool {
+pub fn allows_disassociated_destroy(maker: Maker) -> bool {
     let variable = ALLOWS_DISASSOCIATED_DESTROY.by(maker);
     variable.is_some_and(|variable| variable.load(Relaxed))
 }

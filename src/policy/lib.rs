@@ -32,14 +32,15 @@ const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
 /// device may ignore.
 const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 
-/// The access flags that no cached region can have. An on-demand region pins nothing. A memory
+/// The flags of a request's access with which the cache serves no registration. An on-demand region
+/// pins nothing. A memory
 /// window that is bound to a cached region would keep the region from ending. The other flags
 /// depend on the address or on the kind of the memory.
 const NEVER_KEPT: u32 =
     IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB | OF_GPU;
 
-/// In the access of a key: the region is of a GPU's memory. It is no flag of the verbs, and no
-/// registration with it is kept.
+/// In the access of a key or a region: the memory is a GPU's. No verb has the flag, and a request that
+/// has it is not served.
 pub const OF_GPU: u32 = 1 << 31;
 
 /// Whether a region with this access is remotely accessible.
@@ -60,7 +61,7 @@ pub const fn spare(access: u32) -> u64 {
     if is_local(access) { 64 << 10 } else { 0 }
 }
 
-/// Whether a region with this access may be kept at all.
+/// Whether the cache may serve a request with this access at all.
 pub const fn may_be_kept(access: u32) -> bool {
     access & NEVER_KEPT == 0
 }

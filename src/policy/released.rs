@@ -134,7 +134,7 @@ impl Released {
         false
     }
 
-    /// A plain registration of this range has been released.
+    /// From now on this range comes back.
     #[inline(always)]
     pub fn add(&self, range: &Range) {
         match self.find(range) {

@@ -18,7 +18,7 @@ use rdmamr_live_page::{
     start_of,
 };
 use rdmamr_sys::descriptor::{self, Descriptor, about};
-use rdmamr_sys::process::FAR_AWAY;
+use rdmamr_sys::pages::FAR_AWAY;
 use rdmamr_sys::text::Text;
 use rdmamr_sys::{clock, proc, thread};
 use std::ffi::CString;

@@ -14,7 +14,7 @@
 //! credentials that the process had at their start if the process changes its user later (see
 //! docs/limits.md).
 
-use super::pages::{FAR_AWAY, PAGE_SIZE};
+use super::pages::{FAR_AWAY, LARGEST_PAGE};
 use super::{proc, signals, thread, valgrind};
 use crate::descriptor::{Descriptor, identity};
 use core::ffi::{c_int, c_void};
@@ -23,7 +23,7 @@ use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
 use errno::{Errno, errno, set_errno};
 
 const STACK: usize = 64 << 10;
-const GUARD: usize = PAGE_SIZE;
+const GUARD: usize = LARGEST_PAGE;
 
 /// The number of bytes above the stack, in its first page: they hold a word.
 const TOP: usize = 64;

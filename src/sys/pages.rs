@@ -10,7 +10,7 @@ use once_cell::race::OnceNonZeroUsize;
 pub const FAR_AWAY: usize = 0x2d72_0000_0000;
 
 /// The largest page size that a kernel of this architecture may have.
-pub const PAGE_SIZE: usize = if cfg!(target_arch = "aarch64") {
+pub const LARGEST_PAGE: usize = if cfg!(target_arch = "aarch64") {
     65536
 } else {
     4096

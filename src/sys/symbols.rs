@@ -66,8 +66,8 @@ impl Library {
     /// cannot be unloaded.
     pub fn keep(file: &CStr, more: c_int) -> Option<Library> {
         let mode = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NODELETE;
-        // SAFETY: the name ends with a NUL. The libraries of `next.rs` are made to be loaded at run
-        // time.
+        // SAFETY: the name ends with a NUL. The libraries of `next/functions.rs` are made to
+        // be loaded at run time.
         let library = unsafe { libc::dlopen(file.as_ptr(), mode | more) };
         (!library.is_null()).then_some(Library(library))
     }

@@ -75,7 +75,7 @@ impl Pending {
     }
 
     /// Ends the measured time: the rest of the call is not counted.
-    pub fn is_done(&mut self) {
+    pub fn done(&mut self) {
         self.record.duration = self.began.duration(clock::monotonic());
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's two calls for a memory region, in the bytes that rdma-core sends.
+//! The kernel's calls for a memory region: registration by address and deregistration, in the bytes that
+//! rdma-core sends, and registration of a dma-buf.
 //!
 //! Registration is the command REG_MR inside the ioctl INVOKE_WRITE, never the newer
 //! `UVERBS_METHOD_REG_MR`. As first released, the newer method passes the driver no private bytes,

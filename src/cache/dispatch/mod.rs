@@ -167,7 +167,7 @@ pub fn unimport_mr(mr: Mr) {
         // The cache owns the object, so no provider may free it.
         return;
     }
-    if let Some(next) = next::UNIMPORT_MR.by(mr.provider()) {
+    if let Some(next) = next::UNIMPORT_MR.by(mr.maker()) {
         let _uncancelled = thread::uncancelled();
         // SAFETY: the program passed this region to ibv_unimport_mr(3), and `next` is that function
         // of libibverbs. The region is live: its caller promised so to `Mr::from_c`.

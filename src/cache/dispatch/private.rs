@@ -17,7 +17,7 @@ use errno::Errno;
 use rdmamr_abi::rdma_core::{ibv_pd, verbs_mr};
 use rdmamr_config::config;
 use rdmamr_mr::{self as mr, Mr};
-use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_next::{self as next, Context, Maker, Pd};
 use rdmamr_stats::log;
 use rdmamr_sys::thread;
 
@@ -38,8 +38,8 @@ pub unsafe fn deregister(vmr: *mut verbs_mr) -> c_int {
         refuse();
         return libc::EINVAL;
     }
-    let provider = mr.map_or(Provider::ORDINARY, Mr::provider);
-    let Some(next) = next::CMD_DEREG_MR.by(provider) else {
+    let maker = mr.map_or(Maker::ORDINARY, Mr::maker);
+    let Some(next) = next::CMD_DEREG_MR.by(maker) else {
         return libc::ENOSYS;
     };
     let _uncancelled = thread::uncancelled();
@@ -81,7 +81,7 @@ pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_i
     }
     let _uncancelled = thread::uncancelled();
     next::CMD_REREG_MR
-        .by(mr.map_or(Provider::ORDINARY, Mr::provider))
+        .by(mr.map_or(Maker::ORDINARY, Mr::maker))
         .map_or(libc::ENOSYS, next)
 }
 
@@ -97,7 +97,7 @@ pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         owners::flush_quietly(pd);
     }
     let _uncancelled = thread::uncancelled();
-    match next::CMD_DEALLOC_PD.by(Provider::of(named.and_then(Pd::device))) {
+    match next::CMD_DEALLOC_PD.by(Maker::of(named.and_then(Pd::device))) {
         // SAFETY: provider's argument.
         Some(next) => unsafe { next(pd) },
         None => libc::ENOSYS,
@@ -114,7 +114,7 @@ pub unsafe fn close_device(verbs_context: *mut c_void) {
     // SAFETY: this function's caller promises that a provider made the device.
     let context = unsafe { Context::from_verbs_context(verbs_context) };
     let _uncancelled = thread::uncancelled();
-    if let Some(next) = next::UNINIT_CONTEXT.by(Provider::of(context)) {
+    if let Some(next) = next::UNINIT_CONTEXT.by(Maker::of(context)) {
         // SAFETY: provider's argument.
         unsafe { next(verbs_context) }
     }

@@ -91,7 +91,7 @@ fn say(mode: CacheMode) {
 #[inline(always)]
 pub fn serve(mode: CacheMode, pd: Pd, request: &Request) -> Result<Registered, Option<Counter>> {
     admission::of_call(mode, request).map_err(Refusal::counter)?;
-    if !regions::objects_were_taken() && !gpu::may_be_seen(request.addr.addr() as u64) {
+    if !regions::has_had_cache() && !gpu::may_be_seen(request.addr.addr() as u64) {
         let range = range(pd, request).ok_or(None)?;
         if !RELEASED.comes_back(&range) {
             return Err(Some(counter!(bypassed_first)));
@@ -190,10 +190,11 @@ fn stand_for(request: &Request, served: Registered) -> Result<Registered, Counte
     Ok(Registered::by(served.how, object.as_ptr()))
 }
 
-/// Ends one use of the cached region whose object lies at `cached`.
+/// Ends one use of the cached region whose object lies at this address, if one does.
 pub fn release_at(cached: usize) {
-    // SAFETY: `cached` is an object in a slot of the cache, and the cache's memory is never
-    // unmapped. In a child, which has no cache, `release` does not read the object.
+    // SAFETY: the address is that of an object in a slot of the cache, whose memory is never unmapped,
+    // or of the program's own live region, which is in no slot. In a child, which has no cache,
+    // `release` does not read the object.
     if let Some(region) = unsafe { Mr::from_c(with_exposed_provenance_mut(cached)) } {
         // In a child of the process that registered the region, `release` returns false: the region
         // belongs to the parent, and stays.

@@ -15,11 +15,11 @@
 use crate::mapping::{self, Paged};
 use crate::region::slot::{Id, Link, LookupKey, Slot};
 use core::sync::atomic::{AtomicU32, Ordering::*};
-use rdmamr_sys::process::PAGE_SIZE;
+use rdmamr_sys::pages::LARGEST_PAGE;
 
 /// The binary logarithm of the number of entries of the largest table, and of the smallest one.
 const LARGEST: u32 = tiny_or!(6, 20);
-const SMALLEST: u32 = tiny_or!(3, (PAGE_SIZE / 4).ilog2());
+const SMALLEST: u32 = tiny_or!(3, (LARGEST_PAGE / 4).ilog2());
 
 /// The number of places that a search looks at. An entry lies in one of them.
 const REACH: usize = 64;

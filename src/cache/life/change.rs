@@ -17,7 +17,7 @@ use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_call};
 use crate::noted::Number;
 use crate::released::memory_changes;
-use crate::watch::calls::{self, CACHE, RANGES, listens};
+use crate::watch::calls::{self, TO_CACHE, TO_RANGES, listens};
 use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
@@ -31,8 +31,8 @@ enum CallKind {
     Reported,
     /// The kernel does not report the change, or may not.
     Unreported,
-    /// The same, and the memory keeps its pages. So the cleaner may deregister the regions: of 12 000
-    /// that takes ten times as long as the move of their memory.
+    /// Unreported, and the memory keeps its pages. So the cleaner may deregister the regions: a call
+    /// that moves the memory of 12 000 regions would take ten times as long if it did.
     KeepsPages,
 }
 
@@ -79,13 +79,13 @@ fn meeting(range: PageRange) -> Option<&'static Cache> {
 /// long as neither the cache nor the table of released ranges listens, this costs a load.
 #[inline(always)]
 pub fn changing(addr: usize, length: usize) -> Option<CallUnderWay> {
-    if !listens(CACHE | RANGES) {
+    if !listens(TO_CACHE | TO_RANGES) {
         return None;
     }
-    if listens(RANGES) {
+    if listens(TO_RANGES) {
         memory_changes(addr, length);
     }
-    if !listens(CACHE) {
+    if !listens(TO_CACHE) {
         return None;
     }
     let Some(cache) = told() else {
@@ -97,7 +97,7 @@ pub fn changing(addr: usize, length: usize) -> Option<CallUnderWay> {
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
         return None;
     }
-    Some(begin(range, CallKind::Reported, signals_blocked()))
+    Some(begin(range, CallKind::Reported, block_signals()))
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report, such as guard pages.
@@ -117,7 +117,7 @@ pub fn protecting(addr: usize, length: usize) -> CallUnderWay {
 /// A call is about to move memory, `kept` bytes of it with their pages. It may stop watching the memory
 /// ([`CallUnderWay::unwatch`]), so the kernel may not report it.
 pub fn moving(addr: usize, length: usize, kept: usize) -> CallUnderWay {
-    if listens(RANGES) {
+    if listens(TO_RANGES) {
         memory_changes(addr, length);
     }
     match kept >= length {
@@ -136,11 +136,11 @@ pub fn forget_calls() {
     CALLS.forget();
 }
 
-/// Whether a call is under way that may change any memory. Asked once a region is linked, before it is
-/// watched and pinned: a change that takes effect after the pin is counted here, or is noted, or has
+/// Whether a call is counted (docs/proof.md, W5). Asked once a region is linked, before it is watched
+/// and pinned: a change that takes effect after the pin is counted here, or is noted, or has
 /// invalidated the region. (A call on much memory also holds the kernel's mmap lock, for which the
 /// watch would have to wait, and a plain registration need not.)
-pub fn is_under_way() -> bool {
+pub fn is_any_counted() -> bool {
     fence(SeqCst);
     !CALLS.is_none()
 }
@@ -148,7 +148,7 @@ pub fn is_under_way() -> bool {
 /// Blocks the signals until the end of a call, so that no handler leaves the call by siglongjmp(3),
 /// and none waits for its own thread. The kernel's calls on memory end by no signal but a fatal one,
 /// so a handler runs no later than without this. Faults are not blocked.
-fn signals_blocked() -> Option<Signals> {
+fn block_signals() -> Option<Signals> {
     let before = signals::block_also(signals::ALL_BUT_FAULTS);
     // The second of two changes, as of an mremap, finds them blocked, and restores nothing. So the first
     // is dropped last.
@@ -167,7 +167,7 @@ fn begin(range: PageRange, kind: CallKind, signals: Option<Signals>) -> CallUnde
     // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
-        under_way.signals = under_way.signals.or_else(signals_blocked);
+        under_way.signals = under_way.signals.or_else(block_signals);
         let noted = under_way.inside(cache, || {
             ending::before_change(cache, range, kind == CallKind::KeepsPages)
         });
@@ -320,10 +320,10 @@ mod tests {
             let elsewhere = PageRange::new(range.end, range.end + 1);
             while regions.noted.add(elsewhere).is_some() {}
             let under_way = unreported(range.start as usize, range.bytes() as usize);
-            let good = is_under_way() && regions.ring.is_behind();
+            let good = is_any_counted() && regions.ring.is_behind();
             regions.lock().apply();
             drop(under_way);
-            good && is_stale() && !is_under_way()
+            good && is_stale() && !is_any_counted()
         }));
     }
 }

@@ -149,7 +149,7 @@ pub fn end_watch(cache: &Cache, id: Id, by: By) -> Option<Locked<'_>> {
     }
 }
 
-/// The same under the lock, for a monitored range, and frees its slot.
+/// Ends the watch of a monitored range, without leaving the lock, and frees its slot.
 pub fn end_watch_and_free(cache: &Cache, locked: &Locked<'_>, id: Id) {
     let page_range = locked.regions().region(id).page_range();
     let mut from = 0;

@@ -89,7 +89,7 @@ pub fn hit(pd: Pd, addr: usize, length: usize, access: Access, exclusive: bool) 
     hit_by(cache, &lookup_key, addr, length)
 }
 
-/// The same by the key that the region must have.
+/// Takes a cached region that the key finds, for the memory at `addr`.
 #[inline(always)]
 pub fn hit_by(cache: &Cache, lookup_key: &LookupKey, addr: u64, length: u64) -> Answer {
     let (id, grant) = match in_order(&cache.regions.ring, Take(cache, lookup_key)) {

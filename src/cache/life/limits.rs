@@ -2,8 +2,9 @@
 //! Limits on the idle regions by the resources that others need too: memory, the objects that the
 //! rdma cgroup allows, the regions that a device has.
 //!
-//! The settings are the upper limit. In addition, idle regions hold at most an eighth of the memory
-//! that the machine or the cgroup has, and no more than the machine has available. Their number is
+//! The settings are the upper limit. Without a setting for bytes, idle regions hold at most an eighth
+//! of the memory that the machine or the cgroup has; they never hold more than the machine has
+//! available. Their number is
 //! at most an eighth of the number that the cgroup and the device have left. A registration that
 //! makes a region reads all this each second, because only then can more become idle. To read it takes
 //! as long as some registrations, so a process with few regions does without. The cache's threads do

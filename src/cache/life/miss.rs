@@ -230,10 +230,10 @@ impl Cache {
     }
 
     /// Has userfaultfd watch the memory of a region or monitored range that is linked and not kept.
-    /// Beside another thread's call that may change any memory it is not watched, since it would not be
-    /// kept. An error is the counter of the reason.
+    /// Watches nothing while a call is counted, since the region would not be kept. An error is the
+    /// counter of the reason.
     pub fn watch_memory(&self, id: Id) -> Result<(), Counter> {
-        if change::is_under_way() {
+        if change::is_any_counted() {
             return Err(counter!(bypassed_busy));
         }
         let region = self.regions.region(id);
@@ -296,7 +296,7 @@ impl Cache {
             self.regions.region(id).state.invalidate();
             return count(counter!(bypassed_busy));
         };
-        // Only the caller uses the region, even while it is in use, if the library would not learn
+        // The region serves its caller alone, now and after its release, if the library would not learn
         // of a change of its memory, if remote peers must get fresh keys, or if the cache keeps no
         // region with this access.
         let own = reason.is_some()

@@ -12,7 +12,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::Relaxed;
 use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, Mr};
-use rdmamr_next::{self as next, Context, Pd, Provider};
+use rdmamr_next::{self as next, Context, Maker, Pd};
 use rdmamr_sys::thread;
 
 /// Memory is short for a plain registration of the program. Deregisters every idle region. Returns
@@ -88,7 +88,7 @@ pub fn unimport_pd(pd: Pd) {
         invalidate(cache, &of, None);
         let _ = flush_those(cache, of);
     }
-    if let Some(next) = next::UNIMPORT_PD.by(Provider::of(pd.device())) {
+    if let Some(next) = next::UNIMPORT_PD.by(Maker::of(pd.device())) {
         let _uncancelled = thread::uncancelled();
         // SAFETY: the program passed this live domain to ibv_unimport_pd(3), and `next` is that
         // function of libibverbs.

@@ -92,7 +92,7 @@ pub enum Cause {
     Pressure,
     Hook,
     Event,
-    /// A change under way, or the end of a watch nearby, kept the region from being kept.
+    /// A change under way, or the end of a watch nearby: the cache cannot keep the region.
     Uncertain,
 }
 

@@ -6,6 +6,7 @@
 //!   FREE ----------> UNKEPT --------> KEPT ----------> ENDING --------> FREE
 //!                      \_____________________________/^   |
 //!                        (used once, never shared)        '-- restore --> KEPT, stale
+//!                      '-- free (the kernel has refused it) --> FREE
 //! ```
 //!
 //! A region without a user is *unused*: *idle* if a registration can take it, *spent* if none can. A
@@ -37,15 +38,14 @@
 //! | any thread | users and O, in KEPT; in UNKEPT only down | a hit, a release |
 //! | any thread | KEPT or UNKEPT without users to ENDING | under the lock: it claims the region |
 //! | the thread that makes the region, under the lock | UNKEPT to FREE | the kernel has refused it |
-//! | the claiming thread, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
+//! | the thread that ends the region, under the lock | ENDING to FREE, or to KEPT with S | the kernel has answered |
 //! | the memory monitor, under the lock | FREE to UNKEPT with M, to KEPT, to FREE; sets S | it watches a monitored range |
 //! | the thread that took the slot off the free list | FREE to HANDLE | a hit needs a further handle |
 //! | the releasing thread | HANDLE to FREE | a release |
 //!
 //! The upper half of the state is a generation, which changes each time the slot becomes a region or a
-//! monitored range. A thread
-//! that reads the slot's other fields and then changes the state by compare-and-swap knows, if the
-//! swap succeeds, that the fields it read were this region's.
+//! monitored range. A thread that reads the slot's other fields and then changes the state by
+//! compare-and-swap knows, if the swap succeeds, that the fields it read were this region's.
 
 use rdmamr_sys::atomics::{AtomicU64, Ordering::*, fence};
 

@@ -8,7 +8,7 @@
 //! 4. Whether the providers' deregistrations reach it.
 //!
 //! A provider frees the object of each region that it deregisters, and an object of the cache is no
-//! memory of malloc. So without these calls the cache gives out no region. They do not come if
+//! memory of malloc. So without those deregistrations the cache gives out no region. They do not come if
 //! dlopen loaded the library, and in a program that is linked with `-libverbs` before `-lrdmamr`:
 //! it calls libibverbs' own functions.
 
@@ -24,9 +24,9 @@ use rdmamr_sys::symbols::{self, Library, Scope};
 /// A sum of the bits below.
 static LISTENERS: AtomicU8 = AtomicU8::new(0);
 /// The cache, of this process or of the process that it was forked from.
-pub const CACHE: u8 = 1;
+pub const TO_CACHE: u8 = 1;
 /// The table of the ranges that were released, under `RDMAMR_CACHE`.
-pub const RANGES: u8 = 2;
+pub const TO_RANGES: u8 = 2;
 
 /// Whether any of these listens.
 #[inline(always)]
@@ -78,8 +78,9 @@ const PASSED_BY: u8 = 2;
 /// Looks where the program's calls lead. Called when the library is loaded. Returns true if the program
 /// was started with this library behind libibverbs. (A library that dlopen loads is not in that order
 /// yet.)
-pub fn look() -> bool {
-    let own = NonZeroUsize::new(look as fn() -> bool as usize).and_then(Object::with);
+pub fn find_where_calls_lead() -> bool {
+    let own =
+        NonZeroUsize::new(find_where_calls_lead as fn() -> bool as usize).and_then(Object::with);
     let (Some(program), Some(own)) = (Library::program(), own) else {
         return false;
     };
@@ -152,7 +153,7 @@ fn probe() -> bool {
     // SAFETY: the symbol is munmap(2), or a function that stands for it.
     let munmap: unsafe extern "C" fn(*mut c_void, usize) -> c_int =
         unsafe { core::mem::transmute(munmap) };
-    listen(CACHE);
+    listen(TO_CACHE);
     PROBE.store(memory.addr(), Relaxed);
     // SAFETY: this function mapped the page, and nothing else uses it.
     unsafe { munmap(memory, page) };

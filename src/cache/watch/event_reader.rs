@@ -2,8 +2,8 @@
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
 //! the reader. So the reader waits for no thread. `helper_thread.rs` has the rules that it obeys.
 //!
-//! The reader has a table of descriptors of its own, in which it closes all files but its own. (Those
-//! of `service.rs` come later.) POSIX locks belong to a table, so the program keeps its locks. How
+//! The reader has a table of descriptors of its own, in which it closes all files but its own
+//! (`service.rs` opens others). POSIX locks belong to a table, so the program keeps its locks. How
 //! long the table holds copies of the program's files, `helper_thread::leave_table` says.
 
 use crate::watch::calls::is_filtered;
@@ -24,7 +24,7 @@ use rdmamr_sys::{clock, helper_thread};
 static OWN_TABLE: AtomicU32 = AtomicU32::new(0);
 const APART: u32 = u32::MAX;
 
-/// Not 0 once that table has the reader's file alone.
+/// Not 0 once the reader reads events: it has closed its copies of the program's files.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 /// Not 0 while the reader may make a system call other than the one in which it waits for events.
@@ -102,8 +102,8 @@ pub fn wait_until_ready() {
     WAITED.store(true, Relaxed);
 }
 
-/// Waits until the reader waits for events, for a second at most. No memory is watched any more, so
-/// that it waits forever.
+/// Waits, a second at most, until the reader waits for events. No memory is watched any more, so the
+/// reader then waits for ever.
 pub fn wait_to_rest() {
     const TIMES: u32 = 1000;
     let moment = Duration::from_millis(1);
@@ -113,7 +113,7 @@ pub fn wait_to_rest() {
         if !is_busy && !waited {
             return;
         }
-        // Also when it has just come to rest: it is about to make that last call.
+        // Once more after it has come to rest: between the mark and the kernel lies the call itself.
         futex::pause(moment);
         waited = is_busy;
     }

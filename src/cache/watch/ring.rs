@@ -33,8 +33,7 @@ impl Kind {
         }
     }
 
-    /// What a place stores. An unknown word does not tell which memory has changed, so all of it
-    /// counts as lost.
+    /// What a place stores.
     fn from_word(word: u64) -> Kind {
         match word & Kind::KIND {
             1 => Kind::Changed,

@@ -78,6 +78,10 @@ const CAN_ZERO: i64 = 1 << 0x04;
 /// supports that from Linux 5.7 on, arm64 from 6.10 on.
 pub const NO_WRITE_PROTECTION: Errno = Errno(libc::EOPNOTSUPP);
 
+const EVENT_REMAP: u8 = 0x14;
+const EVENT_REMOVE: u8 = 0x15;
+const EVENT_UNMAP: u8 = 0x16;
+
 /// An event, as the kernel writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -104,12 +108,12 @@ impl Message {
         let [first, second, third] = self.arguments;
         let range = PageRange::new(first, second);
         match self.event as u8 {
-            0x14 => {
+            EVENT_REMAP => {
                 let moved = |start| PageRange::new(start, start + third);
                 Report::Moved(moved(first), moved(second))
             }
-            0x15 => Report::Dropping(range),
-            0x16 => Report::Unmapped(range),
+            EVENT_REMOVE => Report::Dropping(range),
+            EVENT_UNMAP => Report::Unmapped(range),
             _ => Report::Other,
         }
     }

@@ -177,11 +177,10 @@ impl WatchFd {
     /// Ends the registration of memory that is registered with our file. Returns false if part of
     /// the range cannot be registered at all.
     ///
-    /// No fstat is needed: no other file has this memory, so another userfaultfd refuses.
-    ///
-    /// Before Linux 6.16 one file can unregister memory that another has registered
-    /// (fs/userfaultfd.c, `userfaultfd_unregister`), and the program may have given the memory to
-    /// another since. Only the file that has the memory can register it again.
+    /// No fstat is needed: if the number is another userfaultfd's, that one does not have this memory,
+    /// and from Linux 6.16 on refuses. Before, one file can unregister memory that another has registered
+    /// (fs/userfaultfd.c, `userfaultfd_unregister`), and the program may have given the memory to another
+    /// since. So the memory is first registered again, which only the file that has it can.
     pub fn unregister(&self, range: PageRange) -> bool {
         let is_ours = |file: &Userfaultfd| {
             keeps_apart() || matches!(file.register(range), Ok(()) | Err(HUGE_PAGES))

@@ -233,7 +233,8 @@ impl Watch {
         any
     }
 
-    /// Whether a hit needs the fence, because another thread may be changing the address space.
+    /// Whether a hit needs the fence, because another thread may be changing the address space. Without a
+    /// watch there is nothing to ask: no region is kept, or the ring is distrusted.
     #[inline(always)]
     pub fn must_fence(&self) -> bool {
         (self.threads.load(Relaxed) || !self.has_one_thread()) && WATCH_FD.exists()
