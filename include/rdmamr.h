@@ -85,15 +85,16 @@ struct rdmamr_stats {
          */
         uint64_t ended_elsewhere;
         /**
-         * Relaxed registrations that a region of the cache served without a call of the kernel (hits).
+         * Registrations, relaxed ones and plain ones under RDMAMR_CACHE, that a region of the cache
+         * served without a call of the kernel (hits).
          */
         uint64_t hits;
         /**
-         * Relaxed registrations for which the cache made a new region that it may reuse (misses).
+         * Such registrations for which the cache made a new region that it may reuse (misses).
          */
         uint64_t misses;
         /**
-         * Hits on a region that another relaxed registration was using at that moment.
+         * Hits on a region that another registration was using at that moment.
          */
         uint64_t shared;
         /**
