@@ -11,7 +11,7 @@ import re
 # macro that is one, or a jump to a function that is checked as well.
 BOUNDARY = re.compile(
     r"\bret::(run|traced|code|done|always)\b|\bnot_there\(|\bsilent\(|\bclose_slowly\("
-    r"|\bmake_queue\(|\bregister_in\(|\bread_event\(|\b(de)?reg\(|\b(changing|around|kept_in|duplicating|unregister|map|advising(_unreported)?)\(|\b(slot|command)!"
+    r"|\bmake_queue\(|\bregister_in\(|\bread_event\(|\b(de)?reg\(|\b(during|around|kept_in|duplicating|unregister|map|advising(_unreported)?)\(|\b(slot|command)!"
 )
 # These neither allocate nor index, and call nothing that could panic.
 EXEMPT = {"rdmamr_version", "cleanup", "fi_eq_strerror", "queue_strerror", "fi_mr_desc", "fi_mr_key", "forget"}
