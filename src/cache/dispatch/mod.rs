@@ -181,11 +181,6 @@ pub fn unimport_mr(mr: Mr) {
 /// # Safety
 /// As for [`mr::rereg`].
 pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
-    if is_in_slot(mr) {
-        return Err(Error::Argument(
-            "a relaxed region cannot be changed: others may use it, now or later",
-        ));
-    }
     give_to_program(mr)?;
     // SAFETY: this function's caller promises the contract of `mr::rereg` for `change`.
     unsafe { mr::rereg(mr, change) }
@@ -195,6 +190,11 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
 /// uses the region as well, which would then change, or end, with the program's. (No other plain
 /// registration uses it: the cache shares no region between plain calls.)
 pub fn give_to_program(mr: Mr) -> Result<(), Error> {
+    if is_in_slot(mr) {
+        return Err(Error::Argument(
+            "a relaxed region cannot be changed: others may use it, now or later",
+        ));
+    }
     let Some(object) = mr.claim_cached() else {
         return Ok(());
     };

@@ -67,15 +67,14 @@ fn refuse() {
 }
 
 /// Serves a provider's `ibv_cmd_rereg_mr`, which is `next`. A region that the cache serves first
-/// becomes the program's own, which the cache neither reuses nor deregisters. A relaxed region cannot
-/// be changed: others may use it, now or later.
+/// becomes the program's own, which the cache neither reuses nor deregisters.
 ///
 /// # Safety
 /// `vmr` is NULL, a provider's own object, or an object of this library.
 pub unsafe fn rereg(vmr: *mut verbs_mr, next: impl FnOnce(next::CmdRereg) -> c_int) -> c_int {
     // SAFETY: this function's caller promises that `vmr` is NULL or an object.
     let mr = unsafe { Mr::from_c(vmr.cast()) };
-    if mr.is_some_and(|mr| is_in_slot(mr) || give_to_program(mr).is_err()) {
+    if mr.is_some_and(|mr| give_to_program(mr).is_err()) {
         errno::set_errno(Errno(libc::EINVAL));
         return libc::EINVAL;
     }
