@@ -102,4 +102,6 @@ check "nothing but text" bash -c '! LC_ALL=C grep -q "[^[:print:][:space:]]" "$1
 
 check "a device that does not exist" \
 	ends_with 2 "there is no RDMA device nosuch; there are: " env DEVICE=nosuch "$tool/run"
+check "it runs what is built already, where there is no cargo" \
+	ends_with 2 "there is no RDMA device nosuch; there are: " env VM=1 DEVICE=nosuch "$tool/run"
 tap_done
