@@ -81,7 +81,7 @@ name=$'x\e]0;title\a\e[31m\xe2\x80\xae\xe2\x81\xa6\xc2\x9b2J'
 touch "$name"
 clean() { # words in UTF-8, without characters that control or turn text, but colours and white space
 	[ -s said ] && iconv -f UTF-8 said >/dev/null &&
-		! sed -E 's/\x1b\[([0124]|3[1236])m|[\r\t]//g' said | LC_ALL=C.UTF-8 grep -P '[\p{Cc}\p{Cf}]'
+		[ -z "$(sed -E 's/\x1b\[([0124]|3[1236])m|[\r\t]//g' said | LC_ALL=C.UTF-8 grep -P '[\p{Cc}\p{Cf}]' 2>&1)" ]
 }
 on_terminal() { # COMMAND...: its output, as a terminal gets it
 	SHELL=$BASH timeout -s KILL 20 script -qec "$(printf '%q ' "$@")" /dev/null >said </dev/null
