@@ -98,7 +98,7 @@ pub fn hits(counted: impl Fn() -> u64) -> u64 {
 pub fn totals() -> [(u64, u64); 2] {
     let of = |sum: Amount| (sum.regions as u64, sum.bytes as u64);
     existing().map_or_else(Default::default, |cache| {
-        let idle = Amount::sum(cache.regions.each_idle());
+        let idle = Amount::sum(cache.regions.each_without_users());
         [of(idle), of(Amount::sum(cache.regions.each_used()))]
     })
 }

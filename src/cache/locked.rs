@@ -226,8 +226,8 @@ impl Locked<'_> {
         is_same && self.claim(id)
     }
 
-    /// Claims a region for the given cause if it is idle and `which` selects it.
-    pub fn claim_idle(&self, id: Id, cause: Cause, which: impl FnOnce(&Slot) -> bool) -> bool {
+    /// Claims a region for the given cause if it is unused and `which` selects it.
+    pub fn claim_unused(&self, id: Id, cause: Cause, which: impl FnOnce(&Slot) -> bool) -> bool {
         let region = self.0.region(id);
         let seen = region.state.load();
         if !(seen.is_unused() && which(region) && self.claim(id)) {

@@ -298,7 +298,7 @@ impl Test {
                 // not recorded.
                 let spent = self.regions.region(id).object();
                 let which = |other: &Slot| other.object() == spent;
-                prop_assert!(self.regions.lock().claim_idle(id, Cause::Linger, which));
+                prop_assert!(self.regions.lock().claim_unused(id, Cause::Linger, which));
                 let cause = self.regions.region(id).cause();
                 prop_assert!(cause.is_none_or(|(cause, _)| cause != Cause::Linger));
                 self.end(id);
@@ -323,7 +323,7 @@ impl Test {
 
     fn claim(&mut self, cause: Cause, which: impl Fn(Id) -> bool) -> Vec<Id> {
         let locked = self.regions.lock();
-        let claims = |&id: &Id| locked.claim_idle(id, cause, |_| which(id));
+        let claims = |&id: &Id| locked.claim_unused(id, cause, |_| which(id));
         let all = self.regions.each().map(|(id, _)| id);
         all.filter(claims).collect()
     }
@@ -450,7 +450,7 @@ impl Test {
     }
 
     fn compare(&self) -> Result<(), TestCaseError> {
-        prop_assert_eq!(Amount::sum(self.regions.each_idle()), self.idle());
+        prop_assert_eq!(Amount::sum(self.regions.each_without_users()), self.idle());
         let used = self.known.values().filter(|known| known.users > 0);
         prop_assert_eq!(self.regions.each_used().count(), used.count());
         self.compare_limit()?;

@@ -456,7 +456,7 @@ impl Regions {
     }
 
     /// The regions without users, those that are being ended included.
-    pub fn each_idle(&self) -> impl Iterator<Item = &Slot> {
+    pub fn each_without_users(&self) -> impl Iterator<Item = &Slot> {
         let regions = self.each().map(|(_, region)| region);
         regions.filter(|region| {
             let seen = region.state.load();

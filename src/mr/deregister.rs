@@ -34,7 +34,7 @@ pub struct Claimed {
 pub fn claim(mr: Mr) -> Result<Option<Claimed>, Error> {
     let public = mr.read();
     // A forked child has no state of its own here: regions that the parent registered are not ours.
-    if let Some(device) = devices::device(public.context.expose_provenance()) {
+    if let Some(device) = devices::of_context(public.context.expose_provenance()) {
         let (handle, object) = (public.handle, mr.address());
         let rows = &device.rows;
         if rows.claim(handle, object, public.lkey, || mr.retire()) {
@@ -100,7 +100,7 @@ impl Claimed {
 pub fn around_bypassed_deregister(mr: Mr, dereg: impl FnOnce() -> c_int) -> c_int {
     let public = mr.read();
     let (handle, object) = (public.handle, mr.address());
-    let ours = devices::device(public.context.expose_provenance())
+    let ours = devices::of_context(public.context.expose_provenance())
         .filter(|device| device.rows.claim(handle, object, public.lkey, || ()));
     let errno = dereg();
     match ours {

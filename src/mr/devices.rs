@@ -71,7 +71,7 @@ pub fn existing() -> Option<&'static Devices> {
 
 /// The device of the context at this address. `None` if the library registers no memory on it.
 #[inline]
-pub fn device(context: usize) -> Option<&'static Device> {
+pub fn of_context(context: usize) -> Option<&'static Device> {
     existing().filter(|_| !disabled())?.get(context)
 }
 

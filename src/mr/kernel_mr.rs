@@ -54,7 +54,7 @@ impl KernelMr {
     /// Deregisters the region. If the kernel no longer knows it (a call that bypassed this library
     /// deregistered it), that counts as success.
     pub fn deregister(&self, kernel: &impl Kernel) -> Result<(), Errno> {
-        let device = device(self.device).ok_or(Errno(libc::EINVAL))?;
+        let device = at_address(self.device).ok_or(Errno(libc::EINVAL))?;
         match mr::deregister(kernel, self.fd, device.facts.get(), self.handle) {
             Err(Errno(libc::ENOENT)) => Ok(()),
             result => result,
@@ -63,20 +63,20 @@ impl KernelMr {
 }
 
 /// The device at this address, a value of [`KernelMr::device`].
-fn device(address: usize) -> Option<&'static Device> {
+fn at_address(address: usize) -> Option<&'static Device> {
     // SAFETY: 0, or the address of a device that `Direct::address` returned; devices are never freed.
     unsafe { with_exposed_provenance::<Device>(address).as_ref() }
 }
 
 /// The place in the counters of the device at this address, a value of [`KernelMr::device`].
 pub fn counted_at(address: usize) -> stats::Device {
-    device(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
+    at_address(address).map_or(stats::Device::at(0), |device| device.rows.counted_at())
 }
 
 /// Asks the kernel whether the device at this address, which [`KernelMr::device`] has, is gone.
 /// True the first time that it is. `fd` is the device's file.
 pub fn has_gone(kernel: &impl Kernel, address: usize, fd: i32) -> bool {
-    let Some(device) = device(address) else {
+    let Some(device) = at_address(address) else {
         return false;
     };
     let facts = device.facts.get();

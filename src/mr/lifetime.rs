@@ -11,7 +11,7 @@ use rdmamr_sys::thread;
 
 pub fn dealloc_pd(pd: Pd) -> Result<(), Error> {
     let next = require(&next::DEALLOC_PD, Maker::of(pd.device()))?;
-    let device = devices::device(pd.context().expose_provenance());
+    let device = devices::of_context(pd.context().expose_provenance());
     // The kernel refuses (EBUSY) while the domain has regions. If it does not refuse, the regions
     // listed here had ended elsewhere. List them before the call: after the call another thread may
     // have regions in a new domain at the same address.

@@ -43,7 +43,7 @@ pub unsafe fn reg_dmabuf_mr(
     let made = unsafe { Mr::from_c(mr) }.ok_or_else(|| Error::Next(errno()))?;
     count(length);
     let public = made.read();
-    if let Some(device) = devices::device(public.context.expose_provenance()) {
+    if let Some(device) = devices::of_context(public.context.expose_provenance()) {
         // The kernel gives no handle twice: a region of ours that had it has ended elsewhere.
         device.rows.forget(public.handle);
     }

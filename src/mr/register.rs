@@ -142,7 +142,7 @@ impl Direct {
         Ok(Registered::by(How::Kernel, object.as_ptr()))
     }
 
-    /// The address that names the device.
+    /// The address of the library's [`Device`], by which the cache's slots name it.
     #[inline(always)]
     pub fn address(&self) -> usize {
         let device: *const Device = self.device;

@@ -41,7 +41,7 @@ pub unsafe fn rereg(mr: Mr, change: &Reregistration) -> Result<c_int, Error> {
 /// The kernel's region is this object's alone from now on.
 pub fn adopt(mr: Mr) {
     mr.become_ordinary();
-    if let Some(device) = devices::device(mr.read().context.expose_provenance()) {
+    if let Some(device) = devices::of_context(mr.read().context.expose_provenance()) {
         follow(device, mr);
     }
 }

@@ -111,7 +111,7 @@ impl Cleaner {
 
     /// A region became idle while the cleaner slept without a time limit.
     #[cold]
-    pub fn idle(&self, region: &Slot) {
+    pub fn became_idle(&self, region: &Slot) {
         region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
     }
@@ -132,7 +132,7 @@ impl Cleaner {
                 // The device may be gone, and the kernel then refuses to deregister its regions,
                 // which may be many.
                 let wait = 1 << refusals.min(LONGEST_WAIT);
-                idle(region.released.load(Relaxed), now, awake) >= wait
+                ticks_idle(region.released.load(Relaxed), now, awake) >= wait
             }
         }
     }
@@ -150,7 +150,7 @@ impl Cleaner {
         } else {
             linger
         };
-        idle(since, now, awake) + 1 >= i64::from(linger)
+        ticks_idle(since, now, awake) + 1 >= i64::from(linger)
     }
 }
 
@@ -180,7 +180,7 @@ fn first_released(region: &Slot) -> u32 {
 
 /// Returns the number of ticks that a region has been idle. It was released at the tick `released`.
 /// The cleaner has been awake since the tick `awake`.
-pub(super) fn idle(released: u32, now: u64, awake: u64) -> i64 {
+pub(super) fn ticks_idle(released: u32, now: u64, awake: u64) -> i64 {
     // A thread may have released the region after `now` was read.
     let idle = (now as u32).wrapping_sub(released) as i32;
     // The releasing thread may have read the clock while the clock stood still. No region was idle
@@ -190,7 +190,7 @@ pub(super) fn idle(released: u32, now: u64, awake: u64) -> i64 {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{Cleaner, ages, idle};
+    use super::{Cleaner, ages, ticks_idle};
     use crate::region::slot::Domain;
     use crate::region::slot::Slot;
     use core::sync::atomic::Ordering::Relaxed;
@@ -228,14 +228,14 @@ mod tests {
     #[test]
     fn nothing_is_idle_for_longer_than_the_cleaner_is_awake() {
         let days: u64 = (1 << 33) + 1000;
-        assert_eq!(idle(days as u32 + 2, days + 9, days), 7);
+        assert_eq!(ticks_idle(days as u32 + 2, days + 9, days), 7);
         // A thread released the region while `now` was read.
-        assert_eq!(idle(days as u32 + 10, days + 9, days), -1);
+        assert_eq!(ticks_idle(days as u32 + 10, days + 9, days), -1);
         // The clock still showed the time before the cleaner slept, or the time before the cleaner
         // existed.
-        assert_eq!(idle(days as u32 - 800, days + 9, days), 9);
-        assert_eq!(idle(0, days + 9, days + 9), 0);
+        assert_eq!(ticks_idle(days as u32 - 800, days + 9, days), 9);
+        assert_eq!(ticks_idle(0, days + 9, days + 9), 0);
         // The lower 32 bits of the clock wrap around.
-        assert_eq!(idle(u32::MAX, days + 6, 1), 1007);
+        assert_eq!(ticks_idle(u32::MAX, days + 6, 1), 1007);
     }
 }

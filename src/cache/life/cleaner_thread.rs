@@ -7,8 +7,8 @@
 
 use crate::account::Amount;
 use crate::instance::{Cache, existing};
-use crate::life::cleaner::{TICKS, ages, idle};
-use crate::life::flush::deregister_idle;
+use crate::life::cleaner::{TICKS, ages, ticks_idle};
+use crate::life::flush::deregister_unused;
 use crate::life::{ending, owners};
 use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
@@ -101,11 +101,11 @@ extern "C" fn run(argument: *mut c_void) -> c_int {
                 is_idle |= !due;
                 due
             };
-            deregister_idle(cache, Cause::Linger, is_due, By::Restricted);
+            deregister_unused(cache, Cause::Linger, is_due, By::Restricted);
             is_idle |= invalidate_aged(cache, now, awake_since);
             devices.end_gone(cache);
             if cache.watch.mappings.take_shortage() {
-                deregister_idle(cache, Cause::Pressure, |_| true, By::Restricted);
+                deregister_unused(cache, Cause::Pressure, |_| true, By::Restricted);
             }
             keep_to_limit(cache, now, awake_since);
             ticks = ticks.wrapping_add(1);
@@ -186,7 +186,7 @@ impl IdleDevices {
                 // The regions' keys are dead: the kernel has ended them with the device.
                 let of = ending::of_device(device);
                 owners::invalidate_those(cache, &of, By::Restricted, Some(NO_FILE));
-                deregister_idle(cache, Cause::Flush, of, By::Restricted);
+                deregister_unused(cache, Cause::Flush, of, By::Restricted);
             }
         }
     }
@@ -201,7 +201,7 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
     if !was_full && account.registered().fits(account.limit()) {
         return;
     }
-    let sum = Amount::sum(regions.each_idle());
+    let sum = Amount::sum(regions.each_without_users());
     let Some(locked) = regions.lock_by(By::Restricted) else {
         return;
     };
@@ -209,18 +209,18 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
     drop(locked);
     for age in [TICKS, 0] {
         let is_old =
-            |region: &Slot| idle(region.released.load(Relaxed), now, awake) >= i64::from(age);
+            |region: &Slot| ticks_idle(region.released.load(Relaxed), now, awake) >= i64::from(age);
         let all = was_full && age > 0;
         if all || !excess.fits(Amount::default()) {
             // Up to this slot enough of them are old.
-            let mut old = regions.each_idle().filter(|region| is_old(region));
+            let mut old = regions.each_without_users().filter(|region| is_old(region));
             let last = old.find(|region| {
                 excess = excess.less(Amount::of(region));
                 excess.fits(Amount::default()) && !all
             });
             let last = last.map_or(usize::MAX, Slot::object);
             let ends = |region: &Slot| is_old(region) && region.object() <= last;
-            deregister_idle(cache, Cause::Watermark, ends, By::Restricted);
+            deregister_unused(cache, Cause::Watermark, ends, By::Restricted);
         }
     }
 }
@@ -230,7 +230,7 @@ fn keep_to_limit(cache: &Cache, now: u64, awake: u64) {
 fn show_idle(cache: &Cache) {
     let (regions, counters) = (cache.regions, cache.counters);
     let mut idle = stats::Idle::default();
-    for region in regions.each_idle() {
+    for region in regions.each_without_users() {
         let device = kernel_mr::counted_at(region.device.load(Relaxed));
         idle.add(device, region.pinned());
     }

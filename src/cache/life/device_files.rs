@@ -82,7 +82,7 @@ impl DeviceFiles {
         };
         // This runs like an interposed memory call (`change.rs`).
         ending::in_call(|| {
-            flush::deregister_idle(cache, Cause::Flush, of, By::Restricted);
+            flush::deregister_unused(cache, Cause::Flush, of, By::Restricted);
             ending::deregister_evicted(cache, By::Restricted);
             // Other threads may be ending some of them.
             cache.regions.wait_for_claimed(of);

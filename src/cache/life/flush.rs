@@ -28,7 +28,7 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Erro
         ));
     }
     let _inside = thread::enter();
-    let (_, refused, looked) = deregister_idle(cache, Cause::Flush, &of, By::Program);
+    let (_, refused, looked) = deregister_unused(cache, Cause::Flush, &of, By::Program);
     // Other threads may have claimed regions before, or left them on the list of evicted regions.
     ending::deregister_evicted(cache, By::Program);
     let ended = cache.regions.wait_for_claimed(of);
@@ -41,10 +41,10 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Erro
     }
 }
 
-/// Deregisters the idle regions for which `of` is true. Returns how many it deregistered, the errno
+/// Deregisters the unused regions for which `of` is true. Returns how many it deregistered, the errno
 /// of a refusal by the kernel, and whether it could look at all of them. If regions stay, because
 /// another task holds the lock or the kernel refuses, the cleaner tries again at a later tick.
-pub fn deregister_idle(
+pub fn deregister_unused(
     cache: &Cache,
     cause: Cause,
     of: impl FnMut(&Slot) -> bool,
@@ -55,13 +55,13 @@ pub fn deregister_idle(
         Ok(()) => ended += 1,
         Err(errno) => refused = Some(errno),
     };
-    let looked = claim_each_idle(cache, cause, of, by, end);
+    let looked = claim_each_unused(cache, cause, of, by, end);
     (ended, refused, looked)
 }
 
-/// Claims the idle regions for which `of` is true, and calls `each` for them. `of` is asked again
+/// Claims the unused regions for which `of` is true, and calls `each` for them. `of` is asked again
 /// under the lock. False if this thread did not get the lock because another task holds it.
-pub fn claim_each_idle(
+pub fn claim_each_unused(
     cache: &Cache,
     cause: Cause,
     mut of: impl FnMut(&Slot) -> bool,
@@ -76,7 +76,7 @@ pub fn claim_each_idle(
             return false;
         };
         cache.apply(&locked, by);
-        let is_claimed = locked.claim_idle(id, cause, &mut of);
+        let is_claimed = locked.claim_unused(id, cause, &mut of);
         drop(locked);
         if is_claimed {
             each(id);
@@ -99,12 +99,12 @@ pub fn before_fork(cache: &Cache) {
         return;
     }
     let all = cache.regions.account.registered().bytes;
-    let are_small = all <= SMALL || Amount::sum(cache.regions.each_idle()).bytes <= SMALL;
+    let are_small = all <= SMALL || Amount::sum(cache.regions.each_without_users()).bytes <= SMALL;
     if are_small {
         return;
     }
     in_call(|| {
-        claim_each_idle(
+        claim_each_unused(
             cache,
             Cause::Pressure,
             |_| true,
@@ -119,7 +119,7 @@ pub fn before_fork(cache: &Cache) {
 /// Ends all idle regions, and the evicted ones. Runs like an interposed memory call.
 pub fn deregister_all(cache: &Cache) {
     in_call(|| {
-        deregister_idle(cache, Cause::Pressure, |_| true, By::Restricted);
+        deregister_unused(cache, Cause::Pressure, |_| true, By::Restricted);
         ending::deregister_evicted(cache, By::Restricted);
     });
 }
@@ -130,7 +130,7 @@ pub fn deregister_all(cache: &Cache) {
 pub fn relieve(cache: &Cache) -> bool {
     let were_ending = cache.regions.is_ending();
     ending::deregister_evicted(cache, By::Program);
-    let (ended, ..) = deregister_idle(cache, Cause::Pressure, |_| true, By::Program);
+    let (ended, ..) = deregister_unused(cache, Cause::Pressure, |_| true, By::Program);
     cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending
 }

@@ -220,7 +220,7 @@ impl Cache {
                 thread::keep_errno(|| ending::after_last_use(self, id, generation));
             }
             Some(AfterRelease::Idle) if self.cleaner.is_dormant() => {
-                self.cleaner.idle(region);
+                self.cleaner.became_idle(region);
             }
             _ => {}
         }

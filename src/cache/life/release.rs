@@ -55,7 +55,7 @@ fn release_otherwise(cache: &Cache, object: usize) -> bool {
 fn after_release(cache: &Cache, id: Id) {
     let regions = cache.regions;
     if cache.cleaner.is_dormant() {
-        cache.cleaner.idle(regions.region(id));
+        cache.cleaner.became_idle(regions.region(id));
     }
     if regions.account.is_full() {
         thread::keep_errno(|| make_room(cache, id));
@@ -89,7 +89,7 @@ fn make_room(cache: &Cache, id: Id) {
     };
     cache.apply(&locked, By::Program);
     let is_full = || cache.regions.account.is_full();
-    let ends = locked.claim_idle(id, Cause::Watermark, |_| is_full());
+    let ends = locked.claim_unused(id, Cause::Watermark, |_| is_full());
     drop(locked);
     if ends {
         cache.cleaner.was_full.store(true, Relaxed);
