@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # places.sh LIBRARY BUILT: a program under the library with /proc, /sys, /dev/shm or a folder for
 # files missing, hidden or read-only, or at a limit of its own. No call fails, no region is stale, and
-# no region is reused if the kernel cannot be asked. Prints TAP.
+# no region is reused if the kernel cannot be asked, and a line says so. Prints TAP.
 . "$(dirname "$0")/../../lib/script.sh"
 expects 2 "$@"
 export library built
@@ -26,6 +26,7 @@ place() { # NAME KEPT SETUP
 	case $kept:$hits in
 	*:) ;;
 	kept:0 | none:[1-9]*) said+=$'\n'"wrong: hits: $hits" ;;
+	none:0) grep -q '^rdmamr: regions are not reused' "$work/errors" || said+=$'\n'"wrong: no line says so" ;;
 	esac
 	if grep -q '^status 0$' <<<"$said" && [ -n "$hits" ] && ! grep -q '^wrong\|^fails' <<<"$said"; then
 		pass "$name: every call succeeds, data lands, regions are reused $hits times"

@@ -71,6 +71,18 @@ impl Failure {
     }
 }
 
+/// Says once that the kernel does not tell how many mappings the process has left.
+pub fn say_uncounted() {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    once(
+        &SAID,
+        format_args!(
+            "regions are not reused for now: the mappings of this process cannot be counted (/proc/self/maps, \
+             /proc/sys/vm/max_map_count)"
+        ),
+    );
+}
+
 /// Says once that the program's memory calls bypass the library.
 pub fn say_passed_by() {
     static SAID: AtomicBool = AtomicBool::new(false);

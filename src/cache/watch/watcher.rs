@@ -4,7 +4,7 @@
 use crate::find::filter::CHUNK;
 use crate::watch::calls::is_filtered;
 use crate::watch::event_reader::{self, Reader};
-use crate::watch::failure::Failure;
+use crate::watch::failure::{Failure, say_uncounted};
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
 use crate::watch::{calls, in_flight};
@@ -381,7 +381,11 @@ impl Mappings {
 
     fn count(&self) {
         // If the kernel does not tell the number of mappings, there is no room.
-        let [count, split, most] = proc::mappings().unwrap_or_default().map(|n| n as i64);
+        let counted = proc::mappings();
+        if counted.is_none() {
+            say_uncounted();
+        }
+        let [count, split, most] = counted.unwrap_or_default().map(|n| n as i64);
         let free = most - count;
         let room = (free - split) / 2;
         let room = if room > SPLITS * 16 { room } else { 0 };
