@@ -36,12 +36,12 @@ under=(/usr/bin/python3 -B "$helper" seccomp "$profile")
 reuse() { # NAME KEPT SETUP USER [OPTION...]: KEPT: regions are reused, or none is
 	local name=$1 kept=$2 hits
 	inside "$3" "$4" $bounding "${under[@]}" "${@:5}" -- env RDMAMR_STATS=stderr LD_PRELOAD="$library" \
-		"$built/holds" <<<"again 100" >"$work/said" 2>"$work/errors"
+		"$built/holds" <<<"again 100" >"$work/errors" 2>&1
 	hits=$(grep -oE '"hits":[0-9]+' "$work/errors" | cut -d: -f2)
 	if [ -n "$hits" ] && [ $((hits > 0)) = "$kept" ]; then
 		pass "$name: 100 registrations, of which $hits reuse a region"
 	else
-		fail "$name" "$(cat "$work/said" "$work/errors")"
+		fail "$name" "$(cat "$work/errors")"
 	fi
 }
 reuse "the profile, as root" 1 "$empty_dev" 0

@@ -60,9 +60,9 @@ pub(super) fn publish(instance: &'static Cache) {
     CACHE.publish(instance);
 }
 
-/// Whether this process is a child, without a cache, of one that had a cache. Such a child makes none. A
-/// process that is starting its own cache also has objects and no instance yet. It has
-/// `STARTING`, which a child does not inherit from its parent.
+/// Whether this process is a child, without a cache, of one that had a cache. Such a child makes none.
+/// A process that is starting its own cache also has objects and no instance yet. It has `STARTING`,
+/// which a child does not inherit from its parent.
 #[inline(always)]
 pub fn is_child_without_cache() -> bool {
     existing().is_none() && regions::has_had_cache() && STARTING.get().is_none()

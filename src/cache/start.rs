@@ -39,8 +39,8 @@ unsafe extern "C" fn in_child() {
 
 /// Asks the dynamic linker what the cache may need, and prepares for forks. Called when the library
 /// is loaded: later the linker's lock may be held for long. The cache may start inside another fork
-/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns
-/// whether libibverbs comes before this library.
+/// handler, and there pthread_atfork(3) waits for ever before glibc 2.36. Returns whether libibverbs
+/// comes before this library.
 pub fn at_load() -> bool {
     watcher::look_for_one_thread();
     // SAFETY: the handlers are functions of this library, which is never unloaded.

@@ -33,9 +33,8 @@ const REMOTE: u32 = IBV_ACCESS_REMOTE_WRITE
 const LOCAL: u32 = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_OPTIONAL_RANGE;
 
 /// The flags of a request's access with which the cache serves no registration. An on-demand region
-/// pins nothing. A memory
-/// window that is bound to a cached region would keep the region from ending. The other flags
-/// depend on the address or on the kind of the memory.
+/// pins nothing. A memory window that is bound to a cached region would keep the region from ending.
+/// The other flags depend on the address or on the kind of the memory.
 const NEVER_KEPT: u32 =
     IBV_ACCESS_ON_DEMAND | IBV_ACCESS_ZERO_BASED | IBV_ACCESS_MW_BIND | IBV_ACCESS_HUGETLB | OF_GPU;
 

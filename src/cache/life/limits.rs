@@ -4,12 +4,12 @@
 //!
 //! The settings are the upper limit. Without a setting for bytes, idle regions hold at most an eighth
 //! of the memory that the machine or the cgroup has; they never hold more than the machine has
-//! available. Their number is
-//! at most an eighth of the number that the cgroup and the device have left. A registration that
-//! makes a region reads all this each second, because only then can more become idle. To read it takes
-//! as long as some registrations, so a process with few regions does without. The cache's threads do
-//! not read it: a file that they open takes the lowest free number of the program's descriptors for a
-//! moment, and a program may rely on that number (`close(0); open(...)` returns 0).
+//! available. Their number is at most an eighth of the number that the cgroup and the device have
+//! left. A registration that makes a region reads all this each second, because only then can more
+//! become idle. To read it takes as long as some registrations, so a process with few regions does
+//! without. The cache's threads do not read it: a file that they open takes the lowest free number of
+//! the program's descriptors for a moment, and a program may rely on that number (`close(0);
+//! open(...)` returns 0).
 
 use crate::account::{Amount, PART};
 use crate::instance::Cache;

@@ -4,9 +4,9 @@
 //! ```text
 //!            make             keep             claim            free
 //!   FREE ----------> UNKEPT --------> KEPT ----------> ENDING --------> FREE
-//!                      \_____________________________/^   |
-//!                        (used once, never shared)        '-- restore --> KEPT, stale
-//!                      '-- free (the kernel has refused it) --> FREE
+//!                     |\_____________________________/^   |
+//!                     |  (used once, never shared)        '-- restore --> KEPT, stale
+//!                     '-- free (the kernel has refused it) --> FREE
 //! ```
 //!
 //! A region without a user is *unused*: *idle* if a registration can take it, *spent* if none can. A
