@@ -34,7 +34,7 @@ check "whose name has its number" grep -q -- "-$one-" <<<"$page"
 is "which it has mapped, once" 1 "$(mapped $one)"
 is "without a descriptor" "$before" "$(ls /proc/$one/fd)"
 ask one fork >/dev/null
-child=$(pgrep -P $one)
+child=$(xargs <"/proc/$one/task/$one/children")
 is "a child has no page of its parent's" "0 1" "$(mapped "$child") $(files)"
 ask one "register 1" >/dev/null
 is "but one of its own" "1 2" "$(mapped "$child") $(files)"
