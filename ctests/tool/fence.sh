@@ -128,7 +128,9 @@ check "in a PID namespace of its own it refuses" \
 check "without BTF it refuses" ends_with 2 CONFIG_DEBUG_INFO_BTF \
 	unshare --mount sh -c 'mount -t tmpfs none /sys/kernel/btf && exec "$1" fence --check' - "$tool"
 # In a machine in which nothing else runs afterwards.
-if [ -n "${CHECK_LOCKDOWN:-}" ] && echo confidentiality >/sys/kernel/security/lockdown; then
+if [ -n "${CHECK_LOCKDOWN:-}" ]; then
+	mount -t securityfs none /sys/kernel/security 2>/dev/null
+	check "the kernel is locked down" eval 'echo confidentiality >/sys/kernel/security/lockdown'
 	"$tool" fence --check 2>"$work/locked"
 	check "locked down it works or says why, status $?: $(tail -n 1 "$work/locked")" grep -q 'counts changes\|locked down' "$work/locked"
 fi
