@@ -188,9 +188,17 @@ static void nothing_split(void)
 	served(scattered, FRESH, "a registration there");
 }
 
-/* Address space. The cache starts small, in less than a MiB, and grows as far as the limit allows. */
+/*
+ * Address space. The cache starts small, in less than a MiB, or in 2 where a page may have 64 KiB, and
+ * grows as far as the limit allows.
+ */
 
-enum { ROOM = 1 << 20, MANY = 10000 };
+#ifdef __x86_64__
+enum { ROOM = 1 << 20 };
+#else
+enum { ROOM = 2 << 20 };
+#endif
+enum { MANY = 10000 };
 
 static long status(const char *field) { return field_of("/proc/self/status", field) << 10; }
 
@@ -272,10 +280,10 @@ static const struct row rows[] = {
 	{ "a deregistration is refused, EIO", tried_again, EIO, .flags = NO_PINS },
 	{ "a deregistration is refused, EBADF", tried_again, EBADF, .flags = NO_PINS },
 	{ "a deregistration is refused, EBUSY", tried_again, EBUSY, .flags = NO_PINS },
-	{ "RLIMIT_AS leaves 1 MiB", little_space, RLIMIT_AS, .flags = UNPINNED },
-	{ "RLIMIT_DATA leaves 1 MiB", little_space, RLIMIT_DATA, .flags = UNPINNED },
-	{ "RLIMIT_AS leaves 1 MiB for 10000 regions in use", until_full, RLIMIT_AS, .flags = UNPINNED },
-	{ "RLIMIT_DATA leaves 1 MiB for 10000 regions in use", until_full, RLIMIT_DATA, .flags = UNPINNED },
+	{ "RLIMIT_AS leaves little", little_space, RLIMIT_AS, .flags = UNPINNED },
+	{ "RLIMIT_DATA leaves little", little_space, RLIMIT_DATA, .flags = UNPINNED },
+	{ "RLIMIT_AS leaves little for 10000 regions in use", until_full, RLIMIT_AS, .flags = UNPINNED },
+	{ "RLIMIT_DATA leaves little for 10000 regions in use", until_full, RLIMIT_DATA, .flags = UNPINNED },
 	{ "mlockall", all_resident, .flags = UNPINNED },
 };
 
