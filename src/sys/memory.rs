@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Memory of this process that may not be mapped.
 
+use super::signals::Signals;
 use super::{pages, thread};
 use core::ffi::c_void;
 use core::ptr::with_exposed_provenance_mut;
@@ -29,6 +30,16 @@ pub fn read<const WORDS: usize>(address: u64) -> Result<[u64; WORDS], Errno> {
     })
 }
 
+/// Whether the program can read the word at this address. The kernel copies a set of signals from there,
+/// then refuses what to do with it (`rt_sigprocmask`, kernel/signal.c): a fifth of mincore(2)'s time.
+pub fn is_readable(address: usize) -> bool {
+    const NOTHING: i32 = -1;
+    let (none, size) = (core::ptr::null::<c_void>(), size_of::<Signals>());
+    // SAFETY: the kernel copies from the address by a function that checks it, and changes no mask.
+    let ask = || unsafe { libc::syscall(libc::SYS_rt_sigprocmask, NOTHING, address, none, size) };
+    thread::keep_errno(|| ask() != 0 && errno() == Errno(libc::EINVAL))
+}
+
 /// Whether the page at this address is in memory, mapped or not. `None` if the process has no mapping
 /// there, or the kernel does not tell. It holds the mmap lock for reading meanwhile (`do_mincore`,
 /// mm/mincore.c).
@@ -52,5 +63,6 @@ mod tests {
         assert_eq!(read::<2>(8), Err(Errno(libc::EFAULT)));
         let page = (&raw const word).addr() & !(pages::page_size() as usize - 1);
         assert_eq!([has_page(page), has_page(0)], [Some(true), None]);
+        assert_eq!([is_readable(page), is_readable(0)], [true, false]);
     }
 }

@@ -8,10 +8,10 @@
 //! be wrong, and the unwinder trusts it.
 
 use super::loaded_files::Object;
+use super::memory::is_readable;
 use core::ffi::{c_int, c_void};
 use core::num::NonZeroUsize;
-use core::ptr::{null_mut, with_exposed_provenance, with_exposed_provenance_mut};
-use errno::errno;
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 /// `struct _Unwind_Context`, which libgcc alone reads.
 #[repr(C)]
@@ -99,19 +99,12 @@ impl Walk<'_> {
     }
 }
 
-/// The word at an address of this thread's stacks. `None` if it is not aligned, or not readable: the
-/// kernel copies a signal mask from there, and then refuses the call, since there is no operation
-/// -1. Changes errno.
+/// The word at an address of this thread's stacks. `None` if it is not aligned, or not readable.
 fn word(address: usize) -> Option<usize> {
-    const NO_WAY: c_int = -1;
-    const MASK: usize = 8;
-    let (from, to) = (with_exposed_provenance::<usize>(address), null_mut::<u8>());
-    // SAFETY: the kernel checks the address, and changes nothing.
-    let result = unsafe { libc::syscall(libc::SYS_rt_sigprocmask, NO_WAY, from, to, MASK) };
-    let is_readable = from.is_aligned() && result == -1 && errno().0 == libc::EINVAL;
+    let from = with_exposed_provenance::<usize>(address);
     // SAFETY: the kernel has just read the word. The read is volatile, since the program knows
     // nothing of it.
-    is_readable.then(|| unsafe { from.read_volatile() })
+    (from.is_aligned() && is_readable(address)).then(|| unsafe { from.read_volatile() })
 }
 
 #[cfg(all(test, not(any(loom, miri))))]

@@ -16,7 +16,7 @@ use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::memory::has_page;
+use rdmamr_sys::memory::is_readable;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::{aside, clock, loaded_files, proc};
@@ -172,9 +172,9 @@ impl Watch {
         let number = self.watch_fd().ok_or(counter!(bypassed_watch))?;
         match number.memory(page_range) {
             // The module of a GPU's vendor has registered it (`nvidia_peermem`): a GPU's addresses are
-            // reserved as private memory without pages, and its runtime gives them other memory
+            // reserved as private memory that cannot be read, and its runtime gives them other memory
             // without an event.
-            Ok(Memory::Private) if has_page(page_range.start as usize) != Some(true) => {
+            Ok(Memory::Private) if !is_readable(page_range.start as usize) => {
                 Err(counter!(bypassed_memory))
             }
             Ok(Memory::Private) => Ok(()),
