@@ -66,34 +66,6 @@ fn has_much_left() -> bool {
         && thread::own_stack().is_some_and(|own| own.contains(&here) && here - own.start >= MUCH)
 }
 
-/// Reads the memory below the stack pointer that [`run_blocked`] may need. Some programs make the
-/// pages of a stack accessible only when a handler of SIGSEGV hears of their first use.
-#[inline(always)]
-fn reach_down() {
-    const NEEDED: usize = 2048;
-    let here = 0u8;
-    let below = (&raw const here).expose_provenance() - NEEDED;
-    let below = core::ptr::with_exposed_provenance::<u8>(below);
-    // SAFETY: the work is about to use this memory of the thread's stack.
-    unsafe { below.read_volatile() };
-}
-
-/// Runs `work` with all signals blocked: on a stack of its own if the thread is on its signal stack.
-/// `None` as for [`run`]. Leaves errno as it was.
-#[inline(always)]
-pub fn run_blocked<R>(work: impl FnOnce() -> R) -> Option<R> {
-    if is_on_signal_stack() {
-        // Which blocks the signals.
-        return run(work);
-    }
-    // While it is blocked, SIGSEGV ends the process.
-    reach_down();
-    Some(thread::keep_errno(|| {
-        let _blocked = Blocked::new();
-        work()
-    }))
-}
-
 /// Runs `work`: on a stack of its own if the thread is on its signal stack. `None` as for [`run`].
 #[inline(always)]
 pub fn run_if_little<R>(work: impl FnOnce() -> R) -> Option<R> {

@@ -20,12 +20,18 @@ pub fn block() -> Signals {
     change_mask(libc::SIG_SETMASK, !0)
 }
 
-/// Blocks all signals until the value is dropped, also by a panic.
+/// Blocks signals until the value is dropped, also by a panic.
 pub struct Blocked(Signals);
 
 impl Blocked {
     pub fn new() -> Blocked {
         Blocked(block())
+    }
+
+    /// Blocks [`ALL_BUT_FAULTS`]. `None` if the thread does already.
+    pub fn but_faults() -> Option<Blocked> {
+        let before = block_also(ALL_BUT_FAULTS);
+        (before & ALL_BUT_FAULTS != ALL_BUT_FAULTS).then_some(Blocked(before))
     }
 }
 
@@ -37,7 +43,7 @@ impl Drop for Blocked {
 
 /// The signals that a thread can block without harm: all but those by which the kernel tells of a
 /// fault of the thread itself, which would end the process. (It ignores the last two.)
-pub const ALL_BUT_FAULTS: Signals = !(only(libc::SIGSEGV)
+const ALL_BUT_FAULTS: Signals = !(only(libc::SIGSEGV)
     | only(libc::SIGBUS)
     | only(libc::SIGILL)
     | only(libc::SIGFPE)

@@ -109,8 +109,8 @@ static void in_coroutine(void)
 }
 
 /*
- * An interposed memory call blocks all signals while it works on the cache. Its first use of a page of
- * the stack must come before: a blocked SIGSEGV ends the process.
+ * An interposed memory call blocks signals while it works on the cache, but not those of faults: it may
+ * be the first to use a page of a stack that grows by a handler of SIGSEGV.
  */
 
 enum { GROWING = 1 << 20, FIRST = 64, LAST = 4096, STEP = 48 };

@@ -85,7 +85,7 @@ MUTANTS = [
      "loom", "loom_kept_while_its_memory_changes"),
     ("W5", "cache/life/change.rs", "under_way.inside(cache, || {\n            ending::before_change(cache, range, kind == CallKind::KeepsPages)\n        })", "None",
      "suite", "regions_ended"),
-    ("W5", "cache/life/change.rs", "            self.inside(cache, || ending::after_change(cache, self.range, pins_stay));\n", "            let _ = pins_stay;\n",
+    ("W5", "cache/life/change.rs", "            self.inside(cache, || ending::after_change(cache, range, pins_stay));\n", "            let _ = pins_stay;\n",
      "suite", "regions_ended"),
     ("W5", "cache/life/change.rs", "                cache.regions.ring.lose();\n", "",
      "suite", "regions_ended"),

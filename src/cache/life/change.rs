@@ -8,13 +8,14 @@
 //!
 //! These functions run wherever the program or one of its libraries changes memory: in malloc, in
 //! signal handlers, in forked children. They allocate nothing and look up no symbol. The one lock
-//! that they take is the cache's, for which they wait 20 ms at most. They block all signals while
-//! they hold it, so that no signal handler can jump out of a call that holds the lock. Without the
-//! lock they leave the change to the kernel's event, or record a loss, which invalidates every region.
+//! that they take is the cache's, for which they wait 20 ms at most. They block all signals but faults
+//! while they hold it, so that no signal handler can jump out of a call that holds the lock. Without
+//! the lock they leave the change to the kernel's event, or record a loss, which invalidates every
+//! region.
 
 use crate::ended::cache_gave_up;
 use crate::instance::{Cache, existing};
-use crate::life::ending::{self, in_call};
+use crate::life::ending::{self, in_blocked_call};
 use crate::noted::Number;
 use crate::released::memory_changes;
 use crate::watch::calls::{self, TO_CACHE, TO_RANGES, listens};
@@ -22,7 +23,7 @@ use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
-use rdmamr_sys::signals::{self, Signals};
+use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::{memory, thread};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,8 +45,11 @@ pub struct CallUnderWay {
     /// lock for milliseconds would make a registration nearby wait for its watch.
     counted: Option<CountedCall>,
     kind: CallKind,
-    /// The signals that the thread blocked before.
-    signals: Option<Signals>,
+    /// Until the end of the call, so that no handler leaves the call by siglongjmp(3), and none waits for
+    /// its own thread. The kernel's calls on memory end by no signal but a fatal one, so a handler runs
+    /// no later than without this. The last field: dropped after the rest, also by a panic. Of two
+    /// changes, as of an mremap, the second has `None`, so the first is dropped last.
+    signals: Option<Blocked>,
 }
 
 const NOTHING: PageRange = PageRange { start: 0, end: 0 };
@@ -97,7 +101,7 @@ pub fn changing(addr: usize, length: usize) -> Option<CallUnderWay> {
     if !cache.regions.filter.may_hold(range) && range.bytes() < LONG {
         return None;
     }
-    Some(begin(range, CallKind::Reported, block_signals()))
+    Some(begin(range, CallKind::Reported, Blocked::but_faults()))
 }
 
 /// A call is about to change memory in a way that userfaultfd does not report, such as guard pages.
@@ -145,18 +149,8 @@ pub fn is_any_counted() -> bool {
     !CALLS.is_none()
 }
 
-/// Blocks the signals until the end of a call, so that no handler leaves the call by siglongjmp(3),
-/// and none waits for its own thread. The kernel's calls on memory end by no signal but a fatal one,
-/// so a handler runs no later than without this. Faults are not blocked.
-fn block_signals() -> Option<Signals> {
-    let before = signals::block_also(signals::ALL_BUT_FAULTS);
-    // The second of two changes, as of an mremap, finds them blocked, and restores nothing. So the first
-    // is dropped last.
-    (before & signals::ALL_BUT_FAULTS != signals::ALL_BUT_FAULTS).then_some(before)
-}
-
 #[cold]
-fn begin(range: PageRange, kind: CallKind, signals: Option<Signals>) -> CallUnderWay {
+fn begin(range: PageRange, kind: CallKind, signals: Option<Blocked>) -> CallUnderWay {
     let mut under_way = CallUnderWay {
         range,
         noted: None,
@@ -167,7 +161,6 @@ fn begin(range: PageRange, kind: CallKind, signals: Option<Signals>) -> CallUnde
     // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
-        under_way.signals = under_way.signals.or_else(block_signals);
         let noted = under_way.inside(cache, || {
             ending::before_change(cache, range, kind == CallKind::KeepsPages)
         });
@@ -180,16 +173,17 @@ fn begin(range: PageRange, kind: CallKind, signals: Option<Signals>) -> CallUnde
 }
 
 impl CallUnderWay {
-    /// Runs `body`, which takes the cache's lock and returns `None` if it can do nothing: without the
-    /// lock, or without a free note. Then the kernel's event suffices, if it comes; if not, all regions
-    /// are invalidated. Preserves errno.
-    fn inside<T>(&self, cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
+    /// Runs `body`, which takes the cache's lock, with the signals blocked. `body` returns `None` if it
+    /// can do nothing: without the lock, or without a free note. Then the kernel's event suffices, if it
+    /// comes; if not, all regions are invalidated. Preserves errno.
+    fn inside<T>(&mut self, cache: &Cache, body: impl FnOnce() -> Option<T>) -> Option<T> {
+        self.signals = self.signals.take().or_else(Blocked::but_faults);
         // A signal handler may have interrupted this thread inside the cache, or the cache itself
         // may free memory. Or the thread has too little stack, and gets no other one.
         let done = if thread::is_inside() {
             None
         } else {
-            in_call(body).flatten()
+            in_blocked_call(body).flatten()
         };
         if done.is_none() {
             // Once the range is noted, the memory may be watched no more: no event comes.
@@ -213,17 +207,15 @@ impl Drop for CallUnderWay {
     #[cold]
     fn drop(&mut self) {
         // A region may have been linked there since the call began.
-        if let Some(cache) = meeting(self.range) {
+        let range = self.range;
+        if let Some(cache) = meeting(range) {
             let pins_stay = self.kind == CallKind::KeepsPages;
-            self.inside(cache, || ending::after_change(cache, self.range, pins_stay));
+            self.inside(cache, || ending::after_change(cache, range, pins_stay));
         }
         if let Some((cache, number)) = self.noted.take() {
             cache.regions.noted.remove(number);
         }
         self.uncount();
-        if let Some(signals) = self.signals {
-            signals::restore(signals);
-        }
     }
 }
 

@@ -13,16 +13,24 @@ use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_policy::OF_GPU;
 use rdmamr_stats::{Change, counter};
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::{aside, helper_thread, probe, thread};
 use rdmamr_trace::{self as trace, format::Call};
 
-/// Runs `body`, which takes the cache's lock in an interposed call, with all signals blocked.
-/// Preserves errno. `None` if the thread has too little stack and no other could be mapped.
+/// Runs `body`, which takes the cache's lock in an interposed call. `None` if the thread has too little
+/// stack and no other could be mapped.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
-    aside::run_blocked(|| {
+    let _blocked = Blocked::but_faults();
+    in_blocked_call(body)
+}
+
+/// As [`in_call`], where the signals are blocked already. Preserves errno.
+pub fn in_blocked_call<T>(body: impl FnOnce() -> T) -> Option<T> {
+    let entered = || {
         let _inside = thread::enter();
         body()
-    })
+    };
+    thread::keep_errno(|| aside::run_if_little(entered))
 }
 
 /// Deregisters a claimed region. After an error the region stays registered, and is never reused. A
