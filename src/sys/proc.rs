@@ -472,7 +472,8 @@ fn each_line_of(path: &CStr, each: &mut dyn FnMut(&[u8]) -> bool) -> bool {
         each(line)
     };
     let mut whole = true;
-    let mut buffer = [0u8; 4096];
+    // The smallest stack of a thread has no room for a page.
+    let mut buffer = [0u8; 3072];
     let mut used = 0;
     let mut rest_of_long_line = false;
     'file: loop {

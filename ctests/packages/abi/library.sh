@@ -33,5 +33,5 @@ unneeded() { LC_ALL=C join -v 1 <(listed "$page") <(needed); }
 [ "$(uname -m)" != x86_64 ] || check "it needs each of the $(listed "$page" | wc -l): $(unneeded | xargs)" [ -z "$(unneeded)" ]
 strip -o "$work/stripped" "$library"
 size=$(stat -c %s "$work/stripped")
-check "stripped, it has at most 956 KiB ($size bytes)" [ "$size" -le $((956 * 1024)) ]
+check "stripped, it has at most 790 KiB ($size bytes)" [ "$size" -le $((790 * 1024)) ]
 tap_done
