@@ -5,7 +5,7 @@
 use rdmamr_abi::uapi::*;
 
 /// A header and room for `N` attributes. The header's length counts only the attributes in use, as
-/// the kernel wants it, so a bundle may hold fewer than `N`.
+/// the kernel wants it, so a bundle may hold fewer than `N`. Inlined, a bundle is made where it stays.
 #[repr(C)]
 pub struct Bundle<const N: usize> {
     header: ib_uverbs_ioctl_hdr,
@@ -14,6 +14,7 @@ pub struct Bundle<const N: usize> {
 
 impl<const N: usize> Bundle<N> {
     /// A bundle without attributes, for a device of the driver with that number.
+    #[inline(always)]
     pub const fn new(driver_id: u32, object: u16, method: u16) -> Self {
         const { assert!(size_of::<ib_uverbs_ioctl_hdr>() + N * size_of::<ib_uverbs_attr>() <= 4096) };
         Bundle {
@@ -32,6 +33,7 @@ impl<const N: usize> Bundle<N> {
     }
 
     /// A bundle with a command of the write() interface, inside an ioctl.
+    #[inline(always)]
     pub const fn of_command(driver_id: u32, command: u32) -> Self {
         let mut bundle = Self::new(driver_id, UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
         bundle.inline(UVERBS_ATTR_WRITE_CMD, 8, command as u64);
@@ -40,6 +42,7 @@ impl<const N: usize> Bundle<N> {
 
     /// Adds input of at most eight bytes. The kernel reads it from the attribute itself, and would
     /// take a pointer there for the data.
+    #[inline(always)]
     pub const fn inline(&mut self, id: u16, len: u16, data: u64) {
         assert!(len <= 8);
         self.push(id, len, data);
@@ -47,22 +50,26 @@ impl<const N: usize> Bundle<N> {
 
     /// Adds input of more than eight bytes, by address. The value must stay there until the ioctl
     /// has returned.
+    #[inline(always)]
     pub fn input<T>(&mut self, id: u16, value: &T) {
         const { assert!(size_of::<T>() > 8 && size_of::<T>() <= 4096) };
         self.push(id, size_of::<T>() as u16, value as *const T as u64);
     }
 
     /// Adds output of any size, by address. The value must stay there until the ioctl has returned.
+    #[inline(always)]
     pub fn output<T>(&mut self, id: u16, value: &mut T) {
         const { assert!(size_of::<T>() <= 4096) };
         self.push(id, size_of::<T>() as u16, value as *mut T as u64);
     }
 
     /// Adds an object's handle. Its length must be 0.
+    #[inline(always)]
     pub const fn handle(&mut self, id: u16, handle: u32) {
         self.push(id, 0, handle as u64);
     }
 
+    #[inline(always)]
     const fn push(&mut self, id: u16, len: u16, data: u64) {
         let used = self.header.num_attrs as usize;
         self.attrs[used] = ib_uverbs_attr {
