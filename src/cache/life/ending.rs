@@ -17,14 +17,14 @@ use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::{aside, helper_thread, probe, thread};
 use rdmamr_trace::{self as trace, format::Call};
 
-/// Runs `body`, which takes the cache's lock in an interposed call. `None` if the thread has too little
-/// stack and no other could be mapped.
+/// Runs `body`, which takes the cache's lock in an interposed call, with all signals but faults blocked.
+/// Preserves errno. `None` if the thread has too little stack and no other could be mapped.
 pub fn in_call<T>(body: impl FnOnce() -> T) -> Option<T> {
     let _blocked = Blocked::but_faults();
     in_blocked_call(body)
 }
 
-/// As [`in_call`], where the signals are blocked already. Preserves errno.
+/// As [`in_call`], where the signals are blocked already.
 pub fn in_blocked_call<T>(body: impl FnOnce() -> T) -> Option<T> {
     let entered = || {
         let _inside = thread::enter();
