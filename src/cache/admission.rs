@@ -66,29 +66,26 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// The number that the trace has for it, and the counter of such registrations.
-    fn row(self) -> (u32, Counter) {
+    /// The counter of such registrations.
+    fn counted(self) -> Counter {
         match self {
-            Refusal::Access => (unserved::ACCESS, counter!(bypassed_access)),
-            Refusal::Address => (unserved::ADDRESS, counter!(bypassed_address)),
-            // Not counted.
-            Refusal::Empty => (unserved::EMPTY, counter!(bypassed_busy)),
-            Refusal::Device => (unserved::DEVICE, counter!(bypassed_device)),
-            Refusal::Number => (unserved::DEVICE, counter!(bypassed_limit)),
-            Refusal::Interrupted => (unserved::INTERRUPTED, counter!(bypassed_busy)),
-            Refusal::Starting | Refusal::Distrusted => (unserved::DEVICE, counter!(bypassed_busy)),
-            Refusal::Disabled => (unserved::DISABLED, counter!(bypassed_device)),
-            Refusal::Child => (unserved::CHILD, counter!(bypassed_fork)),
-            Refusal::Fork => (unserved::FORK, counter!(bypassed_fork)),
+            Refusal::Access => counter!(bypassed_access),
+            Refusal::Address => counter!(bypassed_address),
+            Refusal::Device | Refusal::Disabled => counter!(bypassed_device),
+            Refusal::Number => counter!(bypassed_limit),
+            Refusal::Empty | Refusal::Interrupted | Refusal::Starting | Refusal::Distrusted => {
+                counter!(bypassed_busy)
+            }
+            Refusal::Child | Refusal::Fork => counter!(bypassed_fork),
             Refusal::Table | Refusal::Forbidden | Refusal::Ended | Refusal::PassedBy => {
-                (unserved::DEVICE, counter!(bypassed_watch))
+                counter!(bypassed_watch)
             }
         }
     }
 
     /// The counter of such plain registrations, if they are counted.
     pub fn counter(self) -> Option<Counter> {
-        (self != Refusal::Empty).then_some(self.row().1)
+        (self != Refusal::Empty).then_some(self.counted())
     }
 
     /// Says once that the setting is without effect, if it is.
@@ -138,7 +135,7 @@ impl Unserved {
 
 impl From<Refusal> for Unserved {
     fn from(refusal: Refusal) -> Unserved {
-        Unserved::Because(refusal.row().1)
+        Unserved::Because(refusal.counted())
     }
 }
 
@@ -180,12 +177,21 @@ fn of_process() -> Result<(), Refusal> {
     }
 }
 
-/// Whether the cache may make a region for a plain call of this thread. An error is the counter of the
-/// reason.
-pub fn of_process_of_plain() -> Result<(), Counter> {
-    of_process().map_err(|why| {
+/// Whether the cache may make a region for a call of this thread. Makes no system call: a filter of
+/// the program may kill at one.
+pub fn may_miss() -> Result<(), Refusal> {
+    of_process()?;
+    match calls::is_filtered() {
+        true => Err(Refusal::Ended),
+        false => Ok(()),
+    }
+}
+
+/// As [`may_miss`], of a plain call. An error is the counter of the reason.
+pub fn may_miss_plainly() -> Result<(), Counter> {
+    may_miss().map_err(|why| {
         why.say();
-        why.row().1
+        why.counted()
     })
 }
 
@@ -193,8 +199,17 @@ pub fn of_process_of_plain() -> Result<(), Counter> {
 /// [`unserved`]: for the trace, from which `rdmamr report` counts what came back.
 #[cold]
 pub fn verdict(request: &Request) -> u32 {
-    let verdict = of_call(CacheMode::All, request).and_then(|()| of_process());
-    verdict.map_or_else(|why| why.row().0, |()| unserved::NONE)
+    match of_call(CacheMode::All, request).and_then(|()| of_process()) {
+        Ok(()) => unserved::NONE,
+        Err(Refusal::Access) => unserved::ACCESS,
+        Err(Refusal::Address) => unserved::ADDRESS,
+        Err(Refusal::Empty) => unserved::EMPTY,
+        Err(Refusal::Interrupted) => unserved::INTERRUPTED,
+        Err(Refusal::Disabled) => unserved::DISABLED,
+        Err(Refusal::Child) => unserved::CHILD,
+        Err(Refusal::Fork) => unserved::FORK,
+        Err(_) => unserved::DEVICE,
+    }
 }
 
 /// Whether the cache may make a region for this registration. The first call starts the cache. With

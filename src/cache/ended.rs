@@ -84,7 +84,8 @@ pub fn cache_gave_up() -> bool {
 /// A child of vfork(2) finds its parent's cache, and does not touch it.
 #[cold]
 pub fn end_for_good(why: End) {
-    if existing().is_some_and(|cache| !cache.is_of_this_process()) {
+    // Not once a filter may kill at the question. Then the parent of a vfork child has no watch either.
+    if !is_filtered() && existing().is_some_and(|cache| !cache.is_of_this_process()) {
         return;
     }
     let errno = errno::errno();

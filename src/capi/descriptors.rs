@@ -35,7 +35,7 @@ next! {
 fn kept_in(first: c_uint, last: c_uint, closes: bool) -> Option<c_int> {
     ret::always(None, || {
         if closes {
-            DEVICE_FILES.replace(first, last);
+            DEVICE_FILES.before_closing(first, last);
         }
         WATCH_FD.kept_in(first, last)
     })

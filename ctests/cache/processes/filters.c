@@ -33,6 +33,10 @@ static struct sock_filter of_library[] = {
 	UNLESS(SYS_openat),
 	UNLESS(SYS_clone),
 	UNLESS(SYS_fcntl),
+	UNLESS(SYS_sigaltstack),
+	UNLESS(SYS_rt_sigprocmask),
+	UNLESS(SYS_getpid),
+	UNLESS(SYS_gettid),
 	BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ioctl, 0, 4),
 	BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[1])),
 	BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0xff00),
@@ -88,7 +92,23 @@ static void filtered(void)
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	is(stub_registered() - before, 2 * ROUNDS, "no region is reused");
 	is(stub_deregistered(), stub_registered(), "each has ended");
+	must(gives_up_privileges() == 0 && close(stub_pd()->context->cmd_fd) == 0);
 	row_ends();
+}
+
+static void filtered_child(void)
+{
+	char *memory = idle();
+	pid_t child = must_fork();
+
+	if (!child) {
+		once(memory);
+		set_filter();
+		once(memory);
+		must(ibv_dereg_mr_relaxed(ibv_reg_mr_relaxed(stub_pd(), memory, PAGE, IBV_ACCESS_LOCAL_WRITE)) == 0);
+		_exit(0);
+	}
+	is(child_status(child), 0, "the child registers memory");
 }
 
 /* The library has started: with its first region it opens the page that shows its counters. */
@@ -224,6 +244,7 @@ static const struct row rows[] = {
 	{ "a filter of all threads, set as libseccomp does", filtered, AS_LIBSECCOMP },
 	{ "a filter by prctl before the first relaxed registration", filtered_first, BY_PRCTL },
 	{ "a filter as libseccomp's before the first relaxed registration", filtered_first, AS_LIBSECCOMP },
+	{ "a filter in a child", filtered_child, ONE_THREAD },
 	{ "a vfork child gives up privileges", child_alone, .of = gives_up_privileges, .then = HIT },
 	{ "a vfork child filters its calls", child_alone, .of = filters_child, .then = HIT },
 	{ "a vfork child gives up privileges, and then the process", both_give_up, .of = gives_up_privileges, .then = PLAIN },

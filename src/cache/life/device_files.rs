@@ -11,6 +11,7 @@ use crate::instance::{Cache, existing};
 use crate::life::{ending, flush, owners};
 use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
+use crate::watch::calls::is_filtered;
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 
@@ -53,7 +54,7 @@ impl DeviceFiles {
 
     /// A call is about to close or replace the numbers from `first` to `last`.
     #[inline(always)]
-    pub fn replace(&self, first: u32, last: u32) {
+    pub fn before_closing(&self, first: u32, last: u32) {
         let is_one = first == last;
         if !is_one || self.may_be(first as i32) {
             self.forget(first, last);
@@ -63,6 +64,11 @@ impl DeviceFiles {
     #[cold]
     #[inline(never)]
     fn forget(&self, first: u32, last: u32) {
+        // No region is idle. Those in use end as without the cache, whatever their number means, and a
+        // system call might kill the program.
+        if is_filtered() {
+            return;
+        }
         // A child of vfork has the memory of its parent, and numbers of its own.
         let is_here = |cache: &&Cache| cache.is_of_this_process() && TABLE.is_here();
         let Some(cache) = existing().filter(is_here) else {
