@@ -175,6 +175,12 @@ unsafe fn start_with(
     };
     let noted = forever.then(|| POINTERS.iter().find(mine)).flatten();
     let thread = Ending { memory, size };
+    if forever && noted.is_none() {
+        // It would take itself for a thread of the program.
+        thread.unmap();
+        set_errno(Errno(libc::EAGAIN));
+        return None;
+    }
     let running = thread.running().as_ptr().cast::<c_int>();
     // The end of a thread that runs forever is always a kill.
     let cleared = match forever && ALL_RUN.load(Relaxed) != 0 {
