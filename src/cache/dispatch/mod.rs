@@ -7,9 +7,10 @@
 
 use crate::admission::Unserved;
 use crate::instance::existing;
+use crate::life::flush::relieve_program;
 use crate::life::hit::{Answer, hit};
 use crate::life::miss::{self, is_shortage, is_shortage_for_dmabuf};
-use crate::life::owners::{self, relieve_program};
+use crate::life::owners;
 use crate::life::release;
 use crate::regions::is_in_slot;
 use core::ffi::c_int;

@@ -28,13 +28,16 @@ pub fn flush_those(cache: &Cache, of: impl Fn(&Slot) -> bool) -> Result<(), Erro
         ));
     }
     let _inside = thread::enter();
-    let (_, refused, looked) = deregister_unused(cache, Cause::Flush, &of, By::Program);
-    // Other threads may have claimed regions before, or left them on the list of evicted regions.
-    ending::deregister_evicted(cache, By::Program);
-    let ended = cache.regions.wait_for_claimed(of);
+    let (refused, finished) = thread::keep_errno(|| {
+        let (_, refused, looked) = deregister_unused(cache, Cause::Flush, &of, By::Program);
+        // Other threads may have claimed regions before, or left them on the list of evicted regions.
+        ending::deregister_evicted(cache, By::Program);
+        let ended = cache.regions.wait_for_claimed(of);
+        (refused, looked && ended)
+    });
     match refused {
         Some(errno) => Err(Error::Kernel(errno)),
-        None if looked && ended => Ok(()),
+        None if finished => Ok(()),
         None => Err(Error::Shortage(
             "a thread that works on the regions is stopped",
         )),
@@ -133,4 +136,15 @@ pub fn relieve(cache: &Cache) -> bool {
     let (ended, ..) = deregister_unused(cache, Cause::Pressure, |_| true, By::Program);
     cache.regions.wait_for_claimed(|_| true);
     ended > 0 || were_ending
+}
+
+/// Memory is short for a plain registration of the program. Deregisters every idle region. Returns
+/// false if there was none.
+#[cold]
+pub fn relieve_program() -> bool {
+    let Some(cache) = existing().filter(|_| !thread::is_inside()) else {
+        return false;
+    };
+    let _inside = thread::enter();
+    relieve(cache)
 }

@@ -5,7 +5,7 @@
 
 use crate::instance::{Cache, existing};
 use crate::life::ending;
-use crate::life::flush::{flush_those, relieve};
+use crate::life::flush::{flush_those, relieve_program};
 use crate::locked::By;
 use crate::region::slot::{Cause, Domain, NO_FILE, Slot};
 use core::ffi::c_int;
@@ -14,17 +14,6 @@ use rdmamr_config::{CacheMode, config};
 use rdmamr_mr::{self as mr, Error, Mr};
 use rdmamr_next::{self as next, Context, Maker, Pd};
 use rdmamr_sys::thread;
-
-/// Memory is short for a plain registration of the program. Deregisters every idle region. Returns
-/// false if there was none.
-#[cold]
-pub fn relieve_program() -> bool {
-    let Some(cache) = existing().filter(|_| !thread::is_inside()) else {
-        return false;
-    };
-    let _inside = thread::enter();
-    relieve(cache)
-}
 
 /// Deallocates a protection domain, ibv_dealloc_pd(3). The cache first deregisters the idle regions
 /// of the domain. Returns EBUSY while regions of the domain that relaxed calls have handed out are
