@@ -321,6 +321,6 @@ impl Cache {
         let Regions { ring, noted, .. } = locked.regions();
         !noted.overlap(page_range)
             && ring.is_settled()
-            && !ring.may_be_dropping(page_range, clock::monotonic)
+            && !ring.may_be_dropping(page_range, clock::monotonic_by_kernel)
     }
 }
