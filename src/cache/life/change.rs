@@ -16,11 +16,14 @@
 use crate::ended::cache_gave_up;
 use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_blocked_call};
+use crate::locked::By;
 use crate::noted::Number;
+use crate::region::slot::Cause;
 use crate::released::memory_changes;
 use crate::watch::calls::{self, TO_CACHE, TO_RANGES, listens};
 use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
+use rdmamr_stats::counter;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::process::{CallsUnderWay, CountedCall};
 use rdmamr_sys::signals::Blocked;
@@ -149,6 +152,69 @@ pub fn is_any_counted() -> bool {
     !CALLS.is_none()
 }
 
+/// So many regions a call ends itself that leaves the others to the cleaner.
+const FEW: usize = 64;
+
+/// How often an interposed memory call waits, for 1 ms at most, for another thread that ends a region of
+/// the memory.
+const WAITS: u32 = 20;
+
+/// A call is about to change memory: notes the range, invalidates the regions there, ends all evicted
+/// regions, the idle ones there among them (many of them by the cleaner, if the pins may outlive the
+/// call), and stops watching the memory. `None` if another task holds the lock: a garbage collector may
+/// unmap memory while its signal handler has stopped all other threads. Also `None` if so many calls
+/// are under way that no note is free.
+fn before_change(cache: &Cache, range: PageRange, kind: CallKind) -> Option<Number> {
+    let regions = cache.regions;
+    let locked = regions.lock_by(By::Restricted)?;
+    let noted = regions.noted.add(range)?;
+    let invalidated = locked.change(range, Cause::Hook);
+    drop(locked);
+    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
+    let pins_stay = kind == CallKind::KeepsPages;
+    let some = pins_stay && cache.cleaner.running.load(Relaxed);
+    let most = if some { FEW } else { usize::MAX };
+    ending::deregister_some_evicted(cache, By::Restricted, most);
+    // Another thread may be ending a region of this memory.
+    let waits = if pins_stay { 0 } else { WAITS };
+    for _ in 0..waits {
+        let is_ending = || {
+            let locked = regions.lock_by(By::Restricted);
+            locked.is_some_and(|locked| locked.is_ending(range))
+        };
+        if !regions.is_ending() || !is_ending() {
+            break;
+        }
+        regions.wait_for_an_end();
+    }
+    // Ends the watch that regions in use, or regions nearby, still have in this range. The lock is free
+    // meanwhile: no region there is kept while the range is noted.
+    let locked = regions.lock_by(By::Restricted);
+    let watched = locked.and_then(|locked| locked.watched_in(range));
+    if let Some(watched) = watched {
+        // If the kernel refuses, it has an event for the change.
+        cache.watch.unwatch(watched);
+    }
+    Some(noted)
+}
+
+/// A call has changed memory: invalidates the regions that were linked there meanwhile.
+fn after_change(cache: &Cache, range: PageRange, kind: CallKind) -> Option<()> {
+    let invalidated = cache
+        .regions
+        .lock_by(By::Restricted)?
+        .change(range, Cause::Hook);
+    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
+    if invalidated > 0 {
+        ending::deregister_evicted(cache, By::Restricted);
+    }
+    if kind == CallKind::KeepsPages {
+        // Not before the call, which would wait for the kernel's mmap lock.
+        cache.cleaner.wake();
+    }
+    Some(())
+}
+
 #[cold]
 fn begin(range: PageRange, kind: CallKind, signals: Option<Blocked>) -> CallUnderWay {
     let mut under_way = CallUnderWay {
@@ -161,9 +227,7 @@ fn begin(range: PageRange, kind: CallKind, signals: Option<Blocked>) -> CallUnde
     // Either this thread finds the region, or the thread that keeps it finds the count.
     fence(SeqCst);
     if let Some(cache) = meeting(range) {
-        let noted = under_way.inside(cache, || {
-            ending::before_change(cache, range, kind == CallKind::KeepsPages)
-        });
+        let noted = under_way.inside(cache, || before_change(cache, range, kind));
         under_way.noted = noted.map(|number| (cache, number));
         if under_way.noted.is_some() && range.bytes() < LONG {
             under_way.uncount();
@@ -209,8 +273,8 @@ impl Drop for CallUnderWay {
         // A region may have been linked there since the call began.
         let range = self.range;
         if let Some(cache) = meeting(range) {
-            let pins_stay = self.kind == CallKind::KeepsPages;
-            self.inside(cache, || ending::after_change(cache, range, pins_stay));
+            let kind = self.kind;
+            self.inside(cache, || after_change(cache, range, kind));
         }
         if let Some((cache, number)) = self.noted.take() {
             cache.regions.noted.remove(number);

@@ -3,8 +3,7 @@
 
 use crate::instance::Cache;
 use crate::locked::{By, Locked};
-use crate::noted::Number;
-use crate::region::slot::{Cause, Id, NO_FILE, Slot};
+use crate::region::slot::{Id, NO_FILE, Slot};
 use crate::released;
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::Ordering::*;
@@ -12,7 +11,6 @@ use errno::Errno;
 use rdmamr_mr::kernel_mr::{self, KernelMr, Uverbs, UverbsOfHelper};
 use rdmamr_policy::OF_GPU;
 use rdmamr_stats::{Change, counter};
-use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::{aside, helper_thread, probe, thread};
 use rdmamr_trace::{self as trace, format::Call};
@@ -198,69 +196,6 @@ pub fn deregister_some_evicted(cache: &Cache, by: By, most: usize) {
         let _ = deregister(cache, id, by);
     }
 }
-
-/// So many regions a call ends itself that leaves the others to the cleaner.
-const FEW: usize = 64;
-
-/// A call is about to change memory: notes the range, invalidates the regions there, ends all evicted
-/// regions, the idle ones there among them (many of them by the cleaner, if the pins may outlive the
-/// call: `pins_stay`), and stops watching the memory. Any thread may call this, in an interposed memory call too.
-/// `None` if another task holds the lock: a garbage collector may unmap memory while its signal
-/// handler has stopped all other threads. Also `None` if so many calls are under way that no note is
-/// free.
-pub fn before_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option<Number> {
-    let regions = cache.regions;
-    let locked = regions.lock_by(By::Restricted)?;
-    let noted = regions.noted.add(range)?;
-    let invalidated = locked.change(range, Cause::Hook);
-    drop(locked);
-    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
-    let some = pins_stay && cache.cleaner.running.load(Relaxed);
-    let most = if some { FEW } else { usize::MAX };
-    deregister_some_evicted(cache, By::Restricted, most);
-    // Another thread may be ending a region of this memory.
-    let waits = if pins_stay { 0 } else { WAITS };
-    for _ in 0..waits {
-        let is_ending = || {
-            let locked = regions.lock_by(By::Restricted);
-            locked.is_some_and(|locked| locked.is_ending(range))
-        };
-        if !regions.is_ending() || !is_ending() {
-            break;
-        }
-        regions.wait_for_an_end();
-    }
-    // Ends the watch that regions in use, or regions nearby, still have in this range. The lock is free
-    // meanwhile: no region there is kept while the range is noted.
-    let locked = regions.lock_by(By::Restricted);
-    let watched = locked.and_then(|locked| locked.watched_in(range));
-    if let Some(watched) = watched {
-        // If the kernel refuses, it has an event for the change.
-        cache.watch.unwatch(watched);
-    }
-    Some(noted)
-}
-
-/// A call has changed memory: invalidates the regions that were linked there meanwhile.
-pub fn after_change(cache: &Cache, range: PageRange, pins_stay: bool) -> Option<()> {
-    let invalidated = cache
-        .regions
-        .lock_by(By::Restricted)?
-        .change(range, Cause::Hook);
-    cache.count_changed(By::Restricted, counter!(stale_avoided_hook), invalidated);
-    if invalidated > 0 {
-        deregister_evicted(cache, By::Restricted);
-    }
-    if pins_stay {
-        // Not before the call, which would wait for the kernel's mmap lock.
-        cache.cleaner.wake();
-    }
-    Some(())
-}
-
-/// How often an interposed memory call waits, for 1 ms at most, for another thread that ends a region of
-/// the memory.
-const WAITS: u32 = 20;
 
 /// Deregisters a region that its last user has released, on the releasing thread of the program. If
 /// that is a signal handler that interrupted its thread inside the cache, the cleaner deregisters
