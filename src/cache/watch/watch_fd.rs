@@ -229,8 +229,8 @@ impl WatchFd {
         let lost = self.fd.compare_exchange(fd, LOST, SeqCst, SeqCst).is_ok();
         if lost && !self.said.swap(true, Relaxed) {
             log::soon(format_args!(
-                "descriptor {fd}, by which the library asks userfaultfd, {what}: regions are not reused from now \
-                 on. A program should close by a raw system call no descriptor that it has not opened"
+                "descriptor {fd}, by which the library asks userfaultfd, {what}: no further region is kept. A \
+                 program should close by a raw system call no descriptor that it has not opened"
             ));
         }
     }
