@@ -154,7 +154,7 @@ pub(crate) mod tests {
     use crate::account::LimitsRead;
     use crate::life::cleaner::Cleaner;
     use crate::regions::{self, Regions};
-    use crate::watch::event_reader::Reader;
+    use crate::watch::event_reader::Receivers;
     use crate::watch::watcher::Watch;
     use rdmamr_sys::process;
 
@@ -179,7 +179,7 @@ pub(crate) mod tests {
             regions,
             spare: 0.into(),
             cleaner: Cleaner::new(1000, 1000),
-            watch: Watch::start(Reader {
+            watch: Watch::start(Receivers {
                 ring: &regions.ring,
                 heard: || (),
                 asks_service: false,

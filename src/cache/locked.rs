@@ -198,12 +198,10 @@ impl Locked<'_> {
 
     /// Claims a region if it has no user, and queues it: the next thread to call
     /// [`Regions::next_evicted`] deregisters it.
-    pub fn evict(&self, id: Id) -> bool {
-        let claimed = self.claim(id);
-        if claimed {
+    pub fn evict(&self, id: Id) {
+        if self.claim(id) {
             self.0.queue(id);
         }
-        claimed
     }
 
     /// Claims a region if it has no user. The caller must deregister it.

@@ -147,12 +147,12 @@ impl World {
     /// madvise empties the memory after its event has been read, and is not counted.
     fn empty_uncounted(&self) {
         self.in_flight.store(true, Release);
-        self.monitor();
+        self.read_events();
         self.mapped.store(1, Release);
     }
 
     /// One round of the reader, which may find an event.
-    fn monitor(&self) {
+    fn read_events(&self) {
         if self.in_flight.load(SeqCst) {
             self.ring.announce();
             self.in_flight.store(false, SeqCst);
@@ -287,13 +287,13 @@ fn loom_a_change_that_only_the_kernel_sees() {
         let world = World::new();
         let (other, monitor) = (world.clone(), world.clone());
         let unmapping = thread::spawn(move || other.unmap_unseen());
-        let monitoring = thread::spawn(move || monitor.monitor());
+        let monitoring = thread::spawn(move || monitor.read_events());
         world.register();
         world.apply();
         world.register();
         unmapping.join().unwrap();
         monitoring.join().unwrap();
-        world.monitor();
+        world.read_events();
         world.apply();
         assert_eq!(world.register(), None);
     });
@@ -303,7 +303,7 @@ fn loom_a_change_that_only_the_kernel_sees() {
 fn counted(change: fn(&World)) {
     changed_beside_hits(Some(3), true, move |world| {
         change(world);
-        world.monitor();
+        world.read_events();
     });
 }
 
@@ -315,7 +315,7 @@ fn loom_counted_by_another() {
         let (other, keeping) = (world.clone(), world.clone());
         let changing = thread::spawn(move || {
             other.unmap_counted();
-            other.monitor();
+            other.read_events();
         });
         let hitting = thread::spawn(move || keeping.register());
         world.register();
@@ -353,7 +353,7 @@ fn loom_counted_too_late() {
     counted(|world| {
         world.in_flight.store(true, Release);
         world.mapped.store(1, Release);
-        world.monitor();
+        world.read_events();
         world.count(MOVES);
     });
 }
@@ -498,7 +498,7 @@ fn loom_a_full_ring() {
         let (other, third) = (world.clone(), world.clone());
         let changing = thread::spawn(move || {
             other.unmap_unseen();
-            other.monitor();
+            other.read_events();
         });
         let registering = thread::spawn(move || {
             third.register();

@@ -10,7 +10,7 @@
 
 use crate::life::cleaner_thread;
 use crate::regions;
-use crate::watch::event_reader::{self, Reader};
+use crate::watch::event_reader::{self, Receivers};
 use crate::watch::watcher::Watch;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::variable;
@@ -118,7 +118,7 @@ fn make_calls() {
     let (Some(page), Some(regions)) = (helper_thread::map(LARGEST_PAGE), regions::map_new()) else {
         return;
     };
-    let watch = Watch::start(Reader {
+    let watch = Watch::start(Receivers {
         ring: &regions.ring,
         heard: cleaner_thread::heard,
         asks_service: false,

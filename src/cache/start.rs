@@ -11,7 +11,7 @@ use crate::lock::LONG;
 use crate::permitted;
 use crate::regions;
 use crate::watch::calls::{self, TO_CACHE, listen};
-use crate::watch::event_reader::Reader;
+use crate::watch::event_reader::Receivers;
 use crate::watch::watch_fd::{TABLE, WATCH_FD};
 use crate::watch::watcher::{self, Watch};
 use rdmamr_config::CacheLimits;
@@ -105,7 +105,7 @@ fn make() -> Option<&'static Cache> {
     listen(TO_CACHE);
     let linger = rdmamr_config::cache();
     // The reader starts first, so that the rest of the start runs beside the reader's own start.
-    let watch = Watch::start(Reader {
+    let watch = Watch::start(Receivers {
         ring: &regions.ring,
         heard: cleaner_thread::heard,
         asks_service: rdmamr_config::config().fence_service,

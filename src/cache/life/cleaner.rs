@@ -97,7 +97,7 @@ impl Cleaner {
         now
     }
 
-    /// Whether a thread that leaves a region idle must call `idle`.
+    /// Whether a thread that leaves a region idle must call [`Cleaner::became_idle`].
     #[inline(always)]
     pub fn is_dormant(&self) -> bool {
         self.dormant.load(SeqCst) != 0

@@ -2,7 +2,7 @@
 //! A slot of the cache: a region that the kernel has registered, a further handle of such a region,
 //! or a monitored range (memory that is only watched). And the key by which a registration finds it.
 //!
-//! Slots are never freed, and every field is atomic. If a thread reads a slot while the slot
+//! The memory of slots is never unmapped, and every field is atomic. If a thread reads a slot while the slot
 //! becomes another region's, the values are inconsistent. That is harmless, because the slot's
 //! state (`state.rs`) shows it.
 

@@ -32,11 +32,11 @@ static BUSY: AtomicU32 = AtomicU32::new(0);
 
 /// The reader's argument, with its file. Leak checkers do not look at the reader's stack, so the
 /// pointer lies here.
-static READER: AtomicPtr<(Reader, Userfaultfd)> = AtomicPtr::new(null_mut());
+static READER: AtomicPtr<(Receivers, Userfaultfd)> = AtomicPtr::new(null_mut());
 
 /// The receivers of the reader's reports.
 #[derive(Clone, Copy)]
-pub struct Reader {
+pub struct Receivers {
     pub ring: &'static Ring,
     /// Called when the ring has new events. The function obeys the rules of `helper_thread.rs`, and
     /// waits for no thread.
@@ -48,7 +48,7 @@ pub struct Reader {
 /// Starts the reader. Returns whether it has a table of its own, so that the program's may lose this
 /// number of the file. An error is the kernel's refusal of a thread or of a table, or EPERM: the
 /// program is about to filter its system calls.
-pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
+pub fn start(file: Userfaultfd, receivers: Receivers) -> Result<bool, Errno> {
     // Either this thread finds that the cache has ended, or the thread that ends it waits for the
     // reader's rest (`ended.rs`).
     BUSY.store(1, SeqCst);
@@ -63,7 +63,7 @@ pub fn start(file: Userfaultfd, reader: Reader) -> Result<bool, Errno> {
     OWN_TABLE.store(0, Relaxed);
     // Another thread may have forked this process beside a start of its parent's.
     READY.store(0, Relaxed);
-    let argument = Box::into_raw(Box::new((reader, file)));
+    let argument = Box::into_raw(Box::new((receivers, file)));
     READER.store(argument, Relaxed);
     // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
     // no thread.
@@ -126,8 +126,8 @@ pub fn is_ready() -> bool {
 
 extern "C" fn run(_: *mut c_void) -> c_int {
     // SAFETY: `start` left them there, and never frees them while the reader runs.
-    let (reader, file) = unsafe { *READER.load(Relaxed) };
-    let Reader { ring, heard, .. } = reader;
+    let (receivers, file) = unsafe { *READER.load(Relaxed) };
+    let Receivers { ring, heard, .. } = receivers;
     let own_table = helper_thread::leave_table(file.fd()).map(Userfaultfd::of_fd);
     OWN_TABLE.store(
         own_table.map_or_else(|errno| errno.0 as u32, |_| APART),
@@ -152,7 +152,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
     userfaultfd::look_whether_files_are_apart();
-    let mut question = reader.asks_service.then(service::ask).flatten();
+    let mut question = receivers.asks_service.then(service::ask).flatten();
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];

@@ -241,8 +241,8 @@ impl Ring {
     ///
     /// No other event of userfaultfd comes before its change. A region that is pinned between such a
     /// report and the drop becomes stale without an event, so the cache keeps no region there. That is
-    /// a bound in time, and not a proof. (An interposed madvise has such an event only if the cache had
-    /// no region there when the call began: otherwise its hook stops watching the memory first.)
+    /// a bound in time, and not a proof. (The hook of an interposed madvise mostly stops watching the
+    /// memory first.)
     pub fn may_be_dropping(&self, range: PageRange, now: impl FnOnce() -> u64) -> bool {
         let latest = self.dropping.load(Acquire);
         if latest == 0 {

@@ -3,7 +3,7 @@
 
 use crate::find::filter::CHUNK;
 use crate::watch::calls::is_filtered;
-use crate::watch::event_reader::{self, Reader};
+use crate::watch::event_reader::{self, Receivers};
 use crate::watch::failure::{Failure, say_uncounted};
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use crate::watch::watch_fd::{WATCH_FD, WatchFd};
@@ -30,7 +30,7 @@ pub struct Watch {
     starts: Attempts,
     /// No memory is watched any more: the reader reads no events, or the cache has ended.
     ended: AtomicBool,
-    reader: Reader,
+    receivers: Receivers,
     /// Shows whether the process has one thread. Once it has had two, every hit asks the fence.
     one_thread: Option<OneThread>,
     /// How many mappings the watch may take.
@@ -43,12 +43,12 @@ impl Watch {
 
     /// Opens userfaultfd and starts the reader for the cache. If a resource is short, a later miss
     /// tries again.
-    pub fn start(reader: Reader) -> Watch {
+    pub fn start(receivers: Receivers) -> Watch {
         let watch = Watch {
             threads: AtomicBool::new(false),
             starts: Attempts::default(),
             ended: AtomicBool::new(false),
-            reader,
+            receivers,
             one_thread: OneThread::find(),
             mappings: Mappings::new(),
         };
@@ -76,7 +76,7 @@ impl Watch {
             if !file.tells_shared_memory() {
                 return Err(closed(Failure::NotTold));
             }
-            let is_apart = event_reader::start(file, self.reader)
+            let is_apart = event_reader::start(file, self.receivers)
                 .map_err(|errno| closed(Failure::Thread(errno)))?;
             let other = is_apart
                 .then(|| file.another_number(file.high_number()))
@@ -124,7 +124,7 @@ impl Watch {
         self.watch_fd().is_some()
     }
 
-    /// The program's descriptor number of the file, if the watch works.
+    /// The userfaultfd, if the watch works.
     fn watch_fd(&self) -> Option<&'static WatchFd> {
         let works = WATCH_FD.exists() && event_reader::is_ready() && !self.ended.load(Relaxed);
         works.then_some(&WATCH_FD)
@@ -139,19 +139,19 @@ impl Watch {
         if !self.is_on() {
             self.try_to_start(false);
         }
-        let number = self.watch_fd().ok_or(counter!(bypassed_watch))?;
+        let file = self.watch_fd().ok_or(counter!(bypassed_watch))?;
         if !self.mappings.take_room() {
             return Err(counter!(bypassed_limit));
         }
         let chunks = page_range.extended(CHUNK);
-        let mut registered = number.register(chunks);
+        let mut registered = file.register(chunks);
         if !matches!(registered, Ok(()) | Err(HUGE_PAGES)) && chunks != page_range {
-            registered = number.register(page_range);
+            registered = file.register(page_range);
         }
         // The watch may have been given up meanwhile, without a look at this memory.
         core::sync::atomic::fence(SeqCst);
         if registered.is_ok() && self.ended.load(SeqCst) {
-            number.unregister(chunks);
+            file.unregister(chunks);
             registered = Err(Errno(libc::EBADF));
         }
         registered.map_err(|errno| match errno.0 {
@@ -169,8 +169,8 @@ impl Watch {
     /// was pinned, or its change has been reported since. Also fails if some of it is watched no more: a
     /// mapping that was made there since has no watch. An error is the counter of the reason.
     pub fn is_private(&self, page_range: PageRange) -> Result<(), Counter> {
-        let number = self.watch_fd().ok_or(counter!(bypassed_watch))?;
-        match number.memory(page_range) {
+        let file = self.watch_fd().ok_or(counter!(bypassed_watch))?;
+        match file.memory(page_range) {
             // The module of a GPU's vendor has registered it (`nvidia_peermem`): a GPU's addresses are
             // reserved as private memory that cannot be read, and its runtime gives them other memory
             // without an event.
@@ -187,8 +187,7 @@ impl Watch {
     /// Stops watching memory of the cache's. False if the kernel refuses: userfaultfd cannot watch some
     /// of it, or nothing is mapped there.
     pub fn unwatch(&self, range: PageRange) -> bool {
-        self.watch_fd()
-            .is_none_or(|number| number.unregister(range))
+        self.watch_fd().is_none_or(|file| file.unregister(range))
     }
 
     /// Stops watching a part of the chunks of a region, or of the region's pages alone: memory that
@@ -207,20 +206,18 @@ impl Watch {
     /// no region knows of that part. The call has invalidated every region in the range, and those
     /// that are made meanwhile are not kept. Returns whether some of it may have been watched.
     pub fn unwatch_moving(&self, range: PageRange) -> bool {
-        let Some(number) = self.watch_fd() else {
+        let Some(file) = self.watch_fd() else {
             return false;
         };
         // Before Linux 6.16 the kernel joins a mapping that no page was ever made in with another only
         // when it changes that one itself. mremap takes a single mapping.
-        if !keeps_apart() && number.register(range).is_ok() {
+        if !keeps_apart() && file.register(range).is_ok() {
             let _ = proc::each_mapping_in(range, |mapping, _| {
-                let part = range
-                    .common(mapping)
-                    .filter(|&part| number.unregister(part));
-                part.map(|part| number.register(part));
+                let part = range.common(mapping).filter(|&part| file.unregister(part));
+                part.map(|part| file.register(part));
             });
         }
-        if number.unregister(range) {
+        if file.unregister(range) {
             return true;
         }
         // The kernel refuses the range if userfaultfd cannot watch one of its mappings.
@@ -228,7 +225,7 @@ impl Watch {
         let _ = proc::each_mapping_in(range, |mapping, _| {
             any |= range
                 .common(mapping)
-                .is_some_and(|part| number.unregister(part));
+                .is_some_and(|part| file.unregister(part));
         });
         any
     }
@@ -276,12 +273,12 @@ impl Watch {
     /// A raw system call may have left a part of a region's memory watched, and no region knows of
     /// that part. So this looks at all mappings.
     pub fn give_up(&self) {
-        let number = self.watch_fd();
+        let file = self.watch_fd();
         self.ended.store(true, SeqCst);
         core::sync::atomic::fence(SeqCst);
-        let Some(number) = number else { return };
+        let Some(file) = file else { return };
         let _ = proc::each_mapping(|mapping| {
-            number.unregister(mapping.range);
+            file.unregister(mapping.range);
             true
         });
     }
