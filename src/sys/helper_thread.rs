@@ -55,6 +55,14 @@ pub fn is_current() -> bool {
     POINTERS.iter().any(|one| one.load(Relaxed) == pointer)
 }
 
+/// The calling thread, one of [`start`], returns at once: another may have its place.
+pub fn leave() {
+    let pointer = thread::pointer();
+    for one in &POINTERS {
+        let _ = one.compare_exchange(pointer, 0, Relaxed, Relaxed);
+    }
+}
+
 /// Starts a thread that runs `run` with `argument` forever, and that shares the table of descriptors
 /// with the calling thread. Returns the thread's number, `None` if no thread could be made.
 ///

@@ -138,6 +138,7 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     let mut only_one = own_table.ok().and_then(Userfaultfd::as_only_one);
     futex::wake(&OWN_TABLE, 1);
     let Ok(file) = own_table else {
+        helper_thread::leave();
         return 0;
     };
     helper_thread::set_name(c"rdmamr-uffd");
