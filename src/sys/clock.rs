@@ -16,9 +16,9 @@ pub fn of_thread() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// The clock of [`monotonic`], for helper threads: another library may replace the C library's
-/// function, and a helper thread must not run code of that library. The system call costs 100 ns
-/// more (measured).
+/// The clock of [`monotonic`], for helper threads and for what is compared with their times: another
+/// library may replace the C library's function, and a helper thread must not run code of that
+/// library. The system call costs 100 ns more (measured).
 pub fn monotonic_by_kernel() -> u64 {
     nanoseconds(|time| {
         // SAFETY: `time` is writable.

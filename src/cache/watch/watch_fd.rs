@@ -189,7 +189,7 @@ impl WatchFd {
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Checks by fstat(2) whether the number is ours. If it is not, the cache ends, in words. If that
+    /// Checks by fstat(2) whether the number is ours. If it is not, no further region is kept, in words. If that
     /// cannot be told now, the number stays: by it memory is unwatched.
     fn prove(&self) -> Result<(), Errno> {
         let before = errno();
