@@ -177,19 +177,10 @@ fn of_process() -> Result<(), Refusal> {
     }
 }
 
-/// Whether the cache may make a region for a call of this thread. Makes no system call: a filter of
-/// the program may kill at one.
-pub fn may_miss() -> Result<(), Refusal> {
-    of_process()?;
-    match calls::is_filtered() {
-        true => Err(Refusal::Ended),
-        false => Ok(()),
-    }
-}
-
-/// As [`may_miss`], of a plain call. An error is the counter of the reason.
-pub fn may_miss_plainly() -> Result<(), Counter> {
-    may_miss().map_err(|why| {
+/// Whether the cache may make a region for a plain call of this thread. An error is the counter of the
+/// reason.
+pub fn of_process_of_plain() -> Result<(), Counter> {
+    of_process().map_err(|why| {
         why.say();
         why.counted()
     })

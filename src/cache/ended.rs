@@ -6,9 +6,10 @@
 //! interposed calls do nothing for the cache.
 
 use crate::instance::{Cache, existing, wait_for_start};
-use crate::life::flush;
+use crate::life::ending::in_call;
+use crate::life::{flush, owners};
 use crate::lock::{LONG, MOMENT};
-use crate::watch::calls::{self, is_filtered};
+use crate::locked::By;
 use crate::watch::event_reader;
 use crate::watch::watch_fd::WATCH_FD;
 use core::fmt;
@@ -16,6 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*, fence};
 use rdmamr_config::disable_for_good;
 use rdmamr_mr::{Error, PANICKED};
 use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::filter::{is_filtered, set_filtered};
 use rdmamr_sys::{aside, thread};
 use std::panic::catch_unwind;
 
@@ -84,13 +86,14 @@ pub fn cache_gave_up() -> bool {
 /// A child of vfork(2) finds its parent's cache, and does not touch it.
 #[cold]
 pub fn end_for_good(why: End) {
-    // Not once a filter may kill at the question. Then the parent of a vfork child has no watch either.
-    if !is_filtered() && existing().is_some_and(|cache| !cache.is_of_this_process()) {
+    // Not once all is done: a filter may kill at the question.
+    let is_done = || is_filtered() && cache_gave_up() && !WATCH_FD.exists();
+    if existing().is_some_and(|cache| !is_done() && !cache.is_of_this_process()) {
         return;
     }
     let errno = errno::errno();
     if why == End::Filter {
-        calls::set_filtered();
+        set_filtered();
     }
     // Either this thread finds the cache, or the thread that starts it finds the mark.
     let is_first = DONE.fetch_or(why as u8, SeqCst) & why as u8 == 0;
@@ -139,11 +142,13 @@ pub fn give_up(cache: &Cache, why: End) {
 fn end_reuse(cache: &Cache, why: End) {
     let ring = &cache.regions.ring;
     ring.distrust();
-    // A region that another thread is registering or using now ends with its release.
+    // A region that another thread is registering ends with its release.
     ring.lose();
     // If a signal handler has interrupted this thread in the cache, the cleaner ends the idle
     // regions.
     if !thread::is_inside() {
+        // A region in use now ends with its release.
+        in_call(|| owners::invalidate_those(cache, |_| true, By::Restricted, None));
         flush::deregister_all(cache);
     }
     cache.watch.give_up();

@@ -7,7 +7,8 @@
 //! for it ([`run`]), unless the thread is known to have enough: a signal handler that interrupts it
 //! needs stack too, and a garbage collector looks for the stack pointer in the thread's own stack.
 //! The part of a call beyond a hit needs 3 KiB, which any thread has; on a signal stack that part
-//! runs aside too ([`run_if_little`]).
+//! runs aside too ([`run_if_little`]). If the program filters its system calls (`filter.rs`), nothing
+//! asks for the stack, and all work runs on the thread's.
 //!
 //! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a
 //! thread that is on another stack for one that has left its signal stack: a further signal would
@@ -16,9 +17,11 @@
 //! handler may have stopped until this thread's handler answers too. Thread-local variables are
 //! those of the thread.
 
+use super::filter::is_filtered;
 use super::signals::Blocked;
 use super::{helper_thread, thread};
 use core::ffi::c_void;
+use core::ops::Range;
 use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -47,8 +50,11 @@ fn put(memory: *mut c_void) {
     }
 }
 
-/// Whether the thread is on its signal stack.
+/// Whether the thread is on its signal stack, as far as that may be asked.
 fn is_on_signal_stack() -> bool {
+    if is_filtered() {
+        return false;
+    }
     // SAFETY: zeros are a `stack_t`.
     let mut about: libc::stack_t = unsafe { core::mem::zeroed() };
     let (none, to) = (core::ptr::null::<libc::stack_t>(), &raw mut about);
@@ -57,13 +63,14 @@ fn is_on_signal_stack() -> bool {
     about.ss_flags & libc::SS_ONSTACK != 0
 }
 
-/// Whether the thread is on the stack that it began with, and has much of that left.
+/// Whether much is left of the stack that the thread began with, if it is on that. Also true if that
+/// may not be asked.
 fn has_much_left() -> bool {
     const MUCH: usize = 128 << 10;
     let here = 0u8;
     let here = (&raw const here).addr();
-    !is_on_signal_stack()
-        && thread::own_stack().is_some_and(|own| own.contains(&here) && here - own.start >= MUCH)
+    let has_much = |own: Range<usize>| own.contains(&here) && here - own.start >= MUCH;
+    is_filtered() || thread::own_stack().is_some_and(has_much)
 }
 
 /// Runs `work`: on a stack of its own if the thread is on its signal stack. `None` as for [`run`].
@@ -94,11 +101,13 @@ fn run_any(work: &mut dyn FnMut()) {
         work,
         result: Ok(()),
     };
-    if has_much_left() {
+    // Asked once: the program may begin to filter its system calls meanwhile.
+    let on_signal_stack = is_on_signal_stack();
+    if !on_signal_stack && has_much_left() {
         let _uncancelled = thread::uncancelled();
         (job.work)();
     } else if let Some(memory) = take() {
-        let blocked = is_on_signal_stack().then(Blocked::new);
+        let blocked = on_signal_stack.then(Blocked::new);
         let uncancelled = thread::uncancelled();
         let (argument, stack) = ((&raw mut job).cast(), memory.wrapping_byte_add(STACK));
         // SAFETY: the stack is mapped and no other code uses it. `Job::run` does not unwind, and the

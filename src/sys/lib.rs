@@ -16,6 +16,7 @@ pub mod caller;
 pub mod cgroup;
 pub mod clock;
 pub mod descriptor;
+pub mod filter;
 pub mod function;
 pub mod futex;
 pub mod helper_thread;

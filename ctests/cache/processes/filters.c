@@ -96,6 +96,16 @@ static void filtered(void)
 	row_ends();
 }
 
+static void filtered_in_use(void)
+{
+	struct ibv_mr *mr = reg(pages(1), PAGE);
+
+	set_filter();
+	dereg(mr);
+	is(in_device(), 0, "the region has ended with its use");
+	row_ends();
+}
+
 static void filtered_child(void)
 {
 	char *memory = idle();
@@ -244,6 +254,7 @@ static const struct row rows[] = {
 	{ "a filter of all threads, set as libseccomp does", filtered, AS_LIBSECCOMP },
 	{ "a filter by prctl before the first relaxed registration", filtered_first, BY_PRCTL },
 	{ "a filter as libseccomp's before the first relaxed registration", filtered_first, AS_LIBSECCOMP },
+	{ "a filter while a region is in use, and none is idle", filtered_in_use, ONE_THREAD },
 	{ "a filter in a child", filtered_child, ONE_THREAD },
 	{ "a vfork child gives up privileges", child_alone, .of = gives_up_privileges, .then = HIT },
 	{ "a vfork child filters its calls", child_alone, .of = filters_child, .then = HIT },

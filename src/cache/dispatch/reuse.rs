@@ -126,7 +126,6 @@ fn serve_by_cache(mode: CacheMode, pd: Pd, request: &Request) -> Result<Register
     if let Some(mr) = answer.region() {
         return stand_for(request, Registered::by(How::Hit, mr));
     }
-    admission::may_miss_plainly()?;
     // A signal handler may have little stack.
     aside::run_if_little(|| missed(mode, pd, request, answer))
         .unwrap_or(Err(counter!(bypassed_limit)))
@@ -140,6 +139,7 @@ fn missed(
     request: &Request,
     answer: Answer,
 ) -> Result<Registered, Counter> {
+    admission::of_process_of_plain()?;
     let range = range(pd, request).ok_or(counter!(bypassed_memory))?;
     let comes_back = RELEASED.comes_back(&range);
     if gpu::may_be_seen(range.start) || comes_back && gpu::may_be_unseen() {

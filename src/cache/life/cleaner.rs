@@ -3,10 +3,10 @@
 //! cleaner sleeps.
 
 use crate::region::slot::{NEVER, Slot};
-use crate::watch::calls::is_filtered;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use rdmamr_policy::is_remote;
 use rdmamr_sys::budget::Attempts;
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::{clock, futex};
 
 /// If this many regions wait to be deregistered, the cleaner is woken before its next tick.
@@ -112,6 +112,9 @@ impl Cleaner {
     /// A region became idle while the cleaner slept without a time limit.
     #[cold]
     pub fn became_idle(&self, region: &Slot) {
+        if is_filtered() {
+            return;
+        }
         region.released.store(self.set_clock() as u32, Relaxed);
         self.wake();
     }

@@ -12,13 +12,13 @@ use crate::life::flush::deregister_unused;
 use crate::life::{ending, owners};
 use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
-use crate::watch::calls::is_filtered;
 use crate::watch::watch_fd::TABLE;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
 use rdmamr_mr::kernel_mr::{self, UverbsOfHelper};
 use rdmamr_stats::{self as stats, counter};
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::{futex, helper_thread};
 use rdmamr_trace as trace;
 

@@ -7,13 +7,13 @@
 //! So an interposed call that closes or replaces such a number first has the kernel deregister the
 //! idle regions of that file, and the cache forgets those that the program still uses.
 
-use crate::instance::{Cache, existing};
+use crate::instance::existing;
 use crate::life::{ending, flush, owners};
 use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
-use crate::watch::calls::is_filtered;
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
+use rdmamr_sys::filter::is_filtered;
 
 /// The numbers through which the cache has registered memory.
 pub static DEVICE_FILES: DeviceFiles = DeviceFiles {
@@ -64,16 +64,17 @@ impl DeviceFiles {
     #[cold]
     #[inline(never)]
     fn forget(&self, first: u32, last: u32) {
-        // No region is idle. Those in use end as without the cache, whatever their number means, and a
-        // system call might kill the program.
-        if is_filtered() {
+        let Some(cache) = existing() else {
+            return;
+        };
+        // Then a filter may kill at the questions that follow. Regions in use end as without the cache.
+        if is_filtered() && cache.regions.each_without_users().next().is_none() {
             return;
         }
         // A child of vfork has the memory of its parent, and numbers of its own.
-        let is_here = |cache: &&Cache| cache.is_of_this_process() && TABLE.is_here();
-        let Some(cache) = existing().filter(is_here) else {
+        if !(cache.is_of_this_process() && TABLE.is_here()) {
             return;
-        };
+        }
         let in_words = first..=last.min(WORDS as u32 * 64 - 1);
         let mut has_any = last as usize >= WORDS * 64 && self.has_more.load(Relaxed);
         for (word, bit) in in_words.map(place) {

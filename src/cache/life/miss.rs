@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A miss, of a plain call or a relaxed one: makes a new region.
 
-use crate::admission::{Unserved, admit, may_miss};
+use crate::admission::{Unserved, admit};
 use crate::instance::Cache;
 use crate::life::cleaner::{MANY, SHARE, TOO_MANY};
 use crate::life::device_files::DEVICE_FILES;
@@ -67,9 +67,8 @@ pub fn register(
     is_plain: bool,
 ) -> Result<Registered, Unserved> {
     let now = || register_now(pd, request, answer, is_plain);
-    // A plain call has changed to the larger stack already (`dispatch/reuse.rs`). A call
-    // that the gate refuses does not ask for the stack: the program may filter its system calls.
-    let registered = thread::keep_errno(|| match is_plain || may_miss().is_err() {
+    // A plain call has changed to the larger stack already (`dispatch/reuse.rs`).
+    let registered = thread::keep_errno(|| match is_plain {
         true => Some(now()),
         false => aside::run_if_little(now),
     });

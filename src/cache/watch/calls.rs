@@ -2,10 +2,9 @@
 //! Calls of the program on which the watch depends:
 //!
 //! 1. Who must be told of its memory calls. Without a listener, such a call costs one load.
-//! 2. Whether the program filters its system calls. Then no thread of it makes one for the cache.
-//! 3. Whether the memory calls reach this library. userfaultfd reports neither guard pages nor
+//! 2. Whether the memory calls reach this library. userfaultfd reports neither guard pages nor
 //!    protection, so without these calls the cache watches no memory.
-//! 4. Whether the providers' deregistrations reach it.
+//! 3. Whether the providers' deregistrations reach it.
 //!
 //! A provider frees the object of each region that it deregisters, and an object of the cache is no
 //! memory of malloc. So without those deregistrations the cache gives out no region. They do not come if
@@ -41,20 +40,6 @@ pub fn listen(who: u8) {
     if !listens(who) {
         LISTENERS.fetch_or(who, Relaxed);
     }
-}
-
-/// Whether the program filters its system calls.
-static FILTERED: AtomicBool = AtomicBool::new(false);
-
-/// From now on no watch starts, and no thread makes a system call for the cache.
-pub fn set_filtered() {
-    FILTERED.store(true, SeqCst);
-}
-
-/// Whether [`set_filtered`] was called.
-#[inline(always)]
-pub fn is_filtered() -> bool {
-    FILTERED.load(Relaxed)
 }
 
 /// The address that [`probe`] unmaps; [`SEEN`] once that call has reached this library.

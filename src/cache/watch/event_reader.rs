@@ -6,7 +6,6 @@
 //! (`service.rs` opens others). POSIX locks belong to a table, so the program keeps its locks. How
 //! long the table holds copies of the program's files, `helper_thread::leave_table` says.
 
-use crate::watch::calls::is_filtered;
 use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::service::{self, Question};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
@@ -15,6 +14,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::futex::{self, Remaining};
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::{clock, helper_thread};

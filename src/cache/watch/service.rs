@@ -9,7 +9,6 @@
 //! they stay attached, whatever becomes of the service. A forked child inherits neither the files
 //! nor the mapping.
 
-use crate::watch::calls::is_filtered;
 use crate::watch::counts::{Counters, Word, counters, word};
 use crate::watch::userfaultfd::{Userfaultfd, wait_for};
 use crate::watch::watch_fd::WATCH_FD;
@@ -19,6 +18,7 @@ use core::sync::atomic::Ordering::*;
 use libc::{c_int, syscall};
 use rdmamr_fence::{About, FILES, LINES, LINKS, MAGIC, MOST_LINKS, SIZE, SOCKET, line};
 use rdmamr_stats::log::{self, Level};
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::pages::{FAR_AWAY, PageRange, page_size};
 use rdmamr_sys::{helper_thread, proc};
 

@@ -22,7 +22,6 @@
 //! another userfaultfd at the fence's price: those that answer without the mmap lock do not check
 //! which file watches the memory.)
 
-use crate::watch::calls::is_filtered;
 use crate::watch::counts::Counts;
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use core::cell::Cell;
@@ -30,6 +29,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
 use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::{PageRange, page_size};
 use rdmamr_sys::words::InWords;
@@ -189,7 +189,7 @@ impl WatchFd {
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Checks by fstat(2) whether the number is ours. If it is not, no further region is kept, in words. If that
+    /// Checks by fstat(2) whether the number is ours. If not, no further region is kept, in words. If that
     /// cannot be told now, the number stays: by it memory is unwatched.
     fn prove(&self) -> Result<(), Errno> {
         let before = errno();

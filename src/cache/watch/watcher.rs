@@ -2,7 +2,6 @@
 //! The watch as the cache uses it.
 
 use crate::find::filter::CHUNK;
-use crate::watch::calls::is_filtered;
 use crate::watch::event_reader::{self, Receivers};
 use crate::watch::failure::{Failure, say_uncounted};
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
@@ -16,6 +15,7 @@ use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
+use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::memory::is_readable;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::symbols::{self, Scope};
