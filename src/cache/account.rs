@@ -2,10 +2,10 @@
 //! How much is registered, and how much of it may be idle.
 //!
 //! A hit and a release count nothing: two threads that use different regions would then write to
-//! the same cache line at each of them. The cleaner sums the idle regions at a tick at which a limit may
-//! be exceeded. Until then the account takes it that what was in use still is, and so that whatever is registered
-//! beyond that is idle. While this is more than the limit, the cache is *full*: a release ends its
-//! region. All changes are made under the cache's lock.
+//! the same cache line at each of them. The cleaner sums the idle regions at a tick at which a
+//! limit may be exceeded. Until then the account takes it that what was in use still is, and so
+//! that whatever is registered beyond that is idle. While this is more than the limit, the cache is
+//! *full*: a release ends its region. All changes are made under the cache's lock.
 
 use crate::region::slot::Slot;
 use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::*};

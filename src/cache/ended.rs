@@ -17,7 +17,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, Ordering::*, fence};
 use rdmamr_config::disable_for_good;
 use rdmamr_mr::{Error, PANICKED};
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::filter::{is_filtered, set_filtered};
+use rdmamr_sys::seccomp::{is_filtered, set_filtered};
 use rdmamr_sys::{aside, thread};
 use std::panic::catch_unwind;
 

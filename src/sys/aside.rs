@@ -7,7 +7,7 @@
 //! for it ([`run`]), unless the thread is known to have enough: a signal handler that interrupts it
 //! needs stack too, and a garbage collector looks for the stack pointer in the thread's own stack.
 //! The part of a call beyond a hit needs 3 KiB, which any thread has; on a signal stack that part
-//! runs aside too ([`run_if_little`]). If the program filters its system calls (`filter.rs`), nothing
+//! runs aside too ([`run_if_little`]). If the program filters its system calls (`seccomp.rs`), nothing
 //! asks for the stack, and all work runs on the thread's.
 //!
 //! If the thread is on its signal stack, all signals are blocked meanwhile. The kernel takes a
@@ -17,7 +17,7 @@
 //! handler may have stopped until this thread's handler answers too. Thread-local variables are
 //! those of the thread.
 
-use super::filter::is_filtered;
+use super::seccomp::is_filtered;
 use super::signals::Blocked;
 use super::{helper_thread, thread};
 use core::ffi::c_void;

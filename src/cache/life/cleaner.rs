@@ -6,7 +6,7 @@ use crate::region::slot::{NEVER, Slot};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use rdmamr_policy::is_remote;
 use rdmamr_sys::budget::Attempts;
-use rdmamr_sys::filter::is_filtered;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{clock, futex};
 
 /// If this many regions wait to be deregistered, the cleaner is woken before its next tick.

@@ -18,7 +18,7 @@ use core::sync::atomic::{Ordering::*, fence};
 use core::time::Duration;
 use rdmamr_mr::kernel_mr::{self, UverbsOfHelper};
 use rdmamr_stats::{self as stats, counter};
-use rdmamr_sys::filter::is_filtered;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{futex, helper_thread};
 use rdmamr_trace as trace;
 

@@ -13,7 +13,7 @@ use crate::locked::By;
 use crate::region::slot::{Cause, NO_FILE, Slot};
 use crate::watch::watch_fd::TABLE;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
-use rdmamr_sys::filter::is_filtered;
+use rdmamr_sys::seccomp::is_filtered;
 
 /// The numbers through which the cache has registered memory.
 pub static DEVICE_FILES: DeviceFiles = DeviceFiles {

@@ -14,9 +14,9 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
-use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::futex::{self, Remaining};
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{clock, helper_thread};
 
 /// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno

@@ -18,8 +18,8 @@ use core::sync::atomic::Ordering::*;
 use libc::{c_int, syscall};
 use rdmamr_fence::{About, FILES, LINES, LINKS, MAGIC, MOST_LINKS, SIZE, SOCKET, line};
 use rdmamr_stats::log::{self, Level};
-use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::pages::{FAR_AWAY, PageRange, page_size};
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{helper_thread, proc};
 
 /// The address of the mapping if the kernel has room there.

@@ -29,9 +29,9 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use errno::{Errno, errno, set_errno};
 use rdmamr_stats::{counter, log};
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::memory::has_page;
 use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::words::InWords;
 use rdmamr_sys::{helper_thread, process, thread};
 
@@ -189,8 +189,8 @@ impl WatchFd {
         file.is_some_and(|file| file.unregister(range))
     }
 
-    /// Checks by fstat(2) whether the number is ours. If not, no further region is kept, in words. If that
-    /// cannot be told now, the number stays: by it memory is unwatched.
+    /// Checks by fstat(2) whether the number is ours. If not, no further region is kept, in words. If
+    /// that cannot be told now, the number stays: by it memory is unwatched.
     fn prove(&self) -> Result<(), Errno> {
         let before = errno();
         let (fd, found) = loop {

@@ -15,9 +15,9 @@ use rdmamr_stats::log::{Level, always, line, soon};
 use rdmamr_stats::{Counter, counter};
 use rdmamr_sys::budget::{Attempts, Budget};
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::filter::is_filtered;
 use rdmamr_sys::memory::is_readable;
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::{aside, clock, loaded_files, proc};
 
