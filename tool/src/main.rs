@@ -3,6 +3,8 @@
 
 mod attach;
 mod bench;
+#[allow(dead_code)]
+mod child;
 mod choices;
 mod completions;
 mod doctor;

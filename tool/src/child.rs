@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A child process for what strangers made: a file that takes 4 GiB or a stack overflow to parse, a
+//! file of proc(5) that does not answer. The child may grow, spin, abort or wait in the kernel where no
+//! signal ends it. The parent waits a limited time, goes on with what the child has answered, and
+//! leaves the child behind.
+//!
+//! A fork, not a new program: the child has the parent's open files and data, and runs one closure.
+
+use crate::files::{of_system, result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process,
+    set_parent_process_death_signal, setrlimit, waitpid,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How long the end of a child that was killed is waited for.
+const MOMENT: Duration = Duration::from_millis(20);
+/// No more children are started while so many have been left behind and have not ended.
+const MOST_LEFT: usize = 8;
+/// The longest answer in bytes. A child that announces more has lost its mind.
+const LONGEST: usize = 64 << 20;
+
+/// The children that were killed and had not ended.
+static LEFT: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// What a child may use.
+pub struct Bounds {
+    /// Bytes of address space beyond what the parent has.
+    pub memory: u64,
+    /// Seconds of processor time.
+    pub seconds: u64,
+}
+
+/// A running child.
+pub struct Child {
+    pid: Pid,
+    answers: File,
+    /// What has arrived of the answers, and not been taken.
+    arrived: Vec<u8>,
+}
+
+/// What a child has to say.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Received {
+    Answer(Vec<u8>),
+    /// The closure has returned, and all its answers were taken.
+    Ended,
+    /// Nothing has come within the limit.
+    Late,
+    /// The child ended before its closure did: at a limit, by an abort, by a panic.
+    Died,
+}
+
+/// The child's way to its parent.
+pub struct Answers(File);
+
+impl Answers {
+    /// Sends an answer. If the parent is gone, the child ends (SIGPIPE, or the parent's death).
+    pub fn send(&mut self, answer: &[u8]) -> io::Result<()> {
+        // The end is an answer of no length, so each answer is one longer.
+        self.0.write_all(&(answer.len() as u32 + 1).to_ne_bytes())?;
+        self.0.write_all(answer)
+    }
+}
+
+impl Child {
+    /// Starts a child that runs the closure and ends.
+    pub fn start(bounds: &Bounds, work: impl FnOnce(&mut Answers)) -> io::Result<Child> {
+        if left_behind() >= MOST_LEFT {
+            return Err(io::Error::other("the processes asked before do not end"));
+        }
+        let (answers, own) = pipe_with(PipeFlags::CLOEXEC)?;
+        // SAFETY: the child runs the closure and ends by _exit(2). If the parent has threads, the C
+        // library keeps its allocator usable in the child.
+        let pid = result(unsafe { libc::fork() })?;
+        let Some(pid) = Pid::from_raw(pid as i32) else {
+            drop(answers);
+            let mut answers = Answers(own.into());
+            // A panic must not unwind into the parent's code.
+            let done = catch_unwind(AssertUnwindSafe(|| {
+                confine(bounds)?;
+                work(&mut answers);
+                answers.0.write_all(&[0; 4])
+            }));
+            // SAFETY: _exit(2) has no preconditions. It runs no destructor of the parent's.
+            unsafe { libc::_exit(i32::from(!matches!(done, Ok(Ok(()))))) }
+        };
+        Ok(Child {
+            pid,
+            answers: answers.into(),
+            arrived: Vec::new(),
+        })
+    }
+
+    /// Takes the next answer, for which it waits so long.
+    pub fn receive(&mut self, limit: Duration) -> Received {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some((head, rest)) = self.arrived.split_first_chunk() {
+                match (u32::from_ne_bytes(*head) as usize).checked_sub(1) {
+                    None => return Received::Ended,
+                    Some(length) if length > LONGEST => return Received::Died,
+                    Some(length) if length <= rest.len() => {
+                        let answer = rest[..length].to_vec();
+                        self.arrived.drain(..head.len() + length);
+                        return Received::Answer(answer);
+                    }
+                    Some(_) => {}
+                }
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            let left = Timespec::try_from(left).ok();
+            match poll(
+                &mut [PollFd::new(&self.answers, PollFlags::IN)],
+                left.as_ref(),
+            ) {
+                Ok(0) => return Received::Late,
+                Err(Errno::INTR) => continue,
+                _ => {}
+            }
+            let mut part = [0; 1 << 16];
+            match self.answers.read(&mut part) {
+                Ok(0) | Err(_) => return Received::Died,
+                Ok(read) => self.arrived.extend(&part[..read]),
+            }
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        let end = Instant::now() + MOMENT;
+        while !has_ended(self.pid) {
+            if Instant::now() > end {
+                LEFT.lock().unwrap().push(self.pid);
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// How many children have not ended although they were killed.
+fn left_behind() -> usize {
+    let mut left = LEFT.lock().unwrap();
+    left.retain(|&pid| !has_ended(pid));
+    left.len()
+}
+
+/// Whether a child has ended. Waits for nothing.
+fn has_ended(child: Pid) -> bool {
+    !matches!(waitpid(Some(child), WaitOptions::NOHANG), Ok(None))
+}
+
+/// Limits the child, and takes the parent's standard files from it: whoever reads them waits for the end of
+/// all processes that have them, also of a child that is left behind.
+fn confine(bounds: &Bounds) -> io::Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let nothing = of_system("/dev/null", true)?;
+    dup2_stdin(&nothing)?;
+    dup2_stdout(&nothing)?;
+    dup2_stderr(&nothing)?;
+    let pages = crate::files::read("/proc/self/statm").unwrap_or_default();
+    let pages = pages
+        .split(' ')
+        .next()
+        .and_then(|it| it.parse::<u64>().ok());
+    let size = pages.unwrap_or(0) * rustix::param::page_size() as u64;
+    limit(Resource::As, size + bounds.memory)?;
+    limit(Resource::Cpu, bounds.seconds)?;
+    limit(Resource::Core, 0)
+}
+
+/// Lowers a limit.
+fn limit(resource: Resource, most: u64) -> io::Result<()> {
+    let most = getrlimit(resource)
+        .maximum
+        .map_or(most, |old| old.min(most));
+    let both = Rlimit {
+        current: Some(most),
+        maximum: Some(most),
+    };
+    Ok(setrlimit(resource, both)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: Bounds = Bounds {
+        memory: 256 << 20,
+        seconds: 1,
+    };
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn start(work: impl FnOnce(&mut Answers)) -> Child {
+        Child::start(&BOUNDS, work).unwrap()
+    }
+
+    #[test]
+    fn answers_arrive_whole_and_in_order() {
+        let long = vec![7; 1 << 20];
+        let mut child = start(|answers| {
+            for answer in [b"".as_slice(), b"one", &long] {
+                answers.send(answer).unwrap();
+            }
+        });
+        for answer in [b"".as_slice(), b"one", &long] {
+            assert_eq!(child.receive(LONG), Received::Answer(answer.to_vec()));
+        }
+        assert_eq!(child.receive(LONG), Received::Ended);
+    }
+
+    #[test]
+    fn a_child_that_grows_spins_or_fails_dies_and_its_answers_stay() {
+        fn deep(n: u64) -> u64 {
+            std::hint::black_box([n; 64])[0] + if n == 0 { 0 } else { deep(n + 1) }
+        }
+        let grows = || drop(std::hint::black_box(vec![1u8; 1 << 30]));
+        let spins = || loop {
+            std::hint::black_box(0);
+        };
+        let fails = || panic!("of the child");
+        let overflows = || assert_eq!(std::hint::black_box(deep(1)), 1);
+        let works: [&dyn Fn(); 4] = [&grows, &spins, &fails, &overflows];
+        for work in works {
+            let mut child = start(|answers| {
+                answers.send(b"before").unwrap();
+                work();
+            });
+            assert_eq!(child.receive(LONG), Received::Answer(b"before".to_vec()));
+            assert_eq!(child.receive(LONG), Received::Died);
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_child_that_waits() {
+        let mut child = start(|_| std::thread::sleep(LONG));
+        let pid = child.pid;
+        assert_eq!(child.receive(Duration::from_millis(10)), Received::Late);
+        drop(child);
+        assert!(has_ended(pid));
+    }
+}
