@@ -11,8 +11,6 @@ DOCDIR     ?= $(PREFIX)/share/doc/rdmamr
 BASHDIR    ?= $(PREFIX)/share/bash-completion/completions
 ZSHDIR     ?= $(PREFIX)/share/zsh/site-functions
 FISHDIR    ?= $(PREFIX)/share/fish/vendor_completions.d
-# The folder of systemd's units.
-UNITDIR    ?= $(PREFIX)/lib/systemd/system
 CARGO      ?= cargo
 CFLAGS     ?= -O1 -g
 STRIP      ?= strip
@@ -146,9 +144,6 @@ install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDI
 	$(program) completions bash >$(DESTDIR)$(BASHDIR)/rdmamr
 	$(program) completions zsh >$(DESTDIR)$(ZSHDIR)/_rdmamr
 	$(program) completions fish >$(DESTDIR)$(FISHDIR)/rdmamr.fish
-	# Nothing enables or starts the service.
-	install -d $(DESTDIR)$(UNITDIR)
-	sed 's|/usr/bin/rdmamr|$(BINDIR)/rdmamr|' packaging/fence/rdmamr-fence.service >$(DESTDIR)$(UNITDIR)/rdmamr-fence.service
 	install -d $(addprefix $(DESTDIR)$(MANDIR)/man,1 3 5 7)
 	man/names | while read -r file page; do \
 		if [ $${file##*/} = $$page ]; then install -m 644 man/$$page $(DESTDIR)$(MANDIR)/$$file; \
@@ -159,7 +154,7 @@ install: $(unbuilt) ## install what make has built, under DESTDIR, PREFIX, LIBDI
 uninstall: ## remove the installed files
 	rm -f $(addprefix $(DESTDIR)$(LIBDIR)/,librdmamr.so.$(version) librdmamr.so.1 librdmamr.so librdmamr.a libfabric/librdmamr-fi.so rdmamr/librdmamr-audit.so pkgconfig/rdmamr.pc pkgconfig/rdmamr-compat.pc)
 	rm -f $(addprefix $(DESTDIR)$(INCLUDEDIR)/,$(installed_headers))
-	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish $(UNITDIR)/rdmamr-fence.service)
+	rm -f $(addprefix $(DESTDIR),$(BINDIR)/rdmamr $(BASHDIR)/rdmamr $(ZSHDIR)/_rdmamr $(FISHDIR)/rdmamr.fish)
 	man/names | while read -r file page; do rm -f $(DESTDIR)$(MANDIR)/$$file; done
 	packaging/docs remove "$(DESTDIR)$(DOCDIR)"
 	-rmdir -p --ignore-fail-on-non-empty $(DESTDIR)$(INCLUDEDIR)/rdmamr/compat/infiniband

@@ -5,14 +5,12 @@
  * registration cache, ucs_rcache_get and ucs_rcache_region_put, in the same process, on the same
  * addresses and in turn, so that other load on the machine affects both.
  *
- * Usage: relaxed fenced|unfenced|watched|counted [--json|--quick]
+ * Usage: relaxed fenced|unfenced|watched [--json|--quick]
  * fenced:   as the library runs in a process with threads: hits beside a system call and beside
  *           UCX, with warm caches and after other work; misses; the time of an unmap.
  * unfenced: the library takes the process for one that never had a second thread, so it asks no
  *           fence: hits beside UCX.
  * watched:  hits in a process with a second thread beside UCX with its watch.
- * counted:  hits in a process with a second thread, with a stand-in of the service `rdmamr fence`,
- *           whose counters stand still: beside a system call and beside UCX. Needs root.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -35,7 +33,6 @@
 #include <ucp/api/ucp_version.h>
 #include <ucs/memory/rcache.h>
 #include <unistd.h>
-#include "../ctests/lib/fence_stub.h"
 #include "../ctests/lib/stub_device.h"
 #include "median.h"
 #include "bench.h"
@@ -754,58 +751,6 @@ static void watched(void)
 	beside_ucx("with its watch", 1000 / less);
 }
 
-/* The kernel counts changes, and none is made meanwhile. */
-static void counted(void)
-{
-	static const uint32_t first[] = { 0 }, other[] = { 500 };
-	uint32_t *some = random_order(1000, 3), *all = random_order(REGIONS, 1);
-	int rounds = 1000 / less, long_rounds = 60 / less;
-	struct job once = { .order = first, .size = 1, .count = 1 };
-	const char *why = fence_stub_open();
-	const long few = 2000;
-	uint64_t asked;
-
-	if (why) {
-		fprintf(stderr, "relaxed: no rows with the service: %s\n", why);
-		return;
-	}
-	fence_stub_serve(SERVES);
-	fence_stub_count(SERVES);
-	map_regions();
-	start_second_thread();
-	make_regions(relaxed_pairs);
-	for (int tries = 0; !stats().fence_asked; tries++) {
-		if (tries == 1000)
-			die("the stand-in's counters are not used");
-		usleep(1000);
-		relaxed_pairs(&once);
-	}
-	open_ucx(0);
-	make_regions(ucx_pairs);
-	asked = stats().fence_asked;
-	head("reg + dereg that hits, with the service, ns", "getppid");
-	compare("1 region, another thread (asleep): with the service", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
-				 side(system_calls, 1, first, first, 1, few) }, rounds, 0.35);
-	compare("1000 regions in random order: with the service", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, some, some, 1000, few),
-				 side(system_calls, 1, first, first, 1, few) }, rounds, 0.4);
-	compare("100000 regions in random order: with the service", "getppid",
-		(struct side[]){ side(relaxed_pairs, 1, all, all, REGIONS, REGIONS),
-				 side(system_calls, 1, first, first, 1, REGIONS) }, long_rounds, 0.9);
-	head("reg + dereg that hits, with the service, ns", UCX " without its watch");
-	compare("1 region: with the service, UCX without its watch", UCX,
-		(struct side[]){ side(relaxed_pairs, 1, first, first, 1, few),
-				 side(ucx_pairs, 1, first, first, 1, few) }, rounds, 0);
-	head("2 threads on different regions, with the service, ns", "1 thread");
-	compare("2 threads, a region each: with the service", "1 thread",
-		(struct side[]){ side(relaxed_pairs, 2, first, other, 1, few),
-				 side(relaxed_pairs, 1, first, first, 1, few) }, rounds, 1.1);
-	/* A thread asks once for the proof of its descriptors. */
-	if (stats().fence_asked > asked + THREADS)
-		die("hits asked the kernel: this did not measure the counters");
-}
-
 static void fenced(void)
 {
 	static const uint32_t first[] = { 0 }, other[] = { 500 };
@@ -867,7 +812,7 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} parts[] = { { "fenced", fenced }, { "unfenced", unfenced }, { "watched", watched }, { "counted", counted } };
+	} parts[] = { { "fenced", fenced }, { "unfenced", unfenced }, { "watched", watched } };
 	void (*run)(void) = NULL;
 	const char *why;
 
@@ -878,7 +823,7 @@ int main(int argc, char **argv)
 	for (size_t n = 0; argc > 1 && n < sizeof(parts) / sizeof(*parts); n++)
 		run = strcmp(argv[1], parts[n].name) ? run : parts[n].run;
 	if (!run || !rdmamr_get_stats || !ibv_reg_mr_relaxed) {
-		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced|watched|counted [--json|--quick]\n");
+		fprintf(stderr, "usage: LD_PRELOAD=librdmamr.so.1 relaxed fenced|unfenced|watched [--json|--quick]\n");
 		return 2;
 	}
 	if (!getenv("RDMAMR_CACHE_MAX_IDLE")) {

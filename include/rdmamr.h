@@ -222,9 +222,8 @@ struct rdmamr_stats {
          */
         uint64_t reg_past_bytes;
         /**
-         * Times that the cache asked the kernel whether a change of memory was under way, in a process
-         * for which the service rdmamr fence counts changes: once after each change. 0 without the
-         * service; then each hit of a process with threads asks.
+         * Always 0. It counted for the service rdmamr fence of 0.3.0, which is retired, and stays for
+         * programs that were compiled with it.
          */
         uint64_t fence_asked;
 };

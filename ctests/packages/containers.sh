@@ -151,7 +151,6 @@ fi
 environments() { # a line "NAME VALUE" for each variable
 	! command -v tclsh >/dev/null || paths "$files/rdmamr.modulefile" | sed "s|/opt/rdmamr|$work/rdmamr|" | grep -v ' /.*/bin$'
 	prolog "${asks[@]}" | sed 's/^export \([A-Z_]*\)=/\1 /'
-	sed -n 's/^Environment=//p' packaging/fence/rdmamr-fence.service | tr = ' '
 	sed -n 's/^ENV \([A-Z_]*\)=/\1 /p' packaging/Containerfile | grep -v '^PATH '
 	sed -n 's/.*env\.set("\(RDMAMR_[A-Z]*\)".*/\1 x/p; s/^modextravars = {.\(RDMAMR_[A-Z]*\).*/\1 x/p' packaging/spack/package.py packaging/easybuild/rdmamr.eb
 	sed -n '/^ *- name: RDMAMR_/{ s/.*: //; N; s/\n *value: / /p; }' "$files"/*.yaml

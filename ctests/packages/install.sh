@@ -13,7 +13,7 @@ check "make install" install install
 for file in lib/here/librdmamr.so.1 lib/here/librdmamr.so lib/here/librdmamr.a lib/here/pkgconfig/rdmamr.pc \
 	lib/here/pkgconfig/rdmamr-compat.pc include/rdmamr.h include/rdmamr/verbs.h include/rdmamr/compat/infiniband/verbs.h \
 	include/rdmamr/fi_mr.h lib/here/libfabric/librdmamr-fi.so lib/here/rdmamr/librdmamr-audit.so bin/rdmamr share/bash-completion/completions/rdmamr \
-	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish lib/systemd/system/rdmamr-fence.service; do
+	share/zsh/site-functions/_rdmamr share/fish/vendor_completions.d/rdmamr.fish; do
 	check "installed: $file" [ -s "$stage/usr/$file" ]
 done
 size=$(stat -c %s "$stage/usr/lib/here/librdmamr.a")
@@ -105,17 +105,6 @@ check "a prefix that the linker does not know: LD_PRELOAD fails, and it says wha
 check "and how the shell finds the program" grep -qF "export PATH=$stage/own/bin:" <<<"$said"
 check "its first advice is right" loads "$stage/own/lib/librdmamr.so.1"
 check "its second advice is right" "$stage/own/bin/rdmamr" run -- /bin/true
-unit=$stage/own/lib/systemd/system/rdmamr-fence.service
-check "systemd's unit starts the installed program" [ "$(sed -n 's/^ExecStart=//p' "$unit")" = "$stage/own/bin/rdmamr fence" ]
-# Of other units of the machine it may complain too.
-complaints() { systemd-analyze verify --man=no "$unit" 2>&1 | grep -F rdmamr-fence.service; }
-if command -v systemd-analyze >/dev/null; then
-	check "systemd-analyze accepts it: $(complaints)" [ -z "$(complaints)" ]
-	sed -i 's/^Type=/&un/; s/^NoNewPrivileges/&s/; s|^ExecStart=.*/|&no-|' "$unit"
-	check "and would find a wrong value, an unknown setting and a program that is not there" [ "$(complaints | wc -l)" = 3 ]
-else
-	lacks "the unit" systemd-analyze
-fi
 rm -rf "$stage/own"
 # In a copy of the folders that it changes.
 installed_here() {

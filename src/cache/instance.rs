@@ -182,7 +182,6 @@ pub(crate) mod tests {
             watch: Watch::start(Receivers {
                 ring: &regions.ring,
                 heard: || (),
-                asks_service: false,
             }),
             counters: rdmamr_stats::counters(),
             limits_read: LimitsRead::default(),

@@ -10,9 +10,7 @@
 use crate::life::hit::{Miss, Steps, in_order};
 use crate::noted::{Noted, Number};
 use crate::region::state::{AfterRelease, Grant, Seen, State};
-use crate::watch::counts::{Counters, Kept, NONE};
 use crate::watch::ring::{Event, Kind, Ring};
-use crate::watch::userfaultfd::Fence;
 use core::cell::Cell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering::*};
 use loom::sync::{Arc, Mutex};
@@ -32,15 +30,7 @@ struct World {
     /// The kernel's `mmap_changing`.
     in_flight: AtomicBool,
     registered: AtomicBool,
-    /// What the kernel counts, if `counts`: `gaps`, `open`, `moves`.
-    counts: bool,
-    counters: [AtomicU64; 3],
-    kept: Kept<AtomicU64>,
 }
-
-const GAPS: usize = 0;
-const OPEN: usize = 1;
-const MOVES: usize = 2;
 
 const MEMORY: PageRange = PageRange::new(0x1000, 0x2000);
 
@@ -54,10 +44,6 @@ const EVENT: Event = Event {
 impl World {
     /// A world with one region, which is kept and idle.
     fn new() -> Arc<World> {
-        World::with(false)
-    }
-
-    fn with(counts: bool) -> Arc<World> {
         let world = World {
             ring: Ring::new(),
             noted: Noted::new(),
@@ -67,9 +53,6 @@ impl World {
             mapped: AtomicU64::new(0),
             in_flight: AtomicBool::new(false),
             registered: AtomicBool::new(true),
-            counts,
-            counters: core::array::from_fn(|_| AtomicU64::new(0)),
-            kept: Kept(AtomicU64::new(NONE)),
         };
         world.state.make();
         assert!(world.state.keep());
@@ -105,49 +88,6 @@ impl World {
     /// until the event is read.
     fn unmap_unseen(&self) {
         self.in_flight.store(true, SeqCst);
-        self.mapped.store(1, Release);
-    }
-
-    /// The kernel counts: an atomic addition that is ordered on both sides.
-    fn count(&self, what: usize) {
-        self.counters[what].fetch_add(1, AcqRel);
-    }
-
-    /// As [`World::unmap_unseen`], and the kernel counts the change. It releases the mmap lock, or
-    /// holds it as readers do, before the memory is unmapped.
-    fn unmap_counted(&self) {
-        {
-            let _kernel = self.kernel.lock().unwrap();
-            self.count(MOVES);
-            self.in_flight.store(true, Release);
-        }
-        self.mapped.store(1, Release);
-    }
-
-    /// The kernel does not count the change, because it has preempted a task that was counting.
-    fn unmap_skipped(&self) {
-        self.count(OPEN);
-        self.count(GAPS);
-        {
-            let _kernel = self.kernel.lock().unwrap();
-            self.counters[OPEN].fetch_sub(1, AcqRel);
-            self.in_flight.store(true, Release);
-        }
-        self.mapped.store(1, Release);
-    }
-
-    /// mremap by a raw system call: the pages move before the change is marked.
-    fn move_counted(&self) {
-        let _kernel = self.kernel.lock().unwrap();
-        self.count(MOVES);
-        self.mapped.store(1, Release);
-        self.in_flight.store(true, Release);
-    }
-
-    /// madvise empties the memory after its event has been read, and is not counted.
-    fn empty_uncounted(&self) {
-        self.in_flight.store(true, Release);
-        self.read_events();
         self.mapped.store(1, Release);
     }
 
@@ -227,20 +167,7 @@ impl Steps for &World {
     }
 
     fn fence(&self) -> bool {
-        let ask = || match self.in_flight.load(SeqCst) {
-            true => Fence::Pending,
-            false => Fence::Passed,
-        };
-        if !self.counts {
-            return ask() == Fence::Passed;
-        }
-        let [gaps, open, moves] = &self.counters;
-        let counters = Counters { gaps, open, moves };
-        let hold = || {
-            drop(self.kernel.lock().unwrap());
-            true
-        };
-        self.kept.stands(&counters) || self.kept.ask(&counters, hold, ask) == Fence::Passed
+        !self.in_flight.load(SeqCst)
     }
 
     fn refused(&self) {}
@@ -253,13 +180,9 @@ fn explore(bound: Option<usize>, test: impl Fn() + Sync + Send + 'static) {
 }
 
 /// One thread changes the memory beside two hits. After it no hit may come.
-fn changed_beside_hits(
-    bound: Option<usize>,
-    counts: bool,
-    change: impl Fn(&World) + Copy + Send + Sync + 'static,
-) {
-    explore(bound, move || {
-        let world = World::with(counts);
+fn changed_beside_hits(change: impl Fn(&World) + Copy + Send + Sync + 'static) {
+    explore(None, move || {
+        let world = World::new();
         let other = world.clone();
         let changing = thread::spawn(move || change(&other));
         world.register();
@@ -273,12 +196,12 @@ fn changed_beside_hits(
 
 #[test]
 fn loom_a_call_that_changes_memory() {
-    changed_beside_hits(None, false, |world| world.unmap_by_call([true; 2]));
+    changed_beside_hits(|world| world.unmap_by_call([true; 2]));
 }
 
 #[test]
 fn loom_a_call_without_the_lock() {
-    changed_beside_hits(None, false, |world| world.unmap_by_call([false; 2]));
+    changed_beside_hits(|world| world.unmap_by_call([false; 2]));
 }
 
 #[test]
@@ -296,76 +219,6 @@ fn loom_a_change_that_only_the_kernel_sees() {
         world.read_events();
         world.apply();
         assert_eq!(world.register(), None);
-    });
-}
-
-/// Hits that know by the counters (W11).
-fn counted(change: fn(&World)) {
-    changed_beside_hits(Some(3), true, move |world| {
-        change(world);
-        world.read_events();
-    });
-}
-
-/// One thread keeps the counters, another one hits by them.
-#[test]
-fn loom_counted_by_another() {
-    explore(Some(2), move || {
-        let world = World::with(true);
-        let (other, keeping) = (world.clone(), world.clone());
-        let changing = thread::spawn(move || {
-            other.unmap_counted();
-            other.read_events();
-        });
-        let hitting = thread::spawn(move || keeping.register());
-        world.register();
-        hitting.join().unwrap();
-        changing.join().unwrap();
-        world.apply();
-        assert_eq!(world.register(), None);
-    });
-}
-
-#[test]
-fn loom_counted_unmap() {
-    counted(World::unmap_counted);
-}
-
-#[test]
-fn loom_counted_skip() {
-    counted(World::unmap_skipped);
-}
-
-#[test]
-fn loom_counted_move() {
-    counted(World::move_counted);
-}
-
-#[test]
-fn loom_uncounted_madvise() {
-    counted(World::empty_uncounted);
-}
-
-/// The kernel must count a change before it releases the lock, and before the effect.
-#[test]
-#[should_panic = "a stale translation"]
-fn loom_counted_too_late() {
-    counted(|world| {
-        world.in_flight.store(true, Release);
-        world.mapped.store(1, Release);
-        world.read_events();
-        world.count(MOVES);
-    });
-}
-
-/// A change that is counted and does not hold the lock must have been marked.
-#[test]
-#[should_panic = "a stale translation"]
-fn loom_counted_before_the_mark() {
-    counted(|world| {
-        world.count(MOVES);
-        world.in_flight.store(true, Release);
-        world.mapped.store(1, Release);
     });
 }
 

@@ -103,10 +103,6 @@ fn make_calls() {
     for number in [libc::SYS_mincore, libc::SYS_capget] {
         call(number, [0; 4]);
     }
-    let kind = libc::SOCK_SEQPACKET.into();
-    let socket = call(libc::SYS_socket, [libc::AF_UNIX.into(), kind, 0, 0]);
-    call(libc::SYS_connect, [socket, 0, 0, 0]);
-    call(libc::SYS_close, [socket, 0, 0, 0]);
     call(libc::SYS_faccessat, [libc::AT_FDCWD.into(), 0, 0, 0]);
     helper_thread::run_anywhere();
     let _ = (
@@ -121,7 +117,6 @@ fn make_calls() {
     let watch = Watch::start(Receivers {
         ring: &regions.ring,
         heard: cleaner_thread::heard,
-        asks_service: false,
     });
     if let Some(range) = PageRange::around(page.addr() as u64, LARGEST_PAGE as u64) {
         let _ = (watch.is_on(), watch.watch(range));

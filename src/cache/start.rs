@@ -108,7 +108,6 @@ fn make() -> Option<&'static Cache> {
     let watch = Watch::start(Receivers {
         ring: &regions.ring,
         heard: cleaner_thread::heard,
-        asks_service: rdmamr_config::config().fence_service,
     });
     let may_pin = limits::may_pin();
     // No other thread knows the regions yet.

@@ -89,8 +89,6 @@ pub struct Config {
     pub gpu: Gpu,
     /// `RDMAMR_MONITOR=libfabric`: watch memory for libfabric's registration cache.
     pub monitor_libfabric: bool,
-    /// `RDMAMR_FENCE`: a hit may know by counters of `rdmamr fence` that no memory has changed.
-    pub fence_service: bool,
 }
 
 impl Config {
@@ -117,7 +115,6 @@ impl Config {
         live: true,
         gpu: Gpu::On,
         monitor_libfabric: false,
-        fence_service: true,
     };
 }
 
@@ -272,10 +269,6 @@ const SETTINGS: &[Setting] = &[
     // The registration cache to notify of changes of memory.
     Setting { name: c"RDMAMR_MONITOR", values: &["libfabric"], set: |config, value| {
         choose(&mut config.monitor_libfabric, value, &[(c"libfabric", true)])
-    } },
-    // Whether hits may use the counters of `rdmamr fence`, or always ask the kernel.
-    Setting { name: c"RDMAMR_FENCE", values: &["auto", "ioctl"], set: |config, value| {
-        choose(&mut config.fence_service, value, &[(c"auto", true), (c"ioctl", false)])
     } },
     // The library's path. Module files set it; the program rdmamr and Slurm's task-prolog read it.
     Setting { name: c"RDMAMR_LIBRARY", values: &[], set: OF_OTHERS },
@@ -515,7 +508,6 @@ mod tests {
         assert!(applied("RDMAMR_DISABLE", c"1").0.disable);
         assert!(!applied("RDMAMR_DISABLE", c"0").0.disable);
         assert!(applied("RDMAMR_MONITOR", c"libfabric").0.monitor_libfabric);
-        assert!(!applied("RDMAMR_FENCE", c"ioctl").0.fence_service);
         assert_eq!(applied("RDMAMR_LOG", c"info").0.log, Level::Info);
         assert_eq!(applied("RDMAMR_PREFAULT", c"2").0.prefault, 2);
         assert!(applied("RDMAMR_PROGRESS", c"1").0.progress);
@@ -552,7 +544,7 @@ mod tests {
             ("RDMAMR_DISABLE", c"yes", ""),
             ("RDMAMR_STATS", c"", ""),
             ("RDMAMR_GPU", c"0", ""),
-            ("RDMAMR_FENCE", c"aut", "auto"),
+            ("RDMAMR_GPU", c"whol", "whole"),
             ("RDMAMR_CACHE", c"ALL", "all"),
             ("RDMAMR_PREFAULT", c"65", ""),
             ("RDMAMR_PREFAULT", c"-2", ""),

@@ -125,9 +125,8 @@ pub struct rdmamr_stats {
     pub reg_past: u64,
     /// The sum of the lengths of the registrations in `reg_past`, in bytes, modulo 2^64.
     pub reg_past_bytes: u64,
-    /// Times that the cache asked the kernel whether a change of memory was under way, in a process
-    /// for which the service rdmamr fence counts changes: once after each change. 0 without the
-    /// service; then each hit of a process with threads asks.
+    /// Always 0. It counted for the service rdmamr fence of 0.3.0, which is retired, and stays for
+    /// programs that were compiled with it.
     pub fence_asked: u64,
 }
 
@@ -216,7 +215,7 @@ bypassed_address plain: the iova is another address
 bypassed_first plain: the range came for the first time
 reg_gpu memory of a GPU, as a dma-buf
 reg_past past the library, by libmlx5
-fence_asked questions to the kernel, in spite of rdmamr fence";
+fence_asked always 0";
 
 fn words_of(name: &str) -> &'static str {
     let mut rows = WORDS.lines().filter_map(|row| row.split_once(' '));

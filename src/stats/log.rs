@@ -133,9 +133,9 @@ impl Waiting {
     }
 }
 
-/// The lines that can wait at a time: one that says that regions are not reused any more, one about
-/// the descriptor of userfaultfd, one about the service `rdmamr fence`.
-static WAITING: [Waiting; 3] = [const { Waiting::new() }; 3];
+/// The lines that can wait at a time: one that says that regions are not reused any more, and one about
+/// the descriptor of userfaultfd.
+static WAITING: [Waiting; 2] = [const { Waiting::new() }; 2];
 
 /// Writes a line for a caller with little stack: a hit, a memory call of the program, a thread of
 /// the cache. A process has few of these lines, so they are not dropped if standard error is full:
@@ -156,7 +156,7 @@ pub fn write_waiting() {
     for waiting in &WAITING {
         if waiting.state.load(Relaxed) == WAITS {
             waiting.take(WAITS, |text| match standard_error::write(text.as_bytes()) {
-                // The thread that asks the service has a table of its own, without standard error.
+                // The reader has a table of its own, without standard error.
                 Err(FULL | Errno(libc::EBADF)) => WAITS,
                 _ => EMPTY,
             });

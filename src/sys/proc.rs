@@ -7,7 +7,6 @@
 
 use super::descriptor::Descriptor;
 use super::pages::PageRange;
-use super::text::Text;
 use core::ffi::CStr;
 use core::ptr::null;
 use errno::{Errno, errno};
@@ -512,34 +511,6 @@ pub fn of_first<T>(path: &CStr, find: impl Fn(&[u8]) -> Option<T>) -> Option<T> 
         found.is_none()
     });
     found.filter(|_| read)
-}
-
-/// Calls `each` for the lines of what the kernel says of a file of the calling thread's table
-/// (`/proc/thread-self/fdinfo`). Returns false if they cannot be read.
-#[must_use]
-pub fn each_line_about(fd: u8, mut each: impl FnMut(&[u8])) -> bool {
-    let mut path = Text::<32>::new();
-    let path = path.set(format_args!("/proc/thread-self/fdinfo/{fd}"));
-    path.is_some_and(|path| {
-        each_line(path, |line| {
-            each(line);
-            true
-        })
-    })
-}
-
-/// Whether a file of the calling thread's table is one of the kernel's own that has this name, such
-/// as `anon_inode:bpf-map`. No other file can have it: the name of each begins with another word or
-/// with a slash.
-pub fn is_anonymous(fd: u8, name: &[u8]) -> bool {
-    let (mut path, mut link) = (Text::<32>::new(), [0; 64]);
-    let Some(path) = path.set(format_args!("/proc/thread-self/fd/{fd}")) else {
-        return false;
-    };
-    let (at, to) = (path.as_ptr(), link.as_mut_ptr());
-    // SAFETY: the path ends with a NUL, and the kernel writes no more than the buffer has.
-    let length = unsafe { libc::syscall(libc::SYS_readlinkat, libc::AT_FDCWD, at, to, link.len()) };
-    usize::try_from(length).is_ok_and(|length| link.get(..length) == Some(name))
 }
 
 /// Opens a file of /proc.

@@ -8,7 +8,6 @@ pub mod check;
 pub mod container;
 mod devices;
 mod driver;
-mod fence;
 mod fork;
 mod gpu;
 pub mod hugepages;
@@ -71,7 +70,6 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(memlock::check());
     checks.push(cgroup::check());
     checks.push(userfaultfd::check());
-    checks.push(fence::check());
     checks.push(mappings::check());
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());

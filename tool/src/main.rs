@@ -10,7 +10,6 @@ mod completions;
 mod doctor;
 mod elf;
 mod explain;
-mod fence;
 mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
@@ -53,7 +52,6 @@ Examples:
   rdmamr top                                  what is registered now, by process
   rdmamr trace --pid 4711 -o app.trace        record a running process
   rdmamr bench mlx5_0                         how fast large memory is registered
-  sudo rdmamr fence                           quicker hits, while it runs
 
 man rdmamr(1) has more, man rdmamr(7) the library's settings.")]
 struct Cli {
@@ -70,7 +68,6 @@ enum Command {
     Top(top::Args),
     Trace(attach::Args),
     Bench(bench::Args),
-    Fence(fence::Args),
     /// Print a script that completes this program's arguments in a shell
     #[command(after_help = "\
 Examples:
@@ -119,7 +116,6 @@ fn main() -> ExitCode {
         Command::Top(args) => top::run(args).map(success),
         Command::Trace(args) => attach::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Fence(args) => fence::run(args).map(success),
         Command::Completions { shell } => completions(*shell).map(success),
     };
     end(result, usage)

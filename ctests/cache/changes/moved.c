@@ -254,10 +254,8 @@ static void reallocated(void)
 /*
  * One thread moves registered memory by mremap. Another sees its data at the new address and
  * registers the old one, all before mremap has returned: no region of the moved pages may serve it.
- *
- * This does not hold for a raw system call (docs/limits.md): the kernel moves the pages before it
- * marks the change as in flight. The test prints how often the race is lost, and judges it only if
- * the service "rdmamr fence" has the kernel count the change before the move.
+ * (A raw system call loses this race, docs/limits.md: the kernel moves the pages before it marks the
+ * change as in flight.)
  */
 
 enum { RACES = 60 };
@@ -268,7 +266,7 @@ static sigjmp_buf out;
 static void *mover(void *argument)
 {
 	go = 1;
-	must((row->value ? (void *)syscall(SYS_mremap, from, SIZE, SIZE, TO, to) : mremap(from, SIZE, SIZE, TO, to)) == to);
+	must(mremap(from, SIZE, SIZE, TO, to) == to);
 	done = 1;
 	return argument;
 }
@@ -328,18 +326,16 @@ static void meanwhile(void)
 				continue;
 			sees_it = sees(to);
 			/* The library's mremap has work to do before the kernel moves the pages. */
-		} while (!row->value && !sees_it && !done);
+		} while (!sees_it && !done);
 		if (sees_it && !done) {
 			long registered = stub_registered();
-			/* Until the service has answered, a hit asks the kernel. */
-			const bool sure = !row->value || stats().fence_asked;
 			struct ibv_mr *mr = ibv_reg_mr_relaxed(stub_pd(), from, SIZE, LOCAL_AND_REMOTE);
 
 			seen++;
 			if (mr && stub_registered() == registered) {
 				hits++;
 				/* The device writes to the pages that moved. */
-				stale += sure && stub_write(&(struct ibv_mr){ .addr = from, .length = 1, .lkey = mr->lkey }, 9) == 0 &&
+				stale += stub_write(&(struct ibv_mr){ .addr = from, .length = 1, .lkey = mr->lkey }, 9) == 0 &&
 					 ((volatile char *)to)[0] == 9;
 			}
 			must(!mr || ibv_dereg_mr_relaxed(mr) == 0);
@@ -347,8 +343,7 @@ static void meanwhile(void)
 		must(pthread_join(thread, NULL) == 0 && munmap(to, SIZE) == 0);
 	}
 	printf("# of %d registrations of the old address %d got a region, and %d one of the pages that moved\n", seen, hits, stale);
-	if (!row->value || stats().fence_asked)
-		is(stale, 0, "none of %d registrations gets a region of the pages that moved", seen);
+	is(stale, 0, "none of %d registrations gets a region of the pages that moved", seen);
 	must(ibv_flush_relaxed_mr(stub_pd()) == 0);
 	is(in_device(), 0, "the device has no region left");
 }
@@ -357,7 +352,6 @@ static void meanwhile(void)
 #define SEVERAL(words, flags, place) { "mremap of several mappings, " words, several, flags, place }
 #define REALLOC(words, in_use, ...)                                          \
 	{ "realloc, " words, reallocated, in_use, &(const struct parts){ __VA_ARGS__ } }
-#define MEANWHILE(call, raw) { "registered while " call " moves it", meanwhile, raw, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" }
 
 static const struct row rows[] = {
 	PART("its first page was registered", 0, 2 * LARGE),
@@ -377,8 +371,7 @@ static const struct row rows[] = {
 	REALLOC("many parts of the block were registered", false, MIB, 7 * MIB, 3 * PAGE),
 	REALLOC("all of the block was registered", false, 0, SIZE, SIZE),
 	REALLOC("a part of the block is registered", true, SIZE / 2, SIZE, MIB),
-	MEANWHILE("mremap", false),
-	MEANWHILE("a raw mremap", true),
+	{ "registered while mremap moves it", meanwhile, .settings = "RDMAMR_CACHE_MAX_IDLE_BYTES=1G" },
 };
 
 static void around(void)

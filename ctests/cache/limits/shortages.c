@@ -249,7 +249,6 @@ static void all_resident(void)
 	setrlimit(RLIMIT_MEMLOCK, &none);
 	if (mlockall(MCL_CURRENT | MCL_FUTURE))
 		skip_all("this process may not lock its memory");
-	/* Not the counters of "rdmamr fence", 2 MiB that all processes share. */
 	before = status("RssAnon");
 	ok(comes(hits(page, 1)), "regions are reused");
 	ok(status("RssAnon") - before <= ROOM, "%ld KiB have become resident", (status("RssAnon") - before) >> 10);

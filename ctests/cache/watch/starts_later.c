@@ -134,13 +134,9 @@ static void no_write_protection(void)
 
 static void fence_is_refused(void)
 {
-	char *other = idle();
-
 	become_threaded();
 	leave_idle(page);
 	must(refuse_calls(SYS_ioctl, 1, (uint32_t)UFFDIO_WRITEPROTECT, EACCES));
-	/* Where the service of "rdmamr fence" runs, a hit asks the kernel only after such a change. */
-	map_over(other);
 	none_reused(page);
 	says_once("whether memory is changing (Permission denied");
 	is(times_said("closed"), 0, "it does not say that the program has closed a descriptor");

@@ -113,36 +113,6 @@ MUTANTS = [
      "suite", "filters"),
     ("W10", "cache/ended.rs", "    wait_for_start(if is_first { LONG } else { MOMENT });\n", "",
      "suite", "filters"),
-    ("W11", "cache/watch/counts.rs", "if certain && answer == Fence::Passed {", "if certain {",
-     "loom", "loom_counted_unmap"),
-    ("W11", "cache/watch/counts.rs", "        let certain = certain && hold();\n", "",
-     "loom", "loom_counted_move"),
-    ("W11", "cache/watch/counts.rs", "counters.open.get(Acquire) == 0", "true",
-     "loom", "loom_counted_skip"),
-    ("W11", "cache/watch/counts.rs",
-     "        let gaps = counters.gaps.get(Acquire);\n        let certain = counters.open.get(Acquire) == 0;\n",
-     "        let certain = counters.open.get(Acquire) == 0;\n        let gaps = counters.gaps.get(Acquire);\n",
-     "loom", "loom_counted_skip"),
-    ("W11", "cache/watch/counts.rs", "kept == (counters.moves.get(Relaxed)).wrapping_add(counters.gaps.get(Relaxed))", "kept == counters.moves.get(Relaxed)",
-     "loom", "loom_counted_skip"),
-    ("W11", "cache/watch/service.rs", "is_watched && unmapped && moved", "is_watched",
-     "suite", "fence_client"),
-    ("W11", "cache/watch/service.rs", "if is_same && !skips()", "if false && !skips()",
-     "suite", "fence_client"),
-    ("W11", "cache/watch/service.rs", "counters.open.get(Acquire) != 0 || counters.gaps.get(Acquire) != gaps", "false",
-     "suite", "fence_client"),
-    # A false service.
-    ("W11", "cache/watch/service.rs", "if !about(*file, b\"anon_inode:bpf-map\").is_counters() {", "if false {",
-     "suite", "fence_client"),
-    ("W11", "cache/watch/service.rs", "if !(0..MOST_LINKS).all(is_named) {", "if false {",
-     "suite", "fence_client"),
-    ("W11", "sys/proc.rs", "link.get(..length) == Some(name)", "length > 0 || name.is_empty()",
-     "suite", "fence_client"),
-    # A hook after the effect, and one that counts for the task that makes the call.
-    ("W11", "../tool/src/fence/programs.rs", "pub const AT_ENTRY: u32 = 24;", "pub const AT_ENTRY: u32 = 25;",
-     "service", "moved a raw mremap moves"),
-    ("W11", "../tool/src/fence/programs.rs", 'code.load(U64, 1, 1, btf.field("mm_struct", "owner")?);', "code.call(158);\n        code.alu_by(Set, 1, 0);",
-     "service", "fence"),
     ("drivers", "uverbs/driver.rs", 'Driver { private_in: 8, ..direct(RDMA_DRIVER_IRDMA, ', 'Driver { ..direct(RDMA_DRIVER_IRDMA, ',
      "provider", "irdma0"),
     ("drivers", "uverbs/driver.rs", "Driver { says: BNXT_RE_SAYS, ", "Driver { private_in: 8, says: BNXT_RE_SAYS, ",
@@ -188,11 +158,10 @@ def outcome(kind, test):
         panic = re.search(r"panicked at [^\n]*\n([^\n]*)", text)
         failed = re.search(r"^test result: .* [1-9]\d* failed;", text, re.M)
         return "passes" if passed else "fails" if failed else "stops", panic.group(1) if panic else ""
-    package = "rdmamr-tool" if kind == "service" else "rdmamr"
-    built, text = cargo(False, "build", "--release", "-p", package)
+    built, text = cargo(False, "build", "--release", "-p", "rdmamr")
     if not built:
         return "stops", "it does not build: " + " ".join(text[-500:].split())
-    release, library = WORK / "cargo" / "release", ROOT / "target" / "release" / "librdmamr.so"
+    release = WORK / "cargo" / "release"
     if kind == "suite":
         results = WORK / "results"
         results.mkdir(exist_ok=True)
@@ -202,19 +171,12 @@ def outcome(kind, test):
         if skipped := re.search(r"^1\.\.0 # SKIP (.*)", tap, re.M):
             return "skipped", skipped.group(1)
     else:
-        if kind == "provider":
-            subprocess.run(["vm/module", "6.12", "vm/hca"], cwd=ROOT, check=True)
-            command = ["ctests/plain/providers.sh", release / "librdmamr.so", "target/ctests", test]
-        elif test == "fence":
-            command = ["ctests/tool/fence.sh", release / "rdmamr", "target/ctests"]
-        else:
-            program, *words = test.split(maxsplit=1)
-            preloaded = ["env", f"LD_PRELOAD={library}", f"target/ctests/{program}", *words]
-            command = ["ctests/cache/beside/with_fence.sh", release / "rdmamr", *preloaded]
+        subprocess.run(["vm/module", "6.12", "vm/hca"], cwd=ROOT, check=True)
+        command = ["ctests/plain/providers.sh", release / "librdmamr.so", "target/ctests", test]
         command = ["vm/retry", "vm/run", "-k", "6.12", "--", *command]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         tap = done.stdout
-        if not re.search(r"^1\.\.[1-9]", tap, re.M) or kind == "provider" and "# SKIP" in tap:
+        if not re.search(r"^1\.\.[1-9]", tap, re.M) or "# SKIP" in tap:
             raise SystemExit(f"mutants: {test} did not run in the machine:\n{tap[-3000:]}{done.stderr[-3000:]}")
     for result, line in ("fails", "not ok"), ("stops", "Bail out!"):
         if bad := re.search(rf"^{line}.*", tap, re.M):

@@ -9,8 +9,7 @@
 //!
 //! 1. The pointer to the instance. It is on a page of its own, which a forked child gets empty.
 //! 2. Whether calls are recorded (`trace::ON`).
-//! 3. Beside it, the descriptor number that the fence asks, and what the counters of changes were
-//!    ([`crate::watch::watch_fd::WATCH_FD`]).
+//! 3. Beside it, the descriptor number that the fence asks ([`crate::watch::watch_fd::WATCH_FD`]).
 //! 4. The first line of the [`Cache`]: where the cache is, whether the process has had threads, the
 //!    cleaner's clock, and whether the cleaner sleeps.
 //! 5. One line of [`crate::regions::Regions`]: whether the cache is full, the table's shape, the
@@ -20,12 +19,8 @@
 //! 8. The program's protection domain: a hit reads its device and the kernel's number of it. That
 //!    costs about half a ns of 18.
 //!
-//! Where the kernel counts changes (docs/proof.md, W11), a hit makes no system call, and touches two lines of
-//! counters in its place: one of all processes, which is written when a processor skips counts, and
-//! the process's own, which the kernel writes at each change.
-//!
-//! Neither a hit nor a release writes to the lines 1 to 5, so threads share them (the first hit after a
-//! change writes the counters into line 3). With the fence the pair reads a thread-local line: whether
+//! Neither a hit nor a release writes to the lines 1 to 5, so threads share them. With the fence the pair
+//! reads a thread-local line: whether
 //! the thread has the program's table of descriptors. The pair also
 //! touches three or four lines of the stack, 21 lines of code on one page, and two lines by which
 //! the program finds the two functions. A process with one thread does not read line 3, but the

@@ -2,12 +2,11 @@
 //! The thread that reads the events of userfaultfd. A thread that changes watched memory waits for
 //! the reader. So the reader waits for no thread. `helper_thread.rs` has the rules that it obeys.
 //!
-//! The reader has a table of descriptors of its own, in which it closes all files but its own
-//! (`service.rs` opens others). POSIX locks belong to a table, so the program keeps its locks. How
-//! long the table holds copies of the program's files, `helper_thread::leave_table` says.
+//! The reader has a table of descriptors of its own, in which it closes all files but its own. POSIX
+//! locks belong to a table, so the program keeps its locks. `helper_thread::leave_table` says how long
+//! the table holds copies of the program's files.
 
 use crate::watch::ring::{Event, Kind, Ring};
-use crate::watch::service::{self, Question};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
@@ -41,8 +40,6 @@ pub struct Receivers {
     /// Called when the ring has new events. The function obeys the rules of `helper_thread.rs`, and
     /// waits for no thread.
     pub heard: fn(),
-    /// Whether to ask the service for counters of changes.
-    pub asks_service: bool,
 }
 
 /// Starts the reader. Returns whether it has a table of its own, so that the program's may lose this
@@ -153,19 +150,11 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     };
     // This runs beside the start, in the reader's own table, so the program never sees these files.
     userfaultfd::look_whether_files_are_apart();
-    let mut question = receivers.asks_service.then(service::ask).flatten();
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
     let mut messages = [Message::default(); 32];
-    let mut last_count = 0;
     loop {
-        if let Some(asked) = &mut question {
-            if !asked.waits_for(file) {
-                last_count = question.take().map_or(0, Question::read_answer);
-                continue;
-            }
-        }
-        let ready = question.is_some() || rests(file);
+        let ready = rests(file);
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
         ring.announce();
@@ -174,9 +163,6 @@ extern "C" fn run(_: *mut c_void) -> c_int {
         if failed {
             // Written each time, because the ring may have been full the last time.
             write(ring, PageRange::ALL, Kind::Broken);
-        }
-        if drained == Ok(true) {
-            service::check(&mut last_count);
         }
         ring.finish();
         heard();
@@ -192,21 +178,19 @@ extern "C" fn run(_: *mut c_void) -> c_int {
 /// ([`Userfaultfd::as_only_one`]).
 fn rests(file: Userfaultfd) -> bool {
     BUSY.store(0, Release);
-    let ready = userfaultfd::wait_for(1 << file.fd(), None).is_some();
+    let ready = userfaultfd::wait_for(file);
     BUSY.store(1, Relaxed);
     ready
 }
 
-/// Reads all events. Whether the kernel counts one of them, if it counts (`counts.rs`).
-fn drain(file: Userfaultfd, ring: &Ring, messages: &mut [Message]) -> Result<bool, Errno> {
-    let mut counted = false;
+/// Reads all events.
+fn drain(file: Userfaultfd, ring: &Ring, messages: &mut [Message]) -> Result<(), Errno> {
     loop {
         let count = file.read(messages)?;
         for message in messages.iter().take(count) {
             match message.report() {
                 Report::Unmapped(range) => {
                     write(ring, range, Kind::Changed);
-                    counted = true;
                 }
                 Report::Dropping(range) => {
                     let at = clock::monotonic_by_kernel();
@@ -215,13 +199,12 @@ fn drain(file: Userfaultfd, ring: &Ring, messages: &mut [Message]) -> Result<boo
                 Report::Moved(from, to) => {
                     write(ring, from, Kind::Changed);
                     write(ring, to, Kind::Changed);
-                    counted = true;
                 }
                 Report::Other => {}
             }
         }
         if count == 0 {
-            return Ok(counted);
+            return Ok(());
         }
     }
 }

@@ -7,8 +7,6 @@
 //!   (W1).
 //! - `watch_fd.rs`: the descriptor number by which the program's threads ask the fence (W2, W4), and
 //!   the table in which it is valid.
-//! - `counts.rs`: the counters by which a hit need not ask (W11). `service.rs`: the service that has
-//!   the kernel count.
 //! - `watcher.rs`: the watch as the cache uses it, how much may be watched, and whether a hit needs
 //!   the fence (W3). `failure.rs`: why there is no watch.
 //! - `in_flight.rs`: whether the kernel counts the changes in flight (W2).
@@ -16,12 +14,10 @@
 //!   them. Their hooks are in `life/change.rs`, because they end regions (W5).
 
 pub mod calls;
-pub mod counts;
 pub mod event_reader;
 pub mod failure;
 mod in_flight;
 pub mod ring;
-mod service;
 pub mod userfaultfd;
 pub mod watch_fd;
 pub mod watcher;

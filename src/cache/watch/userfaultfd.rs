@@ -418,34 +418,27 @@ impl Userfaultfd {
     }
 }
 
-/// Waits until one of these files can be read, a bit for each number. Returns those that can; none
-/// at a signal, or when the time is over. The kernel subtracts the time waited from `limit`. `None` if
-/// a file cannot be waited for.
+/// Waits until a file, whose number is below 64, can be read, or for a signal. False if the kernel
+/// refuses to wait.
 ///
 /// poll(2) would fail as soon as the program lowers RLIMIT_NOFILE to 0, as a sandbox does.
-pub fn wait_for(mut files: u64, limit: Option<&mut libc::timespec>) -> Option<u64> {
-    let limit = limit.map_or(null_mut(), |limit| &raw mut *limit);
+pub fn wait_for(file: Userfaultfd) -> bool {
+    let mut files = 1u64 << file.fd();
     let none = core::ptr::null::<u64>();
-    let end = u64::BITS - files.leading_zeros();
     // SAFETY: `files` is one local word, and the kernel reads and writes no bits from the first
-    // argument on, rounded up to a word. `limit` is null, which means no limit, or a time of the
-    // caller's. The other null pointers mean no other files and no mask.
+    // argument on, rounded up to a word. The null pointers mean no other files, no limit and no mask.
     let ready = unsafe {
         libc::syscall(
             libc::SYS_pselect6,
-            end,
+            file.fd() + 1,
             &raw mut files,
             none,
             none,
-            limit,
+            none,
             none,
         )
     };
-    match ready {
-        1.. => Some(files),
-        0 => Some(0),
-        _ => (errno().0 == libc::EINTR).then_some(0),
-    }
+    ready >= 0 || errno().0 == libc::EINTR
 }
 
 /// The ioctl of the fence, which is most of the cost of a fenced hit. It bypasses errno and the C

@@ -13,8 +13,7 @@
 //! userfaultfd give the same answers, EINVAL or EAGAIN. Therefore fstat(2) shows the device and the
 //! inode of our file each time memory has been registered: each userfaultfd has an inode of its own
 //! since Linux 5.12, and the reader keeps the file open, so no other file gets that inode. Once the
-//! number is found to be another's, the fence asks the kernel no more. A hit passes by the counters
-//! until they show a change: the reader, which has the file, still reads every event.
+//! number is found to be another's, the fence asks the kernel no more, and no hit passes.
 //!
 //! Two cases remain (docs/limits.md). In the first, a raw dup2 replaces our number directly by a
 //! file that answers EINVAL, and no miss comes between that and a hit. In the second, a thread that
@@ -22,15 +21,13 @@
 //! another userfaultfd at the fence's price: those that answer without the mmap lock do not check
 //! which file watches the memory.)
 
-use crate::watch::counts::Counts;
 use crate::watch::userfaultfd::{Fence, HUGE_PAGES, Memory, Userfaultfd, keeps_apart};
 use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use errno::{Errno, errno, set_errno};
-use rdmamr_stats::{counter, log};
+use rdmamr_stats::log;
 use rdmamr_sys::descriptor::identity;
-use rdmamr_sys::memory::has_page;
-use rdmamr_sys::pages::{PageRange, page_size};
+use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::words::InWords;
 use rdmamr_sys::{helper_thread, process, thread};
@@ -45,8 +42,6 @@ pub static WATCH_FD: WatchFd = WatchFd::none();
 pub struct WatchFd {
     /// The number, [`NONE`] or [`LOST`].
     fd: AtomicI32,
-    /// By these a hit need not ask.
-    pub counts: Counts,
     device: AtomicU64,
     inode: AtomicU64,
     process: AtomicU32,
@@ -66,7 +61,6 @@ impl WatchFd {
     const fn none() -> WatchFd {
         WatchFd {
             fd: AtomicI32::new(NONE),
-            counts: Counts::none(),
             device: AtomicU64::new(0),
             inode: AtomicU64::new(0),
             process: AtomicU32::new(0),
@@ -100,30 +94,13 @@ impl WatchFd {
         self.fd.load(Relaxed) != NONE
     }
 
-    /// Whether a change of memory is in flight: by the counters, or by the kernel's answer. Only
-    /// threads of the program may call this.
+    /// Asks the kernel whether a change of memory is in flight. Only threads of the program may call
+    /// this.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         if !TABLE.is_here_of_program() {
             return Fence::Lost(NOT_OURS);
         }
-        match self.counts.stand() {
-            None => self.ask(),
-            Some(true) => Fence::Passed,
-            Some(false) => self.ask_and_keep(),
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn ask_and_keep(&self) -> Fence {
-        rdmamr_stats::counters().count(counter!(fence_asked));
-        self.counts.ask(hold_mmap_lock, || self.ask())
-    }
-
-    /// The kernel's answer, in the cache's table.
-    #[inline(always)]
-    pub fn ask(&self) -> Fence {
         let Some(file) = self.file() else {
             return Fence::Lost(NOT_OURS);
         };
@@ -278,7 +255,6 @@ impl WatchFd {
     /// Closes the number for good. In a forked child, closes the child's copy of the file: the
     /// parent would wait for a child that holds the file.
     pub fn close(&self) {
-        self.counts.forget();
         let fd = self.fd.swap(NONE, SeqCst);
         if fd < 0 {
             return;
@@ -289,11 +265,6 @@ impl WatchFd {
         }
         set_errno(before);
     }
-}
-
-/// Takes the mmap lock for reading, and releases it. False if the kernel refuses the call.
-fn hold_mmap_lock() -> bool {
-    has_page((&raw const WATCH_FD).addr() & !(page_size() as usize - 1)).is_some()
 }
 
 thread_local! {
@@ -385,6 +356,7 @@ impl DescriptorTable {
 mod tests {
     use super::*;
     use rdmamr_sys::helper_thread;
+    use rdmamr_sys::pages::page_size;
 
     /// The tests close numbers that another test's file could get.
     static ONE_AT_A_TIME: std::sync::Mutex<()> = std::sync::Mutex::new(());

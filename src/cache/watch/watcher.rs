@@ -246,7 +246,7 @@ impl Watch {
         one
     }
 
-    /// Asks whether a change of memory is in flight: the counters, or the kernel.
+    /// Asks the kernel whether a change of memory is in flight.
     #[inline(always)]
     pub fn fence(&self) -> Fence {
         let fence = WATCH_FD.fence();

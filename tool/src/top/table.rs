@@ -223,7 +223,7 @@ pub fn share(limit: &Limit) -> f64 {
     (limit.used as f64 / limit.most as f64).clamp(0.0, 1.0)
 }
 
-/// The lines on a process beside its devices and limits: GPUs' memory, past the library, the fence.
+/// The lines on a process beside its devices and limits: GPUs' memory, past the library.
 pub fn notes(process: &Process) -> impl Iterator<Item = String> {
     let counter = |name| process.counters.get(name).copied().unwrap_or(0);
     let (registered, failed) = (counter("reg_gpu"), counter("reg_gpu_failed"));
@@ -237,13 +237,7 @@ pub fn notes(process: &Process) -> impl Iterator<Item = String> {
             units::bytes(counter("reg_past_bytes"))
         )
     });
-    // How often the cache asked the kernel, if the kernel counts changes for the process.
-    let asked = counter("fence_asked");
-    let asked = (asked > 0).then(|| {
-        let asks = units::plural(asked, "question", "questions");
-        format!("hits read the counters of rdmamr fence: {asks} to the kernel so far")
-    });
-    [gpus, past, asked].into_iter().flatten()
+    [gpus, past].into_iter().flatten()
 }
 
 /// The sums over all processes.
