@@ -103,6 +103,52 @@ static void measure(struct ibv_pd *pd, const char *size, size_t length, int roun
 	munmap(memory, length);
 }
 
+static double refused_once(int way, struct ibv_pd *pd, void *memory)
+{
+	double start = now();
+	struct ibv_mr *mr = way == THEIRS ? their_reg(pd, memory, 4096, (uintptr_t)memory, ACCESS) :
+					    (ibv_reg_mr)(pd, memory, 4096, ACCESS);
+
+	if (mr) {
+		fprintf(stderr, "registration: memory that is not mapped was registered\n");
+		exit(1);
+	}
+	return now() - start;
+}
+
+/* Programs find out by failing what a device can do. The process has so many mappings. */
+static void measure_refused(struct ibv_pd *pd, size_t mappings, int rounds, int json)
+{
+	const size_t page = 4096, length = mappings * page;
+	double *values[WAYS] = { calloc((size_t)rounds, sizeof(double)), calloc((size_t)rounds, sizeof(double)) }, medians[WAYS];
+	char *memory = mmap(NULL, length, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED || !values[THEIRS] || !values[OURS])
+		die("mmap");
+	for (size_t n = 1; n < mappings; n += 2)
+		if (mprotect(memory + n * page, page, PROT_READ | PROT_WRITE))
+			die("mprotect");
+	munmap(memory, page);
+	for (int round = -2; round < rounds; round++)
+		for (int turn = 0; turn < WAYS; turn++) {
+			int way = (turn + round) & 1;
+			double us = refused_once(way, pd, memory);
+
+			if (round >= 0)
+				values[way][round] = us;
+		}
+	for (int way = 0; way < WAYS; way++)
+		medians[way] = median(values[way], rounds);
+	if (json)
+		printf("{\"refused_mappings\":%zu,\"rounds\":%d,\"libibverbs_reg_us\":%.3f,\"rdmamr_reg_us\":%.3f}\n", mappings, rounds,
+		       medians[THEIRS], medians[OURS]);
+	else
+		printf("refused, beside %5zu mappings %12.2f %12.2f %8.3f\n", mappings, medians[THEIRS], medians[OURS],
+		       medians[OURS] / medians[THEIRS]);
+	fflush(stdout);
+	munmap(memory, length);
+}
+
 int main(int argc, char **argv)
 {
 	int json = argc > 2 && !strcmp(argv[2], "--json");
@@ -127,6 +173,9 @@ int main(int argc, char **argv)
 	measure(pd, "64 KiB", 65536, 10000 / less, json);
 	measure(pd, "1 MiB", 1 << 20, 2000 / less, json);
 	measure(pd, "64 MiB", 64 << 20, less > 1 ? 20 : 40, json);
+	measure_refused(pd, 60, 2000 / less, json);
+	measure_refused(pd, 2000, 2000 / less, json);
+	measure_refused(pd, 20000, 200 / less, json);
 	if (rdmamr_get_stats(&stats, sizeof(stats)) || !stats.reg_kernel || stats.reg_next) {
 		fprintf(stderr, "registration: this did not measure the library\n");
 		return 1;

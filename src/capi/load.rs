@@ -8,6 +8,7 @@ use core::ffi::CStr;
 use rdmamr_cache::dispatch;
 use rdmamr_config::{disabled, variable};
 use rdmamr_stats::log;
+use rdmamr_sys::symbols::{self, Scope};
 use rdmamr_sys::{loaded_files, thread};
 
 unsafe extern "C" fn load() {
@@ -20,6 +21,7 @@ unsafe extern "C" fn load() {
             drop(thread::enter());
         }
         loaded_files::find_next();
+        loaded_files::set_debug(symbols::find(Scope::Next, c"_r_debug", None));
         memory::find_next();
         memory::find_realloc();
         descriptors::find_next();

@@ -10,6 +10,7 @@
 
 use core::ffi::{CStr, c_char};
 use core::ptr::with_exposed_provenance;
+use core::sync::atomic::{AtomicUsize, Ordering::Acquire};
 
 /// The public part of the linker's `struct link_map`.
 #[repr(C)]
@@ -17,18 +18,48 @@ pub struct LinkMap {
     base: usize,
     name: *const c_char,
     dynamic: *const [usize; 2],
+    /// The entry of the file that was loaded after this one, and before it, in the same namespace.
+    next: AtomicUsize,
+    previous: AtomicUsize,
 }
 
 impl LinkMap {
+    /// # Safety
+    /// As for [`File::of`].
+    unsafe fn at(map: usize) -> &'static LinkMap {
+        // SAFETY: this function's contract.
+        unsafe { &*with_exposed_provenance::<LinkMap>(map) }
+    }
+
     /// The linker's name of the file: its path, empty for the program itself.
     ///
     /// # Safety
     /// As for [`File::of`].
     pub unsafe fn name(map: usize) -> Text {
         // SAFETY: this function's contract.
-        let map = unsafe { &*with_exposed_provenance::<LinkMap>(map) };
+        let map = unsafe { LinkMap::at(map) };
         // SAFETY: the entry's name ends with a NUL.
         unsafe { Text::at(map.name.expose_provenance()) }
+    }
+
+    /// The address of the file's dynamic section.
+    ///
+    /// # Safety
+    /// As for [`File::of`].
+    pub unsafe fn dynamic(map: usize) -> usize {
+        // SAFETY: this function's contract.
+        unsafe { LinkMap::at(map) }.dynamic.expose_provenance()
+    }
+
+    /// The entries of the files that were loaded before this one and after it; 0 for none. The linker
+    /// may be changing them.
+    ///
+    /// # Safety
+    /// As for [`File::of`].
+    pub unsafe fn beside(map: usize) -> [usize; 2] {
+        // SAFETY: this function's contract.
+        let map = unsafe { LinkMap::at(map) };
+        [&map.previous, &map.next].map(|entry| entry.load(Acquire))
     }
 }
 
@@ -122,7 +153,7 @@ impl File {
     /// used.
     pub unsafe fn of(map: usize) -> File {
         // SAFETY: this function's contract.
-        let map = unsafe { &*with_exposed_provenance::<LinkMap>(map) };
+        let map = unsafe { LinkMap::at(map) };
         // SAFETY: the entry's fields are those of the file.
         unsafe { File::with(map.base, map.dynamic.expose_provenance()) }
     }

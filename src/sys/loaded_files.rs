@@ -2,15 +2,19 @@
 //! The files of code that the dynamic linker has loaded: the program itself and its libraries.
 //!
 //! The linker holds its locks while it runs constructors and destructors, and they may wait for the
-//! thread that asks here. So this file asks `_dl_find_object` (glibc 2.35), which takes no lock,
-//! and /proc. On earlier systems, and without /proc, it asks dl_iterate_phdr(3), which waits.
+//! thread that asks here. So this file asks `_dl_find_object` (glibc 2.35), which takes no lock, and
+//! follows the linker's list of files, each entry of which it verifies by that function. Where the list
+//! has not all files, it reads /proc. On earlier systems, and without /proc, it asks
+//! dl_iterate_phdr(3), which waits.
 
 use super::function::{Function, typed};
-use super::{aside, proc};
+use super::seccomp::is_filtered;
+use super::{aside, clock, proc};
 use core::ffi::{CStr, c_int, c_void};
 use core::num::NonZeroUsize;
 use core::ops::Range;
-use core::ptr::with_exposed_provenance_mut;
+use core::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
+use core::sync::atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::*};
 use rdmamr_elf::{File, LinkMap, Text};
 
 /// A loaded file. It must stay loaded while the value is in use.
@@ -50,7 +54,183 @@ pub fn linker() -> Option<NonZeroUsize> {
     NonZeroUsize::new(FIND_OBJECT.get()? as usize)
 }
 
+/// The address of the linker's `_r_debug`; 0 if it is not known.
+static DEBUG: AtomicUsize = AtomicUsize::new(0);
+
+/// Takes the address of the linker's own `_r_debug`, of which a program that names the symbol has a
+/// copy. Called when the library is loaded.
+pub fn set_debug(found: Option<NonZeroUsize>) {
+    DEBUG.store(found.map_or(0, NonZeroUsize::get), Relaxed);
+}
+
+/// `_r_debug.r_version` (glibc 2.35): 1 while the linker has one namespace, and so the process one C
+/// library. The linker raises it before a new namespace's code runs, and never lowers it.
+pub fn namespaces() -> Option<&'static AtomicI32> {
+    linker()?;
+    // SAFETY: the symbol is the linker's `struct r_debug`, whose first field is an `int`. It lives as
+    // long as the process, and only the linker writes it.
+    unsafe { with_exposed_provenance::<AtomicI32>(DEBUG.load(Relaxed)).as_ref() }
+}
+
+/// The linker's entry of the file that has this address.
+fn entry(address: usize) -> Option<usize> {
+    let mut found = Found::default();
+    let find_object = FIND_OBJECT.get()?;
+    // SAFETY: the function takes any address, and `found` has room for its answer.
+    let is_found =
+        unsafe { find_object(with_exposed_provenance_mut(address), &raw mut found) == 0 };
+    is_found.then_some(found.map)
+}
+
+/// The entry beside one that [`entry`] has just returned, in the linker's list: the file that was loaded
+/// before it, or after it. `Ok(None)` at the end of the list; `Err` if a file is being unloaded there.
+fn beside(map: usize, after: bool) -> Result<Option<usize>, Unknown> {
+    // SAFETY: the linker has just said that the file is loaded.
+    let next = unsafe { LinkMap::beside(map) }[usize::from(after)];
+    if next == 0 {
+        return Ok(None);
+    }
+    // SAFETY: a loaded file's entry names this one, so it was loaded a moment ago. If it is unloaded in
+    // this moment, the allocator's bytes are read in its place, and the next line finds that it is gone.
+    let dynamic = unsafe { LinkMap::dynamic(next) };
+    match entry(dynamic) {
+        Some(found) if found == next => Ok(Some(next)),
+        _ => Err(Unknown),
+    }
+}
+
+/// Calls `each` for the entries of this library's namespace, in the order in which the files were
+/// loaded. Returns the last one.
+fn each_entry(mut each: impl FnMut(usize)) -> Result<usize, Unknown> {
+    let mut map = entry(file_begins as fn(_, _) -> _ as usize).ok_or(Unknown)?;
+    while let Some(before) = beside(map, false)? {
+        map = before;
+    }
+    loop {
+        each(map);
+        match beside(map, true)? {
+            Some(after) => map = after,
+            None => return Ok(map),
+        }
+    }
+}
+
+/// Whether the last part of a path begins so.
+fn file_begins(path: Text, stem: &[u8]) -> bool {
+    let mut name = path;
+    while let Some(part) = name.behind(b'/') {
+        name = part;
+    }
+    name.bytes().take(stem.len()).eq(stem.iter().copied())
+}
+
+/// Calls `look` for the files of the list that have that name. Returns the last entry.
+fn each_listed(
+    soname: &'static CStr,
+    stem: &[u8],
+    look: &mut dyn FnMut(Object),
+) -> Result<usize, Unknown> {
+    // Unless a file is unloaded meanwhile, the first walk is the last.
+    const WALKS: usize = 3;
+    let mut walks = (0..WALKS).map(|_| {
+        each_entry(|map| {
+            // SAFETY: the linker has just said that the file is loaded.
+            let name = unsafe { LinkMap::name(map) };
+            // SAFETY: as above.
+            let file = unsafe { File::of(map) };
+            if file_begins(name, stem) || file.is_called(soname) {
+                // SAFETY: the program keeps the sought file loaded.
+                unsafe { Object::of(map) }.map(&mut *look);
+            }
+        })
+    });
+    walks.find(Result::is_ok).unwrap_or(Err(Unknown))
+}
+
+/// Whether the list has all files: there is no second namespace.
+fn is_list_whole() -> bool {
+    namespaces().is_some_and(|version| version.load(Relaxed) == 1)
+}
+
+/// A file that the program may load later, such as a GPU's runtime.
+pub struct Sought {
+    soname: &'static CStr,
+    stem: &'static [u8],
+    /// Where the file was found last.
+    found: AtomicUsize,
+    /// If it was not found: the last entry of the list, and the dynamic section of that entry's file.
+    last: [AtomicUsize; 2],
+    /// CLOCK_MONOTONIC in ns, until when the unchanged end of the list shows that no file has come. (An
+    /// entry and a file may come back at the same addresses.)
+    until: AtomicU64,
+}
+
+impl Sought {
+    /// [`Object::named`] has the two names.
+    pub const fn new(soname: &'static CStr, stem: &'static [u8]) -> Sought {
+        Sought {
+            soname,
+            stem,
+            found: AtomicUsize::new(0),
+            last: [const { AtomicUsize::new(0) }; 2],
+            until: AtomicU64::new(0),
+        }
+    }
+
+    /// The file, if the program has loaded it. The program keeps it loaded as long as it needs it. If no
+    /// file has been loaded since the last look, this takes less than 0.1 us.
+    #[inline(never)]
+    pub fn find(&'static self) -> Option<Object> {
+        let known = NonZeroUsize::new(self.found.load(Relaxed)).and_then(Object::with);
+        known
+            .filter(|known| known.is_called(self.soname))
+            .or_else(|| if self.is_absent() { None } else { self.look() })
+    }
+
+    fn is_absent(&self) -> bool {
+        let [map, dynamic] = self.last.each_ref().map(|it| it.load(Relaxed));
+        map != 0
+            && entry(dynamic) == Some(map)
+            && matches!(beside(map, true), Ok(None))
+            && clock::monotonic() < self.until.load(Relaxed)
+    }
+
+    fn look(&self) -> Option<Object> {
+        /// A program that loads a GPU's runtime has no memory of the GPU before that time is over.
+        const SURE: u64 = 100_000_000;
+        let mut found: Option<Object> = None;
+        let listed = each_listed(self.soname, self.stem, &mut |file| {
+            if found.is_none() || file.is_called(self.soname) {
+                found = Some(file);
+            }
+        });
+        match listed {
+            _ if found.is_some() => {}
+            Ok(map) if is_list_whole() => {
+                // SAFETY: the linker has just said that the file is loaded.
+                let dynamic = unsafe { LinkMap::dynamic(map) };
+                self.last[0].store(map, Relaxed);
+                self.last[1].store(dynamic, Relaxed);
+                self.until.store(clock::monotonic() + SURE, Relaxed);
+            }
+            // The filter may kill at the open of a file.
+            _ if is_filtered() => {}
+            _ => found = Object::named(self.soname, self.stem, &|_| true).ok()?,
+        }
+        self.found.store(found?.start, Relaxed);
+        found
+    }
+}
+
 impl Object {
+    /// # Safety
+    /// This is the linker's entry of a file that stays loaded while the value is in use.
+    unsafe fn of(map: usize) -> Option<Object> {
+        // SAFETY: this function's contract.
+        let dynamic = unsafe { LinkMap::dynamic(map) };
+        Object::with(NonZeroUsize::new(dynamic)?)
+    }
+
     /// The file that has the code or the data at this address.
     #[inline(never)]
     pub fn with(address: NonZeroUsize) -> Option<Object> {
@@ -95,6 +275,14 @@ impl Object {
             });
             return Ok(found);
         }
+        if each_listed(soname, stem, &mut look).is_ok() && (found.is_some() || is_list_whole()) {
+            return Ok(found);
+        }
+        let mut look = |object: Object| {
+            if is_right(&object) && (found.is_none() || object.tables.is_called(soname)) {
+                found = Some(object);
+            }
+        };
         let read: &mut dyn FnMut() -> bool = &mut || {
             proc::each_named_mapping(&mut |mapping, path| {
                 if mapping.executable && file_name(path).starts_with(stem) {

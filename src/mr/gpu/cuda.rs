@@ -2,13 +2,12 @@
 //! CUDA, by the functions of its driver's library (cuda.h, "Memory Management", "Unified
 //! Addressing").
 
-use super::runtime::{calls, find};
+use super::runtime::calls;
 use super::{Allocation, Export, Runtime, SUCCESS, Way};
 use crate::outcome::{Address, RuntimeKind, Why};
 use core::ffi::{c_int, c_uint, c_ulonglong, c_void};
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicUsize;
-use rdmamr_sys::loaded_files::Object;
+use rdmamr_sys::loaded_files::{Object, Sought};
 use rdmamr_sys::pages::PageRange;
 
 type Context = *mut c_void;
@@ -145,8 +144,8 @@ impl Runtime for Cuda {
     const KIND: RuntimeKind = RuntimeKind::Cuda;
 
     fn find() -> Option<Cuda> {
-        static LAST: AtomicUsize = AtomicUsize::new(0);
-        find(c"libcuda.so.1", b"libcuda.so", &LAST).map(Cuda)
+        static LIBRARY: Sought = Sought::new(c"libcuda.so.1", b"libcuda.so");
+        LIBRARY.find().map(Cuda)
     }
 
     fn has(&self, addr: u64) -> bool {

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! ROCm, by the functions of its runtime's library (hsa.h, hsa_ext_amd.h).
 
-use super::runtime::{calls, find};
+use super::runtime::calls;
 use super::{Export, Runtime, SUCCESS, Way};
 use crate::outcome::{RuntimeKind, Why};
 use core::ffi::{c_int, c_void};
 use core::ptr::{null_mut, without_provenance};
-use core::sync::atomic::AtomicUsize;
-use rdmamr_sys::loaded_files::Object;
+use rdmamr_sys::loaded_files::{Object, Sought};
 use rdmamr_sys::pages::PageRange;
 
 /// `hsa_amd_pointer_info_t`. Later versions are longer: `size` says how much the caller has.
@@ -71,8 +70,8 @@ impl Runtime for Rocm {
     const KIND: RuntimeKind = RuntimeKind::Rocm;
 
     fn find() -> Option<Rocm> {
-        static LAST: AtomicUsize = AtomicUsize::new(0);
-        find(c"libhsa-runtime64.so.1", b"libhsa-runtime64.so", &LAST).map(Rocm)
+        static LIBRARY: Sought = Sought::new(c"libhsa-runtime64.so.1", b"libhsa-runtime64.so");
+        LIBRARY.find().map(Rocm)
     }
 
     fn has(&self, addr: u64) -> bool {
