@@ -179,7 +179,11 @@ unsafe extern "C" fn prctl(
     fifth: c_ulong,
 ) -> c_int {
     if matches!(option, libc::PR_SET_SECCOMP | libc::PR_SET_NO_NEW_PRIVS) {
-        ret::always((), || dispatch::end_for_good(End::Filter));
+        ret::always((), || {
+            rdmamr_stats::before_filter();
+            rdmamr_mr::devices::before_filter();
+            dispatch::end_for_good(End::Filter);
+        });
     }
     call_next!(PRCTL(option, second, third, fourth, fifth), SYS_prctl)
 }

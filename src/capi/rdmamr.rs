@@ -14,6 +14,7 @@ use rdmamr_cache::dispatch;
 use rdmamr_config::{CacheLimits, Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{allocator, process, standard_error};
 use rdmamr_trace as trace;
 use std::ffi::CString;
@@ -216,8 +217,9 @@ unsafe extern "C" fn exiting() {
 }
 
 fn removed_at_end() -> Option<&'static CString> {
-    let is_program = process::id() == LOADED_BY.load(Relaxed);
-    REMOVED_AT_END.get().filter(|_| is_program)
+    // A filter of the program may kill at the question for the process's number.
+    let is_program = |_: &_| !is_filtered() && process::id() == LOADED_BY.load(Relaxed);
+    REMOVED_AT_END.get().filter(is_program)
 }
 
 /// Writes a line for a program that has not called the library, and nothing for other such

@@ -63,6 +63,11 @@ pub struct Devices {
 
 static DEVICES: PerProcess<Devices> = PerProcess::new();
 
+/// The program is about to filter its system calls: asks what the first registration would ask.
+pub fn before_filter() {
+    DEVICES.wipe_at_fork();
+}
+
 /// The devices of this process, if the process has used the library.
 #[inline]
 pub fn existing() -> Option<&'static Devices> {

@@ -17,6 +17,7 @@ use once_cell::race::OnceBool;
 use rdmamr_abi::rdma_core::IBV_FORK_UNNEEDED;
 use rdmamr_config::disabled;
 use rdmamr_next::{self as next, Context, MAKERS, Maker, Pd};
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::thread;
 
 /// Has libibverbs keep registered memory from children if the kernel does not copy that memory for
@@ -30,7 +31,8 @@ pub fn init() -> Result<(), Error> {
     /// well, because the call reads `RDMAV_HUGEPAGES_SAFE`.
     static MARKS: AtomicBool = AtomicBool::new(false);
     let _uncancelled = thread::uncancelled();
-    if !MARKS.load(Relaxed) && !disabled() && kernel_copies() {
+    // The answer needs a socket, at which a filter of the program may kill.
+    if !MARKS.load(Relaxed) && !disabled() && !is_filtered() && kernel_copies() {
         return Ok(());
     }
     // SAFETY: ibv_fork_init(3) may be called at any time.

@@ -24,6 +24,7 @@ use rdmamr_stats::log::{self, Level};
 use rdmamr_stats::{self as stats, counter};
 use rdmamr_sys::budget::Attempts;
 use rdmamr_sys::pages::PageRange;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::thread;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -254,7 +255,7 @@ pub fn has_peer_memory() -> bool {
 /// registrations, so it is done once a second until memory of a GPU is found.
 pub fn may_be_unseen() -> bool {
     static LOOKS: Attempts = Attempts::new();
-    let is_loaded = LOOKS.begin() && thread::keep_errno(has_peer_memory);
+    let is_loaded = !is_filtered() && LOOKS.begin() && thread::keep_errno(has_peer_memory);
     if is_loaded {
         // Another look in a second.
         LOOKS.failed_for_now();

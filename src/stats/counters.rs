@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use rdmamr_live_page::{DEVICES, NAMES, Page, SHARDS, Shard, TraceSwitch};
 use rdmamr_sys::allocator::zeroed;
 use rdmamr_sys::process::PerProcess;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{aside, clock, thread};
 use std::alloc::{Layout, handle_alloc_error};
 use std::ffi::CString;
@@ -428,14 +429,20 @@ pub fn counters() -> &'static Counters {
     COUNTERS.get().unwrap_or_else(make)
 }
 
-/// The counters in a live page, or else in the process's own memory.
+/// The program is about to filter its system calls: asks what [`counters`] would ask.
+pub fn before_filter() {
+    COUNTERS.wipe_at_fork();
+}
+
+/// The counters in a live page, or else in the process's own memory. Once the program filters its system
+/// calls, there is no page: the filter may kill at the calls that make one.
 #[cold]
 #[inline(never)]
 fn make() -> &'static Counters {
     let mut names = Text::<NAMES>::new();
     let listed = rdmamr_stats::default().each(|name, _| writeln!(names, "{name}"));
     // A child does not inherit the page's mapping, so it must not look for counters there.
-    let may_make = listed.is_ok() && COUNTERS.wipe_at_fork();
+    let may_make = listed.is_ok() && !is_filtered() && COUNTERS.wipe_at_fork();
     let made = may_make.then(|| live::make(&names));
     let Some(made) = made.flatten() else {
         return COUNTERS.get_or_make(in_own_memory);
@@ -458,9 +465,10 @@ fn in_own_memory() -> Box<Counters> {
     counters.unwrap_or_else(|| handle_alloc_error(Layout::new::<Counters>()))
 }
 
-/// Removes this process's live page, at its exit.
+/// Removes this process's live page, at its exit. If the program filters its system calls, the page stays
+/// until another process of the user makes one.
 pub fn exiting() {
-    if let Some(path) = FILE.get() {
+    if let Some(path) = FILE.get().filter(|_| !is_filtered()) {
         live::remove(path);
     }
 }

@@ -13,7 +13,7 @@ use super::thread::keep_errno;
 pub use super::thread::process_id as id;
 use core::ffi::c_void;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 
 /// A value of each process, as a static. The static fills a page of .bss. A mapping made when
 /// needed could fill a hole that the program has just made, and change what a later call finds
@@ -79,11 +79,24 @@ impl<T: Sync> PerProcess<T> {
         }
     }
 
-    /// Has the kernel give the page to children as zeros. False if the kernel refuses.
+    /// Has the kernel give the page to children as zeros. False if the kernel refuses. The kernel is asked
+    /// once: children inherit the answer, and a filter that the program sets later may kill at the question.
     pub fn wipe_at_fork(&'static self) -> bool {
-        let page = (&raw const *self).cast_mut().cast();
+        let page = (&raw const *self).cast_mut();
+        if WIPED.iter().any(|wiped| wiped.load(Relaxed) == page.addr()) {
+            return true;
+        }
         // SAFETY: the page is whole, belongs to this static, and holds nothing else.
-        keep_errno(|| unsafe { libc::madvise(page, LARGEST_PAGE, libc::MADV_WIPEONFORK) == 0 })
+        let ask =
+            || unsafe { libc::madvise(page.cast(), LARGEST_PAGE, libc::MADV_WIPEONFORK) == 0 };
+        let is_wiped = keep_errno(ask);
+        if is_wiped {
+            let take = |wiped: &AtomicUsize| {
+                (wiped.compare_exchange(0, page.addr(), Relaxed, Relaxed)).is_ok()
+            };
+            WIPED.iter().any(take);
+        }
+        is_wiped
     }
 
     /// Has a fork handler clear the pointer: before Linux 4.14, or with larger pages.
@@ -104,6 +117,9 @@ impl<T: Sync> PerProcess<T> {
         self.value.store(Box::into_raw(value), Release);
     }
 }
+
+/// The pages that the kernel gives to children as zeros.
+static WIPED: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 
 /// The pointers that a child would inherit, where the kernel does not wipe their pages.
 static INHERITED: [AtomicPtr<AtomicPtr<c_void>>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
