@@ -165,7 +165,8 @@ struct rdmamr_stats {
         uint64_t bypassed_device;
         /**
          * Bypassed because the memory can change unseen (shared mappings, files, System V segments,
-         * device memory, memory that another userfaultfd watches).
+         * device memory, memory that another userfaultfd watches), or because it is on the main thread's
+         * stack.
          */
         uint64_t bypassed_memory;
         /**

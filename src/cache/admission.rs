@@ -38,6 +38,8 @@ pub enum Refusal {
     Device,
     /// A region cannot hold the memory's address, or the domain's number.
     Number,
+    /// The memory is on the main thread's stack, which is not watched ([`crate::watch::watcher::Watch::watch`]).
+    Stack,
     // By the thread.
     /// It is a signal handler that interrupted the library.
     Interrupted,
@@ -73,6 +75,7 @@ impl Refusal {
             Refusal::Address => counter!(bypassed_address),
             Refusal::Device | Refusal::Disabled => counter!(bypassed_device),
             Refusal::Number => counter!(bypassed_limit),
+            Refusal::Stack => counter!(bypassed_memory),
             Refusal::Empty | Refusal::Interrupted | Refusal::Starting | Refusal::Distrusted => {
                 counter!(bypassed_busy)
             }
@@ -190,8 +193,16 @@ pub fn of_process_of_plain() -> Result<(), Counter> {
 /// [`unserved`]: for the trace, from which `rdmamr report` counts what came back.
 #[cold]
 pub fn verdict(request: &Request) -> u32 {
-    match of_call(CacheMode::All, request).and_then(|()| of_process()) {
+    let of_memory = || match PageRange::around(request.addr.addr() as u64, request.length as u64) {
+        Some(range) if thread::is_on_main_stack(range) => Err(Refusal::Stack),
+        _ => Ok(()),
+    };
+    match of_call(CacheMode::All, request)
+        .and_then(|()| of_process())
+        .and_then(|()| of_memory())
+    {
         Ok(()) => unserved::NONE,
+        Err(Refusal::Stack) => unserved::STACK,
         Err(Refusal::Access) => unserved::ACCESS,
         Err(Refusal::Address) => unserved::ADDRESS,
         Err(Refusal::Empty) => unserved::EMPTY,
@@ -211,6 +222,9 @@ pub fn admit(pd: Pd, request: &Request, is_plain: bool) -> Result<Admitted, Unse
     }
     let page_range = check(request).map_err(Unserved::Failed)?;
     of_process()?;
+    if thread::is_on_main_stack(page_range) {
+        return Err(Refusal::Stack.into());
+    }
     if existing().is_some_and(|cache| cache.regions.ring.is_distrusted()) {
         log::write_waiting();
         return Err(Refusal::Distrusted.into());

@@ -122,6 +122,8 @@ pub mod unserved {
         INTERRUPTED = 8, "a signal handler that interrupted the library made the call";
         /// The library is switched off.
         DISABLED = 9, "RDMAMR_DISABLE switches the library off";
+        /// A watch would split the stack's mapping, which limits the stack's growth.
+        STACK = 10, "the memory is on the main thread's stack";
     }
 }
 

@@ -91,7 +91,8 @@ pub struct rdmamr_stats {
     /// Bypassed because libibverbs serves the device, or because of RDMAMR_DISABLE=1.
     pub bypassed_device: u64,
     /// Bypassed because the memory can change unseen (shared mappings, files, System V segments,
-    /// device memory, memory that another userfaultfd watches).
+    /// device memory, memory that another userfaultfd watches), or because it is on the main thread's
+    /// stack.
     pub bypassed_memory: u64,
     /// Bypassed because the kernel refuses userfaultfd to this process, because a filter or valgrind
     /// would end it at the cache's calls, because the program has closed the library's descriptor, or
@@ -207,7 +208,7 @@ flushed_ regions that the cache deregistered
 stale_avoided_ regions whose memory had changed
 bypassed_access plain: the access flags
 bypassed_device plain: libibverbs serves the device
-bypassed_memory plain: shared memory, files or a device's
+bypassed_memory plain: shared memory, files, a device's, the stack
 bypassed_watch plain: userfaultfd is refused
 bypassed_fork plain: fork support, or a forked child
 bypassed_limit plain: mappings or regions ran out

@@ -6,6 +6,7 @@
 //! constructor of another library, in a signal handler, after the thread's own destructors have
 //! run.
 
+use super::pages::PageRange;
 use super::proc;
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -155,6 +156,15 @@ pub fn own_stack() -> Option<Range<usize>> {
     // SAFETY: the attributes are not used again.
     unsafe { libc::pthread_attr_destroy(attributes.as_mut_ptr()) };
     (failed == 0).then(|| start.addr()..start.addr() + size)
+}
+
+/// Whether some of the range is the main thread's stack: of the addresses that the kernel keeps for that
+/// stack alone, at least 128 MiB below its top (`mmap_base`).
+pub fn is_on_main_stack(range: PageRange) -> bool {
+    const KEPT: u64 = 128 << 20;
+    // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
+    let top = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    range.end > top.saturating_sub(KEPT) && range.start <= top
 }
 
 /// Whether there is a task with this number, of this process or of another. Leaves errno.

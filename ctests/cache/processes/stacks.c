@@ -216,6 +216,30 @@ static void handler_needs_stack(void)
 	is(elsewhere, 0, "on the thread's own stack each time");
 }
 
+/* The size of this thread's stack, as the C library finds it from the process's mappings. */
+static size_t size_of_stack(void)
+{
+	pthread_attr_t attributes;
+	size_t size;
+	void *lowest;
+
+	must(pthread_getattr_np(pthread_self(), &attributes) == 0 && pthread_attr_getstack(&attributes, &lowest, &size) == 0);
+	must(pthread_attr_destroy(&attributes) == 0);
+	return size;
+}
+
+static void on_main_stack(void)
+{
+	char buffer[4 * PAGE], *page = buffer + PAGE - (uintptr_t)buffer % PAGE;
+	const size_t before = size_of_stack();
+
+	must(size_of_stack() == before);
+	is(hits(page, 10), 0, "a buffer on it is registered each time");
+	once(page);
+	is((long long)size_of_stack(), (long long)before, "it stays as large as it was");
+	is(hits(pages(1), 10) > 0, 1, "other memory is reused");
+}
+
 #define BIND "LD_BIND_NOW=1 "
 #define UNCACHED .flags = UNPINNED, .settings = BIND NO_CACHE
 #define CACHED .flags = UNPINNED, .settings = BIND "RDMAMR_CACHE=all"
@@ -229,6 +253,7 @@ static const struct row rows[] = {
 	{ "the stack's pages are made accessible at their first use", grown_by_handler, .flags = NO_PINS, .settings = BIND },
 	{ "a handler needs much of the first thread's stack", handler_needs_stack, false, .flags = BOTH_CALLS },
 	{ "a handler needs much of another thread's stack", handler_needs_stack, true, .flags = BOTH_CALLS },
+	{ "the main thread's stack is not watched", on_main_stack, .flags = BOTH_CALLS },
 };
 
 RUN_ROWS("RDMAMR_CACHE_LINGER=" FOREVER, on_stub)

@@ -19,7 +19,7 @@ use rdmamr_sys::memory::is_readable;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::symbols::{self, Scope};
-use rdmamr_sys::{aside, clock, loaded_files, proc};
+use rdmamr_sys::{aside, clock, loaded_files, proc, thread};
 
 /// The watch of a process.
 #[repr(C)]
@@ -136,6 +136,11 @@ impl Watch {
     /// of mappings; or userfaultfd cannot watch that memory, another userfaultfd watches it, or it is
     /// scarce (hugetlb).
     pub fn watch(&self, page_range: PageRange) -> Result<(), Counter> {
+        // The kernel, and pthread_getattr_np(3), take a split mapping's lower part for the whole stack's
+        // neighbour: the stack would end, or seem to end, at the split.
+        if thread::is_on_main_stack(page_range) {
+            return Err(counter!(bypassed_memory));
+        }
         if !self.is_on() {
             self.try_to_start(false);
         }
