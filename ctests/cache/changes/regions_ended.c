@@ -235,6 +235,34 @@ static void left_by_a_handler(void)
 	is(hits_in(place, SOME, TIMES), TIMES, "and so is memory at that place");
 }
 
+static char *volatile seen;
+static volatile bool was_there;
+
+static void see(int number)
+{
+	unsigned char there;
+
+	(void)number;
+	was_there = mincore(seen, PAGE, &there) == 0;
+}
+
+/* A call on much memory may take seconds. SIGTERM must end the program meanwhile, as without the library. */
+static void let_in(void)
+{
+	const size_t much = 32 << 20;
+	char *place = with_region(much, SOME);
+
+	must(signal(SIGUSR1, see) != SIG_ERR);
+	seen = slow_address = place;
+	slow_signal = SIGUSR1;
+	must(munmap(place, much) == 0);
+	slow_address = NULL;
+	slow_signal = 0;
+	ok(was_there, "the handler runs before the real call is made");
+	fresh_at(place, much);
+	is(hits_in(place, SOME, TIMES) >= TIMES - 2, 1, "memory at that place is reused");
+}
+
 /*
  * The memory is registered for the first time after mprotect has reached the library, and before the
  * kernel has protected the memory: the region has more rights than the memory. No other region is
@@ -423,6 +451,7 @@ static const struct row rows[] = {
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },
+	{ "a signal comes during a munmap of much memory", let_in, .flags = NO_PINS },
 	{ "pkey_mprotect with a key", keyed, .flags = NO_PINS },
 	{ "registered during mprotect, the first of the process", registered_during_call },
 	{ "registered during mprotect, a later one", registered_during_call, 1 },

@@ -50,8 +50,11 @@ pub struct CallUnderWay {
     kind: CallKind,
     /// Until the end of the call, so that no handler leaves the call by siglongjmp(3), and none waits for
     /// its own thread. The kernel's calls on memory end by no signal but a fatal one, so a handler runs
-    /// no later than without this. The last field: dropped after the rest, also by a panic. Of two
-    /// changes, as of an mremap, the second has `None`, so the first is dropped last.
+    /// no later than without this. A fatal signal, such as SIGTERM without a handler, would come as late
+    /// as the call lasts: over a call that may take long, signals are let in. (A handler that then leaves
+    /// the call leaves its count behind, and the cache keeps no further region.) The last field: dropped
+    /// after the rest, also by a panic. An mremap makes two changes; the second holds `None`, so signals
+    /// stay blocked until the first is dropped.
     signals: Option<Blocked>,
 }
 
@@ -232,6 +235,9 @@ fn begin(range: PageRange, kind: CallKind, signals: Option<Blocked>) -> CallUnde
         if under_way.noted.is_some() && range.bytes() < LONG {
             under_way.uncount();
         }
+    }
+    if range.bytes() >= LONG {
+        under_way.signals = None;
     }
     under_way
 }
