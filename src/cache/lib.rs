@@ -20,7 +20,7 @@
 //! - `regions.rs`: the memory that all threads share, and the operations on it without the lock.
 //!   `locked.rs`: the operations under the lock.
 //! - `lock.rs`: the lock. `mapping.rs`: the memory of the arrays. `noted.rs`: the ranges of calls under
-//!   way. `account.rs`: how much may be idle.
+//!   way; `counted.rs`: the number of those without one. `account.rs`: how much may be idle.
 //! - `instance.rs`: the cache of this process; `start.rs` makes it, if it can run here
 //!   (`permitted.rs`), `ended.rs` ends it for good.
 
@@ -37,6 +37,7 @@ macro_rules! tiny_or {
 
 pub mod account;
 pub mod admission;
+mod counted;
 pub mod dispatch;
 pub mod ended;
 mod find;

@@ -2,11 +2,12 @@
 //! The first use of the cache in a process: the cache's memory, the watch, the cleaner.
 
 use crate::account::LimitsRead;
+use crate::counted::CALLS;
 use crate::ended::{cache_gave_up, ended_by, forget_tasks, give_up, panicked, say_once};
 use crate::instance::{Cache, existing, is_child_without_cache, publish, starting};
 use crate::life::cleaner::Cleaner;
 use crate::life::limits::{self, NO_LIMIT};
-use crate::life::{change, cleaner_thread, flush};
+use crate::life::{cleaner_thread, flush};
 use crate::lock::LONG;
 use crate::permitted;
 use crate::regions;
@@ -32,7 +33,7 @@ unsafe extern "C" fn before_fork() {
 
 unsafe extern "C" fn in_child() {
     WATCH_FD.close();
-    change::forget_calls();
+    CALLS.forget();
     forget_tasks();
     gpu::forget();
 }

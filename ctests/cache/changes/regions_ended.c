@@ -55,9 +55,10 @@ static void wait_for(int state)
 		usleep(100);
 }
 
-enum change { UNMAP, UNMAP_RAW, UNMAP_PAGE, REPLACE, MOVE_AWAY, DROP, DROP_RAW, PROTECT };
+enum { MUCH = 32 << 20 };
+enum change { UNMAP, UNMAP_MUCH, UNMAP_RAW, UNMAP_PAGE, REPLACE, MOVE_AWAY, DROP, DROP_RAW, PROTECT };
 
-/* Of SOME bytes. */
+/* Of SOME bytes, or MUCH. */
 static void change(enum change how, char *memory)
 {
 	const int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
@@ -65,6 +66,7 @@ static void change(enum change how, char *memory)
 
 	switch (how) {
 	case UNMAP: must(munmap(memory, SOME) == 0); break;
+	case UNMAP_MUCH: must(munmap(memory, MUCH) == 0); break;
 	case UNMAP_RAW: must(raw_munmap(memory, SOME) == 0); break;
 	case UNMAP_PAGE: must(munmap(memory + PAGE, PAGE) == 0); break;
 	case REPLACE: must(mmap(memory, SOME, READ_WRITE, OWN | MAP_FIXED, -1, 0) == memory); break;
@@ -200,6 +202,35 @@ static void beside_a_slow_call(void)
 	returns();
 }
 
+static _Atomic int waits;
+static pid_t caller;
+
+static void counts_waits(long number, const long argument[6])
+{
+	waits += number == SYS_ioctl && argument[1] == (long)UFFDIO_UNREGISTER && stub_syscall(SYS_gettid) == caller;
+}
+
+/* The kernel may hold its mmap lock in the other call for long, and the end of a watch would wait for it. */
+static void beside_a_long_call(void)
+{
+	char *used = with_region(SOME, SOME), *much = pages(MUCH / PAGE);
+	const long before = in_device();
+	struct ibv_mr *mr = reg(used, SOME);
+
+	/* Its region is not reused after that. */
+	change(DROP_RAW, used);
+	caller = (pid_t)syscall(SYS_gettid);
+	begins(UNMAP_MUCH, much);
+	stub_before = counts_waits;
+	dereg(mr);
+	is(in_device(), before - 1, "the region is deregistered at once");
+	dereg(reg(used, SOME));
+	stub_before = NULL;
+	is(waits, 0, "this thread does not end its watch");
+	returns();
+	ok(comes(hits_in(used, SOME, TIMES) > 0), "the memory is reused afterwards");
+}
+
 static sigjmp_buf out;
 
 static void leave(int number)
@@ -249,17 +280,16 @@ static void see(int number)
 /* A call on much memory may take seconds. SIGTERM must end the program meanwhile, as without the library. */
 static void let_in(void)
 {
-	const size_t much = 32 << 20;
-	char *place = with_region(much, SOME);
+	char *place = with_region(MUCH, SOME);
 
 	must(signal(SIGUSR1, see) != SIG_ERR);
 	seen = slow_address = place;
 	slow_signal = SIGUSR1;
-	must(munmap(place, much) == 0);
+	must(munmap(place, MUCH) == 0);
 	slow_address = NULL;
 	slow_signal = 0;
 	ok(was_there, "the handler runs before the real call is made");
-	fresh_at(place, much);
+	fresh_at(place, MUCH);
 	is(hits_in(place, SOME, TIMES) >= TIMES - 2, 1, "memory at that place is reused");
 }
 
@@ -449,6 +479,7 @@ static const struct row rows[] = {
 	{ "memory whose pages a raw madvise has just dropped", just_dropped, .flags = NO_PINS },
 	{ "PROT_GROWSDOWN protects the mapping from its start on", grows_down, .flags = NO_PINS },
 	{ "beside a munmap of another thread", beside_a_slow_call, .flags = NO_PINS },
+	{ "beside a munmap of much memory of another thread", beside_a_long_call, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp", left_by_a_handler, .flags = NO_PINS },
 	{ "a signal handler leaves munmap by siglongjmp, before the real call", left_by_a_handler, .flags = NO_PINS, .value = 1 },
 	{ "a signal comes during a munmap of much memory", let_in, .flags = NO_PINS },

@@ -91,7 +91,7 @@ MUTANTS = [
      "suite", "regions_ended"),
     ("W5", "cache/life/change.rs", "if self.kind != CallKind::Reported || self.noted.is_some() {", "if self.kind != CallKind::Reported {",
      "unit", "a_call_that_gets_no_lock_afterwards_is_a_loss"),
-    ("W5", "cache/life/change.rs", "    !CALLS.is_none()\n", "    false\n",
+    ("W5", "cache/counted.rs", "    !CALLS.is_none()\n", "    false\n",
      "suite", "regions_ended"),
     ("W7", "cache/locked.rs", "            part.start = part.start.max(needed.end);\n", "",
      "unit", "memory_is_watched_for_regions"),

@@ -13,6 +13,7 @@
 //! the lock they leave the change to the kernel's event, or record a loss, which invalidates every
 //! region.
 
+use crate::counted::CALLS;
 use crate::ended::cache_gave_up;
 use crate::instance::{Cache, existing};
 use crate::life::ending::{self, in_blocked_call};
@@ -25,7 +26,7 @@ use crate::watch::userfaultfd::keeps_apart;
 use core::sync::atomic::{Ordering::*, fence};
 use rdmamr_stats::counter;
 use rdmamr_sys::pages::PageRange;
-use rdmamr_sys::process::{CallsUnderWay, CountedCall};
+use rdmamr_sys::process::CountedCall;
 use rdmamr_sys::signals::Blocked;
 use rdmamr_sys::{memory, thread};
 
@@ -134,25 +135,6 @@ pub fn moving(addr: usize, length: usize, kept: usize) -> CallUnderWay {
         true => protecting(addr, length),
         false => unreported(addr, length),
     }
-}
-
-/// The calls under way whose range is not noted, or that take long. (If a signal handler leaves a call
-/// that met no region by siglongjmp(3), the count stays, and the cache keeps no region.)
-static CALLS: CallsUnderWay = CallsUnderWay::new();
-
-/// This process is a forked child, which must not wait for the end of a call of its parent's other
-/// threads: that end never comes here.
-pub fn forget_calls() {
-    CALLS.forget();
-}
-
-/// Whether a call is counted (docs/proof.md, W5). Asked once a region is linked, before it is watched
-/// and pinned: a change that takes effect after the pin is counted here, or is noted, or has
-/// invalidated the region. (A call on much memory also holds the kernel's mmap lock, for which the
-/// watch would have to wait, and a plain registration need not.)
-pub fn is_any_counted() -> bool {
-    fence(SeqCst);
-    !CALLS.is_none()
 }
 
 /// So many regions a call ends itself that leaves the others to the cleaner.
@@ -330,6 +312,7 @@ pub fn unregistering(argument: usize) -> Option<CallUnderWay> {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
+    use crate::counted;
     use crate::instance::tests::{in_a_child, publish_cache_of};
     use crate::model_tests::{new_cache, of_page};
 
@@ -382,10 +365,10 @@ mod tests {
             let elsewhere = PageRange::new(range.end, range.end + 1);
             while regions.noted.add(elsewhere).is_some() {}
             let under_way = unreported(range.start as usize, range.bytes() as usize);
-            let good = is_any_counted() && regions.ring.is_behind();
+            let good = counted::is_any() && regions.ring.is_behind();
             regions.lock().apply();
             drop(under_way);
-            good && is_stale() && !is_any_counted()
+            good && is_stale() && !counted::is_any()
         }));
     }
 }

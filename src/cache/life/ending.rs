@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The end of a claimed region: the kernel deregisters it, then its slot is free.
 
+use crate::counted;
 use crate::instance::Cache;
 use crate::locked::{By, Locked};
 use crate::region::slot::{Id, NO_FILE, Slot};
@@ -58,10 +59,16 @@ pub fn deregister(cache: &Cache, id: Id, by: By) -> Result<(), Errno> {
         }
         return Err(errno);
     }
-    let Some(locked) = end_watch(cache, id, by) else {
+    // A call that is counted may hold the kernel's mmap lock for long, for which the end of a watch waits.
+    // The cleaner may wait.
+    let waits = by == By::Program && counted::is_any();
+    let Some(locked) = (!waits).then(|| end_watch(cache, id, by)).flatten() else {
         // The kernel has unpinned the region. Its slot waits for a thread that gets the lock.
         region.fd.store(NO_FILE, Relaxed);
         regions.queue(id);
+        if waits {
+            cache.cleaner.wake();
+        }
         return Ok(());
     };
     let device = region.device.load(Relaxed);

@@ -2,12 +2,13 @@
 //! A miss, of a plain call or a relaxed one: makes a new region.
 
 use crate::admission::{Unserved, admit};
+use crate::counted;
 use crate::instance::Cache;
 use crate::life::cleaner::{MANY, SHARE, TOO_MANY};
 use crate::life::device_files::DEVICE_FILES;
+use crate::life::ending;
 use crate::life::flush::relieve;
 use crate::life::hit::{Answer, hit, hit_by};
-use crate::life::{change, ending};
 use crate::locked::{By, Locked};
 use crate::region::slot::{Cause, Id, LookupKey};
 use crate::region::state::Grant;
@@ -221,7 +222,8 @@ impl Cache {
     /// freed and got again. `None` if another task holds the lock.
     pub fn lock_to_link(&self, page_range: PageRange) -> Option<Locked<'_>> {
         let locked = self.regions.lock_by(By::Program)?;
-        if !locked.is_unwatching_near(page_range) {
+        // While a call is counted, the region is not kept in any case.
+        if !locked.is_unwatching_near(page_range) || counted::is_any() {
             return Some(locked);
         }
         drop(locked);
@@ -233,7 +235,7 @@ impl Cache {
     /// Watches nothing while a call is counted, since the region would not be kept. An error is the
     /// counter of the reason.
     pub fn watch_memory(&self, id: Id) -> Result<(), Counter> {
-        if change::is_any_counted() {
+        if counted::is_any() {
             return Err(counter!(bypassed_busy));
         }
         let region = self.regions.region(id);
