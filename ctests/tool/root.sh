@@ -128,6 +128,37 @@ rm -rf shared/* roots/*
 check "a user's link to a folder is not followed with root's rights" fails records --on -o "$work/theirs/link/new.trace"
 check "there is no file" [ -z "$(ls -A roots)" ]
 
+# The process executes another program, which may be set-gid, when the tool has found it.
+${CC:-cc} -shared -fPIC -o meanwhile.so -x c - <<-'END'
+	#define _GNU_SOURCE
+	#include <dlfcn.h>
+	#include <signal.h>
+	#include <stdlib.h>
+
+	sighandler_t signal(int number, sighandler_t handler)
+	{
+		sighandler_t (*next)(int, sighandler_t) = dlsym(RTLD_NEXT, "signal");
+
+		unsetenv("LD_PRELOAD");
+		if (number == SIGINT && system(getenv("MEANWHILE")))
+			abort();
+		return next(number, handler);
+	}
+END
+for right in g+s g-s; do
+	install -m 755 bin/holds bin/changes
+	start changes holder $user changes
+	ask changes "register 1" >/dev/null
+	mkdir -m 770 of_group
+	case $right in g+s) chgrp $other of_group ;; *) chown $user of_group ;; esac
+	meanwhile="chgrp $other bin/changes; chmod $right bin/changes; echo exec >changes.in; while grep -q rdmamr- /proc/$pid/maps; do sleep 0.1; done"
+	quietly env LD_PRELOAD="$work/meanwhile.so" MEANWHILE="$meanwhile" "$tool" trace --pid $pid --on -o of_group/x.trace
+	check "root takes on no identity of a program that the process executes meanwhile: $right, $(tail -1 said)" [ -z "$(ls -A of_group)" ]
+	check "which is said" grep -qE "has executed another program|more than one user or group" said
+	kill -9 $pid
+	rm -r of_group
+done
+
 # The folder of a trace becomes a link to root's folder, again and again, while root stops the trace.
 as $user mkdir theirs/real theirs/folder
 check "a trace begins" records --on -o "$work/theirs/folder/x.conf"
