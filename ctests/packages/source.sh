@@ -19,7 +19,7 @@ elsewhere() { # PATTERN FILE...: lines of the tool beyond these files that match
 }
 opens() { elsewhere 'File::(open|create|options)|OpenOptions::|fs::(write|copy|rename|create_dir)|libc::open' ! -path 'tool/src/files*' ! -path tool/src/bench/memory.rs; }
 check "no other part of the tool opens files: $(opens)" [ -z "$(opens)" ]
-prints() { elsewhere '\.display\(\)|eprint|write.*stderr\(\)' ! -path tool/src/style.rs; }
+prints() { elsewhere '\.display\(\)|print(ln)?!|write.*std(out|err)\(\)|std(out|err)\(\)\.lock' ! -path tool/src/style.rs ! -path tool/src/report/output.rs; }
 check "text from outside is printed by one function: $(prints)" [ -z "$(prints)" ]
 
 # vm/hca is a kernel module.
