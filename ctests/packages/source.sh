@@ -39,6 +39,15 @@ check "THIRDPARTY has the linked crates of Cargo.lock (if not: packaging/thirdpa
 unpinned() { tree_files | grep -vE '\.md$|^ctests/packages/source.sh$' | xargs -d '\n' grep -HnE 'pip\b.*\b(download|install)\b.*(-d|--target)' 2>/dev/null | grep -vE -- '--require-hashes|--no-index'; }
 check "each wheel that a script downloads has a hash: $(unpinned | head -2 | paste -sd,)" [ -z "$(unpinned)" ]
 
+# Others can move a tag of an action or of an image.
+tags() {
+	grep -hoE 'uses: *[^ ]+' .github/workflows/* | grep -vE '@[0-9a-f]{40}$'
+	grep -hoE '(^FROM|image:) +[^$ ]+|^ *- [^ ]*[a-z]:[^ ]+' .github/workflows/* packaging/Containerfile | grep -vE '@sha256:[0-9a-f]{64}$'
+}
+check "each action has a commit, and each image a digest: $(tags | xargs)" [ -z "$(tags)" ]
+check "no workflow runs what the network sends" fails grep -nE '(curl|wget).*\|.*\b(ba|da)?sh\b' .github/workflows/*
+check "nor has more rights than to read the repository" [ "$(grep -hA1 '^ *permissions:' .github/workflows/* | xargs)" = "permissions: contents: read" ]
+
 rows() { grep -v '^#' ctests/manifest | grep .; }
 sources() { rows | awk '$2 != "-" { print $2 }'; }
 unlisted() { comm -13 <(sources | sort -u) <(find ctests \( -name '*.c' -o -name '*.rs' \) ! -path 'ctests/lib/*' | sort); }
