@@ -16,8 +16,8 @@ pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const DOUBTFUL: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const STRONG: Style = Style::new().bold();
-/// What follows the escape character in these styles. Text from outside can use them too: to colour
-/// itself.
+/// The escape sequences of these styles, without the escape character. Text from outside can use them
+/// too, to colour itself.
 const STYLES: [&str; 5] = ["[0m", "[1m", "[31m", "[32m", "[33m"];
 
 /// How wide text is: as the terminal, within reason; 80 columns where there is none.

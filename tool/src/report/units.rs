@@ -92,7 +92,7 @@ pub fn script(command: &[String]) -> Option<String> {
     None
 }
 
-/// A word as a shell reads it. No shell reads one with control characters: it is shown.
+/// A word as a shell reads it. Control characters are replaced: no shell reads a word that has some.
 pub fn quoted(word: impl AsRef<OsStr>) -> String {
     let word = shown(word.as_ref());
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
