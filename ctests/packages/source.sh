@@ -19,7 +19,7 @@ elsewhere() { # PATTERN FILE...: lines of the tool beyond these files that match
 }
 opens() { elsewhere 'File::(open|create|options)|OpenOptions::|fs::(write|copy|rename|create_dir)|libc::open' ! -path 'tool/src/files*' ! -path tool/src/bench/memory.rs; }
 check "no other part of the tool opens files: $(opens)" [ -z "$(opens)" ]
-prints() { elsewhere '\.display\(\)|eprint|write.*stderr\(\)' ! -path tool/src/style.rs; }
+prints() { elsewhere '\.display\(\)|print(ln)?!|write.*std(out|err)\(\)|std(out|err)\(\)\.lock' ! -path tool/src/style.rs ! -path tool/src/report/output.rs; }
 check "text from outside is printed by one function: $(prints)" [ -z "$(prints)" ]
 
 # vm/hca is a kernel module.
@@ -38,6 +38,15 @@ check "THIRDPARTY has the linked crates of Cargo.lock (if not: packaging/thirdpa
 # A wheel from an index is one of packaging/wheels, by its hash.
 unpinned() { tree_files | grep -vE '\.md$|^ctests/packages/source.sh$' | xargs -d '\n' grep -HnE 'pip\b.*\b(download|install)\b.*(-d|--target)' 2>/dev/null | grep -vE -- '--require-hashes|--no-index'; }
 check "each wheel that a script downloads has a hash: $(unpinned | head -2 | paste -sd,)" [ -z "$(unpinned)" ]
+
+# Others can move a tag of an action or of an image.
+tags() {
+	grep -hoE 'uses: *[^ ]+' .github/workflows/* | grep -vE '@[0-9a-f]{40}$'
+	grep -hoE '(^FROM|image:) +[^$ ]+|^ *- [^ ]*[a-z]:[^ ]+' .github/workflows/* packaging/Containerfile | grep -vE '@sha256:[0-9a-f]{64}$'
+}
+check "each action has a commit, and each image a digest: $(tags | xargs)" [ -z "$(tags)" ]
+check "no workflow runs what the network sends" fails grep -nE '(curl|wget).*\|.*\b(ba|da)?sh\b' .github/workflows/*
+check "nor has more rights than to read the repository" [ "$(grep -hA1 '^ *permissions:' .github/workflows/* | xargs)" = "permissions: contents: read" ]
 
 rows() { grep -v '^#' ctests/manifest | grep .; }
 sources() { rows | awk '$2 != "-" { print $2 }'; }

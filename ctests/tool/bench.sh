@@ -18,6 +18,7 @@ if [ -z "$device" ]; then
 	exit
 fi
 
+check "a name is no line of its own" fails grep -q '^forged' <("$tool" bench $'x\nforged' 2>&1)
 "$tool" bench "$device" --sizes 32M --rounds 2 --threads 1,2 --kinds anonymous,memfd,shared,huge >table 2>errors
 check "it measures" [ $? = 0 ]
 check "standard error is empty: no bar" [ ! -s errors ]

@@ -145,13 +145,25 @@ if [ "$(id -u)" = 0 ] && command -v setcap >/dev/null; then
 	check "and has a trace" [ -e open/trace ]
 	rm -rf open/*
 	# "rdmamr run" names the program by its number, and a file that the program removes.
-	keeps_a_file() { # PROGRAM USER: that user's file
-		install -o "$2" /dev/null open/file
+	keeps() { # PROGRAM FILE
 		# shellcheck disable=SC2016 # the stranger's shell expands them; the program keeps its number
-		stranger FILE="$work/open/file" sh -c '_RDMAMR_PROGRAM="$$ $FILE" exec "$0"' "$1" >/dev/null
-		rm open/file
+		stranger FILE="$work/$2" sh -c '_RDMAMR_PROGRAM="$$ $FILE" exec "$0"' "$1" >/dev/null
+		ls "$2"
+	}
+	keeps_a_file() { # PROGRAM USER: that user's file
+		install -o "$2" /dev/null open/.rdmamr-run-x
+		keeps "$1" open/.rdmamr-run-x && rm open/.rdmamr-run-x
 	}
 	check "and removes a file" fails keeps_a_file ./plain 60001
+	mkdir open/.rdmamr-run-folder
+	touch open/file open/.rdmamr-run-folder/file
+	echo precious >open/.rdmamr-run-full
+	ln -s file open/.rdmamr-run-link
+	chown -hR 60001 open/file open/.rdmamr-run-*
+	for file in file .rdmamr-run-folder/file .rdmamr-run-full .rdmamr-run-link; do
+		check "but none that is not the launcher's: $file" keeps ./plain "open/$file"
+	done
+	rm -r open/file open/.rdmamr-run-*
 	loaded() { stranger LD_AUDIT="$audit" LD_PRELOAD="$library" "$1" /proc/self/maps | grep -c "rdmamr"; }
 	check "and loads the module for LD_AUDIT" [ "$(loaded ./cat_plain)" -gt 0 ]
 	for right in suid capable; do

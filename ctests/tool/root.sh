@@ -77,22 +77,41 @@ check "a job whose programs are not known" quietly "$tool" report --text folder
 rm -f callers* libcallers.so split
 
 # Names that control a terminal.
-name=$'x\e]0;title\a\e[31m\xe2\x80\xae\xe2\x81\xa6\xc2\x9b2J'
+name=$'x\e]0;title\a\e[31m\e[2J\xe2\x80\xae\xe2\x81\xa6\xc2\x9b2J\nforged'
 touch "$name"
-clean() { # words in UTF-8, without characters that control or turn text, but colours and white space
-	[ -s said ] && iconv -f UTF-8 said >/dev/null &&
+clean() { # words in UTF-8, without characters that control or turn text, but colours and white space; no line of a name's own
+	[ -s said ] && iconv -f UTF-8 said >/dev/null && ! grep -q '^forged' said &&
 		[ -z "$(sed -E 's/\x1b\[([0124]|3[1236])m|[\r\t]//g' said | LC_ALL=C.UTF-8 grep -P '[\p{Cc}\p{Cf}]' 2>&1)" ]
 }
 on_terminal() { # COMMAND...: its output, as a terminal gets it
 	SHELL=$BASH timeout -s KILL 20 script -qec "$(printf '%q ' "$@")" /dev/null >said </dev/null
 }
-for option in "report" "report --text" "report --$name" "run --trace" "run --" "top --textfile" "explain" "explain --key 1 --trace" "$name"; do
+for option in report "report --text" "report --json" "report --diff x" "report -o" "report --" run "run --" "run --trace" "run --cache" "run --report -- true" \
+	"run --trace x -- true" "run --stats x" top "top --textfile" "top --once --sort" explain "explain --" "explain --key 1 --trace" "explain --key" \
+	doctor "doctor --json" "doctor --" bench "bench x --sizes" "bench x --kinds" "trace --pid" "trace --pid $$ -o" "trace --pid $$ --on" completions fence \
+	"--help" "" "--"; do
 	on_terminal "$tool" $option "none/$name"
-	check "a name controls no terminal: ${option//[^a-z -]/.}" clean
+	check "a name controls no terminal: $option" clean
+	on_terminal "$tool" $option "--none/$name"
+	check "nor as an option: $option" clean
+done
+printf '%s\n' "$name: Cannot allocate memory" "$name" >pasted
+for input in pasted "$name"; do
+	cp pasted "$input" 2>/dev/null
+	on_terminal bash -c '"$1" explain - <"$2"' - "$tool" "$input"
+	check "nor on standard input: $input" clean
+done
+for variable in RDMAMR_LIBRARY XDG_RUNTIME_DIR TMPDIR PATH container; do
+	for option in doctor "doctor --json" --version "run --trace new.trace -- true" "run --stats -- true" "explain ENOMEM"; do
+		on_terminal env "$variable=$name" "$tool" $option
+		check "nor in a variable: $variable, $option" clean
+	done
 done
 cp trace "$name"
 on_terminal "$tool" report "$name"
 check "nor as a trace that is reported on" clean
+on_terminal "$tool" report -o "$name.html" trace
+check "nor as a page" clean
 on_terminal "$tool" explain --trace "$name" --key 1
 check "nor as one in which a key is looked up" clean
 
@@ -127,6 +146,37 @@ check "root's file stays root's" [ "$(stat -c %u roots/empty)" = 0 ]
 rm -rf shared/* roots/*
 check "a user's link to a folder is not followed with root's rights" fails records --on -o "$work/theirs/link/new.trace"
 check "there is no file" [ -z "$(ls -A roots)" ]
+
+# The process executes another program, which may be set-gid, when the tool has found it.
+${CC:-cc} -shared -fPIC -o meanwhile.so -x c - <<-'END'
+	#define _GNU_SOURCE
+	#include <dlfcn.h>
+	#include <signal.h>
+	#include <stdlib.h>
+
+	sighandler_t signal(int number, sighandler_t handler)
+	{
+		sighandler_t (*next)(int, sighandler_t) = dlsym(RTLD_NEXT, "signal");
+
+		unsetenv("LD_PRELOAD");
+		if (number == SIGINT && system(getenv("MEANWHILE")))
+			abort();
+		return next(number, handler);
+	}
+END
+for right in g+s g-s; do
+	install -m 755 bin/holds bin/changes
+	start changes holder $user changes
+	ask changes "register 1" >/dev/null
+	mkdir -m 770 of_group
+	case $right in g+s) chgrp $other of_group ;; *) chown $user of_group ;; esac
+	meanwhile="chgrp $other bin/changes; chmod $right bin/changes; echo exec >changes.in; while grep -q rdmamr- /proc/$pid/maps; do sleep 0.1; done"
+	quietly env LD_PRELOAD="$work/meanwhile.so" MEANWHILE="$meanwhile" "$tool" trace --pid $pid --on -o of_group/x.trace
+	check "root takes on no identity of a program that the process executes meanwhile: $right, $(tail -1 said)" [ -z "$(ls -A of_group)" ]
+	check "which is said" grep -qE "has executed another program|more than one user or group" said
+	kill -9 $pid
+	rm -r of_group
+done
 
 # The folder of a trace becomes a link to root's folder, again and again, while root stops the trace.
 as $user mkdir theirs/real theirs/folder

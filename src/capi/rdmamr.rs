@@ -14,6 +14,7 @@ use rdmamr_cache::dispatch;
 use rdmamr_config::{CacheLimits, Output, config};
 use rdmamr_mr::explain;
 use rdmamr_sys::append::{Manner, Refused, append};
+use rdmamr_sys::descriptor::{self, Descriptor};
 use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::{allocator, process, standard_error};
 use rdmamr_trace as trace;
@@ -182,6 +183,9 @@ static LOADED_BY: AtomicU32 = AtomicU32::new(0);
 /// program that leaves by _exit(2) does not come there.
 static REMOVED_AT_END: OnceBox<CString> = OnceBox::new();
 
+/// How the launcher's name of that file begins.
+const LAUNCHERS: &str = ".rdmamr-run-";
+
 /// The last step of the library's load: from then on the C library's `malloc` serves it.
 pub fn loaded() {
     ret::always((), || {
@@ -194,7 +198,11 @@ pub fn loaded() {
         let program = rdmamr_config::variable(c"_RDMAMR_PROGRAM").map(CStr::to_str);
         let program = program.and_then(|words| words.ok()?.split_once(' '));
         let mine = program.filter(|(pid, _)| pid.parse() == Ok(LOADED_BY.load(Relaxed)));
-        if let Some(file) = mine.and_then(|(_, file)| CString::new(file).ok()) {
+        let file = mine.map(|(_, file)| file).filter(|file| {
+            let (_, name) = file.rsplit_once('/').unwrap_or(("", file));
+            name.starts_with(LAUNCHERS)
+        });
+        if let Some(file) = file.and_then(|file| CString::new(file).ok()) {
             let _ = REMOVED_AT_END.set(Box::new(file));
         }
     });
@@ -207,7 +215,7 @@ unsafe extern "C" fn exiting() {
     ret::always((), || {
         trace::exiting();
         write_statistics();
-        if let Some(file) = removed_at_end() {
+        if let Some(file) = removed_at_end().filter(|file| is_launchers(file)) {
             // SAFETY: the path is a C string.
             unsafe { libc::unlink(file.as_ptr()) };
         }
@@ -220,6 +228,20 @@ fn removed_at_end() -> Option<&'static CString> {
     // A filter of the program may kill at the question for the process's number.
     let is_program = |_: &_| !is_filtered() && process::id() == LOADED_BY.load(Relaxed);
     REMOVED_AT_END.get().filter(is_program)
+}
+
+/// Whether a file is as the launcher makes it: an empty file of this user. Anybody can set the variable
+/// that names it.
+fn is_launchers(file: &CStr) -> bool {
+    let flags = libc::O_PATH | libc::O_NOFOLLOW;
+    let file = Descriptor::open(libc::AT_FDCWD, file, flags, 0);
+    let about = file.and_then(|file| descriptor::about(file.number()));
+    // SAFETY: geteuid has no preconditions.
+    let user = unsafe { libc::syscall(libc::SYS_geteuid) };
+    about.is_ok_and(|about| {
+        let is_regular = about.st_mode & libc::S_IFMT == libc::S_IFREG;
+        is_regular && about.st_size == 0 && i64::from(about.st_uid) == user
+    })
 }
 
 /// Writes a line for a program that has not called the library, and nothing for other such

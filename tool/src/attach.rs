@@ -4,7 +4,7 @@
 //! interrupts it.
 
 use crate::files::named::me;
-use crate::files::{result, status};
+use crate::files::{read, result, value};
 use crate::report::units::{self, shown};
 use crate::run::traces;
 use crate::style::say;
@@ -159,22 +159,38 @@ fn become_its_user(found: &Found) -> Result<()> {
     if me() != 0 || found.user == 0 {
         return Ok(());
     }
-    let ids = |name: &str| {
-        let words = status(found.pid, name).context("the process has ended")?;
-        let numbers = words.split_whitespace().map(str::parse);
-        Ok::<Vec<u32>, anyhow::Error>(numbers.collect::<Result<_, _>>()?)
-    };
-    // The real, the effective, the saved and the file system's number.
-    let (users, groups, others) = (ids("Uid")?, ids("Gid")?, ids("Groups")?);
-    let (user, group) = (users[1], groups[1]);
+    let status = read(format!("/proc/{}/status", found.pid)).context("the process has ended")?;
+    let (user, group, groups) = identity(&status)?;
     ensure!(user == found.user, "the process has become another user's");
+    // A program that it has executed can have other groups, by its set-gid bit.
+    ensure!(
+        pages::is_still(found),
+        "the process has ended, or has executed another program"
+    );
     // SAFETY: the list has as many numbers.
-    result(unsafe { libc::setgroups(others.len(), others.as_ptr()) })?;
+    result(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
     // SAFETY: the call takes numbers.
     result(unsafe { libc::setresgid(group, group, group) })?;
     // SAFETY: the call takes numbers.
     result(unsafe { libc::setresuid(user, user, user) })?;
     Ok(())
+}
+
+/// The user, the group and the further groups of a process, by its status (proc(5)).
+fn identity(status: &str) -> Result<(u32, u32, Vec<u32>)> {
+    let numbers = |name| {
+        let words = value(status, name).context("its status has no users and groups")?;
+        let numbers = words.split_whitespace().map(str::parse);
+        Ok::<Vec<u32>, anyhow::Error>(numbers.collect::<Result<_, _>>()?)
+    };
+    let one = |name| match numbers(name)?[..] {
+        [real, effective, saved, of_files] if [effective, saved, of_files] == [real; 3] => Ok(real),
+        _ => bail!(
+            "the process has the rights of more than one user or group: its real, effective, saved and file system \
+             {name} differ"
+        ),
+    };
+    Ok((one("Uid")?, one("Gid")?, numbers("Groups")?))
 }
 
 /// Has the process record into a file. False if its answer has not come.
@@ -257,4 +273,32 @@ fn word(found: &Found, at: usize) -> Result<u32> {
 
 fn is_alive(found: &Found) -> bool {
     Path::new(&format!("/proc/{}", found.pid)).exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::identity;
+
+    #[test]
+    fn a_process_with_two_users_or_groups_has_no_identity() {
+        let of = |users, groups| {
+            let status = format!("Name:\tUid: 0\nUid:\t{users}\nGid:\t{groups}\nGroups:\t4 24 \n");
+            identity(&status)
+        };
+        let same = "7\t7\t7\t7";
+        assert_eq!(of(same, "8\t8\t8\t8").unwrap(), (7, 8, vec![4, 24]));
+        for other in [
+            "9\t7\t7\t7",
+            "7\t9\t7\t7",
+            "7\t7\t9\t7",
+            "7\t7\t7\t9",
+            "7\t7\t7",
+            "",
+        ] {
+            assert!(
+                of(other, same).is_err() && of(same, other).is_err(),
+                "{other}"
+            );
+        }
+    }
 }

@@ -13,7 +13,7 @@ use crate::choices::{bytes as size, name};
 use crate::files::kernel_release;
 use crate::library;
 use crate::report::json;
-use crate::report::units::bytes;
+use crate::report::units::{bytes, printable};
 use crate::style::{self, STRONG};
 use crate::verbs::Verbs;
 use anyhow::{Context, bail};
@@ -103,7 +103,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let first = first.context("there is no RDMA device; 'rdmamr doctor' says how to get one")?;
     let device = args.device.as_ref().unwrap_or(first).clone();
     if !names.contains(&device) {
-        let names = names.join(", ");
+        let (device, names) = (printable(&device), names.join(", "));
         bail!("there is no device {device}; there are: {names}");
     }
     let library = library::find()?.path;
@@ -138,7 +138,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     };
     match args.json {
         true => style::print(&json::render(&results)?)?,
-        false => print(&results),
+        false => style::print(&table(&results))?,
     }
     // A machine without huge pages is not a failure.
     let failed = results.rows.iter().all(|row| row.error.is_some());
@@ -207,18 +207,16 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     Some((values[last / 2] + values[middle]) / 2.0)
 }
 
-fn print(results: &Results) {
-    anstream::println!(
+fn table(results: &Results) -> String {
+    let mut text = format!(
         "Registering untouched memory on {}, Linux {}, GiB/s, medians of {} rounds.\n\
-         Floors: populate alone (one thread), pin alone. Leaving: deregister, then unmap.\n",
-        results.device,
-        results.kernel,
-        results.rounds
+         Floors: populate alone (one thread), pin alone. Leaving: deregister, then unmap.\n\n",
+        results.device, results.kernel, results.rounds
     );
     let names = "size memory pages populate pin dereg unmap libibverbs".split(' ');
     let threads = results.threads.iter().map(|of| format!("{of} threads"));
     let head = line(names.map(String::from).chain(threads));
-    anstream::println!("{STRONG}{head}{STRONG:#}");
+    text += &format!("{STRONG}{head}{STRONG:#}\n");
     let number = |value: Option<f64>| value.map_or("-".into(), |value| format!("{value:.2}"));
     for row in &results.rows {
         let what = [bytes(row.bytes), row.kind.clone(), row.page.into()];
@@ -227,13 +225,14 @@ fn print(results: &Results) {
         let ours = row.rdmamr.iter().zip(&row.times);
         let ours = ours.map(|(rate, times)| format!("{} x {:>5}", number(*rate), number(*times)));
         let cells = what.into_iter().chain(rates.map(number)).chain(ours);
-        anstream::println!("{}", line(cells));
+        text += &(line(cells) + "\n");
     }
     for row in &results.rows {
         if let Some(error) = &row.error {
-            anstream::println!("\n{} {}: {error}", bytes(row.bytes), row.kind);
+            text += &format!("\n{} {}: {error}\n", bytes(row.bytes), row.kind);
         }
     }
+    text
 }
 
 fn line(cells: impl Iterator<Item = String>) -> String {

@@ -9,6 +9,7 @@ mod pasted;
 
 use crate::doctor::check::Check;
 use crate::doctor::{self, cgroup, container, hugepages, mappings, memlock, userfaultfd};
+use crate::report::units::printable;
 use crate::style::{self, wrap};
 use anyhow::{bail, ensure};
 use std::borrow::Cow;
@@ -83,6 +84,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         name.starts_with(char::is_alphabetic) && !name.contains(' ')
     };
     if let Some(option) = words.iter().find(is_option) {
+        let option = printable(option);
         bail!("{option} has no meaning beside an error: rdmamr explain --help");
     }
     let mut pasted = words.join(" ");

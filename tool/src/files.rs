@@ -67,10 +67,14 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 
 /// The value of a line `NAME: VALUE` of a file.
 pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
-    let text = text(path)?;
+    value(&text(path)?, name).map(str::to_owned)
+}
+
+/// The value of a line `NAME: VALUE` of a text.
+pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Some(value?.trim().to_owned())
+    value.map(str::trim)
 }
 
 /// A line of `/proc/PID/status`.

@@ -33,7 +33,7 @@ mod version;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
-use report::units::{controls, lines};
+use report::units::shown;
 use std::ffi::OsString;
 use std::io;
 use std::process::ExitCode;
@@ -87,16 +87,15 @@ fn main() -> ExitCode {
     if let Some(answered) = bench::as_worker().or_else(doctor::as_child) {
         return end(answered.map(|()| ExitCode::SUCCESS), usage);
     }
-    let parsed = Cli::command()
-        .term_width(style::columns())
-        .try_get_matches();
-    let cli = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let cli = match parse(&arguments) {
         Ok(cli) => cli,
         Err(error) => {
+            // A shell may have made an argument of a file's name, and the error quotes it.
+            let arguments: Vec<_> = arguments.iter().map(|it| shown(it).into()).collect();
+            let error = parse(&arguments).err().unwrap_or(error);
             let printed = match error.kind() {
                 ErrorKind::DisplayVersion => print(&version::lines()),
-                // A shell may have made an argument of a file's name.
-                _ if arguments_control() => print(&(lines(&error.to_string()) + "\n")),
                 _ => error.print().map_err(Into::into),
             };
             return if error.use_stderr() {
@@ -129,10 +128,9 @@ fn completions(shell: Shell) -> anyhow::Result<()> {
     print(&script)
 }
 
-/// Whether an argument has characters that would control a terminal.
-fn arguments_control() -> bool {
-    let control = |word: OsString| word.to_string_lossy().contains(controls);
-    std::env::args_os().any(control)
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    let command = Cli::command().term_width(style::columns());
+    Cli::from_arg_matches(&command.try_get_matches_from(arguments)?)
 }
 
 fn end(result: anyhow::Result<ExitCode>, status: u8) -> ExitCode {

@@ -4,7 +4,7 @@ use crate::style::{print, say};
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
 use shape::Report;
-use std::io::{self, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub mod access;
@@ -146,7 +146,7 @@ fn output(
 ) -> Result<()> {
     save(traces, place, content)?;
     if place != Path::new("-") {
-        writeln!(io::stdout(), "{}", shown(place))?;
+        print(&format!("{}\n", shown(place)))?;
     }
     Ok(())
 }

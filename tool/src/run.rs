@@ -33,6 +33,8 @@ pub const REFUSED: u8 = 125;
 /// Tells the library which process is the program, by its number, and the file to remove once the
 /// program's statistics are written. The program alone has a line about them if it registered nothing.
 const PROGRAM: &str = "_RDMAMR_PROGRAM";
+/// How the name of that file begins: the library removes no other.
+const UNWRITTEN: &str = ".rdmamr-run-";
 /// The trace in a folder of its own.
 const TRACE: &str = "trace";
 
@@ -191,7 +193,8 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         }
     }
     // The library removes the file when the program ends and its statistics are written.
-    let unwritten = args.stats.as_ref().map(|_| tempfile::NamedTempFile::new());
+    let unwritten = args.stats.as_ref();
+    let unwritten = unwritten.map(|_| tempfile::Builder::new().prefix(UNWRITTEN).tempfile());
     let unwritten = unwritten.transpose()?.map(|file| file.into_temp_path());
     let become_it = || {
         if let Some(file) = &unwritten {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Text on a terminal: its width, its colours, and what is said on standard error. `anstream` prints
-//! colours on a terminal only, and never if `NO_COLOR` is set.
+//! colours on a terminal only, and never if `NO_COLOR` is set. Text from outside, such as a name,
+//! reaches a terminal without characters that control it.
 
-use crate::report::units::lines;
+use crate::report::units::{lines, printable};
 use anstyle::{AnsiColor, Style};
 use anyhow::Result;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -15,6 +16,9 @@ pub const GOOD: Style = AnsiColor::Green.on_default();
 pub const DOUBTFUL: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 pub const STRONG: Style = Style::new().bold();
+/// The escape sequences of these styles, without the escape character. Text from outside can use them
+/// too, to colour itself.
+const STYLES: [&str; 5] = ["[0m", "[1m", "[31m", "[32m", "[33m"];
 
 /// How wide text is: as the terminal, within reason; 80 columns where there is none.
 pub fn columns() -> usize {
@@ -35,7 +39,7 @@ pub fn width() -> Option<usize> {
 pub fn wrap(text: &str, indent: usize) -> String {
     let mut wrapped = String::new();
     let mut column = indent;
-    for word in text.split(' ').filter(|word| !word.is_empty()) {
+    for word in printable(text).split(' ').filter(|word| !word.is_empty()) {
         let length = word.chars().count();
         if column > indent && column + 1 + length > columns() {
             let _ = write!(wrapped, "\n{:indent$}", "");
@@ -53,8 +57,20 @@ pub fn wrap(text: &str, indent: usize) -> String {
 /// Prints text to standard output.
 pub fn print(text: &str) -> Result<()> {
     let mut out = anstream::stdout().lock();
-    out.write_all(text.as_bytes())?;
+    out.write_all(filtered(text).as_bytes())?;
     Ok(out.flush()?)
+}
+
+/// The lines without control characters, except those of the styles.
+fn filtered(text: &str) -> String {
+    let mut parts = text.split('\x1b');
+    let mut filtered = lines(parts.next().unwrap_or_default());
+    for part in parts {
+        let is_style = STYLES.iter().any(|style| part.starts_with(style));
+        filtered.push(if is_style { '\x1b' } else { '\u{fffd}' });
+        filtered += &lines(part);
+    }
+    filtered
 }
 
 /// Prints a line to standard error. If that fails, nobody reads it, and the exit status must not change.
@@ -73,6 +89,15 @@ pub fn say(line: impl Display) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nothing_but_styles_and_ends_of_lines_controls_a_terminal() {
+        let styles = [GOOD, DOUBTFUL, BAD, STRONG].map(|style| format!("{style}word{style:#}\n"));
+        assert_eq!(filtered(&styles.concat()), styles.concat());
+        let text = "a\x1b]0;x\x07\x1b[2J\u{202e}\r\t\u{9b}2J\x1b";
+        let shown = "a\u{fffd}]0;x\u{fffd}\u{fffd}[2J\u{fffd}\u{fffd}\u{fffd}\u{fffd}2J\u{fffd}";
+        assert_eq!(filtered(text), shown);
+    }
 
     #[test]
     fn long_lines_are_broken_between_words() {

@@ -4,6 +4,7 @@
 
 use super::memory::{Kind, map};
 use crate::report::units;
+use crate::style;
 use crate::verbs::{DeregMr, Loaded, RegMr, Verbs};
 use anyhow::{Context, bail};
 use rdmamr_abi::rdma_core::ibv_pd;
@@ -104,7 +105,7 @@ fn answer(device: &str) -> anyhow::Result<()> {
         let (kind, bytes, is_present) = serde_json::from_str(&line?)?;
         let turn = calls.turn(kind, bytes, is_present);
         let turn = turn.map_err(|why| units::reason(&why));
-        println!("{}", serde_json::to_string(&turn)?);
+        style::print(&(serde_json::to_string(&turn)? + "\n"))?;
     }
     Ok(())
 }

@@ -14,8 +14,9 @@ pub fn check() -> Check {
         Err(error) => {
             let text = format!("{error:#}");
             let (found, looked) = text.split_once('\n').unwrap_or((&text, ""));
+            let looked: Vec<_> = looked.lines().map(str::trim).collect();
             return Check::failure(SUBJECT, found)
-                .meaning(looked)
+                .meaning(looked.join("; "))
                 .fix("make install PREFIX=/usr");
         }
     };

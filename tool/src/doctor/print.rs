@@ -3,7 +3,7 @@
 
 use super::check::{Check, State};
 use crate::report::json;
-use crate::report::units::plural;
+use crate::report::units::{plural, printable};
 use crate::style::{self, wrap};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -66,6 +66,7 @@ fn paragraph(check: &Check) -> String {
     }
     if let Some(fix) = &check.fix {
         // The command stays on one line, so that people can copy it.
+        let fix = printable(fix);
         let _ = writeln!(text, "{:INDENT$}-> {strong}{fix}{strong:#}", "");
     }
     text

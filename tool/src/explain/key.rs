@@ -11,9 +11,8 @@ use crate::trace::{Event, Trace};
 use anyhow::{Context as _, ensure};
 use rdmamr_abi::rdma_core::IBV_ACCESS_ZERO_BASED;
 use rdmamr_trace_format::{Call, call, how, unserved};
-use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -93,7 +92,8 @@ struct Region {
 /// The regions that a rule picks.
 #[derive(Default)]
 struct Regions {
-    live: FxHashMap<Key, Region>,
+    /// In the order of the key, so those of a process and an lkey are adjacent.
+    live: BTreeMap<Key, Region>,
     ended: VecDeque<Region>,
     /// How many earlier ones are not in the list.
     forgotten: u64,
@@ -122,8 +122,8 @@ impl Regions {
         let mut before = self.live.remove(&key);
         if before.is_none() && call.call == call::REREG_MR {
             // It may have brought another domain.
-            let mut keys = self.live.keys().copied();
-            let other = keys.find(|other| (other.0, other.1) == (key.0, key.1));
+            let all = (key.0, key.1, 0)..=(key.0, key.1, u64::MAX);
+            let other = self.live.range(all).next().map(|(&other, _)| other);
             before = other.and_then(|other| self.live.remove(&other));
         }
         let mut region = match before {
@@ -639,6 +639,25 @@ mod tests {
         assert!(!text.contains("order"));
         let text = answer(&calls, true, 7, Some((0xfff0, 32)));
         says(&text, &["Key 0x1234 of app 7"]);
+    }
+
+    /// If each change of a domain looked at all regions, this would take an hour.
+    #[test]
+    fn the_regions_are_not_searched_at_each_change_of_a_domain() {
+        const REGIONS: u64 = 1 << 20;
+        let mut sample = Sample::default();
+        let with = |call, pd| Call {
+            call,
+            pd,
+            ..register(MS, 5, 0x10000, 4096)
+        };
+        for (pid, call) in [(7, call::REG_MR), (8, call::REREG_MR)] {
+            let calls: Vec<_> = (0..REGIONS).map(|pd| with(call, pd)).collect();
+            Writer::new(pid).calls(&mut sample, &calls);
+        }
+        let (_folder, path) = file(&sample);
+        let regions = Regions::of(&Trace::open(&path).unwrap(), |_| true).unwrap();
+        assert_eq!(regions.live.len() as u64, REGIONS + 1);
     }
 
     #[test]

@@ -92,12 +92,12 @@ pub fn script(command: &[String]) -> Option<String> {
     None
 }
 
-/// A word as a shell reads it.
+/// A word as a shell reads it. Control characters are replaced: no shell reads a word that has some.
 pub fn quoted(word: impl AsRef<OsStr>) -> String {
-    let word = word.as_ref().to_string_lossy();
+    let word = shown(word.as_ref());
     let is_plain = |c: char| c.is_alphanumeric() || "/._-+=:,@%".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
-        word.into_owned()
+        word
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }

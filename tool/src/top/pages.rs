@@ -83,6 +83,11 @@ pub fn of(pid: u32) -> Option<Found> {
     find().into_iter().find(|found| found.pid == pid)
 }
 
+/// Whether the process is still the one of the page, and has not executed another program.
+pub fn is_still(found: &Found) -> bool {
+    start(found.pid) == Some(found.page.head.start) && counts_in(found.pid, &found.page)
+}
+
 /// The mount namespace of a process.
 pub fn mounts_of(process: impl Display) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/ns/mnt")).ok()?.ino())

@@ -6,7 +6,8 @@ use crate::report::units::{reason, shown};
 use anyhow::{Context, Result, ensure};
 use rdmamr_trace_format::MAGIC;
 use rustix::fs::{OFlags, SeekFrom, seek};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek};
@@ -20,6 +21,8 @@ pub struct Source {
     pub size: u64,
     /// Bytes without a hole, from the first number up to the second.
     data: Cell<(u64, u64)>,
+    /// The bytes that were searched last, and their place.
+    searched: RefCell<(u64, Vec<u8>)>,
 }
 
 /// The content of a block, in a file.
@@ -33,13 +36,12 @@ pub struct Place {
 /// a folder that cannot be opened are damage.
 pub fn open(paths: &[PathBuf], damage: &mut Vec<String>) -> Result<Vec<Source>> {
     let mut sources: Vec<Source> = Vec::new();
-    let mut known = Vec::new();
+    let mut known = HashSet::new();
     for path in paths {
         for source in of_path(path, damage).with_context(|| shown(path))? {
             let metadata = source.file.metadata()?;
             let identity = (metadata.dev(), metadata.ino());
-            if !known.contains(&identity) {
-                known.push(identity);
+            if known.insert(identity) {
                 sources.push(source);
             }
         }
@@ -135,6 +137,7 @@ impl Source {
             file,
             size,
             data: Cell::new((0, 0)),
+            searched: RefCell::default(),
         })
     }
 
@@ -164,20 +167,27 @@ impl Source {
         to
     }
 
-    /// The first place from `at` on at which a block may begin, or `end`.
+    /// The first place from `at` on at which a block may begin, or `end`. The next search goes on in the
+    /// bytes that this one has read: damage in each block costs no read of its own.
     pub fn next_magic(&self, mut at: u64, end: u64) -> Result<u64> {
-        let mut bytes = Vec::new();
-        while at + (MAGIC.len() as u64) <= end {
+        const LENGTH: u64 = MAGIC.len() as u64;
+        let (from, bytes) = &mut *self.searched.borrow_mut();
+        while at + LENGTH <= end {
             if self.data_until(at) == at {
                 // ENXIO: no data follows.
                 at = seek(&self.file, SeekFrom::Data(at)).unwrap_or(end);
                 continue;
             }
-            self.read(at, ((end - at) as usize).min(1 << 20), &mut bytes)?;
+            if at < *from || at + LENGTH > *from + bytes.len() as u64 {
+                self.read(at, 1 << 20, bytes)?;
+                *from = at;
+            }
+            let bytes = &bytes[(at - *from) as usize..];
+            let bytes = &bytes[..bytes.len().min((end - at) as usize)];
             if let Some(found) = bytes.windows(MAGIC.len()).position(|bytes| *bytes == MAGIC) {
                 return Ok(at + found as u64);
             }
-            at += (bytes.len() - (MAGIC.len() - 1)) as u64;
+            at += bytes.len() as u64 - (LENGTH - 1);
         }
         Ok(end)
     }

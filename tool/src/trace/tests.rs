@@ -316,6 +316,22 @@ fn sparse(kind: u16, length: u32, then: &[u8]) -> Vec<u8> {
     sample.0
 }
 
+/// Each block claims the rest of the file. If each search for the next block read the file anew, 1 GiB of
+/// such blocks would take a quarter of an hour.
+#[test]
+fn damaged_blocks_are_read_once() {
+    let sample = sparse(kind::CALLS, 1 << 30, b"").repeat(1 << 15);
+    let size = sample.len() as u64;
+    let (_folder, path) = file(&Sample(sample));
+    let read = || crate::files::field("/proc/thread-self/io", "rchar").unwrap();
+    let read = || read().parse::<u64>().unwrap();
+    let before = read();
+    let trace = Trace::open(&path).unwrap();
+    let read = read() - before;
+    assert!(read < 4 * size, "{read} bytes of {size}");
+    assert!(trace.damage[0].starts_with("32768 blocks are cut off"));
+}
+
 #[test]
 fn a_hole_in_the_file_is_no_content() {
     for kind in [

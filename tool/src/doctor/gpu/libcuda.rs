@@ -2,6 +2,7 @@
 //! What NVIDIA's library says of each GPU. It opens devices, makes threads and may hang on a broken
 //! GPU, so a child process asks it, for a limited time.
 
+use crate::style;
 use crate::verbs::Loaded;
 use serde::{Deserialize, Serialize};
 use std::env;
@@ -35,8 +36,7 @@ pub fn as_child() -> Option<anyhow::Result<()>> {
         // The parent gives up earlier.
         // SAFETY: alarm has no preconditions. Nobody handles the signal: this process ends.
         unsafe { libc::alarm(LIMIT.as_secs() as u32 + 1) };
-        println!("{}", serde_json::to_string(&gpus())?);
-        Ok(())
+        style::print(&(serde_json::to_string(&gpus())? + "\n"))
     })
 }
 
