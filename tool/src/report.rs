@@ -163,14 +163,16 @@ fn save(
             shown(place)
         );
     }
-    output::write(place, content)
+    // The output has addresses, keys and command lines of all traces.
+    let modes = traces.iter().map(|trace| trace.mode());
+    output::write(place, modes.fold(0o644, |all, mode| all & mode), content)
 }
 
 /// Reports on a program that `rdmamr run` has run: writes the page, and prints where it is and what
 /// to do. `stays`: the trace does, so that the trial can be compared with it.
 pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path, stays: bool) -> Result<()> {
     let gone = [PathBuf::from("(removed)")];
-    let report = report_on(trace, if stays { paths } else { &gone })?;
+    let report = report_on(trace, if stays { paths } else { &gone }, Modules::default())?;
     let page = html::render(&report);
     save(&[trace], place, whole(&page))?;
     let verdict = &report.advice.verdict.line;
