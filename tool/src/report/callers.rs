@@ -221,7 +221,7 @@ impl Resolver {
         self.nameless.insert(path.to_owned(), why);
     }
 
-    /// What the names may lack, in sentences.
+    /// The gaps and doubts in the names, in sentences.
     pub fn notes(&self) -> Vec<String> {
         let newer = self.changed.iter().map(|path| {
             format!("{path} was written after the trace had begun: functions and lines in it may be wrong.")
