@@ -49,6 +49,22 @@ as $user mkfifo -m 666 theirs/pipe
 quietly "$tool" report --text theirs/pipe
 check "a user's pipe is not waited for" grep -q "a pipe of user $user" said
 
+# An output has the addresses and keys of a trace.
+install -m 755 "$tool" shared/tool
+for modes in "600 600" "640 600" "644 644"; do
+	read -r had has <<<"$modes"
+	install -o $user -m "$had" trace theirs/trace
+	for option in "" --perfetto "--flamegraph theirs/trace.svg" "--diff theirs/trace"; do
+		as $user shared/tool report $option theirs/trace >/dev/null
+	done
+	(cd theirs && as $user "$work/shared/tool" report -o page - <trace >/dev/null)
+	check "each output of a trace of mode $had has $has" \
+		[ "$(cd theirs && stat -c %a trace.html trace.json trace.svg trace.diff.html | xargs)" = "$has $has $has $has" ]
+	check "that of a pipe has 600" [ "$(stat -c %a theirs/page)" = 600 ]
+	rm -f theirs/trace* theirs/page
+done
+rm shared/tool
+
 # Files that a trace names: modules, and their debug information, which a compiler can put apart.
 ${CC:-cc} -O1 -g -gsplit-dwarf "$here/callers.c" -o callers
 apart=$(echo *.dwo)
@@ -61,6 +77,72 @@ for name in callers.dwp "$apart" callers; do
 	rm "$name"
 	[ ! -e kept ] || mv kept "$name"
 done
+# Modules that take much memory or time to read. All together may use 3 GiB here.
+mkdir -m 755 hostile
+python3 "$here/hostile_modules.py" hostile
+[ -e kept.trace ] || mv trace kept.trace
+within() { (ulimit -v $((3 << 20)) && quietly "$@"); }
+named() { check "$1: the program has its names" grep -q 'send_message *callers.c:' said; }
+for name in name deep frames lines; do
+	python3 "$here/trace.py" of trace "$work/callers" "$work/hostile/$name.so"
+	check "$name.so is reported on" within "$tool" report --text trace
+	named "$name.so"
+	case $name in
+	name) check "a name ends at 4 KiB" grep -q ' f(P<int, int>' said ;;
+	frames)
+		within "$tool" report --folded trace
+		check "of 4000 inlined functions are 64 left" [ "$(tr ';' '\n' <said | grep -c 'f(P<')" = 63 ]
+		;;
+	*) check "a line says that it has no names" grep -q "No functions and lines from .*$name.so: reading took" <(xargs <said) ;;
+	esac
+done
+python3 "$here/trace.py" of trace "$work/callers" "$work"/hostile/*.so
+check "all of them at once" within "$tool" report --text trace
+named "all of them"
+check "in one line" [ "$(grep -c 'No functions and lines' said)" = 1 ]
+within "$tool" report -o hostile/page trace
+check "the page has it" grep -q 'No functions and lines from .*deep.so and 1 other file: reading took' <(sed 's/<wbr>//g' hostile/page)
+
+# Modules that lie elsewhere.
+elsewhere() { check "$1: which a line says" grep -q 'No functions and lines from .*: not on a file system of this machine' <(xargs <said); }
+mkdir -m 755 -p there/mounted
+cp hostile/name.* there
+cp hostile/name.* there/mounted
+python3 "$here/trace.py" of trace "$work/callers" "$work/there/name.so"
+own_mounts() { quietly unshare --mount --propagation private python3 "$@"; }
+if ! unshare --mount true 2>/dev/null || [ ! -c /dev/fuse ]; then
+	skip "modules on a file system that does not answer" "unshare is refused, or there is no /dev/fuse"
+else
+	for path in there there/name.so; do
+		check "a module is not waited for: FUSE on $path" own_mounts "$here/silent_fuse.py" "$path" "$tool" report --text trace
+		named "FUSE on $path"
+		elsewhere "FUSE on $path"
+	done
+	slowly() { timeout -s KILL 300 "$@" >said 2>&1; }
+	check "on request it is, and not for ever" slowly unshare --mount --propagation private \
+		python3 "$here/silent_fuse.py" there "$tool" report --text --modules=any trace
+	named "FUSE on request"
+	check "a line says that it took too long" grep -q 'No functions and lines from .*name.so: reading took' <(xargs <said)
+fi
+if ! unshare --mount true 2>/dev/null || ! grep -qw autofs /proc/filesystems && ! modprobe autofs4 2>/dev/null; then
+	skip "modules in the folder of an automounter" "unshare is refused, or the kernel has no autofs"
+else
+	install -m 755 "$tool" there.tool
+	chmod 644 trace
+	for who in 0 $user; do
+		check "nothing is mounted for a report of user $who" own_mounts "$here/silent_autofs.py" "$work/there" \
+			setpriv --reuid $who --clear-groups "$work/there.tool" report --text trace
+		named "automounter, user $who"
+		elsewhere "automounter, user $who"
+	done
+	python3 "$here/trace.py" of trace "$work/callers" "$work/there/mounted/name.so"
+	check "what is mounted there is read for a user" own_mounts "$here/silent_autofs.py" "$work/there" \
+		setpriv --reuid $user --clear-groups "$work/there.tool" report --text trace
+	check "its names are known" grep -q ' f(P<int, int>' said
+fi
+rm -rf hostile there* trace
+mv kept.trace trace
+
 # A trace may lack the blocks that name its programs.
 python3 "$here/trace.py" job folder "$work/callers" "$work/libcallers.so"
 python3 - folder/* <<-'END'

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: MIT OR Apache-2.0
-"""trace.py known|job FILE PROGRAM LIBRARY: writes a trace, rdmamr_trace(5), for the tests
+"""trace.py known|job|of FILE PROGRAM LIBRARY...: writes a trace, rdmamr_trace(5), for the tests
 of "rdmamr report".
 
 known has a little of everything, and numbers that report.sh expects. job makes a folder with a trace
 for each of three ranks; its last argument FASTER divides the time of each call. PROGRAM and LIBRARY are
-callers.c, built as both. This file follows the manual page alone, so that it checks the library's
+callers.c, built as both. of names PROGRAM, and all the libraries that hostile_modules.py made. This file follows the manual page alone, so that it checks the library's
 own source.
 """
 import os
@@ -137,6 +137,20 @@ def job(path, program, library, faster=1):
             one.end(1 * s)
 
 
+def of(path, program, *libraries):
+    """A process whose calls come from each library, then from the program."""
+    places = [(PROGRAM_AT + n * MiB, library, int(open(library.replace(".so", ".at")).read(), 16)) for n, library in enumerate(libraries, 1)]
+    with open(path, "wb") as out:
+        one = Process(out, 600, ["./app"], 1_750_000_000 * s)
+        modules = [(PROGRAM_AT, program)] + [(at, library) for at, library, _ in places]
+        one.block(MODULES, "".join(f"{at:x} {at + MiB:x} {at:x} {module}\n" for at, module in modules).encode())
+        callers = [at + offset + 8 for at, _, offset in places] + [return_address(program, "send_message", PROGRAM_AT)]
+        for n, caller in enumerate(callers):
+            one.call(n * 50 * ms, (100 - n) * us, REG_MR, KERNEL, (0x20000000 + n * MiB, 4096), LOCAL_WRITE, n, caller)
+        one.flush()
+        one.end(1 * s)
+
+
 if __name__ == "__main__":
     kind, *names = sys.argv[1:]
-    {"known": known, "job": job}[kind](*names)
+    {"known": known, "job": job, "of": of}[kind](*names)

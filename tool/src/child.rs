@@ -4,12 +4,13 @@
 //! signal ends it. The parent waits a limited time, goes on with what the child has answered, and
 //! leaves the child behind.
 //!
-//! A fork, not a new program: the child has the parent's open files and data, and runs one closure.
+//! A fork, not a new program: the child has the parent's open files and data, and runs one closure. The
+//! closure may take questions from the parent, one after the other.
 
 use crate::files::{of_system, result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process,
     set_parent_process_death_signal, setrlimit, waitpid,
@@ -21,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long the end of a child that was killed is waited for.
+/// How long the end of children that were killed is waited for, if there are many.
 const MOMENT: Duration = Duration::from_millis(20);
 /// No more children are started while so many have been left behind and have not ended.
 const MOST_LEFT: usize = 8;
@@ -33,7 +34,7 @@ static LEFT: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// What a child may use.
 pub struct Bounds {
-    /// Bytes of address space beyond what the parent has.
+    /// Bytes of address space beyond what the parent has; more by [`allow`].
     pub memory: u64,
     /// Seconds of processor time.
     pub seconds: u64,
@@ -63,6 +64,15 @@ pub enum Received {
 pub struct Answers(File);
 
 impl Answers {
+    /// The next question. The parent is gone if there is none.
+    pub fn next(&mut self) -> io::Result<Vec<u8>> {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length)?;
+        let mut question = vec![0; u32::from_ne_bytes(length) as usize];
+        self.0.read_exact(&mut question)?;
+        Ok(question)
+    }
+
     /// Sends an answer. If the parent is gone, the child ends (SIGPIPE, or the parent's death).
     pub fn send(&mut self, answer: &[u8]) -> io::Result<()> {
         // The end is an answer of no length, so each answer is one longer.
@@ -74,10 +84,15 @@ impl Answers {
 impl Child {
     /// Starts a child that runs the closure and ends.
     pub fn start(bounds: &Bounds, work: impl FnOnce(&mut Answers)) -> io::Result<Child> {
-        if left_behind() >= MOST_LEFT {
-            return Err(io::Error::other("the processes asked before do not end"));
+        let end = Instant::now() + MOMENT;
+        while left_behind() >= MOST_LEFT {
+            if Instant::now() > end {
+                return Err(io::Error::other("the processes asked before do not end"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
         }
-        let (answers, own) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+        let (answers, own) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
         // SAFETY: the child runs the closure and ends by _exit(2). If the parent has threads, the C
         // library keeps its allocator usable in the child.
         let pid = result(unsafe { libc::fork() })?;
@@ -98,6 +113,16 @@ impl Child {
             answers: answers.into(),
             arrived: Vec::new(),
         })
+    }
+
+    /// Asks the child, which may have died (EPIPE).
+    pub fn ask(&self, question: &[u8]) -> io::Result<()> {
+        let mut rest = &[&(question.len() as u32).to_ne_bytes(), question].concat()[..];
+        while !rest.is_empty() {
+            let sent = send(&self.answers, rest, SendFlags::NOSIGNAL)?;
+            rest = &rest[sent..];
+        }
+        Ok(())
     }
 
     /// Takes the next answer, for which it waits so long.
@@ -138,14 +163,7 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
-        let end = Instant::now() + MOMENT;
-        while !has_ended(self.pid) {
-            if Instant::now() > end {
-                LEFT.lock().unwrap().push(self.pid);
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        LEFT.lock().unwrap().push(self.pid);
     }
 }
 
@@ -177,17 +195,23 @@ fn confine(bounds: &Bounds) -> io::Result<()> {
     let size = pages.unwrap_or(0) * rustix::param::page_size() as u64;
     limit(Resource::As, size + bounds.memory)?;
     limit(Resource::Cpu, bounds.seconds)?;
+    // If the machine has no memory left, the kernel ends this process, not another.
+    let _ = of_system("/proc/self/oom_score_adj", true).and_then(|mut it| it.write_all(b"1000"));
     limit(Resource::Core, 0)
 }
 
-/// Lowers a limit.
+/// Lets this child use so many bytes more.
+pub fn allow(bytes: u64) -> io::Result<()> {
+    let now = getrlimit(Resource::As).current;
+    limit(Resource::As, now.unwrap_or(u64::MAX).saturating_add(bytes))
+}
+
+/// Sets a limit, within the one of the process.
 fn limit(resource: Resource, most: u64) -> io::Result<()> {
-    let most = getrlimit(resource)
-        .maximum
-        .map_or(most, |old| old.min(most));
+    let maximum = getrlimit(resource).maximum;
     let both = Rlimit {
-        current: Some(most),
-        maximum: Some(most),
+        current: Some(maximum.map_or(most, |maximum| maximum.min(most))),
+        maximum,
     };
     Ok(setrlimit(resource, both)?)
 }
@@ -243,11 +267,32 @@ mod tests {
     }
 
     #[test]
+    fn questions_are_answered_in_turn() {
+        let mut child = start(|answers| {
+            while let Ok(question) = answers.next() {
+                assert_ne!(question, b"die");
+                answers.send(&question).unwrap();
+            }
+        });
+        for question in [b"".as_slice(), b"one", &[7; 1 << 20]] {
+            child.ask(question).unwrap();
+            assert_eq!(child.receive(LONG), Received::Answer(question.to_vec()));
+        }
+        child.ask(b"die").unwrap();
+        assert_eq!(child.receive(LONG), Received::Died);
+        assert!(child.ask(b"one").is_err());
+    }
+
+    #[test]
     fn nobody_waits_for_a_child_that_waits() {
         let mut child = start(|_| std::thread::sleep(LONG));
         let pid = child.pid;
         assert_eq!(child.receive(Duration::from_millis(10)), Received::Late);
         drop(child);
-        assert!(has_ended(pid));
+        let end = Instant::now() + LONG;
+        while LEFT.lock().unwrap().contains(&pid) {
+            assert!(Instant::now() < end);
+            left_behind();
+        }
     }
 }

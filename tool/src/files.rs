@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! All files that this program opens: those that system calls open, small files of proc(5) and
-//! sysfs(5), the kernel's release, which is in one of them, and files that others name (`named.rs`).
+//! sysfs(5), the kernel's release, which is in one of them, and files that others name (`named.rs`), on the file
+//! systems of this machine (`mounts.rs`).
 
+pub mod mounts;
 pub mod named;
 
 use rustix::fs::{CWD, OFlags, openat};

@@ -3,7 +3,6 @@
 
 mod attach;
 mod bench;
-#[allow(dead_code)]
 mod child;
 mod choices;
 mod completions;

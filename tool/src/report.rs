@@ -18,6 +18,7 @@ mod flame;
 mod html;
 mod job;
 pub mod json;
+pub mod names;
 mod output;
 pub mod perfetto;
 mod plots;
@@ -35,6 +36,7 @@ mod timeline;
 pub mod units;
 mod verdict;
 
+use self::names::Modules;
 pub use self::output::ensure_writable;
 use self::units::shown;
 
@@ -78,6 +80,10 @@ pub struct Args {
     /// Where to write the page; FILE.html beside the trace if not given, or FOLDER/report.html
     #[arg(short, long, value_name = "PAGE", conflicts_with_all = ["text", "json"])]
     output: Option<PathBuf>,
+    /// Look up functions in files that the trace names: on this machine's file systems (local), or on
+    /// any, also a network's
+    #[arg(long, value_enum, value_name = "WHICH", default_value_t)]
+    modules: Modules,
 }
 
 /// An error means that no report could be made.
@@ -85,7 +91,7 @@ pub fn run(args: &Args) -> Result<()> {
     if args.diff {
         return compare(args);
     }
-    let (trace, report) = read(&args.traces)?;
+    let (trace, report) = read(&args.traces, args.modules)?;
     if args.json {
         print(&json::render(&report)?)
     } else if args.text {
@@ -97,7 +103,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else if args.perfetto {
         let place = place(args, "json");
         output(&[&trace], &place, |out| {
-            perfetto::write(&trace, &report, out)
+            perfetto::write(&trace, &report, args.modules, out)
         })
     } else {
         let page = html::render(&report);
@@ -109,8 +115,8 @@ fn compare(args: &Args) -> Result<()> {
     let [before, after] = &args.traces[..] else {
         bail!("--diff compares two traces: the one before, and the one after");
     };
-    let (one, before) = read(std::slice::from_ref(before))?;
-    let (other, after) = read(std::slice::from_ref(after))?;
+    let (one, before) = read(std::slice::from_ref(before), args.modules)?;
+    let (other, after) = read(std::slice::from_ref(after), args.modules)?;
     let diff = diff::Diff::new(&before, &after);
     if args.json {
         print(&json::render(&diff)?)
@@ -122,15 +128,16 @@ fn compare(args: &Args) -> Result<()> {
     }
 }
 
-fn read(paths: &[PathBuf]) -> Result<(Trace, Report)> {
+fn read(paths: &[PathBuf], modules: Modules) -> Result<(Trace, Report)> {
     let trace = Trace::of(paths)?;
-    let report = report_on(&trace, paths)?;
+    let report = report_on(&trace, paths, modules)?;
     Ok((trace, report))
 }
 
-fn report_on(trace: &Trace, paths: &[PathBuf]) -> Result<Report> {
+fn report_on(trace: &Trace, paths: &[PathBuf], modules: Modules) -> Result<Report> {
     let name = names(paths);
-    Report::new(trace, Path::new(&name)).with_context(|| format!("{name} cannot be reported on"))
+    Report::new(trace, Path::new(&name), modules)
+        .with_context(|| format!("{name} cannot be reported on"))
 }
 
 /// The content of a file that is this text.
@@ -163,14 +170,16 @@ fn save(
             shown(place)
         );
     }
-    output::write(place, content)
+    // The output has addresses, keys and command lines of all traces.
+    let modes = traces.iter().map(|trace| trace.mode());
+    output::write(place, modes.fold(0o644, |all, mode| all & mode), content)
 }
 
 /// Reports on a program that `rdmamr run` has run: writes the page, and prints where it is and what
 /// to do. `stays`: the trace does, so that the trial can be compared with it.
 pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path, stays: bool) -> Result<()> {
     let gone = [PathBuf::from("(removed)")];
-    let report = report_on(trace, if stays { paths } else { &gone })?;
+    let report = report_on(trace, if stays { paths } else { &gone }, Modules::default())?;
     let page = html::render(&report);
     save(&[trace], place, whole(&page))?;
     let verdict = &report.advice.verdict.line;

@@ -254,6 +254,16 @@ impl Trace {
         self.sources.iter().any(|source| source.is_at(path))
     }
 
+    /// The permissions that a file with content of the trace may have: for its user alone, unless all
+    /// may read each file of the trace. A group counts for nothing, since the new file may have another.
+    pub fn mode(&self) -> u32 {
+        let all = self.sources.iter().map(|source| source.mode);
+        match all.fold(0o044, |mode, of_one| mode & of_one) {
+            mode if mode & 0o004 == 0 => 0o600,
+            mode => 0o600 | mode,
+        }
+    }
+
     fn index(&mut self, number_of_source: usize) -> Result<()> {
         let mut bytes = Vec::new();
         let first = self.processes.len();

@@ -7,6 +7,7 @@
 //! into another process. A new file gets its name when it is complete. It takes over neither the owner
 //! nor the content of the file that it replaces, and of its mode only what narrows it.
 
+use super::mounts::Mounts;
 use super::{by_number, has_proc, open_at, reopen};
 use crate::report::units::shown;
 use anyhow::{Context, Result, ensure};
@@ -86,7 +87,12 @@ impl Found {
 
 /// Finds the file to which a path leads.
 pub fn find(path: &Path) -> Result<Found> {
-    walk(path, parts(path)?, None)
+    walk(path, parts(path)?, None, None)
+}
+
+/// The same, only on file systems of this machine; nothing is mounted, and no other file system asked.
+pub fn find_local(path: &Path, mounts: &Mounts) -> Result<Found> {
+    walk(path, parts(path)?, None, Some(mounts))
 }
 
 /// Opens a regular file by any links: a program that is run, whose path is as the kernel takes it.
@@ -118,7 +124,7 @@ impl Place {
     pub fn of(path: &Path, missing: Missing) -> Result<Place> {
         let mut parts = parts(path)?;
         let name = parts.pop_back().context("it names no file")?;
-        let folder = walk(path, parts, Some(missing))?.file.into();
+        let folder = walk(path, parts, Some(missing), None)?.file.into();
         Ok(Place { folder, name })
     }
 
@@ -133,7 +139,7 @@ impl Place {
 
     /// Looks at the file of that name, or at the link.
     pub fn look(&self) -> io::Result<Found> {
-        look(&self.folder, &self.name)
+        Found::new(look_at(&self.folder, &self.name)?)
     }
 
     /// Makes a new file of that name.
@@ -201,13 +207,20 @@ pub fn buffered(
 }
 
 /// Walks along the parts of a path, folder by folder, by any links. The last part is a folder too if it
-/// is told what becomes of missing ones.
-fn walk(path: &Path, mut rest: VecDeque<OsString>, folders: Option<Missing>) -> Result<Found> {
+/// is told what becomes of missing ones. All parts are local if it is told the mounts.
+fn walk(
+    path: &Path,
+    mut rest: VecDeque<OsString>,
+    folders: Option<Missing>,
+    local: Option<&Mounts>,
+) -> Result<Found> {
     let mut folder = start_of(path)?;
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
         let is_last = rest.is_empty() && folders.is_none();
-        if !is_last {
+        if let Some(mounts) = local {
+            mounts.ensure_mounted(&folder, &name)?;
+        } else if !is_last {
             // O_DIRECTORY has an automount happen.
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW;
             match open_at(&folder, &name, flags, 0) {
@@ -229,7 +242,11 @@ fn walk(path: &Path, mut rest: VecDeque<OsString>, folders: Option<Missing>) -> 
                 Err(_) => {}
             }
         }
-        let found = look(&folder, &name)?;
+        let file = look_at(&folder, &name)?;
+        if let Some(mounts) = local {
+            mounts.ensure_local(&file, me() == 0)?;
+        }
+        let found = Found::new(file)?;
         if found.about.is_symlink() {
             let user = found.about.uid();
             let shown = shown(&name);
@@ -284,9 +301,8 @@ fn parts(path: &Path) -> Result<VecDeque<OsString>> {
 }
 
 /// Finds a name in a folder: the file, or the link.
-fn look(folder: &OwnedFd, name: &OsStr) -> io::Result<Found> {
-    let flags = OFlags::PATH | OFlags::NOFOLLOW;
-    Found::new(open_at(folder, name, flags, 0)?)
+fn look_at(folder: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
+    open_at(folder, name, OFlags::PATH | OFlags::NOFOLLOW, 0)
 }
 
 /// Whether a folder is that of this process's own descriptors in proc(5).

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Callers: turns an address in a file into a function and a line of source, as far as the file has
 //! symbols or debug information.
-use super::symbols::Symbols;
-use super::units::name_of;
+use super::names::{Answer, LONGEST, Modules, Name, Names};
+use super::units::{name_of, plural};
 use crate::trace::{Located, Trace};
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 /// The most frames that text shows beyond the caller.
@@ -98,15 +97,41 @@ impl Frame {
     }
 }
 
-/// The symbols and lines that have been read.
-#[derive(Default)]
+/// The most bytes of names that callers of a report get, which a report keeps.
+const MOST_NAMES: usize = 256 << 20;
+
+/// Why a file has no names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// It cannot be read.
+    Unreadable,
+    Elsewhere,
+    /// Reading it takes too much memory or time.
+    TooMuch,
+}
+
+/// The names of callers, as far as they are known.
 pub struct Resolver {
-    files: FxHashMap<String, Option<Symbols>>,
+    names: Names,
+    known: FxHashMap<(String, u64), Vec<Name>>,
+    nameless: FxHashMap<String, Why>,
+    /// Bytes of names that may still be given out.
+    left: usize,
     /// Files that changed after the trace had begun: their lines may differ from the code that ran.
-    pub changed: Vec<String>,
+    changed: Vec<String>,
 }
 
 impl Resolver {
+    pub fn new(modules: Modules) -> Resolver {
+        Resolver {
+            names: Names::new(modules),
+            known: FxHashMap::default(),
+            nameless: FxHashMap::default(),
+            left: MOST_NAMES,
+            changed: Vec::new(),
+        }
+    }
+
     /// The functions at a place of a process.
     pub fn at(&mut self, trace: &Trace, process: u32, (file, offset): Located) -> Vec<Frame> {
         let module = file.map(|file| trace.paths[file as usize].as_str());
@@ -121,57 +146,118 @@ impl Resolver {
             offset,
             ..Frame::default()
         };
-        if let Some(path) = module.filter(|path| !self.files.contains_key(*path)) {
-            let file = self.open(path, began);
-            self.files.insert(path.to_string(), file);
-        }
-        let file = module.and_then(|path| self.files.get(path)?.as_ref());
-        // The call instruction lies before its return address, which may belong to another line or
-        // another function.
-        let call = offset.wrapping_sub(1);
+        let names = module.map(|path| self.names(path, offset, began));
         let mut found: Vec<Frame> = Vec::new();
-        if let Some(mut frames) = file.and_then(|file| file.frames(call)) {
-            while let Ok(Some(frame)) = frames.next() {
-                // Programs call through inline functions of these headers.
-                if found.last().is_some_and(|inner| inner.is_of_header()) {
-                    found.pop();
-                }
-                let place = frame.location.and_then(|at| at.file.zip(at.line));
-                let name = frame.function;
-                found.push(Frame {
-                    function: name.and_then(|name| Some(name.demangle().ok()?.into_owned())),
-                    source: place.map(|(file, line)| format!("{file}:{line}")),
-                    ..unnamed.clone()
-                });
+        for Name { function, source } in names.unwrap_or_default() {
+            // Programs call through inline functions of these headers.
+            if found.last().is_some_and(|inner| inner.is_of_header()) {
+                found.pop();
             }
+            found.push(Frame {
+                function,
+                source,
+                ..unnamed.clone()
+            });
         }
         if found.is_empty() {
             found.push(unnamed);
         }
-        if let Some(outermost) = found.last_mut().filter(|frame| frame.function.is_none()) {
-            let symbol = file.and_then(|file| file.symbol(call));
-            outermost.function = symbol.map(|(name, address)| {
-                let name = addr2line::demangle_auto(name.into(), None);
-                format!("{name}+{:#x}", offset - address)
-            });
-        }
         found
     }
 
-    fn open(&mut self, path: &str, began: u64) -> Option<Symbols> {
-        // The kernel's own code has no file, and a relative path has an unknown folder.
-        let path = Some(Path::new(path)).filter(|path| path.is_absolute())?;
-        let (symbols, changed) = Symbols::read(path, Path::new("/usr/lib/debug"))?;
-        if changed > SystemTime::UNIX_EPOCH + Duration::from_nanos(began) {
-            self.changed.push(path.to_string_lossy().into_owned());
+    /// Finds the names at the places of a stack, with one question for each file.
+    pub fn prepare(&mut self, trace: &Trace, process: u32, places: &[Located]) {
+        let mut files: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+        for (file, offset) in places {
+            let offsets = file.map(|file| files.entry(file).or_default());
+            offsets.into_iter().for_each(|it| it.push(*offset));
         }
-        Some(symbols)
+        for (file, offsets) in files {
+            let path = &trace.paths[file as usize];
+            self.find(path, &offsets, trace.processes[process as usize].process);
+        }
+    }
+
+    /// The names at a return address in a file; none if the file has none.
+    fn names(&mut self, path: &str, offset: u64, began: u64) -> Vec<Name> {
+        self.find(path, &[offset], began);
+        let place = (path.to_owned(), offset);
+        let names = self.known.get(&place).cloned().unwrap_or_default();
+        let bytes = |name: &Name| name.bytes() + path.len();
+        match self.left.checked_sub(names.iter().map(bytes).sum()) {
+            Some(left) => self.left = left,
+            None => {
+                self.nameless.insert(place.0, Why::TooMuch);
+                return Vec::new();
+            }
+        }
+        names
+    }
+
+    /// Asks for the names that are not known yet.
+    fn find(&mut self, path: &str, offsets: &[u64], began: u64) {
+        if path.len() > LONGEST || self.nameless.contains_key(path) {
+            return;
+        }
+        let place = |&offset: &u64| (path.to_owned(), offset);
+        let is_unknown = |offset: &u64| !self.known.contains_key(&place(offset));
+        let offsets: Vec<u64> = offsets.iter().copied().filter(is_unknown).collect();
+        if offsets.is_empty() {
+            return;
+        }
+        let began = SystemTime::UNIX_EPOCH + Duration::from_nanos(began);
+        let why = match self.names.at(path, offsets.clone(), began) {
+            Some(Answer::Names(names, is_newer)) => {
+                if is_newer && !self.changed.iter().any(|it| it == path) {
+                    self.changed.push(path.to_owned());
+                }
+                self.known.extend(offsets.iter().map(place).zip(names));
+                return;
+            }
+            Some(Answer::Unreadable) => Why::Unreadable,
+            Some(Answer::Elsewhere) => Why::Elsewhere,
+            None => Why::TooMuch,
+        };
+        self.nameless.insert(path.to_owned(), why);
+    }
+
+    /// The gaps and doubts in the names, in sentences.
+    pub fn notes(&self) -> Vec<String> {
+        let newer = self.changed.iter().map(|path| {
+            format!("{path} was written after the trace had begun: functions and lines in it may be wrong.")
+        });
+        let without = |why| {
+            let of = self.nameless.iter().filter(move |(_, it)| **it == why);
+            let first = of.clone().map(|(path, _)| path).min()?;
+            Some(match of.count() as u64 - 1 {
+                0 => first.clone(),
+                more => format!("{first} and {}", plural(more, "other file", "other files")),
+            })
+        };
+        let too_much = without(Why::TooMuch).map(|files| {
+            format!("No functions and lines from {files}: reading took too much memory or time.")
+        });
+        let elsewhere = without(Why::Elsewhere).map(|files| {
+            format!(
+                "No functions and lines from {files}: not on a file system of this machine. --modules=any reads \
+                 files anywhere."
+            )
+        });
+        newer.chain(too_much).chain(elsewhere).collect()
+    }
+}
+
+impl Default for Resolver {
+    fn default() -> Resolver {
+        Resolver::new(Modules::default())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::symbols::Symbols;
+    use std::path::Path;
     use std::process::Command;
 
     fn run(command: &str, arguments: &[&str]) -> String {
@@ -226,7 +312,8 @@ mod tests {
         let debug = path(".build-id/ab/cdef0123.debug");
         run("objcopy", &["--only-keep-debug", &whole, &debug]);
         run("strip", &[&whole, "-o", &stripped]);
-        let read = |path: &str, folder: &Path| Symbols::read(Path::new(path), folder).unwrap().0;
+        let read =
+            |path: &str, folder: &Path| Symbols::read(Path::new(path), folder, None).unwrap().0;
         let main = run("nm", &[&whole]);
         let main = main
             .lines()

@@ -3,6 +3,7 @@
 //! notes in sentences.
 use super::callers::{Caller, Resolver};
 use super::durations::Durations;
+use super::names::Modules;
 use super::ranges::Class;
 use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
@@ -22,17 +23,20 @@ const LISTED: usize = 100;
 
 impl Report {
     /// Replays a trace and makes the report.
-    pub fn new(trace: &Trace, path: &Path) -> Result<Report> {
-        Ok(Replay::of(trace)?.report(trace, path))
+    pub fn new(trace: &Trace, path: &Path, modules: Modules) -> Result<Report> {
+        Ok(Replay::of(trace)?.report(trace, path, modules))
     }
 }
 
 impl Replay {
-    fn report(mut self, trace: &Trace, path: &Path) -> Report {
-        let mut resolver = Resolver::default();
+    fn report(mut self, trace: &Trace, path: &Path, modules: Modules) -> Report {
+        let mut resolver = Resolver::new(modules);
         let sites = std::mem::take(&mut self.site_totals);
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
+            if let Some(stack) = &site.stack {
+                resolver.prepare(trace, *process, &stack.native);
+            }
             let mut frames = |place| resolver.at(trace, *process, place);
             Caller::new(frames(site.place), site.stack.as_deref(), frames)
         };
@@ -71,7 +75,7 @@ impl Replay {
         let ranks = ranks::ranks(&trace.processes, &self.processes);
         let advice = self.advice();
         let again = self.again(&mut caller);
-        let notes = self.notes(trace, &processes, &resolver.changed);
+        let notes = self.notes(trace, &processes, resolver.notes());
         let latencies = self.latencies();
         let (pinned, activity, lanes) = self.timeline.finish(self.totals.span_ns);
         let mut report = Report {
@@ -228,7 +232,12 @@ impl Replay {
         processes.into_iter().map(totals).collect()
     }
 
-    fn notes(&self, trace: &Trace, processes: &[ProcessTotals], changed: &[String]) -> Vec<String> {
+    fn notes(
+        &self,
+        trace: &Trace,
+        processes: &[ProcessTotals],
+        of_names: Vec<String>,
+    ) -> Vec<String> {
         let mut notes = Vec::new();
         if self.totals.dropped > 0 {
             notes.push(format!(
@@ -275,9 +284,7 @@ impl Replay {
                 units::plural(self.taken, "region", "regions")
             ));
         }
-        notes.extend(changed.iter().map(|path| {
-            format!("{path} was written after the trace had begun: functions and lines in it may be wrong.")
-        }));
+        notes.extend(of_names);
         notes
     }
 }

@@ -7,12 +7,17 @@ use rustix::fs::{Access, access};
 use std::io::{self, Write};
 use std::path::Path;
 
-pub fn write(path: &Path, content: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+/// Writes with permissions that are at most `mode`.
+pub fn write(
+    path: &Path,
+    mode: u32,
+    content: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
     if path == Path::new("-") {
         return buffered(io::stdout().lock(), content);
     }
     // Root may have read what others may not.
-    let mode = if me() == 0 { 0o600 } else { 0o644 };
+    let mode = if me() == 0 { mode & 0o600 } else { mode };
     replace(path, mode, content).with_context(|| format!("{} cannot be written", shown(path)))
 }
 

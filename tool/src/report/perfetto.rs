@@ -5,6 +5,7 @@ use super::access;
 use super::callers::{Frame, Resolver};
 use super::figures;
 use super::json::escaped;
+use super::names::Modules;
 use super::shape::Report;
 use super::units::name_of;
 use crate::trace::{Event, Process, Trace, delay};
@@ -18,7 +19,7 @@ use std::io::{self, Write};
 /// given the same pid.
 const ALL: usize = 0;
 
-pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> {
+pub fn write(trace: &Trace, report: &Report, modules: Modules, out: &mut dyn Write) -> Result<()> {
     let begin = trace.begin();
     let name = |pid: usize, name: &str| about("M", "process_name", pid, json!({"name": name}));
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
@@ -38,7 +39,7 @@ pub fn write(trace: &Trace, report: &Report, out: &mut dyn Write) -> Result<()> 
         counter["ts"] = us(point.time_ns).into();
         put(counter)?;
     }
-    let mut resolver = Resolver::default();
+    let mut resolver = Resolver::new(modules);
     let mut callers: FxHashMap<(u32, u32, u64), String> = FxHashMap::default();
     let mut written = Ok(());
     trace.calls(|event| {

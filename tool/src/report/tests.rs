@@ -8,7 +8,7 @@ const S: u64 = 1_000_000_000;
 
 fn read(sample: &Sample) -> Report {
     let (_folder, path) = file(sample);
-    Report::new(&Trace::open(&path).unwrap(), &path).unwrap()
+    Report::new(&Trace::open(&path).unwrap(), &path, Modules::default()).unwrap()
 }
 
 /// A process that has begun to write.
@@ -466,7 +466,7 @@ fn a_trial_and_what_compares_it_are_the_next_commands() {
         let (folder, trace) = file(&sample_of(&long));
         let path = folder.path().join(name);
         std::fs::rename(trace, &path).unwrap();
-        let report = Report::new(&Trace::open(&path).unwrap(), &path).unwrap();
+        let report = Report::new(&Trace::open(&path).unwrap(), &path, Modules::default()).unwrap();
         assert!(text::render(&report).contains("\n  rdmamr run --cache=local --trace "));
         let folder = format!("{}/", folder.path().display());
         report.advice.next.join("\n").replace(&folder, "")
@@ -989,7 +989,9 @@ fn a_trace_with_any_wrong_byte_is_reported_or_refused() {
         let mut bytes = sample.0.clone();
         bytes[at] = [0x00, 0x7f, 0xff][at % 3];
         let (_folder, path) = file(&Sample(bytes));
-        if let Ok(report) = Trace::open(&path).and_then(|trace| Report::new(&trace, &path)) {
+        if let Ok(report) =
+            Trace::open(&path).and_then(|trace| Report::new(&trace, &path, Modules::default()))
+        {
             text::render(&report);
             html::render(&report);
         }
@@ -1123,12 +1125,12 @@ fn fuzz_trace() {
         let Ok(trace) = Trace::open(&path) else {
             return;
         };
-        let Ok(report) = Report::new(&trace, &path) else {
+        let Ok(report) = Report::new(&trace, &path, Modules::default()) else {
             return;
         };
         let text = text::render(&report);
         assert!(!text.chars().any(|c| c != '\n' && units::controls(c)));
-        perfetto::write(&trace, &report, &mut std::io::sink()).unwrap();
+        perfetto::write(&trace, &report, Modules::default(), &mut std::io::sink()).unwrap();
         // The rest takes a hundred times as long.
         if random.below(16) != 0 {
             return;

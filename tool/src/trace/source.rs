@@ -19,6 +19,8 @@ pub struct Source {
     pub path: PathBuf,
     file: File,
     pub size: u64,
+    /// The permissions; of a pipe those of a new trace.
+    pub mode: u32,
     /// Bytes without a hole, from the first number up to the second.
     data: Cell<(u64, u64)>,
     /// The bytes that were searched last, and their place.
@@ -99,7 +101,11 @@ fn of_pipe(path: &Path, mut pipe: impl Read) -> Result<Source> {
     let mut file = tempfile::tempfile().context("a temporary file for the pipe")?;
     io::copy(&mut pipe, &mut file).context("reading the pipe")?;
     file.rewind()?;
-    Source::new(path.to_path_buf(), file)
+    let source = Source::new(path.to_path_buf(), file)?;
+    Ok(Source {
+        mode: 0o600,
+        ..source
+    })
 }
 
 /// Opens a file that a library is to append a trace to, which exists as a trace or not at all, and
@@ -127,7 +133,8 @@ pub fn to_append(path: &Path) -> Result<(Named, File)> {
 
 impl Source {
     fn new(path: PathBuf, file: File) -> Result<Source> {
-        let size = file.metadata()?.len();
+        let about = file.metadata()?;
+        let size = about.len();
         ensure!(
             size > 0,
             "it is empty: the program has not registered memory yet, or the library was not loaded"
@@ -136,6 +143,7 @@ impl Source {
             path,
             file,
             size,
+            mode: about.mode(),
             data: Cell::new((0, 0)),
             searched: RefCell::default(),
         })

@@ -2,6 +2,7 @@
 use super::*;
 use crate::sample::{BEGAN, Sample, Writer, deregister, file, register};
 use rdmamr_trace_format::call;
+use std::os::unix::fs::PermissionsExt;
 
 impl Trace {
     /// The trace in one file.
@@ -406,6 +407,24 @@ fn several_files_and_a_folder_are_one_trace() {
 }
 
 #[test]
+fn an_output_is_at_most_as_open_as_each_file_of_the_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut modes = Vec::new();
+    for (name, mode) in [("a", 0o666), ("b", 0o444), ("c", 0o604), ("d", 0o640)] {
+        let mut sample = Sample::default();
+        Writer::new(7).start(&mut sample, "a\0");
+        std::fs::write(path(name), sample.0).unwrap();
+        let mode = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(path(name), mode).unwrap();
+        modes.push(Trace::open(&path(name)).unwrap().mode());
+    }
+    assert_eq!(modes, [0o644, 0o644, 0o604, 0o600]);
+    let all = [folder.path().to_path_buf()];
+    assert_eq!(Trace::of(&all).unwrap().mode(), 0o600);
+}
+
+#[test]
 fn a_pipe_is_read_to_its_end() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("pipe");
@@ -423,4 +442,5 @@ fn a_pipe_is_read_to_its_end() {
     let trace = Trace::open(&path).unwrap();
     writer.join().unwrap();
     assert_eq!(seen(&trace), [(call::REG_MR, 5)]);
+    assert_eq!(trace.mode(), 0o600);
 }
