@@ -266,6 +266,33 @@ fn plain(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::report::errno;
+    use crate::report::units::controls;
+
+    /// Any text may be pasted.
+    #[test]
+    fn fuzz_explain() {
+        let samples: [&[u8]; 4] = [
+            b"ibv_reg_mr failed: Cannot allocate memory\nib_register(): errno 12",
+            b"librdmamr: ibv_reg_mr of 4096 bytes at 0x7f00: ENOMEM from the kernel: RLIMIT_MEMLOCK",
+            b"mlx5: dump error cqe\n00000000 00000000 00000000 00000000\n00000000 93005204 0a00014e 00a9dfd3",
+            "\u{1b}[31mfi_mr_reg: Nicht gen\u{fc}gend Hauptspeicher (-12)\u{202e}\r\nNCCL WARN Call to ibv_create_cq failed".as_bytes(),
+        ];
+        let known = names();
+        crate::fuzz_inputs::each("fuzz_explain", 200, &samples, |input, _| {
+            let (own, others) = own_lines(&String::from_utf8_lossy(input));
+            let found = pasted::find(&others, rows(LINES), |errno| known.contains(errno));
+            assert!(found.errnos.iter().all(|errno| known.contains(errno)));
+            let statuses = found.statuses.iter();
+            assert!(
+                statuses
+                    .clone()
+                    .all(|it| rows_of(COMPLETIONS, it).next().is_some())
+            );
+            let lines = found.lines.iter().flat_map(|(words, means)| [words, means]);
+            let controls = |it: &String| it.chars().any(|c| c != '\n' && controls(c));
+            assert!(!own.iter().chain(lines).any(controls));
+        });
+    }
 
     #[test]
     fn each_errno_has_its_causes() {

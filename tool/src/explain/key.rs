@@ -420,7 +420,9 @@ fn of_rights(number: u8, access: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::units::controls;
     use crate::sample::{Sample, Writer, deregister, file, register};
+    use anstream::adapter::strip_str;
 
     const MS: u64 = 1_000_000;
 
@@ -445,6 +447,33 @@ mod tests {
         for words in wanted {
             assert!(text.contains(words), "{words}: {text}");
         }
+    }
+
+    /// A trace whose content is arbitrary.
+    #[test]
+    fn fuzz_explain_key() {
+        let mut sample = Sample::default();
+        let mut one = Writer::new(7);
+        one.start(&mut sample, "/opt/app\0");
+        let registered = register(2 * MS, 5, 0x10000, 4096);
+        let ended = deregister(7 * MS, 5, 0x10000, 4096);
+        one.calls(&mut sample, &[registered, ended, registered]);
+        one.end(&mut sample, 1000 * MS);
+        let (_folder, path) = file(&sample);
+        let content = std::fs::read(&path).unwrap();
+        let target = |input: &[u8], random: &mut crate::fuzz_inputs::Random| {
+            std::fs::write(&path, input).unwrap();
+            let Ok(trace) = Trace::open(&path) else {
+                return;
+            };
+            let key = [5, 0, u32::MAX, random.next() as u32][random.below(4)];
+            let wanted = [None, Some((0x10000, 1)), Some((u64::MAX, 1))][random.below(3)];
+            if let Ok(text) = (Asked { key, wanted }).answer(&trace) {
+                let text = strip_str(&text).to_string();
+                assert!(!text.chars().any(|c| c != '\n' && controls(c)));
+            }
+        };
+        crate::fuzz_inputs::each("fuzz_explain_key", 100, &[&content], target);
     }
 
     #[test]
