@@ -61,7 +61,7 @@ extern "C" fn interrupt(_: i32) {
 
 /// The exit status is 2 if the process cannot be asked, and 1 if it has recorded no call.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let found = pages::of(args.pid).with_context(|| why_not(args.pid))?;
+    let found = pages::of(args.pid)?.with_context(|| why_not(args.pid))?;
     let handler = interrupt as extern "C" fn(i32) as libc::sighandler_t;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic.

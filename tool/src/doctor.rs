@@ -15,6 +15,7 @@ pub mod hugepages;
 mod instruments;
 mod kernel;
 mod libfabric;
+mod live_page;
 pub mod mappings;
 pub mod memlock;
 mod preload;
@@ -72,6 +73,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(cgroup::check());
     checks.push(userfaultfd::check());
     checks.push(fence::check());
+    checks.push(live_page::check());
     checks.push(mappings::check());
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());
