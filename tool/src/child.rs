@@ -144,7 +144,7 @@ impl Drop for Child {
                 LEFT.lock().unwrap().push(self.pid);
                 return;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Duration::from_micros(100));
         }
     }
 }
