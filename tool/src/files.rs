@@ -67,10 +67,14 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 
 /// The value of a line `NAME: VALUE` of a file.
 pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
-    let text = text(path)?;
+    Some(value_in(&text(path)?, name)?.to_owned())
+}
+
+/// The value of a line `NAME: VALUE` of a text.
+pub fn value_in<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    Some(value?.trim().to_owned())
+    Some(value?.trim())
 }
 
 /// A line of `/proc/PID/status`.

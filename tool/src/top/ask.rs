@@ -7,10 +7,10 @@
 //! A child that waits in the kernel can outlive this program. Its name says about whom it asks, and a
 //! later run counts it as a wait for that user. So such children are few, however often the tool runs.
 
-use super::pages::user_of;
+use super::pages::user_in;
 use crate::child::{Bounds, Child, Received};
 use crate::files::named::me;
-use crate::files::{processes, read, status};
+use crate::files::value_in;
 use rustix::process::Signal;
 use rustix::thread::set_name;
 use serde::Serialize;
@@ -43,11 +43,10 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// At the begin of a sample.
-    pub fn renew(&mut self) {
+    /// At the begin of a sample. `left` is what the children ask about that are left behind.
+    pub fn renew(&mut self, left: Vec<About>) {
         self.spent.clear();
         self.late.retain(|_, since| since.elapsed() < PAUSE);
-        let left = left_behind();
         let unlisted = self.late.keys().filter(|about| !left.contains(about));
         for about in left.iter().chain(unlisted) {
             Self::spend(&mut self.spent, *about, LIMIT);
@@ -136,19 +135,17 @@ fn call_itself((user, process): About) {
     }
 }
 
-/// What the children ask about that this run and earlier ones have left behind.
-fn left_behind() -> Vec<About> {
+/// What a process asks about, by its `/proc/PID/status`, if it is a child that this run or an earlier
+/// one has left behind.
+pub fn left_behind(status: &str) -> Option<About> {
     let number = |text: &str| u64::from_str_radix(text, 16).ok();
-    let about = |child| {
-        let name = read(format!("/proc/{child}/comm"))?;
-        let (user, process) = name.split_once(':')?;
-        let about = (number(user)? as u32, number(process)? as u32);
-        // Other users can have such a name too, and a child of another run may still be waited for.
-        let killed = number(&status(child, "SigPnd")?)? >> (Signal::KILL.as_raw() - 1) & 1;
-        let is_left = user_of(child)? == me() && killed == 1;
-        (is_left && !status(child, "State")?.starts_with('Z')).then_some(about)
-    };
-    processes().filter_map(about).collect()
+    let value = |name| value_in(status, name);
+    let (user, process) = value("Name")?.split_once(':')?;
+    let about = (number(user)? as u32, number(process)? as u32);
+    // Other users can have such a name too, and a child of another run may still be waited for.
+    let is_mine = user_in(status)? == me();
+    let was_killed = number(value("SigPnd")?)? >> (Signal::KILL.as_raw() - 1) & 1 == 1;
+    (is_mine && was_killed && !value("State")?.starts_with('Z')).then_some(about)
 }
 
 #[cfg(test)]
@@ -185,12 +182,30 @@ mod tests {
     }
 
     #[test]
+    fn a_child_that_was_killed_and_waits_counts_as_a_wait() {
+        let status = |name: &str, state: &str, pending: &str| {
+            let me = me();
+            let lines = format!("Name:\t{name}\nState:\t{state}\nUid:\t{me}\t{me}\t{me}\t{me}\n");
+            left_behind(&format!("{lines}SigPnd:\t{pending}\n"))
+        };
+        let (name, killed) = ("3e8:1267", "0000000000000100");
+        assert_eq!(status(name, "D (disk sleep)", killed), Some((1000, 0x1267)));
+        assert_eq!(status(name, "R (running)", "0000000000000000"), None);
+        assert_eq!(status(name, "Z (zombie)", killed), None);
+        assert_eq!(status("rdmamr", "D (disk sleep)", killed), None);
+        let mut patience = Patience::default();
+        patience.renew(vec![(7, 1), (7, 2), (7, 3), (7, 4), (8, 0)]);
+        let questions = [(7, 5, true), (8, 6, true)];
+        assert_eq!(ask(&mut patience, &questions), [None, Some(6)]);
+    }
+
+    #[test]
     fn a_user_has_a_limited_time() {
         let mut questions: Vec<Question> = (1..100).map(|n| (7, n, false)).collect();
         questions.push((8, 100, true));
         let mut patience = Patience::default();
         for _ in 0..2 {
-            patience.renew();
+            patience.renew(Vec::new());
             let answers = ask(&mut patience, &questions);
             assert_eq!(answers.last(), Some(&Some(100)));
             assert_eq!(patience.late.len(), 4, "neither more, nor more later");

@@ -9,9 +9,11 @@
 //! file system is asked before that is known. A page in another mount namespace is found by the mapping
 //! of its process, and no path there is followed. All of this runs in a child (`ask.rs`).
 
-use super::ask::Patience;
+use super::ask::{About, Patience, left_behind};
 use crate::files::named::me;
-use crate::files::{by_number, first_names, of_system, open_at, processes, reopen, status};
+use crate::files::{
+    self, by_number, first_names, of_system, open_at, processes, reopen, status, value_in,
+};
 use crate::report::units::shown;
 use anyhow::{Result, ensure};
 use rdmamr_live_page::{
@@ -56,6 +58,9 @@ pub struct Places {
     elsewhere: Vec<(u64, u32)>,
     /// This PID namespace.
     here: u64,
+    /// What the children ask about that root's runs have left behind. Those of another user wait for
+    /// that user's own processes only.
+    pub left: Vec<About>,
 }
 
 /// A folder that may hold a user's pages.
@@ -184,10 +189,16 @@ impl Places {
     /// All that this user may see. A user without a process has no page, so a crowd of folders costs
     /// nothing.
     pub fn of_all() -> Places {
-        Places::of_users(match me() {
-            0 => processes().filter_map(user_of).chain([0]).collect(),
-            user => [user].into(),
-        })
+        let (mut users, mut left) = (BTreeSet::from([me()]), Vec::new());
+        for pid in processes().filter(|_| me() == 0) {
+            let status = files::read(format!("/proc/{pid}/status")).unwrap_or_default();
+            users.extend(user_in(&status));
+            left.extend(left_behind(&status));
+        }
+        Places {
+            left,
+            ..Places::of_users(users)
+        }
     }
 
     /// Only a user who is not root looks into the folders of other mount namespaces, which are that
@@ -233,6 +244,7 @@ impl Places {
             folders,
             elsewhere,
             here: numbers_of("self"),
+            left: Vec::new(),
         }
     }
 
@@ -503,7 +515,16 @@ fn start(pid: u32) -> Option<u64> {
 
 /// The effective user of a process.
 pub fn user_of(pid: u32) -> Option<u32> {
-    status(pid, "Uid")?.split_whitespace().nth(1)?.parse().ok()
+    user_in(&files::read(format!("/proc/{pid}/status"))?)
+}
+
+/// The effective user, by a `/proc/PID/status`.
+pub fn user_in(status: &str) -> Option<u32> {
+    value_in(status, "Uid")?
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 /// The number that a process has in its innermost namespace.

@@ -178,7 +178,8 @@ fn processes(
     table: &kernel::Table,
     patience: &mut Patience,
 ) -> (BTreeMap<u32, Process>, Vec<String>) {
-    let places = Places::of_all();
+    let mut places = Places::of_all();
+    patience.renew(std::mem::take(&mut places.left));
     let (mut pages, notes) = pages::find(&places, patience);
     let elsewhere: HashSet<u32> = places.mapped().collect();
     let holders: HashSet<u32> = table.keys().map(|(_, pid)| *pid).collect();
@@ -214,7 +215,6 @@ impl Sample {
             }
             Err(error) => (Default::default(), Some(reason(&error.into()))),
         };
-        patience.renew();
         let (mut processes, notes) = processes(&table, patience);
         for ((device, pid), held) in &table {
             if let Some(process) = processes.get_mut(pid) {
