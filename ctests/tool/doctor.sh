@@ -44,7 +44,7 @@ assert answer["state"] == max((check["state"] for check in answer["checks"]), ke
 check "text and JSON have the same checks" bash -c '[ "$(grep -c "^ok \|^warning\|^FAILURE" "$1")" = "$(grep -c "\"subject\"" "$2")" ]' - "$work/text" "$work/json"
 check "the text counts them: $(tail -1 "$work/text")" grep -Eqx '[0-9]+ ok, [0-9]+ warnings?, [0-9]+ failures?' "$work/text"
 check "it fits 80 columns, except lines to copy" [ "$(grep -v '^ *-> ' "$work/text" | wc -L)" -le 80 ]
-subjects=(kernel rdma-core libfabric library container memlock cgroup userfaultfd mappings fork hugepages 'transparent hugepages')
+subjects=(kernel rdma-core libfabric library container memlock cgroup userfaultfd 'live page' mappings fork hugepages 'transparent hugepages')
 [ -n "$(grep -lE '^0x(10de|1002)$' /sys/bus/pci/devices/*/vendor 2>/dev/null)" ] || subjects+=(gpu)
 for subject in "${subjects[@]}"; do
 	check "it looks at $subject" [ "$(grep -c "\"subject\": \"$subject\"" "$work/json")" = 1 ]

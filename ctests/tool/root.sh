@@ -6,7 +6,7 @@
 tool=$(realpath "$1") library=$(realpath "$2") holds=$(realpath "$3")
 { [ "$(id -u)" = 0 ] && setpriv --reuid 60001 --clear-groups true 2>/dev/null; } || skip_all "needs root, and setpriv"
 user=$((61000 + $$ % 1000)) other=$((62000 + $$ % 1000))
-trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" /dev/shm/rdmamr-$user /dev/shm/rdmamr-$other' EXIT
+trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" /dev/shm/rdmamr-$user /dev/shm/rdmamr-$other ${third:+/dev/shm/rdmamr-$third}' EXIT
 cd "$work" || exit 1
 chmod 755 .
 as() { setpriv --reuid "$1" --regid "$1" --clear-groups env -u XDG_RUNTIME_DIR "${@:2}"; } # USER COMMAND...
@@ -334,6 +334,99 @@ elif mounted "a file system that does not answer" python3 "$here/silent_fuse.py"
 	kill -9 $pid $top 2>/dev/null
 	wait $top
 fi
+
+# The machine's own mounts can be a user's, over a folder or a file of his (fusermount3). Here they are those
+# of a namespace, in which root runs the tool.
+start victim holder $user
+victim=$pid
+ask victim "register 1" >/dev/null
+page=$(echo /dev/shm/rdmamr-$user/*-$victim-*)
+as $user mkdir theirs/runtime
+silent() { # PLACE COMMAND...: runs a command where a file system that does not answer is at a place
+	unshare --mount --propagation private sh -c 'mount -t tmpfs none /run && mkdir -p "$0" && exec "$@"' /run/user/$user \
+		python3 "$here/silent_fuse.py" "$1" setpriv --pdeathsig KILL "${@:2}" >ready.$$ 2>&1 &
+	pid=$!
+	held+=($pid)
+}
+ends_in_them() { # NAME COMMAND...: in the mounts of the process $pid
+	nsenter --mount --target $pid --wdns="$work" "${@:2}" >said 2>&1 &
+	local command=$!
+	check "$1" awaits fails kill -0 $command
+	kill -9 $command 2>/dev/null
+}
+if [ ! -c /dev/fuse ]; then
+	skip "mounts of a user where root runs the tool" "no /dev/fuse"
+	skip "a process that does not answer" "no /dev/fuse"
+else
+	for place in /run/user/$user "$page" "$work/theirs/runtime"; do
+		silent "$place" sh -c 'echo ready; exec sleep 1000'
+		check "a user's file system is mounted: $place" awaits grep -q ready ready.$$
+		ends_in_them "top waits for none of a user's that is mounted here" env XDG_RUNTIME_DIR="$work/theirs/runtime/deep" "$tool" top --json
+		# Where the file of the page is covered, its mapping leads to it.
+		check "and shows the user's process" grep -q "\"pid\": $victim," said
+		ends_in_them "nor does trace --pid" "$tool" trace --pid $victim --off
+		kill -9 $pid
+		wait $pid 2>/dev/null
+	done
+
+	# Processes whose memory maps stay locked, and a folder that does.
+	cp "$page" page
+	chmod 644 page
+	truncate -s 4096 silent
+	silent_user() { # USER ARGUMENT...
+		silent "$work/silent" setpriv --reuid "$1" --regid "$1" --clear-groups python3 "$here/silent_process.py" "$work/silent" "/dev/shm/rdmamr-$1" "${@:2}"
+		holder=$pid pid=$$
+		awaits grep -qx ready ready.$$
+	}
+	end_silence() { kill -9 $(</proc/$holder/task/$holder/children) $holder; } # pgrep(1) would wait too
+	asking() { grep -lxE '[0-9a-f]+:[0-9a-f]+' /proc/[0-9]*/comm 2>/dev/null | wc -l; }
+	silent_user $other "$work/page" 6
+	six() { [ "$(grep -cx '[0-9]*' ready.$$)" = 6 ]; }
+	check "six processes lock their memory maps" awaits six
+	silent_ones=$(grep -x '[0-9]*' ready.$$)
+	ends_in_them "top waits for none of them" "$tool" top --json
+	check "it shows that they do not answer" python3 - said $victim $silent_ones <<-'END'
+		import json, sys
+		processes = {p["pid"]: p for p in json.load(open(sys.argv[1]))["processes"]}
+		victim, *silent = map(int, sys.argv[2:])
+		assert processes[victim]["library"] and not processes[victim]["no_answer"]
+		assert all(processes[pid]["no_answer"] and processes[pid]["command"] == "python3" for pid in silent), silent
+	END
+	ends_in_them "nor does the table" "$tool" top --once
+	check "which shows it too" [ "$(grep -c '(does not answer)' said)" = 6 ]
+	ends_in_them "trace --pid waits for none either" "$tool" trace --pid ${silent_ones%%[^0-9]*} --off
+	check "and says so" grep -q "does not answer" said
+	end_silence
+	third=$((63000 + $$ % 1000))
+	silent_user $third
+	for run in first second third; do
+		ends_in_them "top waits for no folder of a user: the $run run" "$tool" top --once
+		check "and says so, run by run" grep -qx "the folders of user $third do not answer" said
+		check "and leaves one child behind, whatever the number of runs" [ "$(asking)" = 1 ]
+	done
+	end_silence
+	none() { [ "$(asking)" = 0 ]; }
+	check "which ends with what it waits for" awaits none
+	rm -rf /dev/shm/rdmamr-$other /dev/shm/rdmamr-$third
+fi
+kill -9 $victim
+
+# A folder for pages that another user has made first.
+rm -rf /dev/shm/rdmamr-$user
+as $other mkdir -m 700 /dev/shm/rdmamr-$user
+(exec setpriv --reuid $user --regid $user --clear-groups sleep 1000) &
+pid=$!
+held+=($pid)
+why="/dev/shm/rdmamr-$user belongs to user $other"
+in_tmp() { # OPTION COMMAND...: where /tmp is a tmpfs, with these options
+	unshare --mount --propagation private sh -c 'mount -t "$0" none /tmp && exec "$@"' "$@"
+}
+says_who() { in_tmp ramfs bin/rdmamr top --once | grep -qx "$why: processes of user $user have no live page; root can remove it"; }
+check "top says who has made the folder of a user's pages" awaits says_who
+check "unless there is another folder for them" fails grep -q "$why" <(in_tmp tmpfs bin/rdmamr top --once)
+check "doctor says so too" grep -q "live page *: $why" <(in_tmp ramfs setpriv --reuid $user --clear-groups env -u XDG_RUNTIME_DIR bin/rdmamr doctor)
+kill -9 $pid
+
 mkdir -m 700 /dev/shm/rdmamr-$other
 chown $other /dev/shm/rdmamr-$other
 check "top looks into no folder of a user without a process" not_opened /dev/shm/rdmamr-$other "$tool" top --json

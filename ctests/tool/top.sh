@@ -120,6 +120,17 @@ wait "$second" 2>/dev/null
 is "a killed process is not listed" absent "$(json "$second")"
 check "and its file is removed" [ "$(ls "$work/run/rdmamr" | wc -l)" -lt "$files" ]
 
+# Names as long as an argument can be.
+long=$(printf '%65536s' '' | tr ' ' x)
+named() { LD_PRELOAD=$library exec -a python3 "$holds" -m "$long"; }
+start long named
+ask long "register 1" >/dev/null
+check "a process with a long name is listed" awaits prints 1 json "$pid" 'p["regions"]'
+is "of which 64 characters are shown, and 4096 of its command line" "64 4096" "$(json "$pid" 'len(p["command"])' 'len(p["command_line"])')"
+check "also as a label" [ "$("$tool" top --openmetrics | wc -L)" -lt 1000 ]
+check "and in the table" [ "$(top --once | wc -L)" -lt 1000 ]
+ends long "$pid"
+
 # Which users see which processes.
 page=$(ls "$work/run/rdmamr"/*)
 mv "$page" "$work/run/rdmamr/1-2-3"

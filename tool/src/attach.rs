@@ -4,7 +4,7 @@
 //! interrupts it.
 
 use crate::files::named::me;
-use crate::files::{read, result, value};
+use crate::files::{read, result, value_in};
 use crate::report::units::{self, shown};
 use crate::run::traces;
 use crate::style::say;
@@ -61,7 +61,7 @@ extern "C" fn interrupt(_: i32) {
 
 /// The exit status is 2 if the process cannot be asked, and 1 if it has recorded no call.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let found = pages::of(args.pid).with_context(|| why_not(args.pid))?;
+    let found = pages::of(args.pid)?.with_context(|| why_not(args.pid))?;
     let handler = interrupt as extern "C" fn(i32) as libc::sighandler_t;
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         // SAFETY: the handler only stores to an atomic.
@@ -179,7 +179,7 @@ fn become_its_user(found: &Found) -> Result<()> {
 /// The user, the group and the further groups of a process, by its status (proc(5)).
 fn identity(status: &str) -> Result<(u32, u32, Vec<u32>)> {
     let numbers = |name| {
-        let words = value(status, name).context("its status has no users and groups")?;
+        let words = value_in(status, name).context("its status has no users and groups")?;
         let numbers = words.split_whitespace().map(str::parse);
         Ok::<Vec<u32>, anyhow::Error>(numbers.collect::<Result<_, _>>()?)
     };

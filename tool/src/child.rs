@@ -22,7 +22,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long the end of children that were killed is waited for, if there are many.
+/// How long the end of a child that was killed is waited for.
 const MOMENT: Duration = Duration::from_millis(20);
 /// No more children are started while so many have been left behind and have not ended.
 const MOST_LEFT: usize = 8;
@@ -163,7 +163,14 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         let _ = kill_process(self.pid, Signal::KILL);
-        LEFT.lock().unwrap().push(self.pid);
+        let end = Instant::now() + MOMENT;
+        while !has_ended(self.pid) {
+            if Instant::now() > end {
+                LEFT.lock().unwrap().push(self.pid);
+                return;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 

@@ -14,6 +14,7 @@ pub mod hugepages;
 mod instruments;
 mod kernel;
 mod libfabric;
+mod live_page;
 pub mod mappings;
 pub mod memlock;
 mod preload;
@@ -70,6 +71,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     checks.push(memlock::check());
     checks.push(cgroup::check());
     checks.push(userfaultfd::check());
+    checks.push(live_page::check());
     checks.push(mappings::check());
     checks.push(fork::check(&verbs));
     checks.push(hugepages::check());

@@ -69,11 +69,11 @@ fn text(path: impl AsRef<Path>) -> Option<String> {
 
 /// The value of a line `NAME: VALUE` of a file.
 pub fn field(path: impl AsRef<Path>, name: &str) -> Option<String> {
-    value(&text(path)?, name).map(str::to_owned)
+    value_in(&text(path)?, name).map(str::to_owned)
 }
 
 /// The value of a line `NAME: VALUE` of a text.
-pub fn value<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub fn value_in<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines();
     let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     value.map(str::trim)

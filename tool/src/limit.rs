@@ -2,13 +2,14 @@
 //! A limit, and how much of it is used.
 
 use crate::report::units;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::fmt;
 
-#[derive(Serialize, Clone, PartialEq, Debug)]
+#[derive(Serialize, Deserialize, Clone, PartialEq, Debug)]
 pub struct Limit {
     /// RLIMIT_MEMLOCK; memory.max, hca_object and mr_mem of a control group; max_mr of a device.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The device, if the limit is about one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -22,7 +23,7 @@ impl Limit {
     /// A limit on memory.
     pub fn of_bytes(name: &'static str, used: u64, most: u64) -> Limit {
         Limit {
-            name,
+            name: name.into(),
             device: None,
             bytes: true,
             used,

@@ -2,6 +2,7 @@
 //! `rdmamr top`: the regions that are registered now, by process and device. Processes under the
 //! library show their statistics (`pages.rs`); the kernel lists the regions of all (`kernel.rs`).
 
+mod ask;
 pub mod kernel;
 pub mod limits;
 mod openmetrics;
@@ -16,7 +17,7 @@ use crate::report::units::shown;
 use crate::style::print;
 use anyhow::{Context, Result, bail};
 use openmetrics::Format;
-use sample::Sample;
+use sample::{Memory, Sample};
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,14 +67,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// The exit status is 2 if nothing could be shown.
 pub fn run(args: &Args) -> Result<()> {
-    let mut devices = limits::Devices::default();
+    let mut memory = Memory::default();
     let view = View {
         sort: args.sort,
         reversed: false,
         filter: args.filter.clone(),
     };
     let mut metrics = |format| {
-        let mut sample = Sample::take(&mut devices);
+        let mut sample = Sample::take(&mut memory);
         view.apply(&mut sample.processes);
         openmetrics::render(&sample, format)
     };
@@ -86,9 +87,9 @@ pub fn run(args: &Args) -> Result<()> {
         replace(file, 0o644, |out| Ok(out.write_all(text.as_bytes())?))
             .with_context(|| shown(file))?;
     } else if args.json || args.once {
-        let before = Sample::take(&mut devices);
+        let before = Sample::take(&mut memory);
         std::thread::sleep(args.interval);
-        let mut sample = Sample::take(&mut devices);
+        let mut sample = Sample::take(&mut memory);
         sample.compare(&before);
         view.apply(&mut sample.processes);
         print(&if args.json {
@@ -97,7 +98,7 @@ pub fn run(args: &Args) -> Result<()> {
             table::text(&sample)
         })?;
     } else if io::stdout().is_terminal() && io::stdin().is_terminal() {
-        screen::run(view, args.interval, &mut devices)?;
+        screen::run(view, args.interval, &mut memory)?;
     } else {
         bail!(
             "not on a terminal: --once prints a table, --json and --openmetrics are for programs"

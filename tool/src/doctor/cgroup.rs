@@ -108,7 +108,7 @@ fn rdma_in(max: &str, current: &str) -> Vec<Limit> {
         let used = lines.find(|line| line.split(' ').next() == Some(device));
         RDMA.into_iter().filter_map(move |(name, bytes)| {
             Some(Limit {
-                name,
+                name: name.into(),
                 device: Some(device.to_owned()),
                 bytes,
                 // A device that the group has not used yet has no line.

@@ -3,7 +3,7 @@
 //! starts the job anew, by the launchers that people use.
 use super::shape::{ProcessTotals, Ranks};
 use super::units::{self, count, time};
-use crate::lists::entry;
+use rustc_hash::FxHashMap;
 
 /// The names of launchers.
 const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "prterun"];
@@ -22,18 +22,20 @@ pub struct Group<'a> {
 /// The processes by their program, in their order.
 pub fn groups(processes: &[ProcessTotals]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
+    let mut places = FxHashMap::default();
     for process in processes {
-        let program = process.command.first();
-        let is_same = |group: &Group| {
-            !group.command.is_empty()
-                && group.command.first() == program
-                && (group.processes[0].calls > 0) == (process.calls > 0)
+        let new = groups.len();
+        let place = match process.command.first() {
+            Some(program) => *places.entry((program, process.calls > 0)).or_insert(new),
+            None => new,
         };
-        let new = || Group {
-            command: process.command.clone(),
-            processes: Vec::new(),
-        };
-        let group = entry(&mut groups, is_same, new);
+        if place == new {
+            groups.push(Group {
+                command: process.command.clone(),
+                processes: Vec::new(),
+            });
+        }
+        let group = &mut groups[place];
         group.command = common(&group.command, &process.command);
         group.processes.push(process);
     }
@@ -226,6 +228,14 @@ mod tests {
         );
         let shorter = common(&["a".into(), "b".into()], &["a".into()]);
         assert_eq!(shorter, ["a", "..."]);
+    }
+
+    /// To look at each group for each process would take minutes.
+    #[test]
+    fn many_programs_take_no_more_time_each() {
+        const MANY: u64 = 1 << 18;
+        let processes: Vec<_> = (0..MANY).map(|n| process(&format!("./{n}"), n)).collect();
+        assert_eq!(groups(&processes).len(), MANY as usize);
     }
 
     #[test]

@@ -3,28 +3,33 @@
 //! others. A process without a rank counts by itself.
 use super::replay::ProcessCounts;
 use super::shape::{Rank, Ranks};
-use crate::lists::entry;
 use crate::trace::Process;
+use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 /// `counts` are those of `processes`.
 pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
-    let mut list = Vec::new();
+    let mut list: Vec<Rank> = Vec::new();
+    let mut places = FxHashMap::default();
     for (process, counts) in processes.iter().zip(counts) {
         // A launcher that preloads the library registers nothing itself.
         if counts.tally.calls == 0 {
             continue;
         }
-        let is_it = |rank: &Rank| {
-            rank.rank.is_some() && rank.rank == process.rank && rank.host == process.host
+        let new = list.len();
+        let place = match process.rank {
+            Some(rank) => *places.entry((rank, &process.host)).or_insert(new),
+            None => new,
         };
-        let new = || Rank {
-            rank: process.rank,
-            host: process.host.clone(),
-            ..Rank::default()
-        };
-        let rank = entry(&mut list, is_it, new);
+        if place == new {
+            list.push(Rank {
+                rank: process.rank,
+                host: process.host.clone(),
+                ..Rank::default()
+            });
+        }
+        let rank = &mut list[place];
         rank.pids.push(process.pid);
         rank.calls += counts.tally.calls;
         rank.failed += counts.tally.failed;
@@ -46,5 +51,45 @@ pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
             _ => 0.0,
         },
         list,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(rank: Option<u32>, host: &str) -> Process {
+        let mut process = Process::default();
+        (process.rank, process.host) = (rank, Some(host.into()));
+        process
+    }
+
+    fn list(processes: &[Process]) -> Vec<Rank> {
+        let mut counts = ProcessCounts::default();
+        counts.tally.calls = 1;
+        ranks(processes, &vec![counts; processes.len()]).list
+    }
+
+    #[test]
+    fn a_rank_has_all_its_processes_and_no_others() {
+        let processes = [
+            process(Some(1), "a"),
+            process(None, "a"),
+            process(Some(1), "b"),
+            process(None, "a"),
+            process(Some(1), "a"),
+        ];
+        let list = list(&processes);
+        let mut found: Vec<_> = list.iter().map(|of| (of.rank, of.calls)).collect();
+        found.sort_unstable();
+        assert_eq!(found, [(None, 1), (None, 1), (Some(1), 1), (Some(1), 2)]);
+    }
+
+    /// To look at each rank for each process would take minutes.
+    #[test]
+    fn many_ranks_take_no_more_time_each() {
+        const MANY: u32 = 1 << 19;
+        let processes: Vec<_> = (0..MANY).map(|rank| process(Some(rank), "")).collect();
+        assert_eq!(list(&processes).len(), MANY as usize);
     }
 }

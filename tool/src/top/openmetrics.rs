@@ -5,6 +5,7 @@
 
 use super::sample::{Device, OfDevice, Process, Sample};
 use crate::limit::Limit;
+use std::collections::HashSet;
 use std::fmt::Write;
 
 /// The format of the text.
@@ -20,8 +21,15 @@ type Series<'a> = Vec<(Labels<'a>, f64)>;
 
 /// Values with the text of their labels.
 type Values = Vec<(String, f64)>;
-type Of = fn(&Sample) -> Values;
+type Of = fn(&Shown) -> Values;
 
+/// A sample, and those of its processes that have series of their own.
+struct Shown<'a> {
+    sample: &'a Sample,
+    processes: &'a [Process],
+}
+
+const PROCESSES: &str = "rdmamr_processes";
 const BYTES: bool = true;
 const OBJECTS: bool = false;
 const COUNTER: &str = "counter";
@@ -30,46 +38,49 @@ const GAUGE: &str = "gauge";
 
 /// The most processes that have series of their own: those with the most registered bytes.
 const MOST: usize = 1000;
+/// The most bytes of the text. A thousand processes on two devices take 6 MB. A user who chooses names
+/// and devices to take the most room makes it ten times as long, and a scraper reads it every 15 s.
+const LONGEST: usize = 16 << 20;
 
 /// Each family: its name, its kind, its unit, its words and its values.
 #[rustfmt::skip]
 const FAMILIES: [(&str, &str, &str, &str, Of); 18] = [
-    ("rdmamr_processes", GAUGE, "", "Processes with registrations. Only the 1000 largest have series of their own.",
-        |sample| vec![(String::new(), sample.processes.len() as f64)]),
+    (PROCESSES, GAUGE, "", "Processes with registrations.",
+        |shown| vec![(String::new(), shown.sample.processes.len() as f64)]),
     ("rdmamr_registrations", COUNTER, "", "Registrations by the kernel and by libibverbs.",
-        |sample| each(sample, registrations)),
+        |shown| each(shown, registrations)),
     ("rdmamr_regions", GAUGE, "", "Regions that are registered.",
-        |sample| each(sample, |process| states(process, |of| (of.regions, of.idle_regions)))),
+        |shown| each(shown, |process| states(process, |of| (of.regions, of.idle_regions)))),
     ("rdmamr_registered_bytes", GAUGE, "bytes", "The sum of the lengths of the regions that are registered.",
-        |sample| each(sample, |process| states(process, |of| (of.bytes, of.idle_bytes)))),
+        |shown| each(shown, |process| states(process, |of| (of.bytes, of.idle_bytes)))),
     ("rdmamr_hits", COUNTER, "", "Registrations that a cached region served.",
-        |sample| each(sample, |process| counter(process, "hits"))),
+        |shown| each(shown, |process| counter(process, "hits"))),
     ("rdmamr_misses", COUNTER, "", "Registrations for which the cache made a new region.",
-        |sample| each(sample, |process| counter(process, "misses"))),
+        |shown| each(shown, |process| counter(process, "misses"))),
     ("rdmamr_failures", COUNTER, "", "Registrations that failed.",
-        |sample| each(sample, |process| counter(process, "reg_failed"))),
+        |shown| each(shown, |process| counter(process, "reg_failed"))),
     ("rdmamr_gpu_registrations", COUNTER, "", "Registrations of a GPU's memory as a dma-buf.",
-        |sample| each(sample, |process| counter(process, "reg_gpu"))),
+        |shown| each(shown, |process| counter(process, "reg_gpu"))),
     ("rdmamr_gpu_failures", COUNTER, "", "Registrations of a GPU's memory that failed.",
-        |sample| each(sample, |process| counter(process, "reg_gpu_failed"))),
+        |shown| each(shown, |process| counter(process, "reg_gpu_failed"))),
     ("rdmamr_past_registrations", COUNTER, "", "Registrations past the library, by libmlx5.",
-        |sample| each(sample, |process| counter(process, "reg_past"))),
+        |shown| each(shown, |process| counter(process, "reg_past"))),
     ("rdmamr_registration_seconds", COUNTER, "seconds", "The time that registrations took in the kernel.",
-        |sample| each(sample, |process| one(process.registration_seconds))),
+        |shown| each(shown, |process| one(process.registration_seconds))),
     ("rdmamr_limit_bytes", GAUGE, "bytes", "A limit on memory that holds for the process.",
-        |sample| each(sample, |process| limits(process, BYTES, |limit| limit.most))),
+        |shown| each(shown, |process| limits(process, BYTES, |limit| limit.most))),
     ("rdmamr_limit_used_bytes", GAUGE, "bytes", "How much of the limit is used, by all that count.",
-        |sample| each(sample, |process| limits(process, BYTES, |limit| limit.used))),
+        |shown| each(shown, |process| limits(process, BYTES, |limit| limit.used))),
     ("rdmamr_limit_objects", GAUGE, "objects", "A limit on a device's objects that holds for the process.",
-        |sample| each(sample, |process| limits(process, OBJECTS, |limit| limit.most))),
+        |shown| each(shown, |process| limits(process, OBJECTS, |limit| limit.most))),
     ("rdmamr_limit_used_objects", GAUGE, "objects", "How much of the limit is used, by all that count.",
-        |sample| each(sample, |process| limits(process, OBJECTS, |limit| limit.used))),
+        |shown| each(shown, |process| limits(process, OBJECTS, |limit| limit.used))),
     ("rdmamr_device_regions", GAUGE, "", "Regions of all processes on the device.",
-        |sample| devices(sample, |device| Some(device.regions))),
+        |shown| devices(shown, |device| Some(device.regions))),
     ("rdmamr_device_registered_bytes", GAUGE, "bytes", "The sum of their lengths.",
-        |sample| devices(sample, |device| Some(device.bytes))),
+        |shown| devices(shown, |device| Some(device.bytes))),
     ("rdmamr_device_limit_regions", GAUGE, "", "The most regions that the device can have.",
-        |sample| devices(sample, |device| device.most_regions)),
+        |shown| devices(shown, |device| device.most_regions)),
 ];
 
 fn one<'a>(value: Option<f64>) -> Series<'a> {
@@ -100,21 +111,45 @@ fn states(process: &Process, of: fn(&OfDevice) -> (u64, u64)) -> Series<'_> {
     states.collect()
 }
 
-/// Writes a sample.
+/// Writes a sample. Where the text would be too long, fewer processes have series.
 pub fn render(sample: &Sample, format: Format) -> String {
+    let mut processes = &sample.processes[..sample.processes.len().min(MOST)];
+    loop {
+        let text = text(&Shown { sample, processes }, format);
+        if text.len() <= LONGEST || processes.is_empty() {
+            return text;
+        }
+        processes = &processes[..processes.len() / 2];
+    }
+}
+
+fn text(shown: &Shown, format: Format) -> String {
     let mut text = String::new();
+    let (with_series, all) = (shown.processes.len(), shown.sample.processes.len());
     for (name, kind, unit, help, values) in &FAMILIES {
         let total = if *kind == COUNTER { "_total" } else { "" };
         let end = match format {
             Format::OpenMetrics => "",
             Format::Prometheus => total,
         };
-        let _ = writeln!(text, "# HELP {name}{end} {help}");
-        let _ = writeln!(text, "# TYPE {name}{end} {kind}");
+        let _ = write!(text, "# HELP {name}{end} {help}");
+        // OpenMetrics has no other comments.
+        if *name == PROCESSES && with_series < all {
+            let _ = write!(text, " Only the {with_series} largest have series here");
+            let _ = match with_series {
+                MOST => write!(text, "."),
+                _ => write!(
+                    text,
+                    ": with more the text would exceed {} MiB.",
+                    LONGEST >> 20
+                ),
+            };
+        }
+        let _ = writeln!(text, "\n# TYPE {name}{end} {kind}");
         if format == Format::OpenMetrics && !unit.is_empty() {
             let _ = writeln!(text, "# UNIT {name} {unit}");
         }
-        for (labels, value) in values(sample) {
+        for (labels, value) in values(shown) {
             let _ = writeln!(text, "{name}{total}{{{labels}}} {value}");
         }
     }
@@ -125,9 +160,8 @@ pub fn render(sample: &Sample, format: Format) -> String {
 }
 
 /// The values of each process.
-fn each(sample: &Sample, of: fn(&Process) -> Series) -> Values {
-    let largest = sample.processes.iter().take(MOST);
-    let values = largest.flat_map(|process| {
+fn each(shown: &Shown, of: fn(&Process) -> Series) -> Values {
+    let values = shown.processes.iter().flat_map(|process| {
         let library = match (process.library, process.library_mapped) {
             (true, _) => "yes",
             (_, Some(_)) => "no",
@@ -150,8 +184,8 @@ fn each(sample: &Sample, of: fn(&Process) -> Series) -> Values {
 }
 
 /// The values of each device, for all processes.
-fn devices(sample: &Sample, of: fn(&Device) -> Option<u64>) -> Values {
-    let devices = sample.devices.iter();
+fn devices(shown: &Shown, of: fn(&Device) -> Option<u64>) -> Values {
+    let devices = shown.sample.devices.iter();
     let values = devices.filter_map(|it| Some((words(&[("device", &it.name)]), of(it)? as f64)));
     values.collect()
 }
@@ -169,15 +203,14 @@ fn limits(process: &Process, bytes: bool, of: fn(&Limit) -> u64) -> Series<'_> {
     let mut limits: Vec<_> = process.limits.iter().collect();
     limits.retain(|limit| limit.bytes == bytes);
     limits.sort_by_key(|limit| limit.most.saturating_sub(limit.used));
-    let mut tightest = Series::new();
-    for limit in limits {
+    let mut seen = HashSet::new();
+    let tightest = limits.into_iter().filter_map(|limit| {
         let device = limit.device.as_deref().unwrap_or("");
-        let labels = vec![("limit", limit.name), ("device", device)];
-        if !tightest.iter().any(|of| of.0 == labels) {
-            tightest.push((labels, of(limit) as f64));
-        }
-    }
-    tightest
+        let labels = vec![("limit", &*limit.name), ("device", device)];
+        let is_first = seen.insert(labels.clone());
+        is_first.then(|| (labels, of(limit) as f64))
+    });
+    tightest.collect()
 }
 
 fn escaped(value: &str) -> String {
@@ -190,17 +223,44 @@ fn escaped(value: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::top::limits;
+    use crate::top::sample::Memory;
+
+    use crate::top::sample::OfDevice;
+
+    fn sample(processes: Vec<Process>) -> Sample {
+        let mut sample = Sample::take(&mut Memory::default());
+        sample.processes = processes;
+        sample
+    }
 
     #[test]
     fn the_number_of_series_is_bounded() {
-        let mut sample = Sample::take(&mut limits::Devices::default());
-        sample.processes = vec![Process::default(); MOST + 500];
-        for process in &mut sample.processes {
-            process.counters.insert("hits".into(), 1);
-        }
-        let text = render(&sample, Format::OpenMetrics);
+        let mut process = Process::default();
+        process.counters.insert("hits".into(), 1);
+        let text = render(&sample(vec![process; MOST + 500]), Format::OpenMetrics);
         assert_eq!(text.matches("\nrdmamr_hits_total{").count(), MOST);
         assert!(text.contains("\nrdmamr_processes{} 1500\n"));
+        assert!(text.contains("Only the 1000 largest have series here.\n"));
+    }
+
+    #[test]
+    fn the_length_of_the_text_is_bounded() {
+        // Three bytes each.
+        let name = "\u{fffd}".repeat(64);
+        let of = |n| OfDevice {
+            device: format!("{n}{name}"),
+            registrations: Some(1),
+            ..OfDevice::default()
+        };
+        let process = Process {
+            command: name.clone(),
+            devices: (0..16).map(of).collect(),
+            ..Process::default()
+        };
+        let text = render(&sample(vec![process; MOST]), Format::Prometheus);
+        assert!(text.len() <= LONGEST && text.len() > LONGEST / 3);
+        let words = " largest have series here: with more the text would exceed 16 MiB.\n";
+        assert!(text.contains(words));
+        assert!(text.contains("\nrdmamr_processes{} 1000\n"));
     }
 }

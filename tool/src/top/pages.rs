@@ -2,30 +2,42 @@
 //! The live pages that this user may see: which there are, and whether the process of each is alive
 //! and still counts in it.
 //!
-//! The writer of such a file can write anything, and a user can mount a file system of his own in a
-//! mount namespace of his own, where each look at a file waits for that user. So a file counts only
-//! if it is on a tmpfs, belongs to one user alone, and names a process of that user. A page in another
-//! mount namespace is found by the mapping of its process, and no path there is followed.
+//! The writer of such a file can write anything. A user can mount a file system of his own, in a mount
+//! namespace of his own and also in this one (fusermount3(1)), over a folder or a file of his, and each
+//! look at a file there waits for that user. So a file counts only if it is on a tmpfs, belongs to one
+//! user alone, and names a process of that user. The list of mounts tells which device is a tmpfs, so no
+//! file system is asked before that is known. A page in another mount namespace is found by the mapping
+//! of its process, and no path there is followed. All of this runs in a child (`ask.rs`).
 
+use super::ask::{About, Patience, left_behind};
 use crate::files::named::me;
-use crate::files::{by_number, first_names, of_system, open_at, processes, reopen, status};
+use crate::files::{
+    self, by_number, first_names, of_system, open_at, processes, reopen, status, value_in,
+};
+use crate::report::units::shown;
+use anyhow::{Result, ensure};
 use rdmamr_live_page::{
     DIRECTORY, MAGIC, PARENTS, PLACE, Page, VERSION, name, parse_name, start_of,
 };
 use rustix::fs::{AtFlags, CWD, OFlags, Statx, StatxFlags, statx};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 use std::cell::LazyCell;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, PathBuf};
+use std::rc::Rc;
 
 /// How many files of a folder are looked at.
 const MOST_FILES: usize = 1 << 14;
 /// How many bytes of a list of mounts are read.
 const MOST_MOUNTS: u64 = 1 << 20;
+/// How many bytes of this process's own list of mounts are read.
+const MOST_OWN_MOUNTS: u64 = 1 << 26;
 
 /// A page of a process that is alive.
 pub struct Found {
@@ -38,49 +50,109 @@ pub struct Found {
     pub file: Option<File>,
 }
 
-/// The pages of this user's processes; of all if the user is root.
-pub fn find() -> Vec<Found> {
-    let mut pages = Vec::new();
-    let mut seen = HashSet::new();
-    let here = numbers_of("self");
-    let inside = LazyCell::new(|| inside(here));
-    let elsewhere = elsewhere();
-    for (parent, folder, user) in folders(&elsewhere) {
-        let Ok(folder) = open_folder(&parent, &folder, user) else {
-            continue;
-        };
-        let path = by_number(&folder);
-        for file in first_names(&path, MOST_FILES) {
-            let Some(named) = parse_name(file.as_bytes()) else {
-                continue;
-            };
-            let (namespace, number, began) = named;
-            let is_here = namespace == here;
-            let pid = match is_here {
-                true => Some(number),
-                false => inside.get(&(namespace, number)).copied(),
-            };
-            let Some(pid) = pid else { continue };
-            if start(pid) == Some(began) {
-                let found = in_folder(&folder, &file, named, user, pid);
-                pages.extend(found.filter(|found| seen.insert(found.pid)));
-            } else if is_here {
-                // What is gone in another namespace cannot be told from here.
-                let _ = fs::remove_file(path.join(file));
+/// The places in which pages may lie, as far as proc(5) tells without a wait.
+pub struct Places {
+    /// The folders of each user.
+    folders: BTreeMap<u32, Vec<Folder>>,
+    /// The processes of other mount namespaces, as far as this user may know, each with its namespace.
+    elsewhere: Vec<(u64, u32)>,
+    /// This PID namespace.
+    here: u64,
+    /// What the children ask about that root's runs have left behind. Those of another user wait for
+    /// that user's own processes only.
+    pub left: Vec<About>,
+}
+
+/// A folder that may hold a user's pages.
+struct Folder {
+    parent: PathBuf,
+    name: String,
+    mounts: Rc<Mounts>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// By XDG_RUNTIME_DIR of this process.
+    Given,
+    /// `/run/user/UID`, which is that of most processes.
+    Runtime,
+    /// Of all users.
+    Common,
+    /// In another mount namespace.
+    Elsewhere,
+}
+
+/// The type of the file system by the device, "MAJOR:MINOR".
+type Mounts = HashMap<String, String>;
+
+/// A file that may be a page: the user, the number of the folder, and the name.
+pub type Place = (u32, usize, String);
+
+/// What a user's folders have.
+#[derive(Serialize, Deserialize, Default)]
+struct Contents {
+    /// The files that may be pages, with the process that each names.
+    pages: Vec<(u32, Place)>,
+    /// Why the library finds no folder for a page of this user, if another user has seen to that.
+    note: Option<String>,
+}
+
+/// Why there is no folder that holds pages.
+enum Missing {
+    /// The library can make it.
+    CanBeMade,
+    /// There is no such tmpfs.
+    NoTmpfs,
+    /// Something else is there.
+    Taken(String),
+}
+
+/// The files that may be pages, by the process that each names, and what there is to say about folders.
+/// Removes files of processes that have ended.
+pub fn find(places: &Places, patience: &mut Patience) -> (BTreeMap<u32, Vec<Place>>, Vec<String>) {
+    let inside = LazyCell::new(|| inside(places.here));
+    let users: Vec<u32> = places.folders.keys().copied().collect();
+    let contents = patience.ask(
+        &users,
+        |&user| (user, 0),
+        |&user| places.contents(user, &inside),
+    );
+    let (mut pages, mut notes) = (BTreeMap::<u32, Vec<Place>>::new(), Vec::new());
+    for (user, contents) in users.into_iter().zip(contents) {
+        match contents {
+            Some(contents) => {
+                for (pid, place) in contents.pages {
+                    pages.entry(pid).or_default().push(place);
+                }
+                notes.extend(contents.note);
             }
+            None => notes.push(format!("the folders of user {user} do not answer")),
         }
     }
-    if me() == 0 {
-        let others = elsewhere.into_iter().map(|(_, pid)| pid);
-        pages.extend(others.filter(|pid| !seen.contains(pid)).filter_map(mapped));
-    }
-    pages.sort_by_key(|found| found.pid);
-    pages
+    (pages, notes)
 }
 
 /// The page of a process, if it has one that this user may see.
-pub fn of(pid: u32) -> Option<Found> {
-    find().into_iter().find(|found| found.pid == pid)
+pub fn of(pid: u32) -> Result<Option<Found>> {
+    // A process of root may have given up its rights since.
+    let users = match me() {
+        0 => user_of(pid).into_iter().chain([0]).collect(),
+        user => [user].into(),
+    };
+    let places = Places::of_users(users);
+    // The answer itself has an open file. A process that answers a child answers this one too.
+    let user = user_of(pid).unwrap_or_default();
+    let seen = |&pid: &u32| {
+        let found = places.of_process(pid);
+        found.is_some() || super::sample::library_mapped(pid).is_some()
+    };
+    let answer = Patience::default().ask(&[pid], |&pid| (user, pid), seen);
+    ensure!(
+        answer[0].is_some(),
+        "process {pid} does not answer: something keeps its memory map locked"
+    );
+    Ok(places.of_process(pid))
 }
 
 /// Whether the process is still the one of the page, and has not executed another program.
@@ -93,54 +165,256 @@ pub fn mounts_of(process: impl Display) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/ns/mnt")).ok()?.ino())
 }
 
-/// The processes of other mount namespaces, as far as this user may know, each with its namespace.
-fn elsewhere() -> Vec<(u64, u32)> {
-    let here = mounts_of("self");
-    let there = processes().filter_map(|pid| Some((mounts_of(pid)?, pid)));
-    there.filter(|(mounts, _)| Some(*mounts) != here).collect()
+/// Why the library finds no folder for the page of a process like this one; `None` if it finds one.
+pub fn obstacle() -> Option<String> {
+    let places = Places::of_users([me()].into());
+    let folders = &places.folders[&me()];
+    let used = |folder: &&Folder| matches!(folder.kind, Kind::Given | Kind::Common);
+    Some(match why_none(me(), folders.iter().filter(used))? {
+        Missing::Taken(why) => why,
+        _ => "there is no tmpfs for it".into(),
+    })
 }
 
-/// The folders that may hold pages: the parent, the name, and the user. Only a user who is not root
-/// looks into other mount namespaces, which are that user's own.
-fn folders(elsewhere: &[(u64, u32)]) -> Vec<(PathBuf, String, u32)> {
-    let mut folders = Vec::new();
-    if let Some(runtime) = std::env::var_os("XDG_RUNTIME_DIR") {
-        folders.push((PathBuf::from(runtime), DIRECTORY.to_owned(), me()));
-    }
-    // A user without a process has no page, so a crowd of folders costs nothing.
-    let users: BTreeSet<u32> = match me() {
-        0 => processes().filter_map(user_of).chain([0]).collect(),
-        user => [user].into(),
-    };
-    let one_of_each: HashMap<u64, u32> = match me() {
-        0 => HashMap::new(),
-        _ => elsewhere.iter().copied().collect(),
-    };
-    let roots = one_of_each.values().map(|pid| format!("/proc/{pid}/root"));
-    for root in std::iter::once(String::new()).chain(roots) {
-        for user in &users {
-            let runtime = format!("{root}/run/user/{user}");
-            folders.push((runtime.into(), DIRECTORY.to_owned(), *user));
-            for parent in PARENTS {
-                let own = format!("{DIRECTORY}-{user}");
-                folders.push((format!("{root}{parent}").into(), own, *user));
-            }
+/// Nothing if one of the folders is there, or can be made, and else why not.
+fn why_none<'a>(user: u32, folders: impl Iterator<Item = &'a Folder>) -> Option<Missing> {
+    let mut why = Missing::NoTmpfs;
+    for folder in folders {
+        match folder.open(user) {
+            Ok(_) | Err(Missing::CanBeMade) => return None,
+            // The first one that is taken is the one that most programs would have.
+            Err(taken) if matches!(why, Missing::NoTmpfs) => why = taken,
+            Err(_) => {}
         }
     }
-    folders
+    Some(why)
 }
 
-/// Opens a folder that is the user's own, and no mount of his.
-fn open_folder(parent: &Path, name: &str, user: u32) -> io::Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY;
-    let parent = open_at(CWD, parent, flags, 0)?;
-    let folder = open_at(&parent, name, flags | OFlags::NOFOLLOW, 0)?;
-    let (about, above) = (about(&folder)?, about(&parent)?);
-    let is_own = about.stx_uid == user && about.stx_mode & 0o7777 == 0o700;
-    match is_own && device(&about) == device(&above) {
-        true => Ok(folder),
-        false => Err(io::ErrorKind::PermissionDenied.into()),
+impl Places {
+    /// All that this user may see. A user without a process has no page, so a crowd of folders costs
+    /// nothing.
+    pub fn of_all() -> Places {
+        let (mut users, mut left) = (BTreeSet::from([me()]), Vec::new());
+        for pid in processes().filter(|_| me() == 0) {
+            let status = files::read(format!("/proc/{pid}/status")).unwrap_or_default();
+            users.extend(user_in(&status));
+            left.extend(left_behind(&status));
+        }
+        Places {
+            left,
+            ..Places::of_users(users)
+        }
     }
+
+    /// Only a user who is not root looks into the folders of other mount namespaces, which are that
+    /// user's own.
+    fn of_users(users: BTreeSet<u32>) -> Places {
+        let here = mounts_of("self");
+        let there = processes().filter_map(|pid| Some((mounts_of(pid)?, pid)));
+        let elsewhere: Vec<_> = there.filter(|(it, _)| Some(*it) != here).collect();
+        let own = Rc::new(mounts("self", MOST_OWN_MOUNTS));
+        let mut roots = vec![(String::new(), own)];
+        if me() != 0 {
+            let one_of_each: HashMap<u64, u32> = elsewhere.iter().copied().collect();
+            roots.extend(one_of_each.values().map(|pid| {
+                let mounts = Rc::new(mounts(pid, MOST_MOUNTS));
+                (format!("/proc/{pid}/root"), mounts)
+            }));
+        }
+        let mut folders: BTreeMap<u32, Vec<Folder>> = BTreeMap::new();
+        let mut add = |user: u32, parent: PathBuf, name, mounts: &Rc<Mounts>, kind| {
+            folders.entry(user).or_default().push(Folder {
+                parent,
+                name,
+                mounts: mounts.clone(),
+                kind,
+            });
+        };
+        for (root, mounts) in &roots {
+            let is_here = root.is_empty();
+            let kind = |kind| if is_here { kind } else { Kind::Elsewhere };
+            if let Some(given) = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| is_here) {
+                add(me(), given.into(), DIRECTORY.into(), mounts, Kind::Given);
+            }
+            for &user in &users {
+                let runtime = format!("{root}/run/user/{user}").into();
+                add(user, runtime, DIRECTORY.into(), mounts, kind(Kind::Runtime));
+                for parent in PARENTS {
+                    let (parent, own) = (format!("{root}{parent}"), format!("{DIRECTORY}-{user}"));
+                    add(user, parent.into(), own, mounts, kind(Kind::Common));
+                }
+            }
+        }
+        Places {
+            folders,
+            elsewhere,
+            here: numbers_of("self"),
+            left: Vec::new(),
+        }
+    }
+
+    /// The processes whose page is where their mapping leads: root looks into no other mount namespace.
+    pub fn mapped(&self) -> impl Iterator<Item = u32> {
+        let all = self.elsewhere.iter().filter(|_| me() == 0);
+        all.map(|(_, pid)| *pid)
+    }
+
+    /// The files in a user's folders that may be pages.
+    fn contents(&self, user: u32, inside: &HashMap<(u64, u32), u32>) -> Contents {
+        let mut pages = Vec::new();
+        let folders = &self.folders[&user];
+        for (n, folder) in folders.iter().enumerate() {
+            let Ok(open) = folder.open(user) else {
+                continue;
+            };
+            let path = by_number(&open);
+            for file in first_names(&path, MOST_FILES) {
+                let Some((namespace, number, began)) = parse_name(file.as_bytes()) else {
+                    continue;
+                };
+                let is_here = namespace == self.here;
+                let pid = match is_here {
+                    true => Some(number),
+                    false => inside.get(&(namespace, number)).copied(),
+                };
+                let Some(pid) = pid else { continue };
+                if start(pid) == Some(began) {
+                    if is_of(pid, user) {
+                        pages.push((pid, (user, n, file)));
+                    }
+                } else if is_here {
+                    // What is gone in another namespace cannot be told from here.
+                    let _ = fs::remove_file(path.join(file));
+                }
+            }
+        }
+        let of_kind = |kind| move |folder: &&Folder| folder.kind == kind;
+        let note = match why_none(user, folders.iter().filter(of_kind(Kind::Common))) {
+            Some(Missing::Taken(why)) => {
+                let whose = match why_none(user, folders.iter().filter(of_kind(Kind::Runtime))) {
+                    None => " without XDG_RUNTIME_DIR",
+                    Some(_) => "",
+                };
+                let then = format!("processes of user {user}{whose} have no live page");
+                Some(format!("{why}: {then}; root can remove it"))
+            }
+            _ => None,
+        };
+        Contents { pages, note }
+    }
+
+    /// The page of a process, if it is at one of these places.
+    pub fn at(&self, pid: u32, places: &[Place]) -> Option<Found> {
+        let mut found = places.iter().filter_map(|(user, n, file)| {
+            let folder = self.folders.get(user)?.get(*n)?;
+            in_folder(folder, file, *user, pid)
+        });
+        found.next()
+    }
+
+    /// The page of a process, by its name in each folder, or by its mapping.
+    fn of_process(&self, pid: u32) -> Option<Found> {
+        let namespace = match numbers_of(pid) {
+            // This user may not know, as of a process that is not dumpable.
+            0 => self.here,
+            namespace => namespace,
+        };
+        let file = name(namespace, number_inside(pid)?, start(pid)?);
+        let folders = self.folders.iter();
+        let mut folders = folders.flat_map(|(user, all)| all.iter().map(|it| (*user, it)));
+        let found = folders.find_map(|(user, folder)| in_folder(folder, &file, user, pid));
+        let is_elsewhere = || self.mapped().any(|it| it == pid);
+        found.or_else(|| is_elsewhere().then(|| mapped(pid))?)
+    }
+}
+
+impl Folder {
+    /// Opens the folder, if it is the user's own, on a tmpfs, and no mount.
+    fn open(&self, user: u32) -> Result<OwnedFd, Missing> {
+        let taken = |why: String| {
+            let path = shown(self.parent.join(&self.name));
+            Missing::Taken(format!("{path} {why}"))
+        };
+        let parent = self.open_parent().map_err(|_| Missing::NoTmpfs)?;
+        let above = about(&parent).map_err(|_| Missing::NoTmpfs)?;
+        if !is_tmpfs(&self.mounts, &above) {
+            return Err(Missing::NoTmpfs);
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        let folder =
+            open_at(&parent, &*self.name, flags, 0).map_err(|error| match Errno::from_io_error(
+                &error,
+            ) {
+                Some(Errno::NOENT) => Missing::CanBeMade,
+                _ => Missing::NoTmpfs,
+            })?;
+        let about = about(&folder).map_err(|_| Missing::NoTmpfs)?;
+        let (mode, owner) = (u32::from(about.stx_mode), about.stx_uid);
+        if device(&about) != device(&above) {
+            return Err(taken("is a mount".into()));
+        } else if owner != user {
+            return Err(taken(format!("belongs to user {owner}")));
+        } else if mode & libc::S_IFMT != libc::S_IFDIR {
+            return Err(taken("is no folder".into()));
+        } else if mode & 0o7777 != 0o700 {
+            return Err(taken(format!("has mode {:04o}, not 0700", mode & 0o7777)));
+        }
+        Ok(folder)
+    }
+
+    /// Opens the folder around it. Another user can have chosen XDG_RUNTIME_DIR of root, and mounted
+    /// something on the way there.
+    fn open_parent(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        if me() != 0 || self.kind != Kind::Given {
+            return open_at(CWD, &self.parent, flags, 0);
+        }
+        let mut folder = open_at(CWD, "/", flags, 0)?;
+        for part in self.parent.components() {
+            let Component::Normal(part) = part else {
+                continue;
+            };
+            // btrfs has other devices than the list.
+            if system(&self.mounts, &about(&folder)?).is_some_and(|it| it.starts_with("fuse")) {
+                return Err(io::ErrorKind::PermissionDenied.into());
+            }
+            folder = open_at(&folder, part, flags | OFlags::NOFOLLOW, 0)?;
+        }
+        Ok(folder)
+    }
+}
+
+/// Whether a user's page can be that of this process. A process of root may have given up its rights
+/// since.
+fn is_of(pid: u32, user: u32) -> bool {
+    user == 0 || user_of(pid) == Some(user)
+}
+
+/// The types of the file systems that a process has mounted, by their devices. The question statfs(2)
+/// would go to the file system.
+fn mounts(process: impl Display, most: u64) -> Mounts {
+    let Ok(mounts) = of_system(format!("/proc/{process}/mountinfo"), false) else {
+        return Mounts::new();
+    };
+    let lines = BufReader::new(mounts.take(most)).split(b'\n');
+    let mounts = lines.map_while(Result::ok).filter_map(|line| {
+        let line = String::from_utf8_lossy(&line);
+        // No field has a space in it.
+        let (mount, system) = line.split_once(" - ")?;
+        let (device, system) = (mount.split(' ').nth(2)?, system.split(' ').next()?);
+        Some((device.to_owned(), system.to_owned()))
+    });
+    mounts.collect()
+}
+
+/// The type of the file system of a file.
+fn system<'a>(mounts: &'a Mounts, about: &Statx) -> Option<&'a str> {
+    let (major, minor) = device(about);
+    Some(mounts.get(&format!("{major}:{minor}"))?)
+}
+
+fn is_tmpfs(mounts: &Mounts, about: &Statx) -> bool {
+    system(mounts, about) == Some("tmpfs")
 }
 
 /// Attributes of a file. Asks the kernel, and no file system: the answer of one may not come.
@@ -162,19 +436,16 @@ fn is_page(about: &Statx, user: u32) -> bool {
 }
 
 /// The page of that name, which is of that process, in a user's folder.
-fn in_folder(
-    folder: &OwnedFd,
-    file: &str,
-    named: (u64, u32, u64),
-    user: u32,
-    pid: u32,
-) -> Option<Found> {
-    // A process of root may have given up its rights since.
-    if user != 0 && user_of(pid) != Some(user) {
+fn in_folder(folder: &Folder, file: &str, user: u32, pid: u32) -> Option<Found> {
+    let named = parse_name(file.as_bytes())?;
+    if !is_of(pid, user) {
         return None;
     }
-    let file = open_at(folder, file, OFlags::PATH | OFlags::NOFOLLOW, 0).ok()?;
-    if !is_page(&about(&file).ok()?, user) {
+    let folder = folder.open(user).ok()?;
+    let file = open_at(&folder, file, OFlags::PATH | OFlags::NOFOLLOW, 0).ok()?;
+    let (in_it, above) = (about(&file).ok()?, about(&folder).ok()?);
+    // A file can be a mount too.
+    if device(&in_it) != device(&above) || !is_page(&in_it, user) {
         return None;
     }
     let found = read(&file, pid, user)?;
@@ -183,10 +454,10 @@ fn in_folder(
 
 /// The page that a process of another mount namespace has mapped. This needs CAP_CHECKPOINT_RESTORE
 /// or CAP_SYS_ADMIN.
-fn mapped(pid: u32) -> Option<Found> {
+pub fn mapped(pid: u32) -> Option<Found> {
     let file = open_at(CWD, mapping(pid, PLACE as u64), OFlags::PATH, 0).ok()?;
     let (user, about) = (user_of(pid)?, about(&file).ok()?);
-    if !is_page(&about, user) || !is_tmpfs_of(pid, device(&about)) {
+    if !is_page(&about, user) || !is_tmpfs(&mounts(pid, MOST_MOUNTS), &about) {
         return None;
     }
     let found = read(&file, pid, user)?;
@@ -195,21 +466,6 @@ fn mapped(pid: u32) -> Option<Found> {
         && Some(number) == number_inside(pid)
         && Some(began) == start(pid);
     (is_its && counts_in(pid, &found.page)).then_some(found)
-}
-
-/// Whether a device is a tmpfs that the process has mounted. The question statfs(2) would go to the
-/// file system.
-fn is_tmpfs_of(pid: u32, (major, minor): (u32, u32)) -> bool {
-    let Ok(mounts) = of_system(format!("/proc/{pid}/mountinfo"), false) else {
-        return false;
-    };
-    let device = format!("{major}:{minor}");
-    let lines = BufReader::new(mounts.take(MOST_MOUNTS)).split(b'\n');
-    lines.map_while(Result::ok).any(|line| {
-        let line = String::from_utf8_lossy(&line);
-        let is_it = line.split(' ').nth(2) == Some(&device);
-        is_it && line.contains(" - tmpfs ")
-    })
 }
 
 /// Reads a page; the file is open for writing if this user may.
@@ -264,7 +520,16 @@ fn start(pid: u32) -> Option<u64> {
 
 /// The effective user of a process.
 pub fn user_of(pid: u32) -> Option<u32> {
-    status(pid, "Uid")?.split_whitespace().nth(1)?.parse().ok()
+    user_in(&files::read(format!("/proc/{pid}/status"))?)
+}
+
+/// The effective user, by a `/proc/PID/status`.
+pub fn user_in(status: &str) -> Option<u32> {
+    value_in(status, "Uid")?
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 /// The number that a process has in its innermost namespace.

@@ -1,27 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A sample: the registrations of all processes at one moment. Two samples give rates.
 
+use super::ask::Patience;
 use super::kernel::{self, Pools};
 use super::limits;
-use super::pages::{self, Found, user_of};
+use super::pages::{self, Found, Place, Places, user_of};
 use crate::files::{of_system, read};
 use crate::limit::Limit;
 use crate::lists::entry;
-use crate::report::units::{printable, reason, script};
+use crate::report::units::{printable, reason, script, shortened};
 use rdmamr_live_page::{DEVICES, NO_RANK, Page, Shard};
 use rustix::time::{ClockId, clock_gettime};
-use serde::Serialize;
-use std::collections::BTreeMap;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How many bytes of a command line are read.
+/// How many bytes of an environment are read.
 const MOST_WORDS: u64 = 1 << 16;
+/// How many characters of a name are kept: of a command, a counter, a device, the host. It becomes a
+/// label of each series of the process.
+const NAME: usize = 64;
+/// How many characters of a command line are kept.
+const LINE: usize = 4096;
 /// How many bytes of a list of mappings are read.
 const MOST_MAPS: u64 = 1 << 24;
 /// The beginning of the library's name.
-const NAME: &[u8] = b"librdmamr";
+const LIBRARY: &[u8] = b"librdmamr";
 
 /// The registered memory. The fields are those of the JSON, which scripts read, so their names
 /// stay.
@@ -36,17 +42,19 @@ pub struct Sample {
     pub devices: Vec<Device>,
     /// Why the kernel does not list regions, if it does not.
     pub kernel_error: Option<String>,
+    /// What keeps processes from being shown, in sentences.
+    pub notes: Vec<String>,
     #[serde(skip)]
     taken: Instant,
 }
 
 /// A process that has the library, or memory registered.
-#[derive(Serialize, Clone, Default)]
+#[derive(Serialize, Deserialize, Clone, Default)]
 pub struct Process {
     pub pid: u32,
     /// The name: in Python the script's.
     pub command: String,
-    /// All words of the command line.
+    /// The words of the command line; without its middle if it is very long.
     pub command_line: String,
     pub user: Option<u32>,
     pub rank: Option<u64>,
@@ -56,6 +64,8 @@ pub struct Process {
     pub library: bool,
     /// Of another process: whether it has mapped a file of the library's name, if this user may know.
     pub library_mapped: Option<bool>,
+    /// It did not answer: what the kernel lists for it, and its name, is all that is known.
+    pub no_answer: bool,
     /// Regions that are registered, the cache's idle ones among them, and the sum of their lengths.
     pub regions: u64,
     pub bytes: u64,
@@ -84,7 +94,7 @@ pub struct Process {
 }
 
 /// The registrations of a process on a device.
-#[derive(Serialize, Clone, Default)]
+#[derive(Serialize, Deserialize, Clone, Default)]
 pub struct OfDevice {
     pub device: String,
     pub regions: u64,
@@ -110,10 +120,92 @@ pub struct Device {
     pub key_pools: Option<Pools>,
 }
 
+/// What one sample keeps for the next.
+#[derive(Default)]
+pub struct Memory {
+    devices: limits::Devices,
+    patience: Patience,
+}
+
+/// A process to ask about.
+struct Question {
+    pid: u32,
+    user: u32,
+    /// The files that may be its page.
+    places: Vec<Place>,
+    /// Whether it has mounts of its own, so that its page is where its mapping leads.
+    elsewhere: bool,
+    /// Whether the kernel lists regions of it.
+    holds: bool,
+}
+
+impl Question {
+    fn about(&self) -> (u32, u32) {
+        (self.user, self.pid)
+    }
+
+    /// The process, if there is something to show. It may keep whoever asks waiting.
+    fn answer(&self, places: &Places) -> Option<Process> {
+        let by_mapping = || self.elsewhere.then(|| pages::mapped(self.pid))?;
+        let found = places.at(self.pid, &self.places).or_else(by_mapping);
+        let mut process = match found {
+            Some(found) => under_library(&found),
+            None if self.holds => Process {
+                library_mapped: library_mapped(self.pid),
+                ..unknown(self.pid)
+            },
+            None => return None,
+        };
+        process.limits = limits::of(self.pid);
+        Some(process)
+    }
+}
+
+/// What is known of a process that does not answer.
+fn silent(question: &Question) -> Process {
+    let name = read(format!("/proc/{}/comm", question.pid)).unwrap_or_default();
+    Process {
+        pid: question.pid,
+        command: cut(&name, NAME),
+        user: Some(question.user),
+        no_answer: true,
+        ..Process::default()
+    }
+}
+
+/// The processes that have a page or regions, each with what it says.
+fn processes(
+    table: &kernel::Table,
+    patience: &mut Patience,
+) -> (BTreeMap<u32, Process>, Vec<String>) {
+    let mut places = Places::of_all();
+    patience.renew(std::mem::take(&mut places.left));
+    let (mut pages, notes) = pages::find(&places, patience);
+    let elsewhere: HashSet<u32> = places.mapped().collect();
+    let holders: HashSet<u32> = table.keys().map(|(_, pid)| *pid).collect();
+    let pids = elsewhere.iter().chain(&holders).chain(pages.keys());
+    let pids: BTreeSet<u32> = pids.copied().filter(|pid| *pid != 0).collect();
+    let question = |pid| Question {
+        pid,
+        user: user_of(pid).unwrap_or_default(),
+        places: pages.remove(&pid).unwrap_or_default(),
+        elsewhere: elsewhere.contains(&pid),
+        holds: holders.contains(&pid),
+    };
+    let questions: Vec<Question> = pids.into_iter().map(question).collect();
+    let answers = patience.ask(&questions, Question::about, |it| it.answer(&places));
+    let answered = questions.iter().zip(answers).filter_map(|(it, answer)| {
+        let is_shown = it.holds || !it.places.is_empty() || patience.is_late(&it.about());
+        let process = answer.unwrap_or_else(|| is_shown.then(|| silent(it)))?;
+        Some((it.pid, process))
+    });
+    (answered.collect(), notes)
+}
+
 impl Sample {
     /// Takes a sample.
-    pub fn take(devices: &mut limits::Devices) -> Sample {
-        let mut processes: Vec<Process> = pages::find().iter().map(under_library).collect();
+    pub fn take(memory: &mut Memory) -> Sample {
+        let Memory { devices, patience } = memory;
         let ((listed, table), kernel_error) = match kernel::regions() {
             Ok(listed) => (listed, None),
             // No module has registered RDMA netlink.
@@ -123,25 +215,25 @@ impl Sample {
             }
             Err(error) => (Default::default(), Some(reason(&error.into()))),
         };
+        let (mut processes, notes) = processes(&table, patience);
         for ((device, pid), held) in &table {
-            if *pid != 0 {
-                add_held(&mut processes, *pid, device, *held);
+            if let Some(process) = processes.get_mut(pid) {
+                add_held(process, device, *held);
             }
         }
-        for process in &mut processes {
+        for process in processes.values_mut() {
             let of_devices = process.devices.iter().filter_map(|of| {
                 let device = listed.iter().find(|device| device.name == of.device);
                 let most = device.and_then(|device| device.most);
                 Some(Limit {
-                    name: "max_mr",
+                    name: "max_mr".into(),
                     device: Some(of.device.clone()),
                     bytes: false,
                     used: device.map_or(0, |device| device.regions).max(of.regions),
                     most: most.or_else(|| devices.most(&of.device))?,
                 })
             });
-            let limits = limits::of(process.pid).into_iter();
-            process.limits = limits.chain(of_devices).collect();
+            process.limits.extend(of_devices.collect::<Vec<_>>());
         }
         let devices = listed.into_iter().map(|device| {
             let of_it = table.iter().filter(|((name, _), _)| *name == device.name);
@@ -157,10 +249,11 @@ impl Sample {
         Sample {
             schema: 1,
             time: time.map_or(0.0, |time| time.as_secs_f64()),
-            host: printable(&read("/proc/sys/kernel/hostname").unwrap_or_default()),
+            host: cut(&read("/proc/sys/kernel/hostname").unwrap_or_default(), NAME),
             devices: devices.collect(),
-            processes,
+            processes: processes.into_values().collect(),
             kernel_error,
+            notes,
             taken: Instant::now(),
         }
     }
@@ -168,9 +261,10 @@ impl Sample {
     /// Adds the rates since an earlier sample.
     pub fn compare(&mut self, before: &Sample) {
         let seconds = self.taken.duration_since(before.taken).as_secs_f64();
+        let by_pid: HashMap<_, _> = before.processes.iter().map(|was| (was.pid, was)).collect();
         for process in &mut self.processes {
-            let same = |was: &&Process| was.pid == process.pid && was.library == process.library;
-            let Some(was) = before.processes.iter().find(same) else {
+            let was = by_pid.get(&process.pid);
+            let Some(was) = was.filter(|was| was.library == process.library) else {
                 continue;
             };
             let rate =
@@ -183,17 +277,20 @@ impl Sample {
     }
 }
 
-fn add_held(processes: &mut Vec<Process>, pid: u32, device: &str, held: kernel::Held) {
-    let process = entry(processes, |of| of.pid == pid, || unknown(pid));
+fn add_held(process: &mut Process, device: &str, held: kernel::Held) {
     let of = on_device(&mut process.devices, device);
     (of.kernel_regions, of.kernel_bytes) = (Some(held.regions), Some(held.bytes));
     if !process.library {
-        process.library_mapped = library_mapped(pid);
         (of.regions, of.bytes) = (held.regions, held.bytes);
         process.regions += held.regions;
         process.bytes = process.bytes.saturating_add(held.bytes);
         process.in_use_bytes = process.bytes;
     }
+}
+
+/// Text from outside, of at most so many characters.
+fn cut(text: &str, most: usize) -> String {
+    shortened(&printable(text), most)
 }
 
 /// The entry of a device, which is added if it is missing.
@@ -208,24 +305,24 @@ fn on_device<'a>(devices: &'a mut Vec<OfDevice>, name: &str) -> &'a mut OfDevice
 /// A process without the facts that only the library knows.
 fn unknown(pid: u32) -> Process {
     // Both may be any bytes, and a process can make its command line as long as its memory.
-    let read = |name| {
+    let read = |name, most: u64| {
         let mut bytes = Vec::new();
         if let Ok(file) = of_system(format!("/proc/{pid}/{name}"), false) {
-            let _ = file.take(MOST_WORDS).read_to_end(&mut bytes);
+            let _ = file.take(most).read_to_end(&mut bytes);
         }
         String::from_utf8_lossy(&bytes).into_owned()
     };
-    let environment = read("environ");
+    let environment = read("environ", MOST_WORDS);
     let mut variables = environment.split('\0');
     let job = variables.find_map(|it| it.strip_prefix("SLURM_JOB_ID="));
     let is_number = |job: &&str| job.len() <= 20 && job.bytes().all(|byte| byte.is_ascii_digit());
-    let words = read("cmdline");
+    let words = read("cmdline", MOST_WORDS);
     let words: Vec<String> = words.split_terminator('\0').map(printable).collect();
-    let name = printable(read("comm").trim_end());
+    let name = printable(read("comm", MOST_WORDS).trim_end());
     Process {
         pid,
-        command: script(&words).unwrap_or(name),
-        command_line: words.join(" "),
+        command: shortened(&script(&words).unwrap_or(name), NAME),
+        command_line: shortened(&words.join(" "), LINE),
         user: user_of(pid),
         job: job.filter(is_number).map(str::to_owned),
         ..Process::default()
@@ -236,7 +333,7 @@ fn unknown(pid: u32) -> Process {
 pub fn library_mapped(pid: u32) -> Option<bool> {
     let maps = of_system(format!("/proc/{pid}/maps"), false).ok()?;
     let mut lines = BufReader::new(maps.take(MOST_MAPS)).split(b'\n');
-    let is_it = |line: Vec<u8>| line.windows(NAME.len()).any(|words| words == NAME);
+    let is_it = |line: Vec<u8>| line.windows(LIBRARY.len()).any(|words| words == LIBRARY);
     lines.try_fold(false, |found, line| Some(found || is_it(line.ok()?)))
 }
 
@@ -246,7 +343,7 @@ fn under_library(found: &Found) -> Process {
     let names = String::from_utf8_lossy(&page.names);
     let names = names.lines().filter(|name| !name.starts_with('\0'));
     for (n, name) in names.enumerate().take(page.shards[0].counters.len()) {
-        counters.insert(printable(name), sum(page, |shard| &shard.counters[n]));
+        counters.insert(cut(name, NAME), sum(page, |shard| &shard.counters[n]));
     }
     let counter = |name: &str| counters.get(name).copied().unwrap_or(0);
     // The counters have the hits of regions that have ended, the page has those of all regions, as
@@ -298,7 +395,7 @@ fn of_devices(page: &Page) -> Vec<OfDevice> {
     for place in 0..entered {
         let bytes = page.devices[place].iter().map(|byte| byte.load(Relaxed));
         let name: Vec<u8> = bytes.take_while(|&byte| byte != 0).collect();
-        let name = match printable(&String::from_utf8_lossy(&name)) {
+        let name = match cut(&String::from_utf8_lossy(&name), NAME) {
             name if !name.is_empty() => name,
             _ if place + 1 == DEVICES => "others".into(),
             _ => "unnamed".into(),
@@ -330,6 +427,34 @@ mod tests {
     use super::*;
     use rdmamr_live_page::{MAGIC, VERSION};
     use std::mem::offset_of;
+
+    /// To look at each process for each other one would take a minute.
+    #[test]
+    fn many_processes_are_compared_one_by_one() {
+        let mut memory = Memory::default();
+        let mut of = |hits| {
+            let mut sample = Sample::take(&mut memory);
+            let process = |pid| Process {
+                pid,
+                hits: Some(hits),
+                ..Process::default()
+            };
+            sample.processes = (0..1 << 17).map(process).collect();
+            sample
+        };
+        let (before, mut after) = (of(1), of(2));
+        after.compare(&before);
+        let rates = after.processes.iter().map(|it| it.hits_per_second);
+        assert!(rates.flatten().filter(|rate| *rate > 0.0).count() == 1 << 17);
+    }
+
+    #[test]
+    fn names_and_command_lines_are_cut() {
+        let long = "é\u{1b}".repeat(1 << 16);
+        assert_eq!(cut(&long, NAME).chars().count(), NAME);
+        assert!(!cut(&long, NAME).contains('\u{1b}'));
+        assert_eq!(cut("short", NAME), "short");
+    }
 
     /// Another process may have written anything to its page.
     #[test]
@@ -374,7 +499,7 @@ mod tests {
                 .counters
                 .keys()
                 .chain(process.devices.iter().map(|of| &of.device));
-            assert!(shown.all(|name| printable(name) == *name));
+            assert!(shown.all(|name| cut(name, NAME) == *name));
         });
     }
 }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The terminal: the table of processes, and below it the limits of the selected one as bars.
 
-use super::limits::Devices;
-use super::sample::{Process, Sample};
+use super::sample::{Memory, Process, Sample};
 use super::table::{self, HEADS, Severity, View, cells};
 use crate::choices::name;
 use crate::report::units::{bytes, plural};
@@ -33,24 +32,24 @@ struct Screen {
 }
 
 /// Shows samples until the user ends it.
-pub fn run(view: View, interval: Duration, devices: &mut Devices) -> Result<()> {
+pub fn run(view: View, interval: Duration, memory: &mut Memory) -> Result<()> {
     let mut screen = Screen {
         view,
         interval,
-        sample: Sample::take(devices),
+        sample: Sample::take(memory),
         shown: Vec::new(),
         selected: TableState::new().with_selected(0),
         paused: false,
         typing: false,
     };
     let mut terminal = ratatui::try_init()?;
-    let shown = screen.show(&mut terminal, devices);
+    let shown = screen.show(&mut terminal, memory);
     ratatui::restore();
     shown
 }
 
 impl Screen {
-    fn show(&mut self, terminal: &mut DefaultTerminal, devices: &mut Devices) -> Result<()> {
+    fn show(&mut self, terminal: &mut DefaultTerminal, memory: &mut Memory) -> Result<()> {
         let mut next = Instant::now() + self.interval.min(Duration::from_millis(300));
         loop {
             self.shown = self.sample.processes.clone();
@@ -68,7 +67,7 @@ impl Screen {
             if Instant::now() >= next {
                 next = Instant::now() + self.interval;
                 if !self.paused {
-                    let mut sample = Sample::take(devices);
+                    let mut sample = Sample::take(memory);
                     sample.compare(&self.sample);
                     self.sample = sample;
                 }

@@ -191,6 +191,7 @@ fn command(process: &Process, room: usize) -> String {
         false => &process.command,
     };
     let about = match (process.library, process.library_mapped) {
+        _ if process.no_answer => "does not answer",
         (true, _) => return words.clone(),
         (_, Some(false)) => "no library",
         // RDMAMR_LIVE=0, or no folder for its page.
@@ -212,7 +213,7 @@ fn short(rate: f64) -> String {
 /// The name of a limit, and of its device.
 pub fn name(limit: &Limit) -> String {
     let device = limit.device.iter().map(|device| format!(" of {device}"));
-    limit.name.to_owned() + &device.collect::<String>()
+    limit.name.to_string() + &device.collect::<String>()
 }
 
 /// The part of a limit that is used, from 0 to 1.
@@ -254,7 +255,8 @@ pub fn summary(sample: &Sample) -> String {
     )
 }
 
-/// The lines below the processes: each device's pools of keys, and why the kernel lists no regions.
+/// The lines below the processes: each device's pools of keys, why the kernel lists no regions, and why
+/// processes have no page.
 pub fn below(sample: &Sample) -> Vec<String> {
     let pools = sample.devices.iter().filter_map(|device| {
         let pools = device.key_pools.as_ref()?;
@@ -262,7 +264,7 @@ pub fn below(sample: &Sample) -> Vec<String> {
     });
     let why = sample.kernel_error.iter();
     let why = why.map(|why| format!("The kernel does not list regions: {why}"));
-    pools.chain(why).collect()
+    pools.chain(why).chain(sample.notes.clone()).collect()
 }
 
 /// The table as text, for `--once`.
@@ -314,8 +316,7 @@ pub fn text(sample: &Sample) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::kernel::Pools;
-    use super::super::limits::Devices;
-    use super::super::sample::Device;
+    use super::super::sample::{Device, Memory};
     use super::*;
 
     #[test]
@@ -397,6 +398,11 @@ mod tests {
         assert_eq!(shown(false, Some(false)), "app (no library)");
         assert_eq!(shown(false, Some(true)), "app (no counters)");
         assert_eq!(shown(false, None), "app (library not known)");
+        let silent = Process {
+            no_answer: true,
+            ..Process::default()
+        };
+        assert_eq!(cells(&silent, 0)[COMMAND], " (does not answer)");
     }
 
     #[test]
@@ -413,7 +419,7 @@ mod tests {
 
     #[test]
     fn pools_of_keys_have_a_line_and_are_in_the_json() {
-        let mut sample = Sample::take(&mut Devices::default());
+        let mut sample = Sample::take(&mut Memory::default());
         sample.kernel_error = Some("why".into());
         let mut device = Device {
             name: "mlx5_0".into(),
@@ -448,7 +454,7 @@ mod tests {
     #[test]
     fn a_limit_of_nothing_is_used_up() {
         let limit = |used, most| Limit {
-            name: "memory.max",
+            name: "memory.max".into(),
             device: None,
             bytes: true,
             used,
