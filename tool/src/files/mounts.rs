@@ -33,7 +33,6 @@ const LOCAL: &[&str] = &[
     "hugetlbfs",
     "iso9660",
     "jfs",
-    "msdos",
     "nilfs2",
     "ntfs3",
     "overlay",
