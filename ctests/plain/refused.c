@@ -92,12 +92,27 @@ static void later(void)
 	is((long long)stats().reg_gpu_failed, 2 * CHANGES, "the runtime is asked whenever it is loaded");
 }
 
+/* Each line of the log has a reason, for which files of the process are read. */
+static void looks_seldom(void)
+{
+	char *page = pages(1);
+
+	hear_errors();
+	for (int n = 0; n < TIMES; n++)
+		refuse(page);
+	ok(times_said("rdmamr explain EFAULT") >= 10 && times_said("rdmamr explain EFAULT") <= 40, "ten causes a second: %d of %d",
+	   times_said("rdmamr explain EFAULT"), TIMES);
+	is(times_said("the cause is not looked up") + times_said("rdmamr explain EFAULT"), TIMES, "each failure has a line");
+	must(strstr(rdmamr_last_reason(), "rdmamr explain EFAULT"));
+}
+
 #define IN(mode) "a refused registration makes no system call, " mode
 static const struct row rows[] = {
 	{ IN("RDMAMR_CACHE=off"), makes_no_call },
 	{ IN("RDMAMR_CACHE=local"), makes_no_call, .settings = "RDMAMR_CACHE=local" },
 	{ IN("RDMAMR_CACHE=all"), makes_no_call, .settings = "RDMAMR_CACHE=all" },
 	{ IN("RDMAMR_GPU=off"), makes_no_call, .settings = "RDMAMR_GPU=off" },
+	{ "a hundred refused registrations, with a log", looks_seldom, .settings = "RDMAMR_LOG=warn" },
 	{ "a GPU's runtime that is loaded later, and again", later },
 };
 

@@ -17,8 +17,10 @@ use errno::Errno;
 use rdmamr_abi::names::ERRNOS;
 use rdmamr_next::Pd;
 use rdmamr_stats::text::Text;
+use rdmamr_sys::budget::TenASecond;
+use rdmamr_sys::seccomp::is_filtered;
 use rdmamr_sys::thread::keep_errno;
-use rdmamr_sys::{cgroup, descriptor, proc};
+use rdmamr_sys::{cgroup, clock, descriptor, proc};
 use rdmamr_uverbs::driver::Driver;
 
 /// The object of a call that failed.
@@ -95,7 +97,8 @@ pub fn last_in_words() -> *const u8 {
 pub fn last_as_text(read: &mut dyn FnMut(&str)) {
     let mut words = Text::<WORDS>::new();
     LAST.with(|last| match last.reason.get() {
-        Some(reason) => reason.write(&mut words),
+        // Text that does not fit is cut. Nothing else can fail.
+        Some(reason) => drop(write!(words, "{reason}")),
         // A signal handler has asked for the words since the failure.
         None => {
             if let Ok(asked) = last.words.try_borrow() {
@@ -108,13 +111,14 @@ pub fn last_as_text(read: &mut dyn FnMut(&str)) {
 }
 
 impl Reason {
-    /// Writes the reason as one sentence or a few.
+    /// Writes the reason as one sentence or a few, for a program that asks for it.
     pub fn write(&self, out: &mut impl Write) {
         // Text that does not fit is cut. Nothing else can fail.
-        let _ = keep_errno(|| self.try_write(out));
+        let _ = keep_errno(|| self.try_write(not_looked_up(true), out));
     }
 
-    fn try_write(&self, out: &mut dyn Write) -> fmt::Result {
+    /// `unknown`: why the cause is not looked up, if it is not.
+    fn try_write(&self, unknown: Option<&str>, out: &mut dyn Write) -> fmt::Result {
         write!(out, "{}", self.call)?;
         if let Subject::Memory(Refused { request, .. }, _) | Subject::Umem(request) = self.subject {
             let (addr, length, access) = (request.addr, request.length, request.access);
@@ -143,13 +147,22 @@ impl Reason {
                 " from ibv_dontfork_range: the memory cannot be kept out of children. Each registration may split a \
                  mapping (vm.max_map_count)",
             ),
-            Error::Kernel(errno) => self.refusal("the kernel", errno, out),
-            Error::Next(errno) => self.refusal(self.next(), errno, out),
+            Error::Kernel(errno) => self.refusal("the kernel", errno, unknown, out),
+            Error::Next(errno) => self.refusal(self.next(), errno, unknown, out),
         }
     }
 
-    fn refusal(&self, by: &str, errno: Errno, out: &mut dyn Write) -> fmt::Result {
+    fn refusal(
+        &self,
+        by: &str,
+        errno: Errno,
+        unknown: Option<&str>,
+        out: &mut dyn Write,
+    ) -> fmt::Result {
         write!(out, " from {by}: ")?;
+        if let Some(why) = unknown {
+            return out.write_str(why);
+        }
         self.subject.cause(errno.0, out)?;
         self.more(out)
     }
@@ -225,10 +238,25 @@ impl Subject {
     }
 }
 
+/// For a line and for the trace, which nobody may read.
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.write(f);
-        Ok(())
+        keep_errno(|| self.try_write(not_looked_up(false), f))
+    }
+}
+
+/// Why the cause of a failure is not looked up, if it is not. The look reads files, such as all mappings of
+/// the process, and a program may find out by failing what a device can do.
+fn not_looked_up(is_asked: bool) -> Option<&'static str> {
+    static LOOKS: TenASecond = TenASecond::new();
+    if is_filtered() {
+        Some("the cause is not looked up: the program filters its system calls")
+    } else if is_asked || LOOKS.may(clock::monotonic()) {
+        None
+    } else {
+        Some(
+            "the cause is not looked up: this process has had more than ten failures within a second",
+        )
     }
 }
 

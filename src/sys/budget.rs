@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! When work may be done again: attempts that fail, and a budget of time for work whose length the
-//! library does not control, such as reading all mappings (about 0.3 us for each): the work may take a
-//! tenth of the time.
+//! When work may be done again: attempts that fail, work that is done a number of times a second, and a
+//! budget of time for work whose length the library does not control, such as reading all mappings
+//! (about 0.3 us for each): the work may take a tenth of the time.
 
 use crate::clock;
 use core::sync::atomic::{AtomicU64, Ordering::*};
@@ -35,6 +35,33 @@ impl Attempts {
     pub fn failed_for_now(&self) {
         const SECOND: u64 = 1_000_000_000;
         self.next.store(clock::monotonic() + SECOND, Relaxed);
+    }
+}
+
+/// Work that is done ten times a second at most, and ten times at once after a pause.
+#[derive(Default)]
+pub struct TenASecond {
+    /// The time at which all work so far is paid for: CLOCK_MONOTONIC in ns.
+    paid: AtomicU64,
+}
+
+impl TenASecond {
+    const EACH: u64 = 100_000_000;
+
+    /// No work yet.
+    pub const fn new() -> TenASecond {
+        TenASecond {
+            paid: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether the caller may do the work now.
+    pub fn may(&self, now: u64) -> bool {
+        let pay = |paid: u64| {
+            let next = paid.max(now) + Self::EACH;
+            (next <= now + 10 * Self::EACH).then_some(next)
+        };
+        self.paid.fetch_update(Relaxed, Relaxed, pay).is_ok()
     }
 }
 
@@ -87,6 +114,19 @@ mod tests {
         }
         // 100 ms at once, and 100 ms of each second after that.
         assert!((350..450).contains(&reads), "{reads}");
+    }
+
+    #[test]
+    fn ten_at_once_and_ten_a_second() {
+        let work = TenASecond::new();
+        let count = |from: u64, to: u64| {
+            (from..to)
+                .step_by(1_000_000)
+                .filter(|&now| work.may(now))
+                .count()
+        };
+        assert_eq!(count(5 * SECOND, 5 * SECOND + SECOND / 20), 10);
+        assert_eq!(count(6 * SECOND, 16 * SECOND), 109);
     }
 
     #[test]
