@@ -13,7 +13,7 @@ use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::ops::Range;
 use core::ptr::null_mut;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*, compiler_fence};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*, compiler_fence};
 
 struct Thread {
     inside: AtomicBool,
@@ -162,8 +162,14 @@ pub fn own_stack() -> Option<Range<usize>> {
 /// stack alone, at least 128 MiB below its top (`mmap_base`).
 pub fn is_on_main_stack(range: PageRange) -> bool {
     const KEPT: u64 = 128 << 20;
-    // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
-    let top = unsafe { libc::getauxval(libc::AT_RANDOM) };
+    /// Known from the first call on: a miss asks twice, and getauxval(3) searches a list.
+    static TOP: AtomicU64 = AtomicU64::new(0);
+    let mut top = TOP.load(Relaxed);
+    if top == 0 {
+        // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
+        top = unsafe { libc::getauxval(libc::AT_RANDOM) };
+        TOP.store(top, Relaxed);
+    }
     range.end > top.saturating_sub(KEPT) && range.start <= top
 }
 
