@@ -88,6 +88,10 @@ impl Names {
 
     /// The names at return addresses. `None` if the file takes too much memory or time.
     pub fn at(&mut self, path: &str, offsets: Vec<u64>, began: SystemTime) -> Option<Answer> {
+        // A fork of a program under AddressSanitizer takes a second. "fuzz_elf" reads files.
+        if cfg!(fuzzing) {
+            return None;
+        }
         let question = Question {
             path,
             offsets,
