@@ -127,7 +127,10 @@ pub fn find(places: &Places, patience: &mut Patience) -> (BTreeMap<u32, Vec<Plac
                 }
                 notes.extend(contents.note);
             }
-            None => notes.push(format!("the folders of user {user} do not answer")),
+            None if patience.is_late(&(user, 0)) => {
+                notes.push(format!("the folders of user {user} do not answer"));
+            }
+            None => {}
         }
     }
     (pages, notes)

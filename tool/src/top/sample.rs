@@ -180,7 +180,7 @@ fn processes(
 ) -> (BTreeMap<u32, Process>, Vec<String>) {
     let mut places = Places::of_all();
     patience.renew(std::mem::take(&mut places.left));
-    let (mut pages, notes) = pages::find(&places, patience);
+    let (mut pages, mut notes) = pages::find(&places, patience);
     let elsewhere: HashSet<u32> = places.mapped().collect();
     let holders: HashSet<u32> = table.keys().map(|(_, pid)| *pid).collect();
     let pids = elsewhere.iter().chain(&holders).chain(pages.keys());
@@ -194,6 +194,7 @@ fn processes(
     };
     let questions: Vec<Question> = pids.into_iter().map(question).collect();
     let answers = patience.ask(&questions, Question::about, |it| it.answer(&places));
+    notes.extend(patience.notes());
     let answered = questions.iter().zip(answers).filter_map(|(it, answer)| {
         let is_shown = it.holds || !it.places.is_empty() || patience.is_late(&it.about());
         let process = answer.unwrap_or_else(|| is_shown.then(|| silent(it)))?;
