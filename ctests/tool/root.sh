@@ -404,6 +404,11 @@ else
 		check "and says so, run by run" grep -qx "the folders of user $third do not answer" said
 		check "and leaves one child behind, whatever the number of runs" [ "$(asking)" = 1 ]
 	done
+	# What root names there may wait where no signal ends it: the tool's child does, and the tool itself ends.
+	for command in "report --text" "explain --key 5 --trace" "report -o"; do
+		ends_in_them "a signal ends $command in a folder that stays locked" timeout 2 "$tool" $command /dev/shm/rdmamr-$third/page trace
+		check "which says that the child is left behind" grep -q "a folder of another user is locked" said
+	done
 	end_silence
 	none() { [ "$(asking)" = 0 ]; }
 	check "which ends with what it waits for" awaits none

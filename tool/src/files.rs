@@ -84,6 +84,15 @@ pub fn status(pid: u32, name: &str) -> Option<String> {
     field(format!("/proc/{pid}/status"), name)
 }
 
+/// The effective user, by a `/proc/PID/status`.
+pub fn user_in(status: &str) -> Option<u32> {
+    value_in(status, "Uid")?
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
+}
+
 /// The names in a folder, in their order; none if it cannot be read.
 pub fn names(folder: impl AsRef<Path>) -> Vec<String> {
     first_names(folder, usize::MAX)

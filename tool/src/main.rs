@@ -13,6 +13,7 @@ mod files;
 #[cfg(test)]
 #[path = "../../ctests/fuzz/inputs.rs"]
 mod fuzz_inputs;
+mod guard;
 mod inherited;
 mod library;
 mod limit;
@@ -105,6 +106,11 @@ fn main() -> ExitCode {
             };
         }
     };
+    match is_guarded(&cli.command).then(guard::enter).transpose() {
+        Ok(None | Some(None)) => {}
+        Ok(Some(Some(status))) => return status,
+        Err(error) => return end(Err(error.into()), usage),
+    }
     let success = |()| ExitCode::SUCCESS;
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
@@ -117,6 +123,15 @@ fn main() -> ExitCode {
         Command::Completions { shell } => completions(*shell).map(success),
     };
     end(result, usage)
+}
+
+/// Whether the command asks for files, folders or processes of others.
+fn is_guarded(command: &Command) -> bool {
+    match command {
+        Command::Report(_) | Command::Explain(_) | Command::Doctor(_) | Command::Trace(_) => true,
+        Command::Top(args) => !args.is_screen(),
+        _ => false,
+    }
 }
 
 /// Prints by way of a buffer: clap_complete panics if it cannot write.

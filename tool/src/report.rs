@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rdmamr report`: the cost of the registrations of a trace, as a page, as text or as JSON.
+use crate::files::named::find;
 use crate::style::{print, say};
 use crate::trace::Trace;
 use anyhow::{Context, Result, bail};
@@ -211,12 +212,10 @@ fn place(args: &Args, ending: &str) -> PathBuf {
         true => &args.traces[args.traces.len() - 1],
         false => &args.traces[0],
     };
-    let mut name = if trace.is_dir() {
-        trace.join("report").into_os_string()
-    } else if trace.is_file() {
-        trace.as_os_str().to_owned()
-    } else {
-        "report".into()
+    let mut name = match find(trace) {
+        Ok(found) if found.about.is_dir() => trace.join("report").into_os_string(),
+        Ok(found) if found.about.is_file() => trace.as_os_str().to_owned(),
+        _ => "report".into(),
     };
     name.push(".");
     name.push(ending);

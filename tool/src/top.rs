@@ -59,6 +59,13 @@ pub struct Args {
     interval: Duration,
 }
 
+impl Args {
+    /// Whether the table is shown until a key ends it.
+    pub fn is_screen(&self) -> bool {
+        !(self.once || self.json || self.openmetrics || self.textfile.is_some())
+    }
+}
+
 fn seconds(text: &str) -> Result<Duration, String> {
     let number = text.parse().ok().filter(|it| (0.05..=3600.0).contains(it));
     let number = number.ok_or("it takes a number of seconds, from 0.05 to 3600")?;

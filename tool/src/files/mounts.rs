@@ -5,9 +5,9 @@
 //!
 //! No file system is asked here: proc(5) has the mount of an open file.
 
-use super::{by_number, field, read};
+use super::{by_number, field, open_at, read};
 use anyhow::Result;
-use rustix::fs::{AtFlags, StatxAttributes, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, OFlags, StatxAttributes, StatxFlags, statx};
 use std::collections::HashMap;
 use std::error::Error;
 use std::ffi::OsStr;
@@ -64,8 +64,13 @@ impl Display for Elsewhere {
 
 impl Error for Elsewhere {}
 
-/// The mounts by their numbers: the type, and the folder as proc(5) has it.
-pub struct Mounts(HashMap<String, (String, String)>);
+/// The mounts of this process.
+pub struct Mounts {
+    /// By their numbers: the type, and the folder as proc(5) has it.
+    all: HashMap<String, (String, String)>,
+    /// The number of the root folder's mount. In a changed root (chroot(2)) the list lacks it.
+    root: Option<String>,
+}
 
 impl Mounts {
     pub fn of_this_process() -> Mounts {
@@ -86,7 +91,11 @@ impl Mounts {
             let folder = kept.into_iter().fold(folder.to_owned(), unescape);
             Some((number.to_owned(), (kind.to_owned(), folder)))
         });
-        Mounts(mounts.collect())
+        let root = open_at(CWD, "/", OFlags::PATH, 0).ok();
+        Mounts {
+            all: mounts.collect(),
+            root: root.and_then(|root| number(&root)),
+        }
     }
 
     /// Refuses a file that is not on this machine. Users have programs on file systems of a network and
@@ -98,7 +107,7 @@ impl Mounts {
         let is_there = match self.of(file) {
             _ if mounts => false,
             // The program itself comes from the root folder.
-            Some((_, folder)) if folder == "/" => true,
+            _ if self.root.is_some() && number(file) == self.root => true,
             Some((kind, _)) if is_root => LOCAL.contains(&&**kind),
             Some((kind, _)) => kind != OF_MACHINES,
             None => false,
@@ -112,23 +121,25 @@ impl Mounts {
             return Ok(());
         }
         let path = fs::read_link(by_number(folder))?.join(name);
-        let mut below = self.0.values().filter(|(kind, _)| kind != AUTOMOUNTER);
+        let mut below = self.all.values().filter(|(kind, _)| kind != AUTOMOUNTER);
         let is_mounted = below.any(|(_, folder)| Path::new(folder).starts_with(&path));
         is_mounted.then_some(()).ok_or(Elsewhere.into())
     }
 
     /// The mount on which an open file is.
     fn of(&self, file: &OwnedFd) -> Option<&(String, String)> {
-        let number = field(format!("/proc/self/fdinfo/{}", file.as_raw_fd()), "mnt_id")?;
-        self.0.get(&number)
+        self.all.get(&number(file)?)
     }
+}
+
+/// The number of the mount on which an open file is.
+fn number(file: &OwnedFd) -> Option<String> {
+    field(format!("/proc/self/fdinfo/{}", file.as_raw_fd()), "mnt_id")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::files::open_at;
-    use rustix::fs::{CWD, OFlags};
 
     fn open(path: &Path) -> OwnedFd {
         open_at(CWD, path, OFlags::PATH, 0).unwrap()
@@ -142,7 +153,10 @@ mod tests {
         assert!(error.is::<Elsewhere>());
         mounts.ensure_local(&of_kernel, false).unwrap();
         mounts.ensure_local(&open(Path::new("/")), true).unwrap();
-        let unknown = Mounts(HashMap::new());
+        let unknown = Mounts {
+            all: HashMap::new(),
+            root: None,
+        };
         assert!(unknown.ensure_local(&of_kernel, false).is_err());
     }
 
@@ -154,13 +168,15 @@ mod tests {
         let is_looked_up =
             |mounts: &Mounts| mounts.ensure_mounted(&file, OsStr::new("host")).is_ok();
         assert!(is_looked_up(&mounts));
-        let number = field(format!("/proc/self/fdinfo/{}", file.as_raw_fd()), "mnt_id").unwrap();
+        let number = number(&file).unwrap();
         let here = folder.path().display().to_string();
-        mounts.0.insert(number, (AUTOMOUNTER.into(), here.clone()));
+        mounts
+            .all
+            .insert(number, (AUTOMOUNTER.into(), here.clone()));
         assert!(!is_looked_up(&mounts));
         for (name, is_there) in [("hos", false), ("other", false), ("host/export", true)] {
             let mount = ("nfs4".into(), format!("{here}/{name}"));
-            mounts.0.insert(name.into(), mount);
+            mounts.all.insert(name.into(), mount);
             assert_eq!(is_looked_up(&mounts), is_there, "{name}");
         }
     }

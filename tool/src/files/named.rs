@@ -171,7 +171,7 @@ pub fn replace(
             ensure!(!kind.is_dir(), "it is a directory");
             if kind.is_symlink() {
                 let leads_to_a_file =
-                    !trusts(user) || path.metadata().map_or(true, |there| there.is_file());
+                    !trusts(user) || find(path).map_or(true, |there| there.about.is_file());
                 let is_of_system = fs::read_link(place.path())?.starts_with("/proc");
                 ensure!(
                     leads_to_a_file && !is_of_system,

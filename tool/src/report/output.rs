@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The output of a report: to standard output, or to a file.
 use super::units::shown;
-use crate::files::named::{buffered, me, replace};
+use crate::files::named::{buffered, find, me, replace};
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Access, access};
+use std::fs::Metadata;
 use std::io::{self, Write};
 use std::path::Path;
 
@@ -26,10 +27,12 @@ pub fn ensure_writable(path: &Path) -> Result<()> {
     if path == Path::new("-") {
         return Ok(());
     }
-    ensure!(!path.is_dir(), "it is a directory");
+    let about = find(path).map(|found| found.about);
+    let is = |is: fn(&Metadata) -> bool| about.as_ref().is_ok_and(is);
+    ensure!(!is(Metadata::is_dir), "it is a directory");
     let folder = path.parent().filter(|folder| *folder != Path::new(""));
     // A device or a pipe is written to; a file is replaced.
-    let place = match path.exists() && !path.is_file() {
+    let place = match about.is_ok() && !is(Metadata::is_file) {
         true => path,
         false => folder.unwrap_or(Path::new(".")),
     };

@@ -46,7 +46,7 @@ pub fn existing(name: &Path) -> Vec<(PathBuf, Option<u64>)> {
         false => vec![name.to_path_buf()],
     };
     let with_length = |file: PathBuf| {
-        let length = file.metadata().ok().map(|metadata| metadata.len());
+        let length = find(&file).ok().map(|found| found.about.len());
         (file, length)
     };
     files.into_iter().map(with_length).collect()

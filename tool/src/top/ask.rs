@@ -8,10 +8,9 @@
 //! A child that waits in the kernel can outlive this program. Its name says about whom it asks, and a
 //! later run counts it as a wait for that user. So such children are few, however often the tool runs.
 
-use super::pages::user_in;
 use crate::child::{Bounds, Child, Received};
 use crate::files::named::me;
-use crate::files::{processes, read, value_in};
+use crate::files::{processes, read, user_in, value_in};
 use rustix::process::Signal;
 use rustix::thread::set_name;
 use serde::Serialize;

@@ -12,7 +12,7 @@
 use super::ask::{About, Patience, left_behind};
 use crate::files::named::me;
 use crate::files::{
-    self, by_number, first_names, of_system, open_at, processes, reopen, status, value_in,
+    self, by_number, first_names, of_system, open_at, processes, reopen, status, user_in,
 };
 use crate::report::units::shown;
 use anyhow::{Result, ensure};
@@ -525,16 +525,6 @@ fn start(pid: u32) -> Option<u64> {
 pub fn user_of(pid: u32) -> Option<u32> {
     user_in(&files::read(format!("/proc/{pid}/status"))?)
 }
-
-/// The effective user, by a `/proc/PID/status`.
-pub fn user_in(status: &str) -> Option<u32> {
-    value_in(status, "Uid")?
-        .split_whitespace()
-        .nth(1)?
-        .parse()
-        .ok()
-}
-
 /// The number that a process has in its innermost namespace.
 fn number_inside(pid: u32) -> Option<u32> {
     let numbers = status(pid, "NSpid")?;

@@ -149,9 +149,9 @@ impl Source {
         })
     }
 
-    /// Whether the file is the one at that path, through any links.
+    /// Whether the file is the one at that path, through the links that this user follows.
     pub fn is_at(&self, path: &Path) -> bool {
-        let (one, other) = (self.file.metadata(), path.metadata());
+        let (one, other) = (self.file.metadata(), find(path).map(|found| found.about));
         matches!((one, other), (Ok(one), Ok(other)) if (one.dev(), one.ino()) == (other.dev(), other.ino()))
     }
 

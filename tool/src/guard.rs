@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Root's guard. A user can keep the kernel's lock of a file, or of a folder, as long as he likes: who
+//! opens it, looks it up or writes it then waits where no signal ends it, SIGKILL included. So root's
+//! tool does its work in a child, and the parent only waits. A child that waits in the kernel, or that
+//! somebody has stopped, is left behind after a while, and the parent ends: by itself, or by a signal.
+//!
+//! A pipe to which the tool prints has an end only once each process that holds it has ended. So the child
+//! does not hold it: the parent copies.
+
+use crate::files::named::me;
+use crate::files::{result, value_in};
+use crate::style::say;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FileType, fstat};
+use rustix::io::{Errno, dup};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getppid, kill_process, pidfd_open,
+    set_parent_process_death_signal, waitpid,
+};
+use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+
+/// How many seconds a child may wait in the kernel, or be stopped, without any progress.
+const LIMIT: u32 = 30;
+/// The same after a signal that asks this program to end.
+const LIMIT_AT_END: u32 = 2;
+/// The status of a command whose child was left behind.
+const LEFT: u8 = 2;
+
+/// The signal that asks this program to end, or 0.
+static ASKED: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn asked(signal: i32) {
+    ASKED.store(signal, Relaxed);
+}
+
+/// A pipe of the child's, and the pipe or socket of this program to which its content goes.
+struct Copied {
+    from: File,
+    to: File,
+    is_open: bool,
+}
+
+impl Copied {
+    /// If the output may have a reader that waits for its end: the copy, and what the child writes to.
+    fn of(output: impl AsFd) -> io::Result<Option<(Copied, OwnedFd)>> {
+        let Ok(about) = fstat(&output) else {
+            return Ok(None);
+        };
+        let kind = FileType::from_raw_mode(about.st_mode);
+        if !matches!(kind, FileType::Fifo | FileType::Socket) {
+            return Ok(None);
+        }
+        let (from, of_child) = pipe_with(PipeFlags::CLOEXEC)?;
+        let copied = Copied {
+            from: from.into(),
+            to: dup(output)?.into(),
+            is_open: true,
+        };
+        Ok(Some((copied, of_child)))
+    }
+
+    /// Copies what is there. Without a reader, or at the end, the pipe is closed for the child too.
+    fn copy(&mut self) {
+        let mut part = [0; 1 << 16];
+        let read = self.from.read(&mut part).unwrap_or(0);
+        self.is_open = read > 0 && self.to.write_all(&part[..read]).is_ok();
+    }
+}
+
+/// Does the rest of the program in a child, if this user is root. Returns the status in the parent, once
+/// the child has ended, and nothing in the child.
+pub fn enter() -> io::Result<Option<ExitCode>> {
+    if me() != 0 {
+        return Ok(None);
+    }
+    let out = Copied::of(stdout())?;
+    let is_one = fstat(stdout()).is_ok_and(|one| {
+        fstat(stderr()).is_ok_and(|other| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
+    });
+    // One pipe keeps the order of both outputs.
+    let error = if is_one && out.is_some() {
+        None
+    } else {
+        Copied::of(stderr())?
+    };
+    let own = rustix::process::getpid();
+    // SAFETY: no other thread runs yet, so the child may do anything.
+    let child = result(unsafe { libc::fork() })?;
+    let Some(child) = Pid::from_raw(child as i32) else {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        if getppid() != Some(own) {
+            std::process::exit(LEFT.into());
+        }
+        if let Some((_, of_child)) = &out {
+            dup2_stdout(of_child)?;
+            if is_one {
+                dup2_stderr(of_child)?;
+            }
+        }
+        if let Some((_, of_child)) = &error {
+            dup2_stderr(of_child)?;
+        }
+        return Ok(None);
+    };
+    let copied = [out, error].into_iter().flatten().map(|(copied, _)| copied);
+    guard(child, copied.collect()).map(Some)
+}
+
+fn guard(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
+    for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
+        // SAFETY: the handler stores a number. An ignored signal stays ignored.
+        unsafe {
+            if libc::signal(signal, asked as extern "C" fn(i32) as libc::sighandler_t)
+                == libc::SIG_IGN
+            {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+        }
+    }
+    // SAFETY: nothing is called. Without a reader a write fails, and the child is told.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    // Before Linux 5.3 there is no such file, and the child is looked at more often.
+    let file = pidfd_open(child, PidfdFlags::empty()).ok();
+    let pause = Timespec {
+        tv_sec: i64::from(file.is_some()),
+        tv_nsec: if file.is_some() { 0 } else { 20_000_000 },
+    };
+    let mut waits = Waits::default();
+    loop {
+        copied.retain(|it| it.is_open);
+        let of_copies = copied.iter().map(|it| PollFd::new(&it.from, PollFlags::IN));
+        let mut files: Vec<_> = of_copies.collect();
+        files.extend(file.iter().map(|file| PollFd::new(file, PollFlags::IN)));
+        let ready = match poll(&mut files, Some(&pause)) {
+            Err(Errno::INTR) => 0,
+            ready => ready?,
+        };
+        let ready_copies: Vec<bool> = files[..copied.len()]
+            .iter()
+            .map(|it| !it.revents().is_empty())
+            .collect();
+        drop(files);
+        for (it, _) in copied.iter_mut().zip(ready_copies).filter(|(_, is)| *is) {
+            it.copy();
+        }
+        let signal = ASKED.load(Relaxed);
+        if signal != 0 && !waits.is_asked {
+            waits = Waits {
+                is_asked: true,
+                ..Waits::default()
+            };
+            // SAFETY: the call takes no pointers, and the child has not been waited for.
+            unsafe { libc::kill(child.as_raw_pid(), signal) };
+        }
+        if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG)? {
+            copied.iter_mut().for_each(drain);
+            return Ok(end_as(status));
+        }
+        if ready == 0 && waits.are_over(child) {
+            let _ = kill_process(child, Signal::KILL);
+            say(format!(
+                "what this command asks for does not come: a file or a folder of another user is locked, or the \
+                 process that works was stopped. It is left behind (process {})",
+                child.as_raw_pid()
+            ));
+            return Ok(ExitCode::from(LEFT));
+        }
+    }
+}
+
+/// Copies what the child has left in its pipe.
+fn drain(copied: &mut Copied) {
+    let none = Timespec::default();
+    while copied.is_open {
+        let ready = poll(&mut [PollFd::new(&copied.from, PollFlags::IN)], Some(&none));
+        match ready {
+            Ok(1..) => copied.copy(),
+            _ => return,
+        }
+    }
+}
+
+/// How long the child has made no progress.
+#[derive(Default)]
+struct Waits {
+    seconds: u32,
+    /// Its state, its time and its switches, as far as they change.
+    seen: String,
+    is_asked: bool,
+}
+
+impl Waits {
+    /// Looks once more, a second after the last look.
+    fn are_over(&mut self, child: Pid) -> bool {
+        let folder = format!("/proc/{}", child.as_raw_pid());
+        let status = crate::files::read(format!("{folder}/status")).unwrap_or_default();
+        let value = |name| value_in(&status, name).unwrap_or_default();
+        let is_waiting = value("State").starts_with(['D', 'T']);
+        let switches = ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"].map(value);
+        let seen = format!("{} {switches:?}", value("State"));
+        self.seconds = if is_waiting && seen == self.seen {
+            self.seconds + 1
+        } else {
+            0
+        };
+        self.seen = seen;
+        self.seconds >= if self.is_asked { LIMIT_AT_END } else { LIMIT }
+    }
+}
+
+/// Ends this program as the child has ended.
+fn end_as(status: WaitStatus) -> ExitCode {
+    if let Some(signal) = status.terminating_signal() {
+        if signal == libc::SIGKILL {
+            say("the process that worked was killed");
+            return ExitCode::from(LEFT);
+        }
+        // SAFETY: neither call takes a pointer. The signal ends this process.
+        unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            libc::raise(signal);
+        }
+    }
+    ExitCode::from(status.exit_status().unwrap_or(LEFT.into()) as u8)
+}
