@@ -405,8 +405,9 @@ else
 		check "and leaves one child behind, whatever the number of runs" [ "$(asking)" = 1 ]
 	done
 	# What root names there may wait where no signal ends it: the tool's child does, and the tool itself ends.
-	for command in "report --text" "explain --key 5 --trace" "report -o"; do
-		ends_in_them "a signal ends $command in a folder that stays locked" timeout 2 "$tool" $command /dev/shm/rdmamr-$third/page trace
+	locked=/dev/shm/rdmamr-$third/page
+	for command in "report --text $locked" "explain --key 5 --trace $locked" "report -o $locked trace"; do
+		ends_in_them "a signal ends ${command% /*} in a folder that stays locked" timeout 2 "$tool" $command
 		check "which says that the child is left behind" grep -q "a folder of another user is locked" said
 	done
 	end_silence

@@ -114,13 +114,12 @@ pub fn enter() -> io::Result<Option<ExitCode>> {
 
 fn guard(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
-        // SAFETY: the handler stores a number. An ignored signal stays ignored.
-        unsafe {
-            if libc::signal(signal, asked as extern "C" fn(i32) as libc::sighandler_t)
-                == libc::SIG_IGN
-            {
-                libc::signal(signal, libc::SIG_IGN);
-            }
+        let handler = asked as extern "C" fn(i32) as libc::sighandler_t;
+        // SAFETY: the handler stores a number.
+        let before = unsafe { libc::signal(signal, handler) };
+        if before == libc::SIG_IGN {
+            // SAFETY: nothing is called. An ignored signal stays ignored.
+            unsafe { libc::signal(signal, libc::SIG_IGN) };
         }
     }
     // SAFETY: nothing is called. Without a reader a write fails, and the child is told.
@@ -221,11 +220,10 @@ fn end_as(status: WaitStatus) -> ExitCode {
             say("the process that worked was killed");
             return ExitCode::from(LEFT);
         }
-        // SAFETY: neither call takes a pointer. The signal ends this process.
-        unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-            libc::raise(signal);
-        }
+        // SAFETY: nothing is called.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        // SAFETY: the call takes no pointers. The signal ends this process.
+        unsafe { libc::raise(signal) };
     }
     ExitCode::from(status.exit_status().unwrap_or(LEFT.into()) as u8)
 }
