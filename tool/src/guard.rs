@@ -115,15 +115,12 @@ pub fn enter() -> io::Result<Option<ExitCode>> {
 fn guard(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let handler = asked as extern "C" fn(i32) as libc::sighandler_t;
-        // SAFETY: the handler stores a number.
-        let before = unsafe { libc::signal(signal, handler) };
-        if before == libc::SIG_IGN {
-            // SAFETY: nothing is called. An ignored signal stays ignored.
-            unsafe { libc::signal(signal, libc::SIG_IGN) };
+        if set_handler(signal, handler) == libc::SIG_IGN {
+            set_handler(signal, libc::SIG_IGN);
         }
     }
-    // SAFETY: nothing is called. Without a reader a write fails, and the child is told.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+    // Without a reader a write fails, and the child is told.
+    set_handler(libc::SIGPIPE, libc::SIG_IGN);
     // Before Linux 5.3 there is no such file, and the child is looked at more often.
     let file = pidfd_open(child, PidfdFlags::empty()).ok();
     let pause = Timespec {
@@ -173,6 +170,18 @@ fn guard(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
     }
 }
 
+/// Sets the handler of a signal: [`asked`], SIG_IGN or SIG_DFL. Returns the one before.
+fn set_handler(signal: i32, handler: libc::sighandler_t) -> libc::sighandler_t {
+    // SAFETY: zeros are a valid action, with no flags and an empty mask.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = handler;
+    // SAFETY: as above.
+    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: both structures are local, and `asked` only stores a number.
+    unsafe { libc::sigaction(signal, &raw const action, &raw mut before) };
+    before.sa_sigaction
+}
+
 /// Copies what the child has left in its pipe.
 fn drain(copied: &mut Copied) {
     let none = Timespec::default();
@@ -220,8 +229,7 @@ fn end_as(status: WaitStatus) -> ExitCode {
             say("the process that worked was killed");
             return ExitCode::from(LEFT);
         }
-        // SAFETY: nothing is called.
-        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        set_handler(signal, libc::SIG_DFL);
         // SAFETY: the call takes no pointers. The signal ends this process.
         unsafe { libc::raise(signal) };
     }
