@@ -24,11 +24,12 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-/// How many seconds a child may wait in the kernel, or be stopped, without any progress.
-const LIMIT: u32 = 30;
+/// How long a child may wait in the kernel, or be stopped, without any progress.
+const LIMIT: Duration = Duration::from_secs(30);
 /// The same after a signal that asks this program to end.
-const LIMIT_AT_END: u32 = 2;
+const LIMIT_AT_END: Duration = Duration::from_secs(2);
 /// The status of a command whose child was left behind.
 const LEFT: u8 = 2;
 
@@ -197,14 +198,15 @@ fn drain(copied: &mut Copied) {
 /// How long the child has made no progress.
 #[derive(Default)]
 struct Waits {
-    seconds: u32,
-    /// Its state, its time and its switches, as far as they change.
+    /// Since when it has waited so.
+    since: Option<Instant>,
+    /// Its state, and the numbers of its switches.
     seen: String,
     is_asked: bool,
 }
 
 impl Waits {
-    /// Looks once more, a second after the last look.
+    /// Looks once more.
     fn are_over(&mut self, child: Pid) -> bool {
         let folder = format!("/proc/{}", child.as_raw_pid());
         let status = crate::files::read(format!("{folder}/status")).unwrap_or_default();
@@ -212,13 +214,12 @@ impl Waits {
         let is_waiting = value("State").starts_with(['D', 'T']);
         let switches = ["voluntary_ctxt_switches", "nonvoluntary_ctxt_switches"].map(value);
         let seen = format!("{} {switches:?}", value("State"));
-        self.seconds = if is_waiting && seen == self.seen {
-            self.seconds + 1
-        } else {
-            0
-        };
-        self.seen = seen;
-        self.seconds >= if self.is_asked { LIMIT_AT_END } else { LIMIT }
+        if !is_waiting || seen != self.seen {
+            self.since = is_waiting.then(Instant::now);
+            self.seen = seen;
+        }
+        let limit = if self.is_asked { LIMIT_AT_END } else { LIMIT };
+        self.since.is_some_and(|since| since.elapsed() >= limit)
     }
 }
 

@@ -20,8 +20,7 @@
 //!    costs about half a ns of 18.
 //!
 //! Neither a hit nor a release writes to the lines 1 to 5, so threads share them. With the fence the pair
-//! reads a thread-local line: whether
-//! the thread has the program's table of descriptors. The pair also
+//! reads a thread-local line: whether the thread has the program's table of descriptors. The pair also
 //! touches three or four lines of the stack, 21 lines of code on one page, and two lines by which
 //! the program finds the two functions. A process with one thread does not read line 3, but the
 //! words of the C library and of the linker that show that it has one thread, and the second line
