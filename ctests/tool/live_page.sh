@@ -5,7 +5,7 @@
 # is ctests/tool/holds.c.
 TMPDIR=/dev/shm . "$(dirname "$0")/../lib/script.sh"
 library=$1 holds=$2
-trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work"' EXIT
+trap 'kill -9 ${held[*]:-} 2>/dev/null; rm -rf "$work" ${theirs:+"$theirs"}' EXIT
 . "$here/holds.sh"
 export XDG_RUNTIME_DIR=$work/run
 folder=$XDG_RUNTIME_DIR/rdmamr
@@ -75,6 +75,11 @@ if [ "$(id -u)" = 0 ]; then
 	chmod 700 "$folder" && chown 65534 "$folder"
 	registers foreign 0 "the folder is another user's" holder
 	chown 0 "$folder"
+	# sudo(8) can leave the variable of the user who calls it.
+	theirs=/run/user/$((64000 + $$ % 1000))
+	mkdir -p /run/user && mkdir -m 700 "$theirs"
+	registers sudo 0 "XDG_RUNTIME_DIR is another user's" holder XDG_RUNTIME_DIR="$theirs"
+	is "nothing is made in it" "" "$(ls -A "$theirs")"
 	# shellcheck disable=SC2016
 	on_full() {
 		exec unshare --mount bash -c 'mount -t tmpfs -o mode=0700,size=8k none "$0" && LD_PRELOAD=$1 exec "$2"' \

@@ -103,6 +103,19 @@ check "in one line" [ "$(grep -c 'No functions and lines' said)" = 1 ]
 within "$tool" report -o hostile/page trace
 check "the page has it" grep -q 'No functions and lines from .*deep.so and 1 other file: reading took' <(sed 's/<wbr>//g' hostile/page)
 
+# A trace of many processes, each of which takes a report more memory than it has bytes.
+python3 - >crowd <<-'END'
+	import struct, sys
+	for pid in range(1 << 16):
+	    sys.stdout.buffer.write(struct.pack("<8sHHIIIQQQQQQ", b"RDMAMRTR", 1, 1, 48, 24, pid, 1, 0, 0, 1, 1, 4096))
+END
+check "a report on a crowd of processes" within "$tool" report --json crowd
+# shellcheck disable=SC2016
+little_memory() { bash -c 'ulimit -v 60000; exec "$@"' - "$@" >said 2>&1; }
+little_memory "$tool" report --json crowd
+is "without the memory for it: its status" 2 $?
+check "and a line" grep -q "was killed. It may use .*iB of memory" said
+
 # Modules that lie elsewhere.
 elsewhere() { check "$1: which a line says" grep -q 'No functions and lines from .*: not on a file system of this machine' <(xargs <said); }
 mkdir -m 755 -p there/mounted
@@ -406,6 +419,11 @@ else
 	done
 	# What root names there may wait where no signal ends it: the tool's child does, and the tool itself ends.
 	locked=/dev/shm/rdmamr-$third/page
+	"$tool" report --text $locked >said 2>&1 &
+	limited() { [ "$(awk '/Max address space/ { print $4 }' "/proc/$(pgrep -P $!)/limits")" -ge $((1 << 30)) ]; }
+	check "root's report has a limit of memory" awaits limited
+	kill $!
+	wait $!
 	for command in "report --text $locked" "explain --key 5 --trace $locked" "report -o $locked trace"; do
 		ends_in_them "a signal ends ${command% /*} in a folder that stays locked" timeout 2 "$tool" $command
 		check "which says that the child is left behind" grep -q "a folder of another user is locked" said

@@ -68,16 +68,23 @@ pub fn make(names: &Text<NAMES>) -> Option<Made> {
         return None;
     }
     let mut own = Path::new();
-    let own = own.set(format_args!("{DIRECTORY}-{user}"))?;
+    let own = own.set(format_args!("{DIRECTORY}-{user}"))?.to_str().ok()?;
     let runtime = runtime.to_str().ok();
-    let runtime = runtime.filter(|path| path.starts_with('/'));
+    let runtime = runtime.filter(|path| path.starts_with('/') && !is_of_another(path, user));
     let runtime = runtime.map(|path| (path, DIRECTORY));
-    let own = own.to_str().ok()?;
     let others = PARENTS.into_iter().map(|parent| (parent, own));
     runtime.into_iter().chain(others).find_map(|(parent, own)| {
         let (directory, path) = directory(parent, own, user)?;
         make_in(directory, path, names)
     })
+}
+
+/// Whether a path is that of another user's XDG_RUNTIME_DIR, which sudo(8) and su(1) can leave set. That
+/// user could keep whoever looks there waiting.
+fn is_of_another(path: &str, user: libc::uid_t) -> bool {
+    let below = path.strip_prefix("/run/user/");
+    let theirs = below.and_then(|path| path.split('/').next());
+    theirs.is_some_and(|theirs| theirs.parse() != Ok(user))
 }
 
 /// Opens the user's own directory, and makes it if it is not there.

@@ -200,8 +200,13 @@ fn confine(bounds: &Bounds) -> io::Result<()> {
         .next()
         .and_then(|it| it.parse::<u64>().ok());
     let size = pages.unwrap_or(0) * rustix::param::page_size() as u64;
-    limit(Resource::As, size + bounds.memory)?;
-    limit(Resource::Cpu, bounds.seconds)?;
+    limit_memory(size + bounds.memory)?;
+    limit(Resource::Cpu, bounds.seconds)
+}
+
+/// Lets this process use so many bytes of address space, within the limit that it has.
+pub fn limit_memory(most: u64) -> io::Result<()> {
+    limit(Resource::As, most)?;
     // If the machine has no memory left, the kernel ends this process, not another.
     let _ = of_system("/proc/self/oom_score_adj", true).and_then(|mut it| it.write_all(b"1000"));
     limit(Resource::Core, 0)
@@ -226,6 +231,7 @@ fn limit(resource: Resource, most: u64) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::panic::resume_unwind;
 
     const BOUNDS: Bounds = Bounds {
         memory: 256 << 20,
@@ -256,11 +262,17 @@ mod tests {
         fn deep(n: u64) -> u64 {
             std::hint::black_box([n; 64])[0] + if n == 0 { 0 } else { deep(n + 1) }
         }
-        let grows = || drop(std::hint::black_box(vec![1u8; 1 << 30]));
+        // A failed allocation and a panic!() may print a backtrace, by a lock that another test's thread had
+        // at the fork.
+        let grows = || {
+            if Vec::<u8>::new().try_reserve_exact(1 << 30).is_err() {
+                std::process::abort()
+            }
+        };
         let spins = || loop {
             std::hint::black_box(0);
         };
-        let fails = || panic!("of the child");
+        let fails = || resume_unwind(Box::new("of the child"));
         let overflows = || assert_eq!(std::hint::black_box(deep(1)), 1);
         let works: [&dyn Fn(); 4] = [&grows, &spins, &fails, &overflows];
         for work in works {

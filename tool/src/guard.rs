@@ -7,8 +7,10 @@
 //! A pipe to which the tool prints has an end only once each process that holds it has ended. So the child
 //! does not hold it: the parent copies.
 
+use crate::child::limit_memory;
 use crate::files::named::me;
 use crate::files::{result, value_in};
+use crate::report::units;
 use crate::style::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, fstat};
@@ -19,6 +21,7 @@ use rustix::process::{
     set_parent_process_death_signal, waitpid,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
+use rustix::system::sysinfo;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,8 +33,11 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(30);
 /// The same after a signal that asks this program to end.
 const LIMIT_AT_END: Duration = Duration::from_secs(2);
-/// The status of a command whose child was left behind.
+/// The status of a command whose child was left behind, or ended before its work did.
 const LEFT: u8 = 2;
+/// The child may use this part of the machine's memory, or 1 GiB if that is more.
+const PART: u64 = 4;
+const LEAST: u64 = 1 << 30;
 
 /// The signal that asks this program to end, or 0.
 static ASKED: AtomicI32 = AtomicI32::new(0);
@@ -74,9 +80,17 @@ impl Copied {
     }
 }
 
+/// What another user's files may use up.
+#[derive(PartialEq)]
+pub enum Guard {
+    OfTime,
+    /// The memory that a trace takes grows with it.
+    OfTimeAndMemory,
+}
+
 /// Does the rest of the program in a child, if this user is root. Returns the status in the parent, once
 /// the child has ended, and nothing in the child.
-pub fn enter() -> io::Result<Option<ExitCode>> {
+pub fn enter(guard: &Guard) -> io::Result<Option<ExitCode>> {
     if me() != 0 {
         return Ok(None);
     }
@@ -98,6 +112,9 @@ pub fn enter() -> io::Result<Option<ExitCode>> {
         if getppid() != Some(own) {
             std::process::exit(LEFT.into());
         }
+        if *guard == Guard::OfTimeAndMemory {
+            limit_memory(memory())?;
+        }
         if let Some((_, of_child)) = &out {
             dup2_stdout(of_child)?;
             if is_one {
@@ -110,10 +127,10 @@ pub fn enter() -> io::Result<Option<ExitCode>> {
         return Ok(None);
     };
     let copied = [out, error].into_iter().flatten().map(|(copied, _)| copied);
-    guard(child, copied.collect()).map(Some)
+    wait_for(child, copied.collect()).map(Some)
 }
 
-fn guard(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
+fn wait_for(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let handler = asked as extern "C" fn(i32) as libc::sighandler_t;
         if set_handler(signal, handler) == libc::SIG_IGN {
@@ -223,11 +240,20 @@ impl Waits {
     }
 }
 
+/// The bytes that the child may use.
+fn memory() -> u64 {
+    let machine = sysinfo();
+    (machine.totalram as u64 * u64::from(machine.mem_unit) / PART).max(LEAST)
+}
+
 /// Ends this program as the child has ended.
 fn end_as(status: WaitStatus) -> ExitCode {
     if let Some(signal) = status.terminating_signal() {
-        if signal == libc::SIGKILL {
-            say("the process that worked was killed");
+        if [libc::SIGKILL, libc::SIGABRT].contains(&signal) {
+            say(format!(
+                "the process that worked was killed. It may use {} of memory: another user than root may use more",
+                units::bytes(memory())
+            ));
             return ExitCode::from(LEFT);
         }
         set_handler(signal, libc::SIG_DFL);

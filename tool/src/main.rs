@@ -33,6 +33,7 @@ mod version;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
+use guard::Guard;
 use report::units::shown;
 use std::ffi::OsString;
 use std::io;
@@ -106,7 +107,10 @@ fn main() -> ExitCode {
             };
         }
     };
-    match is_guarded(&cli.command).then(guard::enter).transpose() {
+    match guard_of(&cli.command)
+        .map(|of| guard::enter(&of))
+        .transpose()
+    {
         Ok(None | Some(None)) => {}
         Ok(Some(Some(status))) => return status,
         Err(error) => return end(Err(error.into()), usage),
@@ -125,12 +129,14 @@ fn main() -> ExitCode {
     end(result, usage)
 }
 
-/// Whether the command asks for files, folders or processes of others.
-fn is_guarded(command: &Command) -> bool {
+/// The guard of a command that asks for files, folders or processes of others.
+fn guard_of(command: &Command) -> Option<Guard> {
     match command {
-        Command::Report(_) | Command::Explain(_) | Command::Doctor(_) | Command::Trace(_) => true,
-        Command::Top(args) => !args.is_screen(),
-        _ => false,
+        Command::Report(_) | Command::Explain(_) => Some(Guard::OfTimeAndMemory),
+        // GPU drivers that `doctor` asks reserve more addresses than any machine has memory.
+        Command::Doctor(_) | Command::Trace(_) => Some(Guard::OfTime),
+        Command::Top(args) => (!args.is_screen()).then_some(Guard::OfTime),
+        _ => None,
     }
 }
 

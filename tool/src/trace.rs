@@ -15,6 +15,7 @@ use rdmamr_trace_format::{
 use rustc_hash::FxHashMap;
 use source::{Place, Source};
 use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
 
@@ -33,6 +34,8 @@ const RUN: usize = 4096;
 const NEAR: usize = 8;
 /// The most stacks of a process; no writer has as many.
 const MOST_STACKS: usize = 1 << 16;
+/// The most processes. Each takes twenty times the memory, and in JSON twice the bytes, of a block.
+const MOST_PROCESSES: usize = 1 << 16;
 /// The most bytes of a block of a kind that is read; a command line, for one, may be longer than a
 /// report needs. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
@@ -267,7 +270,7 @@ impl Trace {
     fn index(&mut self, number_of_source: usize) -> Result<()> {
         let mut bytes = Vec::new();
         let first = self.processes.len();
-        let (mut garbage, mut cut, mut newer, mut whole) = (0, 0, 0, 0u64);
+        let (mut garbage, mut cut, mut newer, mut beyond, mut whole) = (0, 0, 0, 0, 0u64);
         let mut at = 0;
         while at < self.sources[number_of_source].size {
             let source = &self.sources[number_of_source];
@@ -314,11 +317,18 @@ impl Trace {
                 newer += 1;
                 continue;
             }
-            let number = self.process_numbers.entry((header.pid, header.process));
-            let number = *number.or_insert_with(|| {
-                self.processes.push(Process::new(&header));
-                self.processes.len() - 1
-            });
+            let new = self.processes.len();
+            let number = match self.process_numbers.entry((header.pid, header.process)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(_) if new >= MOST_PROCESSES => {
+                    beyond += 1;
+                    continue;
+                }
+                Entry::Vacant(place) => {
+                    self.processes.push(Process::new(&header));
+                    *place.insert(new)
+                }
+            };
             let place = Place {
                 source: number_of_source as u32,
                 at: content,
@@ -343,7 +353,11 @@ impl Trace {
         }
         let bytes = plural(garbage, "byte", "bytes") + " outside of any block";
         let blocks = plural(newer, "block", "blocks") + " of another version";
-        let left_out = [(garbage, bytes), (newer, blocks)].into_iter();
+        let others = format!(
+            "{} of processes beyond the first {MOST_PROCESSES}",
+            plural(beyond, "block", "blocks")
+        );
+        let left_out = [(garbage, bytes), (newer, blocks), (beyond, others)].into_iter();
         let left_out = left_out.filter(|(count, _)| *count > 0);
         let left_out = left_out.map(|(_, what)| format!("{name}The report leaves out {what}."));
         self.damage.extend(left_out);

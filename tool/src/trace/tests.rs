@@ -71,6 +71,22 @@ fn what_the_cache_deregisters_is_no_call_of_the_program() {
 }
 
 #[test]
+fn processes_beyond_the_most_are_left_out_and_counted() {
+    let mut sample = Sample::default();
+    let mut first = Writer::new(0);
+    first.start(&mut sample, "a\0");
+    for pid in 1..MOST_PROCESSES as u32 + 2 {
+        Writer::new(pid).start(&mut sample, "");
+    }
+    first.end(&mut sample, 5_000);
+    let trace = open(&sample).unwrap();
+    assert_eq!(trace.processes.len(), MOST_PROCESSES);
+    assert!(trace.processes[0].ended);
+    let others = "The report leaves out 2 blocks of processes beyond the first 65536.";
+    assert_eq!(trace.damage, [others]);
+}
+
+#[test]
 fn a_process_says_where_it_runs() {
     let mut sample = Sample::default();
     for (pid, rank) in [(7u32, 3u32), (8, NO_RANK)] {
