@@ -147,6 +147,21 @@ fn each_listed(
     walks.find(Result::is_ok).unwrap_or(Err(Unknown))
 }
 
+/// The choice among files whose names begin alike: the one of the right soname, else the first.
+struct Choice<'a> {
+    soname: &'static CStr,
+    is_right: &'a dyn Fn(&Object) -> bool,
+    found: Option<Object>,
+}
+
+impl Choice<'_> {
+    fn see(&mut self, file: Object) {
+        if (self.is_right)(&file) && (self.found.is_none() || file.is_called(self.soname)) {
+            self.found = Some(file);
+        }
+    }
+}
+
 /// Whether the list has all files: there is no second namespace.
 fn is_list_whole() -> bool {
     namespaces().is_some_and(|version| version.load(Relaxed) == 1)
@@ -198,12 +213,13 @@ impl Sought {
     fn look(&self) -> Option<Object> {
         /// A program that loads a GPU's runtime has no memory of the GPU before that time is over.
         const SURE: u64 = 100_000_000;
-        let mut found: Option<Object> = None;
-        let listed = each_listed(self.soname, self.stem, &mut |file| {
-            if found.is_none() || file.is_called(self.soname) {
-                found = Some(file);
-            }
-        });
+        let mut choice = Choice {
+            soname: self.soname,
+            is_right: &|_| true,
+            found: None,
+        };
+        let listed = each_listed(self.soname, self.stem, &mut |file| choice.see(file));
+        let mut found = choice.found;
         match listed {
             _ if found.is_some() => {}
             Ok(map) if is_list_whole() => {
@@ -260,40 +276,36 @@ impl Object {
         stem: &[u8],
         is_right: &dyn Fn(&Object) -> bool,
     ) -> Result<Option<Object>, Unknown> {
-        let mut found: Option<Object> = None;
-        let mut look = |object: Object| {
-            if is_right(&object) && (found.is_none() || object.tables.is_called(soname)) {
-                found = Some(object);
-            }
+        let mut choice = Choice {
+            soname,
+            is_right,
+            found: None,
         };
         if FIND_OBJECT.get().is_none() {
             find_file(|file| {
                 if file_name(file.name().to_bytes()).starts_with(stem) {
-                    file.object().map(&mut look);
+                    file.object().into_iter().for_each(|file| choice.see(file));
                 }
                 None::<()>
             });
-            return Ok(found);
+            return Ok(choice.found);
         }
-        if each_listed(soname, stem, &mut look).is_ok() && (found.is_some() || is_list_whole()) {
-            return Ok(found);
+        let listed = each_listed(soname, stem, &mut |file| choice.see(file));
+        if listed.is_ok() && (choice.found.is_some() || is_list_whole()) {
+            return Ok(choice.found);
         }
-        let mut look = |object: Object| {
-            if is_right(&object) && (found.is_none() || object.tables.is_called(soname)) {
-                found = Some(object);
-            }
-        };
         let read: &mut dyn FnMut() -> bool = &mut || {
             proc::each_named_mapping(&mut |mapping, path| {
                 if mapping.executable && file_name(path).starts_with(stem) {
                     let code = NonZeroUsize::new(mapping.range.start as usize);
-                    code.and_then(Object::with).map(&mut look);
+                    let file = code.and_then(Object::with);
+                    file.into_iter().for_each(|file| choice.see(file));
                 }
                 true
             })
         };
         let read = aside::run(&mut *read).unwrap_or_else(read);
-        if read { Ok(found) } else { Err(Unknown) }
+        if read { Ok(choice.found) } else { Err(Unknown) }
     }
 
     /// Whether the file is loaded at this address.

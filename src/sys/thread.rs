@@ -137,8 +137,7 @@ pub fn process_id() -> u32 {
 pub fn own_stack() -> Option<Range<usize>> {
     if id_by_kernel() == process_id() {
         const MOST: u64 = 8 << 20;
-        // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
-        let top = unsafe { libc::getauxval(libc::AT_RANDOM) } as usize;
+        let top = main_stack_top() as usize;
         let size = proc::limit(libc::RLIMIT_STACK).unwrap_or(MOST).min(MOST) as usize;
         return Some(top.checked_sub(size)?..top);
     }
@@ -158,18 +157,22 @@ pub fn own_stack() -> Option<Range<usize>> {
     (failed == 0).then(|| start.addr()..start.addr() + size)
 }
 
+/// The top of the main thread's stack, where the kernel put these bytes.
+fn main_stack_top() -> u64 {
+    /// Known from the first call on: a miss asks twice, and getauxval(3) searches a list.
+    static TOP: AtomicU64 = AtomicU64::new(0);
+    if TOP.load(Relaxed) == 0 {
+        // SAFETY: getauxval has no preconditions.
+        TOP.store(unsafe { libc::getauxval(libc::AT_RANDOM) }, Relaxed);
+    }
+    TOP.load(Relaxed)
+}
+
 /// Whether some of the range is the main thread's stack: of the addresses that the kernel keeps for that
 /// stack alone, at least 128 MiB below its top (`mmap_base`).
 pub fn is_on_main_stack(range: PageRange) -> bool {
     const KEPT: u64 = 128 << 20;
-    /// Known from the first call on: a miss asks twice, and getauxval(3) searches a list.
-    static TOP: AtomicU64 = AtomicU64::new(0);
-    let mut top = TOP.load(Relaxed);
-    if top == 0 {
-        // SAFETY: getauxval has no preconditions. The kernel put these bytes at the stack's top.
-        top = unsafe { libc::getauxval(libc::AT_RANDOM) };
-        TOP.store(top, Relaxed);
-    }
+    let top = main_stack_top();
     range.end > top.saturating_sub(KEPT) && range.start <= top
 }
 

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process,
+    Pid, Resource, Rlimit, Signal, WaitOptions, getpid, getppid, getrlimit, kill_process,
     set_parent_process_death_signal, setrlimit, waitpid,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
@@ -93,10 +93,7 @@ impl Child {
         }
         let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
         let (answers, own) = socketpair(family, kind, SocketFlags::CLOEXEC, None)?;
-        // SAFETY: the child runs the closure and ends by _exit(2). If the parent has threads, the C
-        // library keeps its allocator usable in the child.
-        let pid = result(unsafe { libc::fork() })?;
-        let Some(pid) = Pid::from_raw(pid as i32) else {
+        let Some(pid) = fork()? else {
             drop(answers);
             let mut answers = Answers(own.into());
             // A panic must not unwind into the parent's code.
@@ -174,6 +171,22 @@ impl Drop for Child {
     }
 }
 
+/// Forks. `None` in the child, which ends with its parent.
+pub fn fork() -> io::Result<Option<Pid>> {
+    let own = getpid();
+    // SAFETY: a child of this program runs its own code. If the parent has threads, the C library keeps
+    // its allocator usable in the child.
+    let child = Pid::from_raw(result(unsafe { libc::fork() })? as i32);
+    if child.is_none() {
+        let told = set_parent_process_death_signal(Some(Signal::KILL));
+        if told.is_err() || getppid() != Some(own) {
+            // SAFETY: _exit(2) has no preconditions.
+            unsafe { libc::_exit(1) };
+        }
+    }
+    Ok(child)
+}
+
 /// How many children have not ended although they were killed.
 fn left_behind() -> usize {
     let mut left = LEFT.lock().unwrap();
@@ -189,7 +202,6 @@ fn has_ended(child: Pid) -> bool {
 /// Limits the child, and takes the parent's standard files from it: whoever reads them waits for the end of
 /// all processes that have them, also of a child that is left behind.
 fn confine(bounds: &Bounds) -> io::Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
     let nothing = of_system("/dev/null", true)?;
     dup2_stdin(&nothing)?;
     dup2_stdout(&nothing)?;

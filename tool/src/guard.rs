@@ -7,9 +7,9 @@
 //! A pipe to which the tool prints has an end only once each process that holds it has ended. So the child
 //! does not hold it: the parent copies.
 
-use crate::child::limit_memory;
+use crate::child::{fork, limit_memory};
 use crate::files::named::me;
-use crate::files::{result, value_in};
+use crate::files::value_in;
 use crate::report::units;
 use crate::style::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,8 +17,7 @@ use rustix::fs::{FileType, fstat};
 use rustix::io::{Errno, dup};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, getppid, kill_process, pidfd_open,
-    set_parent_process_death_signal, waitpid,
+    Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid,
 };
 use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
 use rustix::system::sysinfo;
@@ -104,14 +103,7 @@ pub fn enter(guard: &Guard) -> io::Result<Option<ExitCode>> {
     } else {
         Copied::of(stderr())?
     };
-    let own = rustix::process::getpid();
-    // SAFETY: no other thread runs yet, so the child may do anything.
-    let child = result(unsafe { libc::fork() })?;
-    let Some(child) = Pid::from_raw(child as i32) else {
-        set_parent_process_death_signal(Some(Signal::KILL))?;
-        if getppid() != Some(own) {
-            std::process::exit(LEFT.into());
-        }
+    let Some(child) = fork()? else {
         if *guard == Guard::OfTimeAndMemory {
             limit_memory(memory())?;
         }

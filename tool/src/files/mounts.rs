@@ -64,6 +64,29 @@ impl Display for Elsewhere {
 
 impl Error for Elsewhere {}
 
+/// A line of the list of mounts, in which no field has a space.
+pub struct Mount<'a> {
+    number: &'a str,
+    /// "MAJOR:MINOR".
+    pub device: &'a str,
+    /// The folder, in which four characters are written in octal digits.
+    folder: &'a str,
+    pub system: &'a str,
+}
+
+impl Mount<'_> {
+    pub fn parse(line: &str) -> Option<Mount<'_>> {
+        let (mount, of_system) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ');
+        Some(Mount {
+            number: mount.next()?,
+            device: mount.nth(1)?,
+            folder: mount.nth(1)?,
+            system: of_system.split(' ').next()?,
+        })
+    }
+}
+
 /// The mounts of this process.
 pub struct Mounts {
     /// By their numbers: the type, and the folder as proc(5) has it.
@@ -76,11 +99,7 @@ impl Mounts {
     pub fn of_this_process() -> Mounts {
         let text = read("/proc/self/mountinfo").unwrap_or_default();
         let mounts = text.lines().filter_map(|line| {
-            let (head, tail) = line.split_once(" - ")?;
-            let mut head = head.split(' ');
-            let (number, folder) = (head.next()?, head.nth(3)?);
-            let kind = tail.split(' ').next()?;
-            // The kernel writes four characters so.
+            let mount = Mount::parse(line)?;
             let kept = [
                 ("\\040", " "),
                 ("\\011", "\t"),
@@ -88,8 +107,8 @@ impl Mounts {
                 ("\\134", "\\"),
             ];
             let unescape = |folder: String, (octal, it)| folder.replace(octal, it);
-            let folder = kept.into_iter().fold(folder.to_owned(), unescape);
-            Some((number.to_owned(), (kind.to_owned(), folder)))
+            let folder = kept.into_iter().fold(mount.folder.to_owned(), unescape);
+            Some((mount.number.to_owned(), (mount.system.to_owned(), folder)))
         });
         let root = open_at(CWD, "/", OFlags::PATH, 0).ok();
         Mounts {

@@ -10,6 +10,7 @@
 //! of its process, and no path there is followed. All of this runs in a child (`ask.rs`).
 
 use super::ask::{About, Patience, left_behind};
+use crate::files::mounts::Mount;
 use crate::files::named::me;
 use crate::files::{
     self, by_number, first_names, of_system, open_at, processes, reopen, status, user_in,
@@ -402,10 +403,8 @@ fn mounts(process: impl Display, most: u64) -> Mounts {
     let lines = BufReader::new(mounts.take(most)).split(b'\n');
     let mounts = lines.map_while(Result::ok).filter_map(|line| {
         let line = String::from_utf8_lossy(&line);
-        // No field has a space in it.
-        let (mount, system) = line.split_once(" - ")?;
-        let (device, system) = (mount.split(' ').nth(2)?, system.split(' ').next()?);
-        Some((device.to_owned(), system.to_owned()))
+        let mount = Mount::parse(&line)?;
+        Some((mount.device.to_owned(), mount.system.to_owned()))
     });
     mounts.collect()
 }
