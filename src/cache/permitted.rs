@@ -12,6 +12,8 @@ use crate::life::cleaner_thread;
 use crate::regions;
 use crate::watch::event_reader::{self, Receivers};
 use crate::watch::watcher::Watch;
+use core::ffi::{c_int, c_void};
+use core::ptr::null_mut;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use rdmamr_config::variable;
 use rdmamr_stats::log;
@@ -105,6 +107,14 @@ fn make_calls() {
     }
     call(libc::SYS_faccessat, [libc::AT_FDCWD.into(), 0, 0, 0]);
     helper_thread::run_anywhere();
+    // A reader of events ends once a newer one runs.
+    extern "C" fn end(_: *mut c_void) -> c_int {
+        0
+    }
+    // SAFETY: `end` does nothing.
+    if let Some(thread) = unsafe { helper_thread::start_ending(end, null_mut()) } {
+        thread.join();
+    }
     let _ = (
         clock::monotonic_by_kernel(),
         proc::Status::read(),

@@ -72,9 +72,14 @@ pub unsafe fn start(
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
 ) -> Option<i32> {
-    // SAFETY: `run` keeps the module's rules, and the target of `argument` is never freed.
-    let thread = unsafe { start_with(run, argument, true) }?;
-    Some(thread.running().load(Relaxed) as i32)
+    // SAFETY: `run` keeps the module's rules, the target of `argument` is never freed, and the place is
+    // new.
+    unsafe { Place::map()?.start(run, argument) }
+}
+
+/// Whether a thread of [`start`] may end: [`end_together`].
+pub fn may_end() -> bool {
+    ALL_RUN.load(Relaxed) == 0
 }
 
 /// Gives the calling thread, one of the library's, a table of descriptors of its own, which has the
@@ -131,11 +136,17 @@ fn fetch(fd: i32) -> Result<i32, Errno> {
     (fetched >= 0).then_some(fetched as i32).ok_or_else(errno)
 }
 
-/// A thread that ends. If it is not joined, its memory stays mapped.
-pub struct Ending {
+/// The memory of a thread: a guard, its stack, [a word](Place::running) and its thread-local storage. It
+/// stays mapped if a thread has it when it is dropped.
+pub struct Place {
     memory: *mut c_void,
     size: usize,
+    /// The thread pointer.
+    tls: *mut c_void,
 }
+
+/// A thread that ends. If it is not joined, its memory stays mapped.
+pub struct Ending(Place);
 
 /// Starts a thread that runs `run` with `argument`, to be joined. `None` if no thread could be
 /// made.
@@ -146,80 +157,98 @@ pub unsafe fn start_ending(
     run: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
 ) -> Option<Ending> {
-    // SAFETY: the same contract.
-    unsafe { start_with(run, argument, false) }
+    let place = Place::map()?;
+    // SAFETY: the same contract, and the place is new.
+    unsafe { place.run(run, argument, false) }?;
+    Some(Ending(place))
 }
 
-unsafe fn start_with(
-    run: extern "C" fn(*mut c_void) -> c_int,
-    argument: *mut c_void,
-    forever: bool,
-) -> Option<Ending> {
-    // It would end the process.
-    if valgrind::is_running() {
-        set_errno(Errno(libc::ENOSYS));
-        return None;
+impl Place {
+    /// Memory for a thread. `None` if there can be none, with errno.
+    pub fn map() -> Option<Place> {
+        // It would end the process.
+        if valgrind::is_running() {
+            set_errno(Errno(libc::ENOSYS));
+            return None;
+        }
+        // SAFETY: __errno_location has no preconditions.
+        let errno = unsafe { libc::__errno_location() }.addr();
+        let pointer = thread::pointer();
+        let below = (pointer.saturating_sub(errno) + ABOUT).next_multiple_of(4096);
+        let above = (errno.saturating_sub(pointer) + ABOUT).next_multiple_of(4096);
+        let size = GUARD + STACK + below + above;
+        let memory = map(size)?;
+        // SAFETY: the page is the start of the new mapping, below the stack.
+        unsafe { libc::syscall(libc::SYS_mprotect, memory, GUARD, libc::PROT_NONE) };
+        let tls = memory.wrapping_byte_add(GUARD + STACK + below);
+        // x86-64 reads the thread pointer itself from its first and third word; other architectures
+        // ignore these words.
+        for word in [0, 2] {
+            // SAFETY: `above` bytes follow the pointer.
+            unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
+        }
+        Some(Place { memory, size, tls })
     }
-    // SAFETY: __errno_location has no preconditions.
-    let errno = unsafe { libc::__errno_location() }.addr();
-    let pointer = thread::pointer();
-    let below = (pointer.saturating_sub(errno) + ABOUT).next_multiple_of(4096);
-    let above = (errno.saturating_sub(pointer) + ABOUT).next_multiple_of(4096);
-    let size = GUARD + STACK + below + above;
-    let memory = map(size)?;
-    // SAFETY: the page is the start of the new mapping, below the stack.
-    unsafe { libc::syscall(libc::SYS_mprotect, memory, GUARD, libc::PROT_NONE) };
-    let stack = memory.wrapping_byte_add(GUARD + STACK - TOP);
-    let tls = memory.wrapping_byte_add(GUARD + STACK + below);
-    // x86-64 reads the thread pointer itself from its first and third word; other architectures
-    // ignore these words.
-    for word in [0, 2] {
-        // SAFETY: `above` bytes follow the pointer.
-        unsafe { tls.cast::<*mut c_void>().wrapping_add(word).write(tls) };
+
+    /// As [`start`], here.
+    ///
+    /// # Safety
+    /// As for [`start`], and no thread has the place.
+    pub unsafe fn start(
+        &self,
+        run: extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void,
+    ) -> Option<i32> {
+        // SAFETY: the same contract.
+        unsafe { self.run(run, argument, true) }
     }
-    let mine = |one: &&AtomicUsize| {
-        let free = one.compare_exchange(0, tls.addr(), Relaxed, Relaxed);
-        free.is_ok()
-    };
-    let noted = forever.then(|| POINTERS.iter().find(mine)).flatten();
-    let thread = Ending { memory, size };
-    if forever && noted.is_none() {
-        // It would take itself for a thread of the program.
-        thread.unmap();
-        set_errno(Errno(libc::EAGAIN));
-        return None;
-    }
-    let running = thread.running().as_ptr().cast::<c_int>();
-    // The end of a thread that runs forever is always a kill.
-    let cleared = match forever && ALL_RUN.load(Relaxed) != 0 {
-        true => ALL_RUN.as_ptr().cast(),
-        false => running,
-    };
-    let blocked = signals::block();
-    // Without CLONE_FS: setns(2) of a mount namespace refuses a thread that shares its directories.
-    // Without CLONE_SYSVSEM: a thread that leaves the list of semaphore adjustments, by unshare(2),
-    // undoes them only if it was the last.
-    let flags = libc::CLONE_VM
-        | libc::CLONE_FILES
-        | libc::CLONE_SIGHAND
-        | libc::CLONE_THREAD
-        | libc::CLONE_SETTLS
-        | libc::CLONE_PARENT_SETTID
-        | libc::CLONE_CHILD_CLEARTID;
-    // SAFETY: the stack belongs to the new thread alone, and `run` keeps the module's rules.
-    let number = unsafe { __clone(Some(run), stack, flags, argument, running, tls, cleared) };
-    signals::restore(blocked);
-    if number < 0 {
-        if let Some(noted) = noted {
+
+    /// # Safety
+    /// No thread has the place. `run` keeps the module's rules, and the target of `argument` lives until
+    /// `run` returns.
+    unsafe fn run(
+        &self,
+        run: extern "C" fn(*mut c_void) -> c_int,
+        argument: *mut c_void,
+        forever: bool,
+    ) -> Option<i32> {
+        let (stack, tls) = (self.memory.wrapping_byte_add(GUARD + STACK - TOP), self.tls);
+        let mine = |one: &&AtomicUsize| {
+            let free = one.compare_exchange(0, tls.addr(), Relaxed, Relaxed);
+            free.is_ok()
+        };
+        let noted = forever.then(|| POINTERS.iter().find(mine)).flatten();
+        if forever && noted.is_none() {
+            // It would take itself for a thread of the program.
+            set_errno(Errno(libc::EAGAIN));
+            return None;
+        }
+        let running = self.running().as_ptr().cast::<c_int>();
+        // The end of a thread that runs forever is a kill, unless another takes its work.
+        let cleared = match forever && ALL_RUN.load(Relaxed) != 0 {
+            true => ALL_RUN.as_ptr().cast(),
+            false => running,
+        };
+        let blocked = signals::block();
+        // Without CLONE_FS: setns(2) of a mount namespace refuses a thread that shares its directories.
+        // Without CLONE_SYSVSEM: a thread that leaves the list of semaphore adjustments, by unshare(2),
+        // undoes them only if it was the last.
+        let flags = libc::CLONE_VM
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SETTLS
+            | libc::CLONE_PARENT_SETTID
+            | libc::CLONE_CHILD_CLEARTID;
+        // SAFETY: the stack belongs to the new thread alone, and `run` keeps the module's rules.
+        let number = unsafe { __clone(Some(run), stack, flags, argument, running, tls, cleared) };
+        signals::restore(blocked);
+        if let Some(noted) = noted.filter(|_| number < 0) {
             noted.store(0, Relaxed);
         }
-        thread.unmap();
-        return None;
+        (number >= 0).then_some(number)
     }
-    Some(thread)
-}
 
-impl Ending {
     /// The thread's number while it runs. When the thread has left its stack for good, the kernel
     /// sets the word to 0 and wakes the waiters. The word lies right above the stack, whose first
     /// page is in use anyway.
@@ -228,20 +257,30 @@ impl Ending {
         unsafe { &*self.memory.wrapping_byte_add(GUARD + STACK - TOP).cast() }
     }
 
+    /// Whether no thread has the place, or the one that had it has left its stack for good.
+    pub fn is_free(&self) -> bool {
+        self.running().load(Acquire) == 0
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if self.is_free() {
+            // SAFETY: `map` mapped the memory, and no thread has it.
+            unsafe { unmap(self.memory, self.size) };
+        }
+    }
+}
+
+impl Ending {
     /// Whether the thread has left its stack for good.
     pub fn has_ended(&self) -> bool {
-        self.running().load(Acquire) == 0
+        self.0.is_free()
     }
 
     /// Waits for the thread's end.
     pub fn join(self) {
-        wait_until_cleared(self.running());
-        self.unmap();
-    }
-
-    fn unmap(self) {
-        // SAFETY: `start_ending` mapped the memory; the thread either never started or has ended.
-        unsafe { unmap(self.memory, self.size) };
+        wait_until_cleared(self.0.running());
     }
 }
 

@@ -6,6 +6,7 @@
 //! constructor of another library, in a signal handler, after the thread's own destructors have
 //! run.
 
+use super::descriptor::{Descriptor, about};
 use super::pages::PageRange;
 use super::proc;
 use core::cell::Cell;
@@ -174,6 +175,37 @@ pub fn is_on_main_stack(range: PageRange) -> bool {
     const KEPT: u64 = 128 << 20;
     let top = main_stack_top();
     range.end > top.saturating_sub(KEPT) && range.start <= top
+}
+
+/// Whether the calling thread is the newest of the process: the last one that a tracer stops, since tracers
+/// take the threads in the order of /proc/self/task, that of their start. `None` if it is not known. The
+/// files have numbers of the calling thread's table.
+pub fn is_newest() -> Option<bool> {
+    #[repr(align(8))]
+    struct Entry([u8; 64]);
+    /// The offset of a record's name, getdents64(2).
+    const NAME: usize = 19;
+    /// The links of the folder, and its entries, before those of the threads.
+    const OTHERS: usize = 2;
+    let mut own = [0u8; 64];
+    let (path, to, size) = (c"/proc/thread-self", own.as_mut_ptr(), own.len() - 1);
+    // SAFETY: the path ends with a NUL, and the bytes are writable.
+    let length = unsafe { libc::syscall(libc::SYS_readlink, path.as_ptr(), to, size) };
+    let own = own.get(..usize::try_from(length).ok()?)?;
+    let slash = own.iter().rposition(|&byte| byte == b'/')?;
+    let all = c"/proc/self/task";
+    let all = Descriptor::open(libc::AT_FDCWD, all, libc::O_DIRECTORY, 0).ok()?;
+    let links = usize::try_from(about(all.number()).ok()?.st_nlink).ok()?;
+    let place = links.checked_sub(1).filter(|&last| last >= OTHERS)?;
+    // SAFETY: the call takes no pointers.
+    unsafe { libc::syscall(libc::SYS_lseek, all.number(), place, libc::SEEK_SET) };
+    let mut last = Entry([0; 64]);
+    let (to, size) = (last.0.as_mut_ptr(), last.0.len());
+    // SAFETY: the bytes are writable, and aligned for the kernel's records.
+    let read = unsafe { libc::syscall(libc::SYS_getdents64, all.number(), to, size) };
+    let name = last.0.get(NAME..usize::try_from(read).ok()?)?;
+    let name = name.split(|&byte| byte == 0).next()?;
+    Some(name == &own[slash + 1..])
 }
 
 /// Whether there is a task with this number, of this process or of another. Leaves errno.

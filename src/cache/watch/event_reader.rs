@@ -5,18 +5,25 @@
 //! The reader has a table of descriptors of its own, in which it closes all files but its own. POSIX
 //! locks belong to a table, so the program keeps its locks. `helper_thread::leave_table` says how long
 //! the table holds copies of the program's files.
+//!
+//! A tracer stops the threads one after the other, and waits for each: for ever, if one waits for a
+//! reader that it has stopped (py-spy did in each recording of a program with two threads that frees
+//! large blocks, docs/limits.md). It takes the threads in the order of their start. So the reader is the
+//! newest thread: while it has events, it looks for a newer one ten times a second, and then
+//! [passes its work on](pass_on) to a thread that is newer still.
 
 use crate::watch::ring::{Event, Kind, Ring};
 use crate::watch::userfaultfd::{self, Message, Report, Userfaultfd};
 use core::ffi::{c_int, c_void};
-use core::ptr::null_mut;
+use core::ptr::{null_mut, without_provenance_mut};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::*, fence};
 use core::time::Duration;
 use errno::Errno;
 use rdmamr_sys::futex::{self, Remaining};
+use rdmamr_sys::helper_thread::Place;
 use rdmamr_sys::pages::PageRange;
 use rdmamr_sys::seccomp::is_filtered;
-use rdmamr_sys::{clock, helper_thread};
+use rdmamr_sys::{clock, helper_thread, thread};
 
 /// 0 until the reader has tried to get a table of descriptors of its own; then [`APART`], or the errno
 /// of the refusal.
@@ -29,9 +36,23 @@ static READY: AtomicU32 = AtomicU32::new(0);
 /// Not 0 while the reader may make a system call other than the one in which it waits for events.
 static BUSY: AtomicU32 = AtomicU32::new(0);
 
-/// The reader's argument, with its file. Leak checkers do not look at the reader's stack, so the
-/// pointer lies here.
-static READER: AtomicPtr<(Receivers, Userfaultfd)> = AtomicPtr::new(null_mut());
+/// The reader's argument. Leak checkers do not look at the reader's stack, so the pointer lies here.
+static READER: AtomicPtr<Reader> = AtomicPtr::new(null_mut());
+
+struct Reader {
+    receivers: Receivers,
+    /// The file, by its number in the program's table.
+    file: Userfaultfd,
+    /// Where readers run, in turn: the first one in the second place.
+    places: [Place; 2],
+}
+
+impl Reader {
+    /// Where the reader after that of this turn runs, and where the one before it ran.
+    fn other_place(&self, turn: usize) -> &Place {
+        &self.places[turn % 2]
+    }
+}
 
 /// The receivers of the reader's reports.
 #[derive(Clone, Copy)]
@@ -60,11 +81,19 @@ pub fn start(file: Userfaultfd, receivers: Receivers) -> Result<bool, Errno> {
     OWN_TABLE.store(0, Relaxed);
     // Another thread may have forked this process beside a start of its parent's.
     READY.store(0, Relaxed);
-    let argument = Box::into_raw(Box::new((receivers, file)));
+    let (Some(one), Some(other)) = (Place::map(), Place::map()) else {
+        return refused(errno::errno());
+    };
+    let argument = Box::into_raw(Box::new(Reader {
+        receivers,
+        file,
+        places: [one, other],
+    }));
     READER.store(argument, Relaxed);
-    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the box is freed only if there is
-    // no thread.
-    if unsafe { helper_thread::start(run, null_mut()) }.is_none() {
+    // SAFETY: the box is freed only if there is no thread.
+    let place = unsafe { &*argument }.other_place(1);
+    // SAFETY: `run` keeps to the rules of `helper_thread.rs`, and the place is new.
+    if unsafe { place.start(run, null_mut()) }.is_none() {
         let errno = errno::errno();
         READER.store(null_mut(), Relaxed);
         // SAFETY: the box was made above, and nothing uses it.
@@ -122,9 +151,8 @@ pub fn is_ready() -> bool {
 }
 
 extern "C" fn run(_: *mut c_void) -> c_int {
-    // SAFETY: `start` left them there, and never frees them while the reader runs.
-    let (receivers, file) = unsafe { *READER.load(Relaxed) };
-    let Receivers { ring, heard, .. } = receivers;
+    // SAFETY: `start` left it there, and never frees it while the reader runs.
+    let file = unsafe { &*READER.load(Relaxed) }.file;
     let own_table = helper_thread::leave_table(file.fd()).map(Userfaultfd::of_fd);
     OWN_TABLE.store(
         own_table.map_or_else(|errno| errno.0 as u32, |_| APART),
@@ -152,9 +180,26 @@ extern "C" fn run(_: *mut c_void) -> c_int {
     userfaultfd::look_whether_files_are_apart();
     READY.store(1, Release);
     futex::wake(&READY, i32::MAX);
+    read_events(file, 0);
+    0
+}
+
+/// Reads events until another thread does. `turn` is how many did before.
+fn read_events(file: Userfaultfd, turn: usize) {
+    // SAFETY: as in `run`.
+    let reader = unsafe { &*READER.load(Relaxed) };
+    let Receivers { ring, heard, .. } = reader.receivers;
     let mut messages = [Message::default(); 32];
+    let before = reader.other_place(turn);
+    let mut looked = 0;
     loop {
-        let ready = rests(file);
+        // The end of the reader before, too, is a call that a filter may forbid.
+        let ready = if before.is_free() {
+            rests(file)
+        } else {
+            futex::pause(Duration::from_micros(100));
+            true
+        };
         // The announcement precedes the read: as soon as the reader has read an event, the thread
         // that caused it goes on.
         ring.announce();
@@ -171,7 +216,42 @@ extern "C" fn run(_: *mut c_void) -> c_int {
             // thread stopped reading. It tries again.
             futex::pause(Duration::from_millis(10));
         }
+        let now = clock::monotonic_by_kernel();
+        if now.saturating_sub(looked) >= LOOK {
+            looked = now;
+            if pass_on(before, turn + 1) {
+                return;
+            }
+        }
     }
+}
+
+/// How often the reader looks whether it is the newest thread, in ns. The look takes 10 us.
+const LOOK: u64 = 100_000_000;
+
+/// Has a newer thread read the events from now on, in that place, unless this one is the newest. Returns
+/// whether it does. The two read one after the other, so one of them announces and writes each event.
+fn pass_on(place: &Place, turn: usize) -> bool {
+    // The look comes first: the child of `permitted.rs` makes it too, where no thread may end.
+    if is_filtered()
+        || !place.is_free()
+        || thread::is_newest() != Some(false)
+        || !helper_thread::may_end()
+    {
+        return false;
+    }
+    // SAFETY: `go_on` keeps the rules of `helper_thread.rs`, its argument is a number, and no thread has
+    // the place.
+    let next = unsafe { place.start(go_on, without_provenance_mut(turn)) };
+    if next.is_some() {
+        helper_thread::leave();
+    }
+    next.is_some()
+}
+
+extern "C" fn go_on(turn: *mut c_void) -> c_int {
+    read_events(Userfaultfd::ONLY, turn.addr());
+    0
 }
 
 /// Waits for an event. False if the file cannot be waited for. Its number is below 64

@@ -250,6 +250,9 @@ impl Userfaultfd {
         if fd >= 0 { Ok(fd as i32) } else { Err(errno()) }
     }
 
+    /// The reader's own: [`Userfaultfd::as_only_one`].
+    pub const ONLY: Userfaultfd = Userfaultfd(0);
+
     pub fn of_fd(fd: i32) -> Userfaultfd {
         Userfaultfd(fd)
     }
@@ -385,7 +388,7 @@ impl Userfaultfd {
             return None;
         }
         helper_thread::close_from(1);
-        Some(Userfaultfd(0))
+        Some(Userfaultfd::ONLY)
     }
 
     /// A number near the end of the table that the program has (64 entries at first, then powers of
