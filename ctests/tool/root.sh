@@ -34,6 +34,21 @@ check "nothing of it" fails read -r -t 0 -u "$reader"
 exec {reader}>&-
 rm -f shared/*
 
+# The guard, whose child works, changes nothing for the caller.
+mkfifo unread
+exec {unread}<>unread
+dd if=/dev/zero of=unread bs=64k count=1 2>said
+"$tool" report --json trace >unread &
+sleep 1
+kill $!
+check "a signal ends a report that nobody reads" awaits fails kill -0 $!
+timeout --signal=KILL 20 "$tool" report --text none 2>unread
+is "a line that nobody reads is lost" 2 $?
+exec {unread}>&-
+ignoring() { python3 -c 'import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])' "$@"; }
+ignoring "$tool" report --text trace >said
+is "SIGCHLD is ignored: the status is that of the report" 0 $?
+
 # A user's links lead root elsewhere.
 as $user ln -s "$work/roots" theirs/link
 for option in "report -o theirs/link/page trace" "report --flamegraph theirs/link/page trace" "top --textfile theirs/link/page" \
@@ -393,6 +408,7 @@ else
 	}
 	end_silence() { kill -9 $(</proc/$holder/task/$holder/children) $holder; } # pgrep(1) would wait too
 	asking() { grep -lxE '[0-9a-f]+:[0-9a-f]+' /proc/[0-9]*/comm 2>/dev/null | wc -l; }
+	none() { [ "$(asking)" = 0 ]; }
 	silent_user $other "$work/page" 6
 	six() { [ "$(grep -cx '[0-9]*' ready.$$)" = 6 ]; }
 	check "six processes lock their memory maps" awaits six
@@ -410,6 +426,32 @@ else
 	ends_in_them "trace --pid waits for none either" "$tool" trace --pid ${silent_ones%%[^0-9]*} --off
 	check "and says so" grep -q "does not answer" said
 	end_silence
+	# A folder of all users, whose lock any of them can keep.
+	# shellcheck disable=SC2016
+	unshare --mount --propagation private sh -c 'mount -t tmpfs -o mode=1777 none /dev/shm && install -d -m 700 -o "$0" /dev/shm/rdmamr-"$0" && exec "$@"' \
+		$user python3 "$here/silent_fuse.py" "$work/silent" setpriv --reuid $other --regid $other --clear-groups --pdeathsig KILL \
+		python3 "$here/silent_process.py" "$work/silent" /dev/shm >ready.$$ 2>&1 &
+	shared=$!
+	held+=($shared)
+	check "a user keeps /dev/shm locked" awaits grep -qx ready ready.$$
+	sleep 1
+	start inside nsenter --mount --target $shared setpriv --reuid $user --regid $user --clear-groups env -u XDG_RUNTIME_DIR LD_PRELOAD="$work/bin/librdmamr.so.1" "$work/bin/holds"
+	inside=$pid
+	is "a program whose user has a folder there registers" "done" "$(ask inside "register 1")"
+	pid=$shared
+	ends_in_them "top ends" "$tool" top --once
+	check "it says what does not answer" grep -qx "/dev/shm does not answer: a user keeps the kernel's lock of it" said
+	check "and shows processes by the mapping of their page" grep -q "^ *$inside " said
+	check "blaming no user" fails grep -q "folders of user" said
+	check "one child is left behind" [ "$(asking)" = 1 ]
+	ends_in_them "so does doctor" "$tool" doctor
+	check "which says so too" grep -q "live page *: /dev/shm does not answer" said
+	ends_in_them "and trace --pid" "$tool" trace --pid $inside --off
+	check "which asks the process" grep -q "stops recording" said
+	kill -9 $inside
+	holder=$shared pid=$$
+	end_silence
+	check "which ends with the lock" awaits none
 	third=$((63000 + $$ % 1000))
 	silent_user $third
 	for run in first second third; do
@@ -428,8 +470,9 @@ else
 		ends_in_them "a signal ends ${command% /*} in a folder that stays locked" timeout 2 "$tool" $command
 		check "which says that the child is left behind" grep -q "a folder of another user is locked" said
 	done
+	check "the child that is left behind has no lock of the caller's" fails flock -n trace timeout 2 "$tool" report --text $locked
+	check "nor has it later" flock -n trace true
 	end_silence
-	none() { [ "$(asking)" = 0 ]; }
 	check "which ends with what it waits for" awaits none
 	rm -rf /dev/shm/rdmamr-$other /dev/shm/rdmamr-$third
 fi

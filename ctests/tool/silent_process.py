@@ -2,7 +2,8 @@
 """silent_process.py FILE FOLDER [PAGE NUMBER]: FILE is on a file system that answers no read. NUMBER
 processes, each with a live page in FOLDER that is a copy of PAGE, whose memory maps stay locked: one thread
 of each reads FILE by /proc/self/mem and holds the lock, another waits for it to write. Without PAGE FOLDER
-stays locked: its entries are read into memory that FILE has; and a file in it is there to be removed.
+stays locked: its entries are read into memory that FILE has; and a file in it is there to be removed. If
+FOLDER is another user's, a thread also waits to write to it, and so each look-up waits.
 Prints the numbers of the processes."""
 import ctypes
 import mmap
@@ -57,5 +58,14 @@ if pages:
 namespace = os.stat("/proc/self/ns/pid").st_ino
 open(f"{folder}/{namespace}-{os.getpid()}-1", "w").close()
 at = map_file(silent, PAGE, READ | WRITE, PRIVATE)
-print("ready", flush=True)
+
+
+def write():
+    time.sleep(0.2)
+    print("ready", flush=True)
+    if os.stat(folder).st_uid != os.getuid():
+        os.mkdir(f"{folder}/none")
+
+
+threading.Thread(target=write, daemon=True).start()
 libc.getdents64(os.open(folder, os.O_RDONLY), ctypes.c_void_p(at), PAGE)

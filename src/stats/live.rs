@@ -82,7 +82,8 @@ pub fn make(names: &Text<NAMES>) -> Option<Made> {
 /// Whether a path is that of another user's XDG_RUNTIME_DIR, which sudo(8) and su(1) can leave set. That
 /// user could keep whoever looks there waiting.
 fn is_of_another(path: &str, user: libc::uid_t) -> bool {
-    let below = path.strip_prefix("/run/user/");
+    // Also by way of /var/run.
+    let below = path.split("/run/user/").nth(1);
     let theirs = below.and_then(|path| path.split('/').next());
     theirs.is_some_and(|theirs| theirs.parse() != Ok(user))
 }
@@ -94,10 +95,14 @@ fn directory(parent: &str, own: &str, user: libc::uid_t) -> Option<(Descriptor, 
     let flags = libc::O_DIRECTORY | libc::O_PATH;
     let above = open_at(libc::AT_FDCWD, text.set(format_args!("{parent}"))?, flags)?;
     let name = text.set(format_args!("{own}"))?;
-    // SAFETY: the path ends with a NUL. If the directory is there already, the call only fails.
-    unsafe { syscall(libc::SYS_mkdirat, above.number(), name.as_ptr(), 0o700) };
     let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_RDONLY;
-    let found = open_at(above.number(), name, flags)?;
+    let open = || open_at(above.number(), name, flags);
+    let found = open().or_else(|| {
+        // Not before it is known to be absent: any user can keep the lock of /tmp that this call takes.
+        // SAFETY: the path ends with a NUL.
+        unsafe { syscall(libc::SYS_mkdirat, above.number(), name.as_ptr(), 0o700) };
+        open()
+    })?;
     let status = about(found.number()).ok()?;
     let is_private = status.st_uid == user && status.st_mode & 0o7777 == 0o700;
     if !is_private || descriptor::file_system(found.number()) != Some(TMPFS) {

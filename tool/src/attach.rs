@@ -14,6 +14,7 @@ use crate::trace::to_append;
 use anyhow::{Context, Result, bail, ensure};
 use clap::value_parser;
 use rdmamr_live_page::{NOT_FOLLOWED, PATH, Page, TraceSwitch};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
@@ -171,8 +172,12 @@ fn become_its_user(found: &Found) -> Result<()> {
     result(unsafe { libc::setgroups(groups.len(), groups.as_ptr()) })?;
     // SAFETY: the call takes numbers.
     result(unsafe { libc::setresgid(group, group, group) })?;
+    let parent = getppid();
     // SAFETY: the call takes numbers.
     result(unsafe { libc::setresuid(user, user, user) })?;
+    // The kernel forgets at that call that this process ends with its parent (`guard.rs`).
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    ensure!(getppid() == parent, "the process that waits has ended");
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use rustix::process::{
 use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout};
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -98,6 +99,7 @@ impl Child {
             let mut answers = Answers(own.into());
             // A panic must not unwind into the parent's code.
             let done = catch_unwind(AssertUnwindSafe(|| {
+                close_all_but(vec![answers.0.as_raw_fd() as u32]);
                 confine(bounds)?;
                 work(&mut answers);
                 answers.0.write_all(&[0; 4])
@@ -217,11 +219,41 @@ fn confine(bounds: &Bounds) -> io::Result<()> {
 }
 
 /// Lets this process use so many bytes of address space, within the limit that it has.
-pub fn limit_memory(most: u64) -> io::Result<()> {
+fn limit_memory(most: u64) -> io::Result<()> {
     limit(Resource::As, most)?;
     // If the machine has no memory left, the kernel ends this process, not another.
     let _ = of_system("/proc/self/oom_score_adj", true).and_then(|mut it| it.write_all(b"1000"));
+    no_core()
+}
+
+/// The same, and no more by [`allow`], in its children too.
+pub fn limit_memory_for_good(most: u64) -> io::Result<()> {
+    limit_memory(most)?;
+    let current = getrlimit(Resource::As).current;
+    let both = Rlimit {
+        current,
+        maximum: current,
+    };
+    Ok(setrlimit(Resource::As, both)?)
+}
+
+/// No signal has this process write a core file.
+pub fn no_core() -> io::Result<()> {
     limit(Resource::Core, 0)
+}
+
+/// Closes the files from number 3 on, except these.
+pub fn close_all_but(mut kept: Vec<u32>) {
+    kept.retain(|&fd| fd > 2);
+    kept.sort_unstable();
+    let mut from = 3;
+    for end in kept.into_iter().chain([u32::MAX]) {
+        if end > from {
+            // SAFETY: the callers have just been forked, and use no file but those that are kept.
+            unsafe { libc::syscall(libc::SYS_close_range, from, end - 1, 0) };
+        }
+        from = end.saturating_add(1);
+    }
 }
 
 /// Lets this child use so many bytes more.

@@ -7,9 +7,9 @@
 //! A pipe to which the tool prints has an end only once each process that holds it has ended. So the child
 //! does not hold it: the parent copies.
 
-use crate::child::{fork, limit_memory};
+use crate::child::{close_all_but, fork, limit_memory_for_good, no_core};
 use crate::files::named::me;
-use crate::files::value_in;
+use crate::files::{of_system, value_in};
 use crate::report::units;
 use crate::style::say;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,10 +19,11 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitOptions, WaitStatus, kill_process, pidfd_open, waitpid,
 };
-use rustix::stdio::{dup2_stderr, dup2_stdout, stderr, stdout};
+use rustix::stdio::{dup2_stderr, dup2_stdin, dup2_stdout, stderr, stdin, stdout};
 use rustix::system::sysinfo;
+use std::borrow::Cow;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicI32, Ordering::Relaxed};
@@ -49,34 +50,99 @@ extern "C" fn asked(signal: i32) {
 struct Copied {
     from: File,
     to: File,
+    /// What has been read and not written.
+    rest: Vec<u8>,
+    /// Lines for which there is no room are lost, as those of `style::say` are.
+    may_lose: bool,
     is_open: bool,
 }
 
 impl Copied {
     /// If the output may have a reader that waits for its end: the copy, and what the child writes to.
-    fn of(output: impl AsFd) -> io::Result<Option<(Copied, OwnedFd)>> {
-        let Ok(about) = fstat(&output) else {
-            return Ok(None);
-        };
-        let kind = FileType::from_raw_mode(about.st_mode);
-        if !matches!(kind, FileType::Fifo | FileType::Socket) {
+    fn of(output: impl AsFd, may_lose: bool) -> io::Result<Option<(Copied, OwnedFd)>> {
+        if !is_pipe(&output) {
             return Ok(None);
         }
         let (from, of_child) = pipe_with(PipeFlags::CLOEXEC)?;
         let copied = Copied {
             from: from.into(),
             to: dup(output)?.into(),
+            rest: Vec::new(),
+            may_lose,
             is_open: true,
         };
         Ok(Some((copied, of_child)))
     }
 
-    /// Copies what is there. Without a reader, or at the end, the pipe is closed for the child too.
-    fn copy(&mut self) {
-        let mut part = [0; 1 << 16];
-        let read = self.from.read(&mut part).unwrap_or(0);
-        self.is_open = read > 0 && self.to.write_all(&part[..read]).is_ok();
+    /// What the copy waits for: something to read, or room for it.
+    fn awaited(&self) -> PollFd<'_> {
+        match self.rest.is_empty() {
+            true => PollFd::new(&self.from, PollFlags::IN),
+            false => PollFd::new(&self.to, PollFlags::OUT),
+        }
     }
+
+    /// Whether that is there now.
+    fn is_ready(&self) -> bool {
+        poll(&mut [self.awaited()], Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Reads, or writes, what is there. Without a reader, or at the end, the pipe is closed for the child too.
+    fn go_on(&mut self) {
+        /// A pipe that has room has room for so much (PIPE_BUF), so a write does not wait.
+        const ROOM: usize = 4096;
+        if self.rest.is_empty() {
+            self.rest.resize(1 << 16, 0);
+            let read = self.from.read(&mut self.rest).unwrap_or(0);
+            self.rest.truncate(read);
+            self.is_open = read > 0;
+            if self.may_lose && !self.is_ready() {
+                self.rest.clear();
+            }
+            return;
+        }
+        match self.to.write(&self.rest[..self.rest.len().min(ROOM)]) {
+            Ok(written) => drop(self.rest.drain(..written)),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => self.is_open = false,
+        }
+    }
+
+    /// Copies what an ended child has left in the pipe. A signal ends the wait for a reader.
+    fn finish(&mut self) {
+        while self.is_open {
+            let is_over = self.rest.is_empty() || ASKED.load(Relaxed) != 0;
+            if self.is_ready() {
+                self.go_on();
+            } else if is_over {
+                return;
+            } else {
+                let _ = poll(&mut [self.awaited()], None);
+            }
+        }
+    }
+}
+
+fn is_pipe(file: impl AsFd) -> bool {
+    fstat(file).is_ok_and(|about| {
+        let kind = FileType::from_raw_mode(about.st_mode);
+        matches!(kind, FileType::Fifo | FileType::Socket)
+    })
+}
+
+/// In the child: gives up the files that this program was started with, except the outputs and those that
+/// its arguments name. Who waits for the end of a file, or of a lock on one (flock(1)), waits for each
+/// process that has it, also for a child that is left behind.
+fn give_up_files() -> io::Result<()> {
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let arguments = || arguments.iter().map(|it| it.to_string_lossy());
+    let named = |argument: Cow<str>| argument.rsplit_once("/fd/")?.1.parse().ok();
+    close_all_but(arguments().filter_map(named).collect());
+    if is_pipe(stdin()) && !arguments().any(|it| it == "-" || it == "/dev/stdin") {
+        dup2_stdin(&of_system("/dev/null", false)?)?;
+    }
+    Ok(())
 }
 
 /// What another user's files may use up.
@@ -93,7 +159,7 @@ pub fn enter(guard: &Guard) -> io::Result<Option<ExitCode>> {
     if me() != 0 {
         return Ok(None);
     }
-    let out = Copied::of(stdout())?;
+    let out = Copied::of(stdout(), false)?;
     let is_one = fstat(stdout()).is_ok_and(|one| {
         fstat(stderr()).is_ok_and(|other| (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino))
     });
@@ -101,11 +167,13 @@ pub fn enter(guard: &Guard) -> io::Result<Option<ExitCode>> {
     let error = if is_one && out.is_some() {
         None
     } else {
-        Copied::of(stderr())?
+        Copied::of(stderr(), true)?
     };
+    // If it is ignored, the kernel tells no end of a child.
+    set_handler(libc::SIGCHLD, libc::SIG_DFL);
     let Some(child) = fork()? else {
         if *guard == Guard::OfTimeAndMemory {
-            limit_memory(memory())?;
+            limit_memory_for_good(memory())?;
         }
         if let Some((_, of_child)) = &out {
             dup2_stdout(of_child)?;
@@ -116,13 +184,15 @@ pub fn enter(guard: &Guard) -> io::Result<Option<ExitCode>> {
         if let Some((_, of_child)) = &error {
             dup2_stderr(of_child)?;
         }
+        drop((out, error));
+        give_up_files()?;
         return Ok(None);
     };
     let copied = [out, error].into_iter().flatten().map(|(copied, _)| copied);
-    wait_for(child, copied.collect()).map(Some)
+    wait_for(child, copied.collect(), guard).map(Some)
 }
 
-fn wait_for(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
+fn wait_for(child: Pid, mut copied: Vec<Copied>, guard: &Guard) -> io::Result<ExitCode> {
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         let handler = asked as extern "C" fn(i32) as libc::sighandler_t;
         if set_handler(signal, handler) == libc::SIG_IGN {
@@ -140,7 +210,7 @@ fn wait_for(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
     let mut waits = Waits::default();
     loop {
         copied.retain(|it| it.is_open);
-        let of_copies = copied.iter().map(|it| PollFd::new(&it.from, PollFlags::IN));
+        let of_copies = copied.iter().map(Copied::awaited);
         let mut files: Vec<_> = of_copies.collect();
         files.extend(file.iter().map(|file| PollFd::new(file, PollFlags::IN)));
         let ready = match poll(&mut files, Some(&pause)) {
@@ -153,7 +223,7 @@ fn wait_for(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
             .collect();
         drop(files);
         for (it, _) in copied.iter_mut().zip(ready_copies).filter(|(_, is)| *is) {
-            it.copy();
+            it.go_on();
         }
         let signal = ASKED.load(Relaxed);
         if signal != 0 && !waits.is_asked {
@@ -165,8 +235,8 @@ fn wait_for(child: Pid, mut copied: Vec<Copied>) -> io::Result<ExitCode> {
             unsafe { libc::kill(child.as_raw_pid(), signal) };
         }
         if let Some((_, status)) = waitpid(Some(child), WaitOptions::NOHANG)? {
-            copied.iter_mut().for_each(drain);
-            return Ok(end_as(status));
+            copied.iter_mut().for_each(Copied::finish);
+            return Ok(end_as(status, guard));
         }
         if ready == 0 && waits.are_over(child) {
             let _ = kill_process(child, Signal::KILL);
@@ -190,18 +260,6 @@ fn set_handler(signal: i32, handler: libc::sighandler_t) -> libc::sighandler_t {
     // SAFETY: both structures are local, and `asked` only stores a number.
     unsafe { libc::sigaction(signal, &raw const action, &raw mut before) };
     before.sa_sigaction
-}
-
-/// Copies what the child has left in its pipe.
-fn drain(copied: &mut Copied) {
-    let none = Timespec::default();
-    while copied.is_open {
-        let ready = poll(&mut [PollFd::new(&copied.from, PollFlags::IN)], Some(&none));
-        match ready {
-            Ok(1..) => copied.copy(),
-            _ => return,
-        }
-    }
 }
 
 /// How long the child has made no progress.
@@ -239,15 +297,21 @@ fn memory() -> u64 {
 }
 
 /// Ends this program as the child has ended.
-fn end_as(status: WaitStatus) -> ExitCode {
+fn end_as(status: WaitStatus, guard: &Guard) -> ExitCode {
     if let Some(signal) = status.terminating_signal() {
         if [libc::SIGKILL, libc::SIGABRT].contains(&signal) {
-            say(format!(
-                "the process that worked was killed. It may use {} of memory: another user than root may use more",
-                units::bytes(memory())
-            ));
+            let limit = match guard {
+                Guard::OfTime => String::new(),
+                Guard::OfTimeAndMemory => format!(
+                    ". It may use {} of memory: another user than root may use more",
+                    units::bytes(memory())
+                ),
+            };
+            say(format!("the process that worked was killed{limit}"));
             return ExitCode::from(LEFT);
         }
+        // Another user may have sent it.
+        let _ = no_core();
         set_handler(signal, libc::SIG_DFL);
         // SAFETY: the call takes no pointers. The signal ends this process.
         unsafe { libc::raise(signal) };

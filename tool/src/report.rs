@@ -37,6 +37,7 @@ mod timeline;
 pub mod units;
 mod verdict;
 
+use self::callers::Resolver;
 use self::names::Modules;
 pub use self::output::ensure_writable;
 use self::units::shown;
@@ -92,7 +93,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.diff {
         return compare(args);
     }
-    let (trace, report) = read(&args.traces, args.modules)?;
+    let mut names = Resolver::new(args.modules);
+    let (trace, report) = read(&args.traces, &mut names)?;
     if args.json {
         print(&json::render(&report)?)
     } else if args.text {
@@ -104,7 +106,7 @@ pub fn run(args: &Args) -> Result<()> {
     } else if args.perfetto {
         let place = place(args, "json");
         output(&[&trace], &place, |out| {
-            perfetto::write(&trace, &report, args.modules, out)
+            perfetto::write(&trace, &report, &mut names, out)
         })
     } else {
         let page = html::render(&report);
@@ -116,8 +118,14 @@ fn compare(args: &Args) -> Result<()> {
     let [before, after] = &args.traces[..] else {
         bail!("--diff compares two traces: the one before, and the one after");
     };
-    let (one, before) = read(std::slice::from_ref(before), args.modules)?;
-    let (other, after) = read(std::slice::from_ref(after), args.modules)?;
+    let of = |trace| {
+        read(
+            std::slice::from_ref(trace),
+            &mut Resolver::new(args.modules),
+        )
+    };
+    let (one, before) = of(before)?;
+    let (other, after) = of(after)?;
     let diff = diff::Diff::new(&before, &after);
     if args.json {
         print(&json::render(&diff)?)
@@ -129,15 +137,15 @@ fn compare(args: &Args) -> Result<()> {
     }
 }
 
-fn read(paths: &[PathBuf], modules: Modules) -> Result<(Trace, Report)> {
+fn read(paths: &[PathBuf], resolver: &mut Resolver) -> Result<(Trace, Report)> {
     let trace = Trace::of(paths)?;
-    let report = report_on(&trace, paths, modules)?;
+    let report = report_on(&trace, paths, resolver)?;
     Ok((trace, report))
 }
 
-fn report_on(trace: &Trace, paths: &[PathBuf], modules: Modules) -> Result<Report> {
+fn report_on(trace: &Trace, paths: &[PathBuf], resolver: &mut Resolver) -> Result<Report> {
     let name = names(paths);
-    Report::new(trace, Path::new(&name), modules)
+    Report::new(trace, Path::new(&name), resolver)
         .with_context(|| format!("{name} cannot be reported on"))
 }
 
@@ -180,7 +188,11 @@ fn save(
 /// to do. `stays`: the trace does, so that the trial can be compared with it.
 pub fn after_run(trace: &Trace, paths: &[PathBuf], place: &Path, stays: bool) -> Result<()> {
     let gone = [PathBuf::from("(removed)")];
-    let report = report_on(trace, if stays { paths } else { &gone }, Modules::default())?;
+    let report = report_on(
+        trace,
+        if stays { paths } else { &gone },
+        &mut Resolver::default(),
+    )?;
     let page = html::render(&report);
     save(&[trace], place, whole(&page))?;
     let verdict = &report.advice.verdict.line;

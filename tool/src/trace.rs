@@ -12,9 +12,9 @@ use rdmamr_trace_format::{
     call::{is_of_program, registers},
     kind,
 };
-use rustc_hash::FxHashMap;
 use source::{Place, Source};
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
 use std::vec::IntoIter;
@@ -36,6 +36,8 @@ const NEAR: usize = 8;
 const MOST_STACKS: usize = 1 << 16;
 /// The most processes. Each takes twenty times the memory, and in JSON twice the bytes, of a block.
 const MOST_PROCESSES: usize = 1 << 16;
+/// The most bytes of the path of a module: PATH_MAX.
+const MOST_PATH: usize = 4096;
 /// The most bytes of a block of a kind that is read; a command line, for one, may be longer than a
 /// report needs. Calls have no limit: they are never in memory together.
 const fn most(kind: u16) -> usize {
@@ -56,8 +58,8 @@ pub struct Trace {
     pub paths: Vec<String>,
     runs: Vec<Run>,
     /// The numbers of the processes and of the paths.
-    process_numbers: FxHashMap<(u32, u64), usize>,
-    path_numbers: FxHashMap<String, u32>,
+    process_numbers: HashMap<(u32, u64), usize>,
+    path_numbers: HashMap<String, u32>,
     /// Damage to the file, in sentences.
     pub damage: Vec<String>,
 }
@@ -85,10 +87,10 @@ pub struct Process {
     last_sequence: u64,
     /// CLOCK_REALTIME minus the process's CLOCK_MONOTONIC, once known.
     realtime: Option<i128>,
-    reasons: FxHashMap<u32, Place>,
+    reasons: HashMap<u32, Place>,
     modules: Vec<Vec<Mapping>>,
     /// The stacks by their number, each with the list of modules that was valid.
-    stacks: FxHashMap<u32, (Place, u32)>,
+    stacks: HashMap<u32, (Place, u32)>,
 }
 
 /// The addresses of a file's code: [`kind::MODULES`].
@@ -557,11 +559,14 @@ fn parse_mapping(line: &str, path_number: &mut impl FnMut(&str) -> u32) -> Optio
     let mut parts = line.splitn(4, ' ');
     let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
     let (start, end, bias) = (number()?, number()?, number()?);
+    // Each caller in the file has the path. No file has a longer one.
+    let path = parts.next()?;
+    let end_of_path = (0..=path.len().min(MOST_PATH)).rfind(|&at| path.is_char_boundary(at))?;
     Some(Mapping {
         start,
         end,
         bias,
-        path: path_number(parts.next()?),
+        path: path_number(&path[..end_of_path]),
     })
 }
 

@@ -5,7 +5,7 @@
 use crate::report::errno;
 use ::errno::Errno;
 use anstream::adapter::strip_str;
-use rustc_hash::FxHashSet;
+use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::LazyLock;
 
@@ -335,7 +335,7 @@ fn meant(mentions: &[Mention<'_>], is_explained: bool) -> Vec<(String, String)> 
 }
 
 fn unique<T: Clone + Eq + Hash>(mut list: Vec<T>) -> Vec<T> {
-    let mut seen = FxHashSet::default();
+    let mut seen = HashSet::new();
     list.retain(|it| seen.insert(it.clone()));
     list
 }

@@ -4,8 +4,8 @@
 use super::names::{Answer, LONGEST, Modules, Name, Names};
 use super::units::{name_of, plural};
 use crate::trace::{Located, Trace};
-use rustc_hash::FxHashMap;
 use serde::Serialize;
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
 
 /// The most frames that text shows beyond the caller.
@@ -113,8 +113,8 @@ enum Why {
 /// The names of callers, as far as they are known.
 pub struct Resolver {
     names: Names,
-    known: FxHashMap<(String, u64), Vec<Name>>,
-    nameless: FxHashMap<String, Why>,
+    known: HashMap<(String, u64), Vec<Name>>,
+    nameless: HashMap<String, Why>,
     /// Bytes of names that may still be given out.
     left: usize,
     /// Files that changed after the trace had begun: their lines may differ from the code that ran.
@@ -125,8 +125,8 @@ impl Resolver {
     pub fn new(modules: Modules) -> Resolver {
         Resolver {
             names: Names::new(modules),
-            known: FxHashMap::default(),
-            nameless: FxHashMap::default(),
+            known: HashMap::default(),
+            nameless: HashMap::default(),
             left: MOST_NAMES,
             changed: Vec::new(),
         }
@@ -167,7 +167,7 @@ impl Resolver {
 
     /// Finds the names at the places of a stack, with one question for each file.
     pub fn prepare(&mut self, trace: &Trace, process: u32, places: &[Located]) {
-        let mut files: FxHashMap<u32, Vec<u64>> = FxHashMap::default();
+        let mut files: HashMap<u32, Vec<u64>> = HashMap::default();
         for (file, offset) in places {
             let offsets = file.map(|file| files.entry(file).or_default());
             offsets.into_iter().for_each(|it| it.push(*offset));

@@ -266,7 +266,7 @@ fn sizes(before: &[Size], after: &[Size]) -> Vec<OfSize> {
 
 fn callers(before: &[CallerTotals], after: &[CallerTotals]) -> Vec<OfCaller> {
     let mut rows: Vec<OfCaller> = Vec::new();
-    let mut known = rustc_hash::FxHashMap::default();
+    let mut known = std::collections::HashMap::new();
     for (is_after, totals) in both(before, after) {
         let leads = totals.caller.leads();
         let at = *known.entry(identity(leads)).or_insert_with(|| {

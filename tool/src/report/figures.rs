@@ -3,7 +3,6 @@
 //! notes in sentences.
 use super::callers::{Caller, Resolver};
 use super::durations::Durations;
-use super::names::Modules;
 use super::ranges::Class;
 use super::replay::{ProcessCounts, Replay, SiteTotals};
 use super::shape::*;
@@ -12,9 +11,9 @@ use super::{advice, errno, ranks};
 use crate::trace::{Process, Trace};
 use anyhow::Result;
 use rdmamr_trace_format::call;
-use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -23,14 +22,13 @@ const LISTED: usize = 100;
 
 impl Report {
     /// Replays a trace and makes the report.
-    pub fn new(trace: &Trace, path: &Path, modules: Modules) -> Result<Report> {
-        Ok(Replay::of(trace)?.report(trace, path, modules))
+    pub fn new(trace: &Trace, path: &Path, resolver: &mut Resolver) -> Result<Report> {
+        Ok(Replay::of(trace)?.report(trace, path, resolver))
     }
 }
 
 impl Replay {
-    fn report(mut self, trace: &Trace, path: &Path, modules: Modules) -> Report {
-        let mut resolver = Resolver::new(modules);
+    fn report(mut self, trace: &Trace, path: &Path, resolver: &mut Resolver) -> Report {
         let sites = std::mem::take(&mut self.site_totals);
         let mut caller = |site: u32| {
             let (site, process, _) = &sites[site as usize];
@@ -162,7 +160,7 @@ impl Replay {
     fn leaks(&mut self, trace: &Trace, caller: &mut impl FnMut(u32) -> Caller) -> Vec<Leak> {
         let is_known = |process: &Process| process.ended && process.tells_leaks();
         self.totals.leaks_known = trace.processes.iter().all(is_known);
-        let mut leaks: FxHashMap<(u32, bool), Leak> = FxHashMap::default();
+        let mut leaks: HashMap<(u32, bool), Leak> = HashMap::default();
         let regions = self.regions.iter();
         let regions = regions.map(|(key, region)| (&trace.processes[key.0 as usize], region));
         for (process, region) in regions.filter(|(process, _)| process.tells_leaks()) {

@@ -3,7 +3,7 @@
 //! starts the job anew, by the launchers that people use.
 use super::shape::{ProcessTotals, Ranks};
 use super::units::{self, count, time};
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 
 /// The names of launchers.
 const MPIRUN: &[&str] = &["mpirun", "mpiexec", "orterun", "prterun"];
@@ -22,7 +22,7 @@ pub struct Group<'a> {
 /// The processes by their program, in their order.
 pub fn groups(processes: &[ProcessTotals]) -> Vec<Group<'_>> {
     let mut groups: Vec<Group> = Vec::new();
-    let mut places = FxHashMap::default();
+    let mut places = HashMap::new();
     for process in processes {
         let new = groups.len();
         let place = match process.command.first() {

@@ -8,8 +8,8 @@ use crate::files::mounts::{Elsewhere, Mounts};
 use addr2line::gimli;
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
-use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
@@ -128,7 +128,7 @@ fn serve(answers: &mut Answers, modules: Modules) {
         Modules::Local => Some(&*Box::leak(Box::new(Mounts::of_this_process()))),
         Modules::Any => None,
     };
-    let mut files: FxHashMap<String, Result<(Symbols, SystemTime)>> = FxHashMap::default();
+    let mut files: HashMap<String, Result<(Symbols, SystemTime)>> = HashMap::default();
     while let Ok(question) = answers.next() {
         let Ok(question) = serde_json::from_slice::<Question>(&question) else {
             return;

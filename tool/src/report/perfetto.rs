@@ -5,21 +5,28 @@ use super::access;
 use super::callers::{Frame, Resolver};
 use super::figures;
 use super::json::escaped;
-use super::names::Modules;
 use super::shape::Report;
 use super::units::name_of;
 use crate::trace::{Event, Process, Trace, delay};
 use anyhow::Result;
 use rdmamr_trace_format::{call, how};
-use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::io::{self, Write};
 
 /// The number of the track of all processes together. Those of the others follow: two hosts may have
 /// given the same pid.
 const ALL: usize = 0;
 
-pub fn write(trace: &Trace, report: &Report, modules: Modules, out: &mut dyn Write) -> Result<()> {
+/// The most characters of a caller's name, which each of its calls has.
+const LONGEST: usize = 256;
+
+pub fn write(
+    trace: &Trace,
+    report: &Report,
+    resolver: &mut Resolver,
+    out: &mut dyn Write,
+) -> Result<()> {
     let begin = trace.begin();
     let name = |pid: usize, name: &str| about("M", "process_name", pid, json!({"name": name}));
     writeln!(out, "{{\"displayTimeUnit\":\"ns\",\"traceEvents\":[")?;
@@ -39,15 +46,17 @@ pub fn write(trace: &Trace, report: &Report, modules: Modules, out: &mut dyn Wri
         counter["ts"] = us(point.time_ns).into();
         put(counter)?;
     }
-    let mut resolver = Resolver::new(modules);
-    let mut callers: FxHashMap<(u32, u32, u64), String> = FxHashMap::default();
+    let mut callers: HashMap<(u32, u32, u64), String> = HashMap::default();
     let mut written = Ok(());
     trace.calls(|event| {
         if written.is_err() {
             return;
         }
         let address = (event.process, event.modules, event.call.caller);
-        let caller = || caller(trace, &mut resolver, event)[0].name();
+        let caller = || {
+            let name = caller(trace, resolver, event)[0].name();
+            name.chars().take(LONGEST).collect()
+        };
         let caller = callers.entry(address).or_insert_with(caller);
         written = put(of_call(event, begin, caller));
     })?;

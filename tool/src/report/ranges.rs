@@ -10,7 +10,7 @@ use super::durations::Durations;
 use super::shape::{Again, Bound, Unserved, What};
 use rdmamr_policy::{Asked, CacheMode, Range, Released};
 use rdmamr_trace_format::{Call, call, how, unserved};
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the bound leaves out: the trace does not tell a GPU's allocations apart, and one region may
@@ -83,17 +83,17 @@ fn key(process: u32, range: &Range) -> (u32, u64, u32, u64, u64) {
 #[derive(Default)]
 pub struct Ranges {
     /// The ranges that each process has registered plainly and released.
-    released: FxHashMap<u32, Box<Released>>,
+    released: HashMap<u32, Box<Released>>,
     /// The ranges of the regions that the cache has made, with their processes: domain, access, first
     /// page, end.
     regions: BTreeSet<(u32, u64, u32, u64, u64)>,
     /// The durations of the calls that came back, by their class, the power of two of their length,
     /// and what they do.
-    back: FxHashMap<(Class, u32, What), Durations>,
+    back: HashMap<(Class, u32, What), Durations>,
     /// The same calls by the site of their registration and its access.
-    pub by_caller: FxHashMap<(u32, u32), Again>,
+    pub by_caller: HashMap<(u32, u32), Again>,
     /// The registrations that the cache does not serve, by reason.
-    pub unserved: FxHashMap<&'static str, Unserved>,
+    pub unserved: HashMap<&'static str, Unserved>,
 }
 
 impl Ranges {

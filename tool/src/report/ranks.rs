@@ -4,14 +4,14 @@
 use super::replay::ProcessCounts;
 use super::shape::{Rank, Ranks};
 use crate::trace::Process;
-use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::collections::HashMap;
 
 /// `counts` are those of `processes`.
 pub fn ranks(processes: &[Process], counts: &[ProcessCounts]) -> Ranks {
     let mut list: Vec<Rank> = Vec::new();
-    let mut places = FxHashMap::default();
+    let mut places = HashMap::new();
     for (process, counts) in processes.iter().zip(counts) {
         // A launcher that preloads the library registers nothing itself.
         if counts.tally.calls == 0 {

@@ -11,7 +11,7 @@ use anyhow::Result;
 use rdmamr_policy::Range;
 use rdmamr_trace_format::call::registers;
 use rdmamr_trace_format::{Call, call, how};
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -95,7 +95,7 @@ pub struct Region {
 pub struct ProcessCounts {
     pub tally: Tally,
     /// For each thread the beginning of its first call, and the end of its last.
-    pub threads: FxHashMap<u32, (u64, u64)>,
+    pub threads: HashMap<u32, (u64, u64)>,
     pub registrations: u64,
     pub hits: u64,
     /// Pinned bytes: of plain regions, and of the cache's; and the most of both.
@@ -114,14 +114,16 @@ pub struct Replay {
     pub totals: Totals,
     pub processes: Vec<ProcessCounts>,
     /// The sites of addresses, by process, list of modules, address and number of the stack.
-    pub sites: FxHashMap<(u32, u32, u64, u32), u32>,
-    pub site_numbers: FxHashMap<Site, u32>,
+    pub sites: HashMap<(u32, u32, u64, u32), u32>,
+    /// The stacks by their process and number.
+    stacks: HashMap<(u32, u32), Option<Rc<Stack>>>,
+    pub site_numbers: HashMap<Site, u32>,
     pub site_totals: Vec<(Site, u32, SiteTotals)>,
     /// The regions that are registered.
     pub regions: BTreeMap<Key, Region>,
     /// How many regions of the cache had that lkey before it was assigned again, and have no end in
     /// the trace yet.
-    pub ended_before: FxHashMap<Key, u32>,
+    pub ended_before: HashMap<Key, u32>,
     pub ranges: Ranges,
     pub large: Bound,
     pub sizes: BTreeMap<(u32, What), Durations>,
@@ -129,9 +131,9 @@ pub struct Replay {
     /// The ends of processes that are to come.
     pub ends: BTreeSet<(u64, usize)>,
     /// By call and errno, with the site of the example.
-    pub failures: FxHashMap<(u8, u16), (Failure, u32)>,
+    pub failures: HashMap<(u8, u16), (Failure, u32)>,
     /// Registrations past the library, by site and function.
-    pub past: FxHashMap<(u32, u8), Past>,
+    pub past: HashMap<(u32, u8), Past>,
     /// Deregistrations and hits of regions whose registration is not in the trace; registrations
     /// whose key was taken.
     pub unknown: u64,
@@ -233,9 +235,17 @@ impl Replay {
         if let Some(&number) = self.sites.get(&address) {
             return number;
         }
+        let known = self.stacks.get(&(process, stack)).cloned();
+        let stack_of_call = known.unwrap_or_else(|| {
+            let read = trace.stack(process, stack).map(Rc::new);
+            if self.stacks.len() < MOST_STACKS {
+                self.stacks.insert((process, stack), read.clone());
+            }
+            read
+        });
         let mut site = Site {
             place: trace.locate(process, modules, caller),
-            stack: trace.stack(process, stack).map(Rc::new),
+            stack: stack_of_call,
         };
         let sites = self.site_totals.len();
         if sites >= MOST_STACKS && !self.site_numbers.contains_key(&site) {
@@ -435,9 +445,12 @@ impl Region {
         }
     }
 
-    /// A re-registration has given all holders this memory.
+    /// A re-registration has given all holders this memory. Moves few, however many there are.
     fn moved(&mut self, memory: (u64, u64)) {
-        let holders = std::mem::take(&mut self.holders).into_values();
-        self.holders = [(memory, holders.flatten().collect())].into();
+        let mut lists: Vec<_> = std::mem::take(&mut self.holders).into_values().collect();
+        lists.sort_by_key(Vec::len);
+        let mut all = lists.pop().unwrap_or_default();
+        all.extend(lists.into_iter().flatten());
+        self.holders = [(memory, all)].into();
     }
 }

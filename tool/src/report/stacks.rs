@@ -48,7 +48,7 @@ fn of_python(frame: &PythonFrame) -> Frame {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::names::Modules;
+    use crate::report::callers::Resolver;
     use crate::report::shape::Report;
     use crate::sample::{Sample, Writer, file, register};
     use crate::trace::Trace;
@@ -140,7 +140,12 @@ mod tests {
         writer.calls_with_stacks(&mut sample, &calls, &[9, 4, 5, 0]);
         writer.end(&mut sample, 1_000_000);
         let (_folder, path) = file(&sample);
-        let report = Report::new(&Trace::open(&path).unwrap(), &path, Modules::default()).unwrap();
+        let report = Report::new(
+            &Trace::open(&path).unwrap(),
+            &path,
+            &mut Resolver::default(),
+        )
+        .unwrap();
         assert_eq!(report.totals.calls_with_stack, 3);
         let mut found: Vec<_> = report
             .callers

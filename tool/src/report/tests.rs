@@ -8,7 +8,12 @@ const S: u64 = 1_000_000_000;
 
 fn read(sample: &Sample) -> Report {
     let (_folder, path) = file(sample);
-    Report::new(&Trace::open(&path).unwrap(), &path, Modules::default()).unwrap()
+    Report::new(
+        &Trace::open(&path).unwrap(),
+        &path,
+        &mut Resolver::default(),
+    )
+    .unwrap()
 }
 
 /// A process that has begun to write.
@@ -466,7 +471,12 @@ fn a_trial_and_what_compares_it_are_the_next_commands() {
         let (folder, trace) = file(&sample_of(&long));
         let path = folder.path().join(name);
         std::fs::rename(trace, &path).unwrap();
-        let report = Report::new(&Trace::open(&path).unwrap(), &path, Modules::default()).unwrap();
+        let report = Report::new(
+            &Trace::open(&path).unwrap(),
+            &path,
+            &mut Resolver::default(),
+        )
+        .unwrap();
         assert!(text::render(&report).contains("\n  rdmamr run --cache=local --trace "));
         let folder = format!("{}/", folder.path().display());
         report.advice.next.join("\n").replace(&folder, "")
@@ -989,8 +999,8 @@ fn a_trace_with_any_wrong_byte_is_reported_or_refused() {
         let mut bytes = sample.0.clone();
         bytes[at] = [0x00, 0x7f, 0xff][at % 3];
         let (_folder, path) = file(&Sample(bytes));
-        if let Ok(report) =
-            Trace::open(&path).and_then(|trace| Report::new(&trace, &path, Modules::default()))
+        if let Ok(report) = Trace::open(&path)
+            .and_then(|trace| Report::new(&trace, &path, &mut Resolver::default()))
         {
             text::render(&report);
             html::render(&report);
@@ -1084,6 +1094,29 @@ fn the_page_of_many_ranks_and_long_names_stays_small() {
     assert!(page.len() < 2_000_000, "{}", page.len());
 }
 
+/// Each of these would take minutes if a call took time for each of the others.
+#[test]
+fn holders_of_one_key_and_keys_that_were_chosen_take_no_more_time_each() {
+    const MANY: u64 = 1 << 18;
+    let of_one = |at, how, call| Call {
+        how,
+        call,
+        ..register(at, 1, 0x1000, 4096)
+    };
+    let hits = (0..MANY).map(|n| of_one(n, how::HIT, call::REG_MR));
+    let again = (MANY..2 * MANY).map(|n| of_one(n, how::KERNEL, call::REREG_MR));
+    let report = report(&hits.chain(again).collect::<Vec<_>>());
+    assert_eq!(report.totals.calls, 2 * MANY);
+    // The hash of rustc-hash, which the report had, is the same for all of them.
+    const FACTOR: u64 = 0xf135_7aea_2e62_a9c5;
+    let chosen = |n: u64| Call {
+        pd: n.wrapping_mul(FACTOR).wrapping_neg(),
+        ..register(n, n as u32, 0x1000, 4096)
+    };
+    let chosen: Vec<_> = (0..2 * MANY).map(|n| chosen(n % MANY)).collect();
+    assert_eq!(self::report(&chosen).totals.registrations, 2 * MANY);
+}
+
 #[test]
 fn calls_over_time_and_by_latency_add_up() {
     let calls: Vec<_> = (0..1000u64)
@@ -1125,7 +1158,7 @@ fn fuzz_trace() {
         let Ok(trace) = Trace::open(&path) else {
             return;
         };
-        let Ok(report) = Report::new(&trace, &path, Modules::default()) else {
+        let Ok(report) = Report::new(&trace, &path, &mut Resolver::default()) else {
             return;
         };
         let text = text::render(&report);
@@ -1134,7 +1167,13 @@ fn fuzz_trace() {
         if random.below(16) != 0 {
             return;
         }
-        perfetto::write(&trace, &report, Modules::default(), &mut std::io::sink()).unwrap();
+        perfetto::write(
+            &trace,
+            &report,
+            &mut Resolver::default(),
+            &mut std::io::sink(),
+        )
+        .unwrap();
         let json = json::render(&report).unwrap();
         serde_json::from_str::<serde_json::Value>(&json).unwrap();
         let page = html::render(&report);

@@ -39,8 +39,14 @@ const BOUNDS: Bounds = Bounds {
     seconds: 600,
 };
 
-/// The user and the process that a question is about. The process is 0 if it is about folders.
+/// The user and the process that a question is about. The process is 0 if it is about the user's folders.
 pub type About = (u32, u32);
+/// Numbers from here on stand for no process, but for a folder of all users.
+pub const OF_ALL_USERS: u32 = u32::MAX - 15;
+
+fn is_of_folder((_, process): About) -> bool {
+    process == 0 || process >= OF_ALL_USERS
+}
 
 /// How long is waited for an answer.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -60,9 +66,10 @@ struct Spent {
 
 impl Spent {
     /// Counts a wait. That for a user's folders leaves the time for his processes.
-    fn add(&mut self, (user, process): About, time: Duration) {
+    fn add(&mut self, about: About, time: Duration) {
+        let (user, _) = about;
         self.of_all += time;
-        if process != 0 {
+        if !is_of_folder(about) {
             *self.of_user.entry(user).or_default() += time;
         }
     }
@@ -114,7 +121,7 @@ impl Patience {
         }
         let skipped = |is_folder: bool| {
             let of_kind = self.skipped.iter();
-            let of_kind = of_kind.filter(move |((_, process), _)| (*process == 0) == is_folder);
+            let of_kind = of_kind.filter(move |(about, _)| is_of_folder(**about) == is_folder);
             of_kind.filter(move |(_, missed)| !is_folder || !**missed)
         };
         let mut notes = Vec::new();
@@ -251,7 +258,7 @@ impl Patience {
             self.spent[round as usize].add(about(n), began.elapsed());
             took(n, None);
             let left = self.left;
-            if about(n).1 == 0 {
+            if is_of_folder(about(n)) {
                 self.left = count_left();
             }
             // Another child would be left behind too.

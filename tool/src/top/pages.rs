@@ -9,7 +9,7 @@
 //! file system is asked before that is known. A page in another mount namespace is found by the mapping
 //! of its process, and no path there is followed. All of this runs in a child (`ask.rs`).
 
-use super::ask::{About, Patience, left_behind};
+use super::ask::{About, OF_ALL_USERS, Patience, left_behind};
 use crate::files::mounts::Mount;
 use crate::files::named::me;
 use crate::files::{
@@ -30,7 +30,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Component, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
 /// How many files of a folder are looked at.
@@ -55,7 +55,8 @@ pub struct Found {
 pub struct Places {
     /// The folders of each user.
     folders: BTreeMap<u32, Vec<Folder>>,
-    /// The processes of other mount namespaces, as far as this user may know, each with its namespace.
+    /// The processes of other mount namespaces, as far as this user may know, each with its namespace; all
+    /// if a folder of all users does not answer.
     elsewhere: Vec<(u64, u32)>,
     /// This PID namespace.
     here: u64,
@@ -111,7 +112,11 @@ enum Missing {
 
 /// The files that may be pages, by the process that each names, and what there is to say about folders.
 /// Removes files of processes that have ended.
-pub fn find(places: &Places, patience: &mut Patience) -> (BTreeMap<u32, Vec<Place>>, Vec<String>) {
+pub fn find(
+    places: &mut Places,
+    patience: &mut Patience,
+) -> (BTreeMap<u32, Vec<Place>>, Vec<String>) {
+    let mut notes = places.leave_out_locked(patience);
     let inside = LazyCell::new(|| inside(places.here));
     let users: Vec<u32> = places.folders.keys().copied().collect();
     let contents = patience.ask(
@@ -119,7 +124,7 @@ pub fn find(places: &Places, patience: &mut Patience) -> (BTreeMap<u32, Vec<Plac
         |&user| (user, 0),
         |&user| places.contents(user, &inside),
     );
-    let (mut pages, mut notes) = (BTreeMap::<u32, Vec<Place>>::new(), Vec::new());
+    let mut pages = BTreeMap::<u32, Vec<Place>>::new();
     for (user, contents) in users.into_iter().zip(contents) {
         match contents {
             Some(contents) => {
@@ -144,17 +149,19 @@ pub fn of(pid: u32) -> Result<Option<Found>> {
         0 => user_of(pid).into_iter().chain([0]).collect(),
         user => [user].into(),
     };
-    let places = Places::of_users(users);
+    let mut places = Places::of_users(users);
+    let mut patience = Patience::default();
+    places.leave_out_locked(&mut patience);
     // The answer itself has an open file. A process that answers a child answers this one too.
     let user = user_of(pid).unwrap_or_default();
     let seen = |&pid: &u32| {
         let found = places.of_process(pid);
         found.is_some() || super::sample::library_mapped(pid).is_some()
     };
-    let answer = Patience::default().ask(&[pid], |&pid| (user, pid), seen);
+    let answer = patience.ask(&[pid], |&pid| (user, pid), seen);
     ensure!(
         answer[0].is_some(),
-        "process {pid} does not answer: something keeps its memory map locked"
+        "process {pid} does not answer: something keeps its memory map, or its user's folder, locked"
     );
     Ok(places.of_process(pid))
 }
@@ -171,7 +178,11 @@ pub fn mounts_of(process: impl Display) -> Option<u64> {
 
 /// Why the library finds no folder for the page of a process like this one; `None` if it finds one.
 pub fn obstacle() -> Option<String> {
-    let places = Places::of_users([me()].into());
+    let mut places = Places::of_users([me()].into());
+    let locked = places.leave_out_locked(&mut Patience::default());
+    if !locked.is_empty() {
+        return Some(locked.join("; "));
+    }
     let folders = &places.folders[&me()];
     let used = |folder: &&Folder| matches!(folder.kind, Kind::Given | Kind::Common);
     Some(match why_none(me(), folders.iter().filter(used))? {
@@ -208,6 +219,35 @@ impl Places {
             left,
             ..Places::of_users(users)
         }
+    }
+
+    /// Leaves out the folders in those of all users in which a look-up does not end, and says which: any user
+    /// can keep the kernel's lock of such a folder.
+    pub fn leave_out_locked(&mut self, patience: &mut Patience) -> Vec<String> {
+        let numbers: Vec<u32> = (0..).take(PARENTS.len()).collect();
+        let about = |&n: &u32| (0, OF_ALL_USERS + n);
+        let looks_up = |&n: &u32| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY;
+            let parent = open_at(CWD, PARENTS[n as usize], flags, 0);
+            parent.is_ok_and(|it| open_at(&it, ".rdmamr-none", OFlags::PATH, 0).is_ok())
+        };
+        let answers = patience.ask(&numbers, about, looks_up);
+        let mut notes = Vec::new();
+        for n in numbers {
+            if answers[n as usize].is_none() && patience.is_late(&about(&n)) {
+                let locked = Path::new(PARENTS[n as usize]);
+                for folders in self.folders.values_mut() {
+                    folders.retain(|it| it.kind != Kind::Common || it.parent != locked);
+                }
+                let why = "a user keeps the kernel's lock of it";
+                notes.push(format!("{} does not answer: {why}", shown(locked)));
+            }
+        }
+        if !notes.is_empty() {
+            // The mapping of a page leads to it as well.
+            self.elsewhere = processes().map(|pid| (0, pid)).collect();
+        }
+        notes
     }
 
     /// Only a user who is not root looks into the folders of other mount namespaces, which are that

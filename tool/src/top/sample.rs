@@ -180,7 +180,7 @@ fn processes(
 ) -> (BTreeMap<u32, Process>, Vec<String>) {
     let mut places = Places::of_all();
     patience.renew(std::mem::take(&mut places.left));
-    let (mut pages, mut notes) = pages::find(&places, patience);
+    let (mut pages, mut notes) = pages::find(&mut places, patience);
     let elsewhere: HashSet<u32> = places.mapped().collect();
     let holders: HashSet<u32> = table.keys().map(|(_, pid)| *pid).collect();
     let pids = elsewhere.iter().chain(&holders).chain(pages.keys());
