@@ -118,9 +118,14 @@ static bool rests(void)
 	pid_t reader;
 	FILE *file;
 
-	must(threads_named("rdmamr-uffd", &reader, 1) == 1);
+	/* While a reader starts its successor there are two. */
+	if (threads_named("rdmamr-uffd", &reader, 1) != 1)
+		return false;
 	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", reader);
-	must((file = fopen(path, "re")) && fgets(call, sizeof(call), file));
+	if (!(file = fopen(path, "re")))
+		return false;
+	if (!fgets(call, sizeof(call), file))
+		call[0] = '\0';
 	fclose(file);
 	return atoi(call) == SYS_pselect6;
 }

@@ -12,7 +12,7 @@ use super::{by_number, has_proc, open_at, reopen};
 use crate::report::units::shown;
 use anyhow::{Context, Result, ensure};
 use rdmamr_live_page::OF_KERNEL;
-use rustix::fs::{CWD, OFlags, fstatfs, mkdirat, readlinkat};
+use rustix::fs::{AtFlags, CWD, OFlags, fstatfs, linkat, mkdirat, readlinkat};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -187,13 +187,30 @@ pub fn replace(
             }
         }
     }
-    let file = tempfile::Builder::new()
-        .prefix(".rdmamr-")
-        .permissions(Permissions::from_mode(mode))
-        .tempfile_in(place.folder())?;
-    buffered(file.as_file(), content)?;
-    file.persist(place.path()).map_err(|error| error.error)?;
-    Ok(())
+    let mut named = tempfile::Builder::new();
+    named.prefix(".rdmamr-");
+    // Nothing stays of a file without a name, however this process ends. NFS and FUSE have none.
+    let flags = OFlags::TMPFILE | OFlags::WRONLY;
+    let persisted = match open_at(CWD, place.folder(), flags, mode) {
+        Ok(file) => {
+            let file = File::from(file);
+            buffered(&file, content)?;
+            let link = |path: &Path| {
+                let follow = AtFlags::SYMLINK_FOLLOW;
+                Ok(linkat(CWD, by_number(&file), CWD, path, follow)?)
+            };
+            let named = named.make_in(place.folder(), link)?;
+            named.persist(place.path()).map_err(|error| error.error)
+        }
+        Err(_) => {
+            named.permissions(Permissions::from_mode(mode));
+            let file = named.tempfile_in(place.folder())?;
+            buffered(file.as_file(), content)?;
+            let file = file.persist(place.path());
+            file.map(drop).map_err(|error| error.error)
+        }
+    };
+    Ok(persisted?)
 }
 
 /// Writes by way of a buffer.
