@@ -444,6 +444,8 @@ else
 	check "and shows processes by the mapping of their page" grep -q "^ *$inside " said
 	check "blaming no user" fails grep -q "folders of user" said
 	check "one child is left behind" [ "$(asking)" = 1 ]
+	ends_in_them "that of the user does too" setpriv --reuid $user --regid $user --clear-groups env -u XDG_RUNTIME_DIR bin/rdmamr top --once
+	check "and shows the user's process" grep -q "^ *$inside " said
 	ends_in_them "so does doctor" "$tool" doctor
 	check "which says so too" grep -q "live page *: /dev/shm does not answer" said
 	ends_in_them "and trace --pid" "$tool" trace --pid $inside --off

@@ -202,7 +202,7 @@ impl Replay {
             caller: caller(site),
             ..failure
         };
-        failures.into_iter().map(row).collect()
+        failures.into_iter().take(LISTED).map(row).collect()
     }
 
     fn process_totals(&self, trace: &Trace) -> Vec<ProcessTotals> {

@@ -116,7 +116,7 @@ pub fn find(
     places: &mut Places,
     patience: &mut Patience,
 ) -> (BTreeMap<u32, Vec<Place>>, Vec<String>) {
-    let mut notes = places.leave_out_locked(patience);
+    let mut notes = places.leave_out_locked(patience, &sought());
     let inside = LazyCell::new(|| inside(places.here));
     let users: Vec<u32> = places.folders.keys().copied().collect();
     let contents = patience.ask(
@@ -151,7 +151,7 @@ pub fn of(pid: u32) -> Result<Option<Found>> {
     };
     let mut places = Places::of_users(users);
     let mut patience = Patience::default();
-    places.leave_out_locked(&mut patience);
+    places.leave_out_locked(&mut patience, &sought());
     // The answer itself has an open file. A process that answers a child answers this one too.
     let user = user_of(pid).unwrap_or_default();
     let seen = |&pid: &u32| {
@@ -176,17 +176,29 @@ pub fn mounts_of(process: impl Display) -> Option<u64> {
     Some(fs::metadata(format!("/proc/{process}/ns/mnt")).ok()?.ino())
 }
 
+/// The name of this user's folder in one of all users. The kernel finds it in a locked one too, once it has
+/// been looked up.
+fn own_name() -> String {
+    format!("{DIRECTORY}-{}", me())
+}
+
+/// A name to be looked up in a folder of all users: root looks for those of many users.
+fn sought() -> String {
+    match me() {
+        0 => format!("{DIRECTORY}-none"),
+        _ => own_name(),
+    }
+}
+
 /// Why the library finds no folder for the page of a process like this one; `None` if it finds one.
 pub fn obstacle() -> Option<String> {
     let mut places = Places::of_users([me()].into());
-    let locked = places.leave_out_locked(&mut Patience::default());
-    if !locked.is_empty() {
-        return Some(locked.join("; "));
-    }
+    let locked = places.leave_out_locked(&mut Patience::default(), &own_name());
     let folders = &places.folders[&me()];
     let used = |folder: &&Folder| matches!(folder.kind, Kind::Given | Kind::Common);
     Some(match why_none(me(), folders.iter().filter(used))? {
         Missing::Taken(why) => why,
+        _ if !locked.is_empty() => locked.join("; "),
         _ => "there is no tmpfs for it".into(),
     })
 }
@@ -221,15 +233,15 @@ impl Places {
         }
     }
 
-    /// Leaves out the folders in those of all users in which a look-up does not end, and says which: any user
-    /// can keep the kernel's lock of such a folder.
-    pub fn leave_out_locked(&mut self, patience: &mut Patience) -> Vec<String> {
+    /// Leaves out the folders in those of all users in which the look-up of this name does not end, and says
+    /// which: any user can keep the kernel's lock of such a folder.
+    pub fn leave_out_locked(&mut self, patience: &mut Patience, name: &str) -> Vec<String> {
         let numbers: Vec<u32> = (0..).take(PARENTS.len()).collect();
         let about = |&n: &u32| (0, OF_ALL_USERS + n);
         let looks_up = |&n: &u32| {
             let flags = OFlags::PATH | OFlags::DIRECTORY;
             let parent = open_at(CWD, PARENTS[n as usize], flags, 0);
-            parent.is_ok_and(|it| open_at(&it, ".rdmamr-none", OFlags::PATH, 0).is_ok())
+            parent.is_ok_and(|it| open_at(&it, name, OFlags::PATH, 0).is_ok())
         };
         let answers = patience.ask(&numbers, about, looks_up);
         let mut notes = Vec::new();
