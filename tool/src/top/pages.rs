@@ -576,6 +576,7 @@ fn start(pid: u32) -> Option<u64> {
 pub fn user_of(pid: u32) -> Option<u32> {
     user_in(&files::read(format!("/proc/{pid}/status"))?)
 }
+
 /// The number that a process has in its innermost namespace.
 fn number_inside(pid: u32) -> Option<u32> {
     let numbers = status(pid, "NSpid")?;
